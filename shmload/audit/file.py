@@ -28,7 +28,7 @@ import json
 import struct
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -97,9 +97,11 @@ class _Walk:
             self.is_partial = self.is_partial or any(is_partial for _, is_partial in digests)
             self.parts += sorted(struct.pack("<Q", digest) for digest, _ in digests)
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            self.attributes(value, [(f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)])
+            self.named(b"O", value)
+            self.mapping({f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)})
         elif hasattr(value, "__dict__") and not isinstance(value, _NAMES_ONLY):
-            self.attributes(value, sorted(vars(value).items()))
+            self.named(b"O", value)
+            self.mapping(dict(sorted(vars(value).items())))
         else:
             self.is_partial = True
             self.named(b"?", value)
@@ -114,20 +116,15 @@ class _Walk:
 
     def mapping(self, value: Mapping[Any, Any]) -> None:
         self.parts.append(b"D" + struct.pack("<Q", len(value)))
-        for key, each in value.items():
-            self.value(key)
-            self.value(each)
+        for pair in value.items():
+            for each in pair:
+                self.value(each)
 
-    def sequence(self, name: str, value: Iterable[Any]) -> None:
-        values = list(value)
+    def sequence(self, name: str, value: Collection[Any]) -> None:
         self.text(b"L", name.encode())
-        self.parts.append(struct.pack("<Q", len(values)))
-        for each in values:
+        self.parts.append(struct.pack("<Q", len(value)))
+        for each in value:
             self.value(each)
-
-    def attributes(self, value: Any, items: list[tuple[str, Any]]) -> None:
-        self.named(b"O", value)
-        self.mapping(dict(items))
 
     def array(self, value: np.ndarray[Any, Any]) -> None:
         dtype = value.dtype
@@ -155,12 +152,7 @@ class _Walk:
             self.is_partial = True
             self.named(b"?", value)
             return
-        if value.device.type != "cpu":
-            value = value.cpu()
-        if value.is_conj() or value.is_neg():
-            value = value.resolve_conj().resolve_neg()
-        if not value.is_contiguous():
-            value = value.contiguous()
+        value = value.cpu().resolve_conj().resolve_neg().contiguous()
         content = hash_at(value.data_ptr(), value.nbytes)
         self.parts.append(b"T%b %b %d;" % (str(value.dtype).encode(), str(tuple(value.shape)).encode(), content))
 

@@ -154,57 +154,48 @@ class Recorder:
         keys = _keys_of(order.indices) if self._has_indices else None
         now = time_ns()
         record = batch_record(Batch(now, epoch, step, valid, keys, digest, is_partial, _changes_of(order)))
-        if not self._is_open() and not self._open(now, epoch, step):
-            return
         if self._num_lost:
             record = event_record("lost", {"batches": self._num_lost, "time_ns": now}) + record
-        self._write(record, epoch, step)
+        self._write(record, f"epoch {epoch}, step {step}")
 
     def _is_open(self) -> bool:
         return self._file >= 0 and self._pid == os.getpid()  # a forked child makes its own
 
-    def _open(self, now_ns: int, epoch: int, step: int) -> bool:
+    def _open(self) -> None:
         assert self._folder is not None
         assert self._header is not None, "a pass has begun"
-        rank, self._pid = self._header.rank, os.getpid()
-        self._path = self._folder / f"rank-{rank:04d}-{secrets.token_hex(8)}{SUFFIX}"
-        started = dataclasses.replace(self._header, started_ns=now_ns, pid=self._pid)
-        try:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
-        except OSError as error:
-            self._file = -1
-            self._lose(error, epoch, step)
-            return False
+        self._file, self._pid = -1, os.getpid()
+        self._path = self._folder / f"rank-{self._header.rank:04d}-{secrets.token_hex(8)}{SUFFIX}"
+        started = dataclasses.replace(self._header, started_ns=time_ns(), pid=self._pid)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         self._pending.insert(0, header_line(dataclasses.asdict(started)))
-        return True
 
-    def _write(self, record: bytes, epoch: int = -1, step: int = -1) -> None:
-        """Appends what is pending and a record; `step` is -1 for an event, which is put off where it cannot be written."""
-        content = b"".join((*self._pending, record)) if self._pending else record
+    def _write(self, record: bytes, batch: str = "") -> None:
+        """Appends what is pending and a record: that of a batch is lost where it cannot be written, that of an event put off."""
         try:
+            if not self._is_open():
+                self._open()
+            content = b"".join((*self._pending, record)) if self._pending else record
             num_written = os.write(self._file, content)
             if num_written < len(content):  # the disk has just filled up: the next try must not follow half a record
                 os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
                 raise OSError(28, "No space left on device")
         except OSError as error:
-            if step < 0:
+            if not batch:
                 self._pending.append(record)
-            else:
-                self._lose(error, epoch, step)
+                return
+            self._num_lost += 1
+            if self._num_lost == 1:
+                text = (
+                    f"audit: {self._path} cannot be written: {error}. Training goes on; batches from {batch} on are not recorded "
+                    "until it can be, and `shmload verify` will report them as missing. Make room"
+                )
+                log.error("%s", text)
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
             return
         self._pending.clear()
-        if step >= 0:
+        if batch:
             self._num_lost = 0
-
-    def _lose(self, error: OSError, epoch: int, step: int) -> None:
-        self._num_lost += 1
-        if self._num_lost == 1:
-            text = (
-                f"audit: {self._path} cannot be written: {error}. Training goes on; batches from epoch {epoch}, step {step} on are "
-                "not recorded until it can be, and `shmload verify` will report them as missing. Make room"
-            )
-            log.error("%s", text)
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def close(self) -> None:
         """Ends the file; the next delivery begins another."""
@@ -253,30 +244,17 @@ def header_of(config: LoaderConfig, schedule: Schedule | BatchSchedule | None, r
     Raises:
         ValueError: the environment names a world size, and neither it nor the loader's arguments say which rank this is.
     """
-    common: dict[str, Any] = {
-        "seed": config.seed,
-        "on_error": config.on_error,
-        "seed_samples": config.seed_samples,
-        "dataset": type(config.dataset).__qualname__,
-        "shmload": shmload.__version__,
-        "host": platform.node(),
-        "pid": os.getpid(),
-    }
+    common: dict[str, Any] = {name: getattr(config, name) for name in ("seed", "on_error", "seed_samples")}
+    common |= {"shmload": shmload.__version__, "host": platform.node(), "pid": os.getpid()}
     if schedule is not None:
-        common |= {
-            "n": schedule.n,
-            "rank": rank or 0,
-            "world_size": schedule.world_size,
-            "shuffle": schedule.shuffle,
-            "uneven": schedule.rest_rule,
-            "schedule": schedule.version,
-            "order": None if schedule.order is None else schedule.order.identity,
-            "in_order": True,
-        }
+        common |= {name: getattr(schedule, name) for name in ("n", "world_size", "shuffle")}
+        common |= {"uneven": schedule.rest_rule, "schedule": schedule.version, "rank": rank or 0, "in_order": True}
+        common["order"] = None if schedule.order is None else schedule.order.identity
         if isinstance(schedule, Schedule):
-            return Header(**common, mode=Mode.SEED, batch_size=schedule.batch_size)
-        common["dataset"] = "pipeline"
-        return Header(**common, mode=Mode.PIPELINE, batch_size=schedule.rows_per_rank, stream=schedule.stream)
+            dataset = type(config.dataset).__qualname__
+            return Header(**common, mode=Mode.SEED, batch_size=schedule.batch_size, dataset=dataset)
+        of_stream: dict[str, Any] = {"batch_size": schedule.rows_per_rank, "stream": schedule.stream}
+        return Header(**common, **of_stream, mode=Mode.PIPELINE, dataset="pipeline")
     batches = config.index_sampler
     sampler = getattr(batches, "sampler", batches)
     is_distributed = isinstance(sampler, DistributedSampler)
@@ -292,6 +270,7 @@ def header_of(config: LoaderConfig, schedule: Schedule | BatchSchedule | None, r
         schedule=SCHEDULE_VERSION,
         order=_order_name(config, batches, sampler),
         in_order=bool(config.in_order) or config.seed is not None,
+        dataset=type(config.dataset).__qualname__,
         **common,
     )
 
@@ -306,9 +285,6 @@ def _order_name(config: LoaderConfig, batches: Any, sampler: Any) -> str | None:
         return type(batches).__qualname__
     if isinstance(sampler, DistributedSampler):
         return DISTRIBUTED
-    is_random = type(sampler) is RandomSampler and not sampler.replacement
-    if is_random and sampler.num_samples == len(sampler.data_source) == config.num_samples:
-        return None
-    if type(sampler) is SequentialSampler and len(sampler.data_source) == config.num_samples:
-        return None
-    return type(sampler).__qualname__
+    is_random = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == config.num_samples
+    is_plain = is_random or type(sampler) is SequentialSampler
+    return None if is_plain and len(sampler.data_source) == config.num_samples else type(sampler).__qualname__

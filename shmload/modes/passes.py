@@ -308,7 +308,7 @@ class InlineReader:
                 bad = self._bad_rows(keys, order.epoch) if self._bad_samples.are_tolerated else ()
                 if not bad:
                     raise
-                order.indices = self._bad_samples.replaced(order, bad, partial(_itself, error))
+                order.indices = self._bad_samples.replaced(order, bad, partial(lambda raised: raised, error))
         return NOTHING
 
     def _bad_rows(self, keys: list[Any], epoch: int) -> list[int]:
@@ -384,10 +384,6 @@ def collated(samples: list[Any], ragged: Ragged | None) -> Any:
     """The batch of some samples, in private memory: torch's default collate, and with a rule what that does not take."""
     packed = None if ragged is None else pack_samples(samples, ragged, registered_functions())
     return torch.utils.data.default_collate(samples) if packed is None else unpack(PrivateBatch(packed))
-
-
-def _itself(error: BaseException) -> BaseException:
-    return error
 
 
 def next_of_dataset(config: LoaderConfig, order: Order, row: int) -> int:

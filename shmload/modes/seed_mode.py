@@ -22,7 +22,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +38,20 @@ from shmload.engine.autotune import Autotuner
 from shmload.engine.ring import NOTHING, BatchSource, DeliveryLog, Turns
 from shmload.errors import StateMismatch
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, next_of_dataset
-from shmload.modes.torch_order import SamplerReader, is_torchs_own, own_state
+from shmload.modes.torch_order import SamplerReader, state_before
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, KeyedOrder, Schedule
-from shmload.schedule.state import STATE_VERSION, UsersOwn, check_checksum, make_state, opened, resume, sealed, with_checksum
+from shmload.schedule.state import (
+    STATE_VERSION,
+    UsersOwn,
+    check_checksum,
+    differences,
+    make_state,
+    opened,
+    resume,
+    sealed,
+    with_checksum,
+)
 from shmload.worker.failure import no_end
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.torch_side import origin_of
@@ -59,9 +68,10 @@ class SampledOrder:
 
     def __init__(self, index_sampler: Any, seed: int) -> None:
         self._sampler = index_sampler
-        self._seed = seed
+        self._identity = {"version": STATE_VERSION, "mode": MODE, "seed": seed}
         self._now: tuple[int, int, SamplerReader] | None = None  # epoch, next step, the batches from there
-        self._loaded: dict[str, Any] = {}  # the state that the next pass goes on from
+        self._loaded_at: tuple[int, int] | None = None  # the next pass goes on from there
+        self._loaded: dict[str, Any] = {}  # where the sampler stood then
 
     def keys(self, epoch: int, step: int) -> Any:
         """What the sampler says for that batch; None beyond the epoch's last."""
@@ -73,21 +83,17 @@ class SampledOrder:
         self._now = (epoch, step + (keys is not None), batches)  # asked for its end again, it must not begin anew
         return keys
 
-    def _is_loaded(self, epoch: int, step: int) -> bool:
-        return bool(self._loaded) and (self._loaded["epoch"], self._loaded["step"]) == (epoch, step)
-
     def _from(self, epoch: int, step: int) -> SamplerReader:
-        origin, is_loaded = origin_of(None), self._is_loaded(epoch, step)
+        origin, is_loaded = origin_of(None), self._loaded_at == (epoch, step)
         with kept_generators() if is_loaded else nullcontext():  # a sampler may draw when it is begun
             batches = SamplerReader(
                 self._sampler, None, every=1, iterator=iter(self._sampler), origin=origin, is_seed_between=False
             )
         if is_loaded:
-            told = self._loaded["sampler"]
-            if "own" in told and not told["taken"]:
-                batches.start_after(told)  # it may be at the end of its last pass
+            if "own" in self._loaded and not self._loaded["taken"]:
+                batches.start_after(self._loaded)  # it may be at the end of its last pass
             else:
-                batches.resume(told)
+                batches.resume(self._loaded)
             step -= batches.num_taken
         next(islice(batches, step, step), None)
         return batches
@@ -96,23 +102,13 @@ class SampledOrder:
         """The state before that batch, which is the next to be delivered."""
         if self._now is not None and self._now[0] == epoch:
             sampler = self._now[2].state(step)
-        elif self._is_loaded(epoch, step):
-            sampler = self._loaded["sampler"]
+        elif self._loaded_at == (epoch, step):
+            sampler = self._loaded
         else:
-            origin = origin_of(None).dumps(is_torchs_own(self._sampler))
-            sampler = {"taken": 0, "origin": origin, "seed_between": False}
-            if (own := own_state(self._sampler)) is not None:
-                sampler["own"] = own
-        return with_checksum(
-            {
-                "version": STATE_VERSION,
-                "mode": MODE,
-                "seed": self._seed,
-                "epoch": epoch,
-                "step": step,
-                "sampler": sealed({**sampler, "own": UsersOwn(sampler["own"])} if "own" in sampler else sampler),
-            }
-        )
+            sampler = state_before(self._sampler, None)
+        if "own" in sampler:
+            sampler = {**sampler, "own": UsersOwn(sampler["own"])}
+        return with_checksum({**self._identity, "epoch": epoch, "step": step, "sampler": sealed(sampler)})
 
     def load_state_dict(self, state: Any, *, is_trusted: bool) -> tuple[int, int]:
         """Goes to where a state was taken: (epoch, step).
@@ -123,12 +119,9 @@ class SampledOrder:
             StateMismatch: it was taken of another kind of loader, or of another seed, or is damaged, or holds a pickle.
         """
         saved = state if isinstance(state, Mapping) else {}
-        identity = {"version": STATE_VERSION, "mode": MODE, "seed": self._seed}
-        differing = [f"{name}: saved {saved.get(name)!r}, now {now!r}" for name, now in identity.items() if saved.get(name) != now]
-        if differing:
-            raise StateMismatch(
-                f"the state belongs to another loader: {'; '.join(differing)}. Remedy: build the loader as it was at saving"
-            )
+        if differing := differences(saved, self._identity):
+            what = "; ".join(differing)
+            raise StateMismatch(f"the state belongs to another loader: {what}. Remedy: build the loader as it was at saving")
         check_checksum(saved)
         try:
             sampler = opened(saved["sampler"], is_trusted=is_trusted)
@@ -139,8 +132,8 @@ class SampledOrder:
             raise
         except Exception as error:  # a pickle that is trusted may raise anything
             raise StateMismatch(f"the state cannot be read: {error!r}. Load what state_dict() returned") from error
-        self._loaded, self._now = {**saved, "sampler": sampler}, None
-        return saved["epoch"], saved["step"]
+        self._loaded_at, self._loaded, self._now = (saved["epoch"], saved["step"]), sampler, None
+        return self._loaded_at
 
 
 MAX_BLOCK, MAX_BLOCK_STEPS = 4096, 64  # indices, and batches, that are worked out together, in less than 0.1 ms
@@ -167,7 +160,7 @@ class Epochs:
         self._config = config
         self.rank, self._world_size = 0, 1
         self._schedule: Schedule | BatchSchedule | None = None
-        self._num_steps: int | None = 0  # of every epoch; None where they may differ
+        self.num_steps: int | None = 0  # of every epoch; None where they may differ
         self._block = _NO_BLOCK  # epoch, first step and indices of batches that are asked for next
         self.stride, self.is_uniform = 1, True
         self.behind: Callable[[int], int] = _next_step
@@ -185,49 +178,32 @@ class Epochs:
         self._config = config
         if self.sampled is not None:
             return False
-        if (make := self._of_batches()) is not None:
-            return self._refresh_batches(make)
         ranks = rank_and_world_size(config.rank, config.world_size)
-        order = self._keyed_order((config.batch_size or 1) * ranks[1])
-        n = len(config.dataset) if order is None else order.n
-        made_for = None if self._schedule is None else (self._schedule.n, getattr(self._schedule, "order", None))
-        if made_for == (n, order) and ranks == (self.rank, self._world_size):
-            return False
-        self.rank, self._world_size = ranks
-        self._schedule = Schedule(
-            n,
-            batch_size=config.batch_size or 1,
-            seed=config.seed or 0,
-            shuffle=bool(config.shuffle) and order is None,
-            drop_last=config.drop_last,
-            uneven=config.uneven,
-            world_size=self._world_size,
-            order=order,
-        )
-        self._num_steps = self._schedule.num_steps_of(self.rank)
-        self._block = _NO_BLOCK
-        return True
-
-    def _of_batches(self) -> Callable[..., BatchSchedule] | None:
-        """What makes the schedule where an order makes the batches, or the dataset has another length in each epoch."""
-        config = self._config
-        if isinstance(config.batch_sampler, KeyedBatches):
-            return partial(config.batch_sampler.schedule, uneven=config.uneven)
+        made, is_same = self._schedule, ranks == (self.rank, self._world_size)
+        common: dict[str, Any] = {"seed": config.seed or 0, "world_size": ranks[1], "uneven": config.uneven}
+        of_samples: dict[str, Any] = {"batch_size": config.batch_size or 1, "shuffle": bool(config.shuffle)}
         growing = ability_of(config.dataset, "epoch_schedule")
-        uneven = "drop" if config.drop_last else config.uneven
-        return growing and partial(growing, batch_size=config.batch_size or 1, shuffle=bool(config.shuffle), uneven=uneven)
-
-    def _refresh_batches(self, make: Callable[..., BatchSchedule]) -> bool:
-        """The same for epochs whose lengths may differ."""
-        config = self._config
-        ranks = rank_and_world_size(config.rank, config.world_size)
-        if isinstance(self._schedule, BatchSchedule) and ranks == (self.rank, self._world_size):
-            return False
-        self.ended()
+        schedule: Schedule | BatchSchedule
+        num_steps = None
+        if isinstance(config.batch_sampler, KeyedBatches) or growing:  # its epochs may differ in length
+            if made is not None and is_same:
+                return False
+            self.ended()
+            if isinstance(config.batch_sampler, KeyedBatches):
+                schedule = config.batch_sampler.schedule(**common)
+            else:
+                schedule = growing(**{**common, **of_samples, "uneven": "drop" if config.drop_last else config.uneven})
+        else:
+            order = self._keyed_order((config.batch_size or 1) * ranks[1])
+            n = len(config.dataset) if order is None else order.n
+            if made is not None and is_same and (made.n, made.order) == (n, order):
+                return False
+            of_samples["shuffle"] = bool(config.shuffle) and order is None
+            schedule = Schedule(n, **common, **of_samples, drop_last=config.drop_last, order=order)
+            num_steps = schedule.num_steps_of(ranks[0])
         self.rank, self._world_size = ranks
-        self._schedule = make(seed=config.seed or 0, world_size=self._world_size)
-        self._num_steps, self.stride, self.behind = None, self._schedule.stride, self._schedule.behind
-        self.is_uniform = False
+        self._schedule, self.num_steps, self._block = schedule, num_steps, _NO_BLOCK
+        self.stride, self.behind, self.is_uniform = schedule.stride, schedule.behind, num_steps is not None
         return True
 
     def _keyed_order(self, global_batch: int) -> KeyedOrder | None:
@@ -240,12 +216,12 @@ class Epochs:
 
     def begins(self, epoch: int) -> None:
         """A pass over an epoch begins."""
-        if isinstance(self._schedule, BatchSchedule):
+        if self._schedule is not None:
             self._schedule.begins(epoch)
 
     def ended(self) -> None:
         """Nothing that was ordered ahead is wanted any more."""
-        if isinstance(self._schedule, BatchSchedule):
+        if self._schedule is not None:
             self._schedule.ended()
 
     @property
@@ -263,41 +239,33 @@ class Epochs:
         return isinstance(order, KeyedOrder) and order.is_endless
 
     @property
-    def has_no_steps(self) -> bool:
-        """Whether every epoch is empty."""
-        return self._num_steps == 0
-
-    @property
     def grows(self) -> bool:
         """Whether the samples of an epoch are not to be settled before the one before it has been read."""
-        return isinstance(self._schedule, BatchSchedule) and self._schedule.grows
+        return self._schedule is not None and self._schedule.grows
 
     def end_of(self, epoch: int) -> int:
         """The first step that the epoch does not have."""
         if self.sampled is not None:
             return len(self._config.index_sampler)
-        if self._num_steps is not None:
-            return self._num_steps
-        assert isinstance(self._schedule, BatchSchedule)
+        if self.num_steps is not None:
+            return self.num_steps
+        assert self._schedule is not None
         return self._schedule.end_of(epoch, self.rank)
 
     def end_of_all(self, epoch: int) -> int:
         """The first step that no rank has: where ranks differ, one that has none left passes through the epoch all the same."""
-        if isinstance(self._schedule, BatchSchedule):
-            return self._schedule.end_of(epoch, rank=0)
-        return self.end_of(epoch) if self._schedule is None else self._schedule.num_steps
+        return self.end_of(epoch) if self._schedule is None else self._schedule.end_of(epoch, rank=0)
 
     def step_number(self, step: int) -> int:
         """How a record of the epoch's steps counts them."""
-        return self._schedule.number(step) if isinstance(self._schedule, BatchSchedule) else step
+        return step if self.is_uniform or self._schedule is None else self._schedule.number(step)
 
     # ------------------------------------------------------------ batches
 
     def order(self, epoch: int, step: int) -> Order | None:
         """The order for a batch; None beyond the epoch's last."""
         if self.sampled is None:
-            assert self._schedule is not None
-            if step >= (self.end_of(epoch) if self._num_steps is None else self._num_steps):
+            if step >= (self.end_of(epoch) if self.num_steps is None else self.num_steps):
                 return None
             return Order(epoch, step, self._indices(epoch, step))
         keys = self.sampled.keys(epoch, step)
@@ -322,14 +290,14 @@ class Epochs:
 
     def num_valid(self, order: Order) -> int:
         """Rows that are no padding: of a short batch these come first, also behind skipped ones."""
-        if self._num_steps is not None and order.step + 1 < self._num_steps:  # most batches
+        if self.num_steps is not None and order.step + 1 < self.num_steps:  # most batches
             return order.nrows
-        if self.sampled is not None or self.behind(order.step) < self.end_of(order.epoch):
+        schedule = self._schedule
+        if schedule is None or self.behind(order.step) < self.end_of(order.epoch):
             return order.nrows
-        if isinstance(schedule := self._schedule, BatchSchedule):
+        if isinstance(schedule, BatchSchedule):
             num_valid = schedule.num_valid(order.epoch, order.step, self.rank)
         else:
-            assert schedule is not None
             num_valid = schedule.num_valid(order.step, self.rank)
         return num_valid if order.origins is None else sum(row < num_valid for row, _ in order.origins)
 
@@ -345,19 +313,16 @@ class Epochs:
         if self.sampled is not None:
             return self.sampled.state_dict(epoch, step)
         assert self._schedule is not None
-        children = self._schedule.children(epoch) if isinstance(self._schedule, BatchSchedule) else None
-        return dict(make_state(self._schedule, epoch=epoch, step=step, children=children))
+        return dict(make_state(self._schedule, epoch=epoch, step=step, children=self._schedule.children(epoch)))
 
     def load_state_dict(self, state: dict[str, Any], *, is_trusted: bool) -> tuple[int, int]:
         """(epoch, step) where a state was taken, or of the epoch behind it if that was its end."""
         if self.sampled is not None:
             epoch, step = self.sampled.load_state_dict(state, is_trusted=is_trusted)
         else:
-            schedule = self._schedule
-            assert schedule is not None
-            epoch, step = resume(state, schedule)
-            if isinstance(schedule, BatchSchedule):
-                schedule.go_on_from(state.get("children", {}), epoch)
+            assert self._schedule is not None
+            epoch, step = resume(state, self._schedule)
+            self._schedule.go_on_from(state.get("children", {}), epoch)
         if step and step >= self.end_of_all(epoch) > 0:
             return epoch + 1, 0
         return epoch, step
@@ -458,15 +423,11 @@ class SeedStream:
         self.turns = Turns()  # of all passes: they are of one engine
         self.epochs = Epochs(config)
 
-    @property
-    def num_steps(self) -> int:
-        """Batches of the epoch that is being read, or comes next."""
-        return -(-self.epochs.end_of(self._position()[0]) // self.epochs.stride)
-
     def __len__(self) -> int:
+        """Batches of the epoch that is being read, or comes next."""
         if self.epochs.is_endless:
             raise TypeError('a Mix with stop="repeat" never ends: this loader has no len()')
-        return self.num_steps
+        return -(-self.epochs.end_of(self._position()[0]) // self.epochs.stride)
 
     @property
     def first_step(self) -> int:
@@ -570,14 +531,12 @@ class SeedStream:
                 self._cursor = (epoch, step + 1 if self.epochs.is_uniform else self.epochs.behind(step))
                 engine.submit(order)
                 num_missing -= 1
-            elif self.epochs.sampled is not None or self.epochs.has_no_steps or step == 0 or self._is_far_ahead(epoch):
+            elif self.epochs.sampled is not None or self.epochs.num_steps == 0 or step == 0:
                 return  # a sampler of the user's may depend on what happens before the next epoch
+            elif self.epochs.grows and self._place is not None and epoch > self._place.epoch:
+                return  # the samples of what comes behind that epoch are not to be settled yet
             else:
                 self._cursor = (epoch + 1, 0)
-
-    def _is_far_ahead(self, epoch: int) -> bool:
-        """Whether the samples of what comes behind an epoch are not to be settled yet."""
-        return self.epochs.grows and self._place is not None and epoch > self._place.epoch
 
     def _made_engine(self) -> BatchSource:
         self._pid = os.getpid()
@@ -601,10 +560,7 @@ class SeedStream:
         if order is None:
             return END
         try:
-            if profiler._is_profiler_enabled:
-                with profiler.record_function("shmload: read"):
-                    batch = self._inline.read(order)
-            else:
+            with profiler.record_function("shmload: read") if profiler._is_profiler_enabled else nullcontext():
                 batch = self._inline.read(order)
         except Exception:
             place.step = self.epochs.behind(place.step)

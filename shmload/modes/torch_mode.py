@@ -192,6 +192,12 @@ class _Iterator(_BaseDataLoaderIter):
         log.begins(passes.config, self._pass, self.progress.num_delivered)
         self._watch = passes.watches.begin(passes.config, passes.builder, log, self._pass)
 
+    def _reader_of_sampler(self, origin: Origin, generator: torch.Generator | None, **options: Any) -> SamplerReader:
+        """Stands from now on in the place of the sampler's iterator, which torch has just begun; before, generators stood there."""
+        reader = SamplerReader(self._index_sampler, generator, iterator=self._sampler_iter, origin=origin, **options)
+        self._sampler_iter: Any = reader
+        return reader
+
     def _nothing_came(self, order: Order) -> None:
         """Records that an order has no batch to be yielded."""
         if self._recorder is not None:
@@ -276,26 +282,14 @@ class TorchIterator(_Iterator):
         with kept_generators() if is_resumed else nullcontext():  # a sampler may draw when it is begun
             origin = origin_of(self._generator)
             super()._reset(loader, first_iter)
-            reader = SamplerReader(
-                self._index_sampler,
-                self._generator,
-                every=self._every,
-                iterator=self._sampler_iter,
-                origin=origin,
-                is_seed_between=False,
-            )
-        self._sampler_iter = reader
+            reader = self._reader_of_sampler(origin, self._generator, every=self._every, is_seed_between=False)
         self._epoch += 1
         self._num_sent = 0
         self._num_active = [0] * self._num_workers  # orders under way, by worker; -1: its iterator has ended
         self._turns: Iterator[int] = cycle(range(self._num_workers))
-        if state is not None and state["is_finished"]:
-            reader.start_after(state["sampler"])
-            state = None
-        if state is not None:
-            reader.resume(state["sampler"])
-            if first := fast_forward(state):
-                log.warning("%s", first)
+        state = _put_at(reader, state)
+        if state is not None and (first := fast_forward(state)):
+            log.warning("%s", first)
         self._batches = reader.batches()
         self._takes_turns = self._in_order  # as long as no iterator has ended
         self._is_given = self._auto_collation and not reader.is_sliced
@@ -435,11 +429,10 @@ class TorchIterator(_Iterator):
             self._go_on_ordering(engine)
             if batch is not NOTHING:
                 self._order = order
-                return self._pinned(batch) if self._pin_memory and engine.wants_pinned else batch
+                if self._pin_memory and engine.wants_pinned:
+                    return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
+                return batch
             self._nothing_came(order)
-
-    def _pinned(self, batch: Any) -> Any:
-        return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
 
     def _shutdown_workers(self) -> None:
         engine, self._engine = getattr(self, "_engine", None), None
@@ -469,23 +462,17 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
         is_resumed = state is not None and not state["is_finished"]
         with kept_generators() if is_resumed else nullcontext():
             super().__init__(loader)
-            reader = SamplerReader(
-                self._index_sampler, config.generator, every=1, iterator=self._sampler_iter, origin=origin, is_seed_between=True
-            )
+            reader = self._reader_of_sampler(origin, config.generator, every=1, is_seed_between=True)
         job = config.job()
         self._reader = InlineReader(job, passes.builder.bad_samples) if config.reads_inline else None
         if job.plan.ragged is not None and job.collate_fn is None and self._auto_collation:
             self._dataset_fetcher.collate_fn = functools.partial(collated, ragged=job.plan.ragged)
-        self._sampler_iter = reader
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-        if state is not None and state["is_finished"]:
-            reader.start_after(state["sampler"])
-            state = None
+        state = _put_at(reader, state)
         if state is not None:
-            reader.resume(state["sampler"])
             self._base_seed = state["base_seed"]
         self.progress = passes.progress = PassProgress(config, reader, int(self._base_seed), self._shared_seed)
-        self.progress.read_by(self._dataset_fetcher)
+        self.progress.fetcher = self._dataset_fetcher
         if state is not None:
             self._go_on(state, resumed)
         self._begin_record(passes)
@@ -536,18 +523,30 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
             self._nothing_came(order)
 
 
+def _put_at(reader: SamplerReader, state: TorchState | None) -> TorchState | None:
+    """Goes to where a state says. Returns the state if it is of the middle of a pass."""
+    if state is None:
+        return None
+    if state["is_finished"]:
+        reader.start_after(state["sampler"])
+        return None
+    reader.resume(state["sampler"])
+    return state
+
+
 def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
     """Each worker's snapshot, pickled, to go on from; none if that is not possible or nothing needs it."""
-    if state is None or fast_forward(state) or state["num_workers"] != num_workers:
-        if state is not None and state["num_workers"] != num_workers and any(state.get("workers", [])):
-            log.warning(
-                "the state was saved with %d workers and is resumed with %d: the order goes on, the workers' random streams do not",
-                state["num_workers"],
-                num_workers,
-            )
+    if state is None:
         return []
-    snapshots = state["workers"]
-    return [pickle.dumps(s) if s else b"" for s in snapshots]
+    if state["num_workers"] != num_workers and any(state["workers"]):
+        log.warning(
+            "the state was saved with %d workers and is resumed with %d: the order goes on, the workers' random streams do not",
+            state["num_workers"],
+            num_workers,
+        )
+    if fast_forward(state) or state["num_workers"] != num_workers:
+        return []
+    return [pickle.dumps(snapshot) if snapshot else b"" for snapshot in state["workers"]]
 
 
 def fast_forward(state: TorchState) -> str:

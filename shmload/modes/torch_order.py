@@ -13,7 +13,7 @@ Where a pass in torch mode stands: what is saved, and the checks when it is load
     {"version", "mode": "torch", "batch_size", "drop_last", "n",    which loader it was
      "position", "is_finished",                                     batches delivered
      "check",                                                       schedule/state.py
-     "details"}                                                     the rest, as one string (schedule/codec.py):
+     "details"}                                                     the rest, as one string (schedule/state.py):
 
      "snapshot", "num_workers", "last_worker", "base_seed", "shared_seed",  from where a resumed loader makes batches again
      "done", "beyond",                                              all orders before `done` are behind, and these after it
@@ -34,6 +34,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice
+from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +45,17 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
 from shmload.errors import StateMismatch
-from shmload.schedule.state import CHECK, UsersOwn, check_checksum, opened, sealed, with_checksum
+from shmload.schedule.state import (
+    CHECK,
+    UsersOwn,
+    check_checksum,
+    check_head,
+    differences,
+    faults_in,
+    opened,
+    sealed,
+    with_checksum,
+)
 from shmload.worker.snapshot import SAME, Note, Snapshot, is_stateful
 from shmload.worker.torch_side import Origin, origin_of, randperm, replayed
 
@@ -60,7 +71,17 @@ TorchState = dict[str, Any]
 OWN, SAMPLER, DATASET = "by a sampler's own state", "by a sampler", "by an iterable dataset"  # how a pass is resumed
 
 
-_OUTSIDE = ("version", "mode", "n", "batch_size", "drop_last", "position", "is_finished")
+_IDENTITY = ("version", "mode", "n", "batch_size", "drop_last")
+_OUTSIDE = (*_IDENTITY, "position", "is_finished")
+_LISTS = ("beyond", "workers", "counts", "counted")
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("position", "snapshot", "done", "num_workers", "last_worker", "passes"), (int,)),
+    **dict.fromkeys(("base_seed", "shared_seed"), (int, type(None))),
+    **dict.fromkeys(_LISTS, (list,)),
+    "is_finished": (bool,),
+    "sampler": (dict,),
+}
+_OF_SAMPLER = {"taken": int, "epoch": object, "own": dict, "origin": dict, "seed_between": bool}
 
 
 def packed_state(state: TorchState) -> TorchState:
@@ -99,6 +120,9 @@ class PassProgress:
 
     Args:
         sampler: the pass over its sampler.
+
+    Attributes:
+        fetcher: torch's own reader, which knows the dataset and its iterator, with num_workers=0.
     """
 
     def __init__(self, config: LoaderConfig, sampler: SamplerReader, base_seed: int, shared_seed: int | None) -> None:
@@ -109,11 +133,11 @@ class PassProgress:
         self._goes_by_number = not self._is_iterable and not config.in_order and config.total_workers > 1
         # then the snapshot is of now, whenever someone asks; what is read out of order is not read again up to a place
         self.is_always_current = self._every == 1 or self._goes_by_number
-        self._sampler = sampler
+        self.sampler = sampler
         self.base_seed, self._shared_seed = base_seed, shared_seed
         self._notes: list[bytes] = [SAME] * self._num_workers
         self._is_current = [True] * self._num_workers
-        self._fetcher: Any = None
+        self.fetcher: Any = None
         self.last_worker = self._num_workers - 1  # whose batch was delivered last
         self.num_delivered = 0
         self.is_finished = False
@@ -134,7 +158,7 @@ class PassProgress:
         if self._is_iterable:
             self._counts = list(state["counted"])
         self._take_snapshot()
-        self._snapshot = (*self._snapshot[:4], self._sampler.state(self.done.first))
+        self._snapshot = (*self._snapshot[:4], self.sampler.state(self.done.first))
         if self._is_iterable:
             self._counts = list(state["counts"])  # what comes between is read again by worker, and not counted again
 
@@ -146,18 +170,10 @@ class PassProgress:
         self._notes = [between_passes(note) for note in last._notes] if self._is_iterable else last._notes
         self._take_snapshot()
 
-    def read_by(self, fetcher: Any) -> None:
-        """Names torch's own reader, which knows the dataset and its iterator, with num_workers=0."""
-        self._fetcher = fetcher
-
     def workers_at_end(self) -> list[Snapshot]:
         """Where workers stand between two passes, however seldom they are asked on the way."""
         told = [pickle.loads(note) if note else {} for note in self._notes] or [copy.deepcopy(self._read_here())]
         return [{name: of[name] for name in ("dataset", "streams") if name in of} for of in told]
-
-    def sampler_at_end(self) -> SamplerState | None:
-        """What a stateful sampler told at the end of a finished pass; None if it is none."""
-        return self._sampler.own_at_end()
 
     @contextmanager
     def reading_again(self) -> Iterator[None]:
@@ -189,7 +205,7 @@ class PassProgress:
             self._take_snapshot()
         step, notes, last_worker, counted, sampler = self._snapshot
         if sampler is None:
-            sampler = self._sampler.state(step)
+            sampler = self.sampler.state(step)
         state: TorchState = {
             **self._identity,
             "position": self.num_delivered,
@@ -212,7 +228,7 @@ class PassProgress:
         return state
 
     def _read_here(self) -> Snapshot:
-        fetcher, snapshot = self._fetcher, {}
+        fetcher, snapshot = self.fetcher, {}
         iterator = getattr(fetcher, "dataset_iter", None)
         if iterator is not fetcher.dataset and is_stateful(fetcher.dataset):
             snapshot["dataset"] = fetcher.dataset.state_dict()
@@ -255,14 +271,7 @@ def fresh_state(config: LoaderConfig, finished: PassProgress | None) -> TorchSta
             base_seed = finished.base_seed  # workers that stay are not seeded anew
     elif not config.num_workers and is_stateful(config.dataset):
         workers = [{"dataset": copy.deepcopy(config.dataset.state_dict())}]
-    sampler: SamplerState = {}
-    if not is_endless(config.index_sampler):
-        sampler["origin"] = origin_of(config.generator).dumps(is_torchs_own(config.index_sampler))
-    own = None if finished is None else finished.sampler_at_end()
-    if own is None:
-        own = own_state(config.index_sampler)
-    if own is not None:
-        sampler["own"], sampler["taken"] = own, 0
+    sampler = state_before(config.index_sampler, config.generator, None if finished is None else finished.sampler.own_at_end())
     return {
         **identity(config),
         "position": 0,
@@ -286,21 +295,11 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
         StateMismatch: it cannot; says what differs.
     """
     if not isinstance(state, Mapping) or "mode" not in state or (state["mode"] == "torch" and "details" not in state):
-        raise StateMismatch(f"a state is a dict as state_dict() returns it, got {_shown(state)}")
-    if state["mode"] != "torch":
-        raise StateMismatch(
-            f"this state is of mode {state['mode']!r}, the loader is in torch mode (seed=None): give ShmLoader the seed "
-            f"{state.get('seed')!r} it was saved with"
-        )
-    version = state.get("version")
-    if type(version) is not int or version > TORCH_STATE_VERSION:
-        raise StateMismatch(
-            f"this state has format version {version!r}, this shmload reads up to {TORCH_STATE_VERSION}: install a newer one"
-        )
+        shown = f"a dict with the keys {sorted(map(str, state))}" if isinstance(state, dict) else type(state).__name__
+        raise StateMismatch(f"a state is a dict as state_dict() returns it, got {shown}")
+    check_head(state, "torch", TORCH_STATE_VERSION, f"give ShmLoader the seed {state.get('seed')!r} it was saved with")
     check_checksum(state)
-    differing = [
-        f"{name}: saved {state.get(name)!r}, now {now!r}" for name, now in identity(config).items() if state.get(name) != now
-    ]
+    differing = differences(state, identity(config))
     loaded = _unpacked(state, config.trust_state)
     is_in_parts = _kind_of(loaded["sampler"]) == DATASET  # an iterable one, by worker
     own_states = any("dataset" in s or "iterator" in s for s in loaded["workers"])
@@ -332,18 +331,6 @@ def _kinds_now(config: LoaderConfig) -> list[str]:
     return [OWN] if own_state(sampler) is not None else [SAMPLER, OWN]
 
 
-_NUMBER = (int,)
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("position", "snapshot", "done", "num_workers", "last_worker", "passes"), _NUMBER),
-    **dict.fromkeys(("base_seed", "shared_seed"), (int, type(None))),
-    **dict.fromkeys(("beyond", "workers", "counts", "counted"), (list,)),
-    "is_finished": (bool,),
-    "sampler": (dict,),
-}
-_OF_ITERABLES = {"counts", "counted"}
-_OF_SAMPLER = {"taken": int, "epoch": object, "own": dict, "origin": dict, "seed_between": bool}
-
-
 def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
     """All of a state, side by side.
 
@@ -357,35 +344,21 @@ def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
     except Exception as error:  # a pickle that is trusted may raise anything
         raise StateMismatch(f"the state's details cannot be read: {error!r}. Load what state_dict() returned") from error
     del loaded["details"], loaded[CHECK]
-    needed = _KINDS.keys() | set(_OUTSIDE)
-    faults = [f"{name} is missing" for name in sorted(needed - _OF_ITERABLES - loaded.keys())]
-    faults += [f"{name} is unknown" for name in sorted(loaded.keys() - needed)]
-    faults += [
-        f"{name} is {loaded[name]!r:.100}"
-        for name, kinds in _KINDS.items()
-        if name in loaded and not (type(loaded[name]) in kinds and _is_counted(name, loaded[name]))
-    ]
+    found = {name: value for name, value in loaded.items() if name not in _IDENTITY}
+    faults = faults_in(found, _KINDS, optional=("counts", "counted"), signed=("last_worker", "base_seed", "shared_seed"))
     if not faults:
         sampler = loaded["sampler"]
         is_sampler = all(isinstance(sampler[name], _OF_SAMPLER.get(name, ())) for name in sampler)
         if not is_sampler or ("taken" not in sampler and not loaded["is_finished"]):
             faults.append(f"sampler has {sorted(sampler)}")
-        if not all(isinstance(told, dict) for told in loaded["workers"]):
-            faults.append("workers are no dicts")
+        faults += [
+            f"{name} holds the wrong things"
+            for name in _LISTS
+            if {type(each) for each in loaded.get(name, ())} - {dict if name == "workers" else int}
+        ]
     if faults:
         raise StateMismatch(f"this is no state of a loader in torch mode: {'; '.join(faults)}. Load what state_dict() returned")
     return loaded
-
-
-def _is_counted(name: str, value: Any) -> bool:
-    """Whether what should be numbers from 0 on is."""
-    if name in ("beyond", "counts", "counted"):
-        return all(type(number) is int and number >= 0 for number in value)
-    return type(value) is not int or value >= 0 or name in ("last_worker", "base_seed", "shared_seed")
-
-
-def _shown(value: Any) -> str:
-    return f"a dict with the keys {sorted(map(str, value))}" if isinstance(value, dict) else type(value).__name__
 
 
 SamplerState = dict[str, Any]
@@ -449,7 +422,7 @@ class SamplerReader:
         own = state.get("own")
         if own is not None:
             self._load(own)
-            if self.num_taken == _length_of(self._sampler) and list(islice(self._iterator, 1)):
+            if self.num_taken == length_hint(self._sampler, -1) and list(islice(self._iterator, 1)):
                 self._load(own)  # a sampler that begins its next pass by itself is put back to this one's end
                 self._iterator = _Ended(own)
         elif not is_endless(self._sampler):
@@ -555,15 +528,22 @@ def own_state(index_sampler: Any) -> SamplerState | None:
     return None
 
 
+def state_before(index_sampler: Any, generator: torch.Generator | None, own: SamplerState | None = None) -> SamplerState:
+    """The state before a pass over it.
+
+    Args:
+        own: what a stateful sampler gave at the end of the pass before.
+    """
+    state: SamplerState = {"taken": 0, "seed_between": False}
+    if not is_endless(index_sampler):
+        state["origin"] = origin_of(generator).dumps(is_torchs_own(index_sampler))
+    if own is None:
+        own = own_state(index_sampler)
+    return state if own is None else {**state, "own": own}
+
+
 def _innermost(index_sampler: Any) -> Any:
     return getattr(index_sampler, "sampler", index_sampler)
-
-
-def _length_of(index_sampler: Any) -> int:
-    try:
-        return len(index_sampler)
-    except TypeError:
-        return -1
 
 
 def is_endless(index_sampler: Any) -> bool:

@@ -2,17 +2,13 @@
 
 stages ──plan──▶ source: a stream of keys ──▶ slots, filled by workers with a RowProgram ──▶ batches, or items one by one
 
-A pipeline under way: the loader that reads it, and the position.
-
-The loader is in seed mode with the stream as its batch sampler, so order, ranks, crash replay and resume are the loader's. What is
-added here is the position: it counts items that all ranks have had, also within what was fetched together.
-
-How many single items are fetched together: one of those that take long, many of those that cost less than fetching them.
+The loader that reads a pipeline is in seed mode with the stream as its batch sampler: order, ranks, crash replay and resume are the
+loader's. What is added here is the position: it counts items that all ranks have had, also within what was fetched together.
+Single items are fetched together: one at a time of those that take long, many of those that cost less than fetching them.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,219 +18,17 @@ from typing import TYPE_CHECKING, Any, Self
 from shmload.engine.ring import NOTHING, Turns
 from shmload.errors import StateMismatch
 from shmload.loader import ShmLoader
-from shmload.pipeline.stages import (
-    ItemErrors,
-    NamedErrors,
-    Outcome,
-    Plan,
-    PoolOptions,
-    RowProgram,
-    called,
-    check_travels,
-    compose,
-    items_of,
-)
-from shmload.pipeline.stream import ItemStream, SourceOrder, StreamSchedule
+from shmload.pipeline.stages import ItemErrors, NamedErrors, Outcome, called, compose, items_of
+from shmload.pipeline.stream import ItemStream, StreamSchedule
 from shmload.schedule.permutation import MAX_N
-from shmload.schedule.schedule import KeyedOrder
 from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
 
 if TYPE_CHECKING:
     from shmload.loader import ShmLoader
 
-__all__ = ["Conveyer"]
-
-
-class PipelineRun:
-    """Gives batches or items from a position on.
-
-    Args:
-        stages: that the plan was made of.
-        options: of the loader.
-
-    Attributes:
-        position: items that all ranks have had: of this epoch, or of all if the source repeats.
-        epoch: of a source that does not repeat.
-    """
-
-    def __init__(self, stages: Sequence[Any], plan: Plan, options: Mapping[str, Any]) -> None:
-        self._stages, self._plan, self._options = stages, plan, options
-        self._rank = plan.partition.rank
-        self._stream = ItemStream(plan.source, None if plan.collate is None else plan.collate.batch_size)
-        self.schedule: StreamSchedule = self._stream.schedule(
-            seed=plan.source.seed, uneven=plan.uneven, world_size=plan.partition.n_ranks
-        )
-        self.position = self.epoch = 0
-        self.loader: ShmLoader[Any] | None = None
-        self._iterator: Any = None
-        self._errors = ItemErrors(plan.source.name)
-        self._fetched: deque[Outcome] = deque()  # items that came together and have not been asked for
-        self._fetch_batching = FetchBatching(plan.pool)
-        self._next_of_loader = (0, 0)  # where its next pass begins by itself
-        self._has_moved = False  # to a place that a state says, where nothing was asked for yet
-
-    def move(self, epoch: int, position: int) -> None:
-        """Goes on there."""
-        self._go(epoch, position)
-        self._next_of_loader = (-1, 0)
-        self._has_moved = True
-
-    def begin_next_epoch(self) -> None:
-        """Goes to the start of the next epoch."""
-        self._go(self.epoch + 1, 0)
-
-    def _go(self, epoch: int, position: int) -> None:
-        self.epoch, self.position, self._iterator = epoch, position, None
-        self._has_moved = False
-        self._stream.epoch = epoch
-        self._fetched.clear()
-        self._errors.of_step.clear()
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether there is nothing more in this epoch for this rank."""
-        return self.position >= self.schedule.end_of(self.epoch, self._rank)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether there is nothing more in this epoch for any rank; they may leave a rest out."""
-        return self.position >= self.schedule.end_of(self.epoch, rank=0)
-
-    @property
-    def must_begin_anew(self) -> bool:
-        """Whether a new iteration is the next epoch's. A state may stand where only other ranks have something left: then not."""
-        return self.is_ended and (self.is_over or not self._has_moved)
-
-    def end(self) -> None:
-        """Says that the epoch has ended for this rank, which may be before it does for others: it is told so to its user."""
-        self.position = max(self.position, self.schedule.end_of(self.epoch, rank=0))
-
-    def close(self) -> None:
-        """Ends the workers."""
-        self._iterator = None
-        if self.loader is not None:
-            self.loader.close()
-
-    # ------------------------------------------------------------ what comes next
-
-    def next_batch(self) -> Any:
-        """The next batch; StopIteration at the end of the epoch. One that fails is lost: the position is then behind it."""
-        iterator = self._running()
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            self.end()
-            raise
-        except BaseException:
-            self.position = iterator.place.step
-            raise
-        self.position = iterator.place.step
-        return batch
-
-    def next_item(self) -> Any:
-        """The next item; raises what befell it, and is then behind it."""
-        while not self._fetched:
-            self._fetch()
-        item, error = self._fetched.popleft()
-        self.position += self.schedule.stride
-        if error is not None:
-            raise error
-        return item
-
-    def _fetch(self) -> None:
-        iterator, first = self._running(), self.position
-        items: Any = NOTHING
-        lost: Exception | None = None
-        try:
-            items = iterator.next_step()
-        except Exception as error:
-            lost = error
-        except BaseException:
-            self.move(self.epoch, first)
-            raise
-        if iterator.place.step == first and lost is not None:  # the loader itself has failed
-            raise lost
-        items = [] if items is NOTHING else items
-        outcomes = list(items_of(self.schedule, self._rank, first, items, self._errors.of_step.pop(first, {}), lost))
-        num_lost = 0 if lost is None else sum(error is lost for _, error in outcomes)
-        if num_lost > 1:  # one that cannot travel fails all that came with it: they are fetched anew, one by one
-            del outcomes[-num_lost:]
-            self._iterator, self._stream.rounds = None, 1
-        elif self.loader is not None:
-            self._stream.rounds = self._fetch_batching.after_fetch(self.loader) or self._stream.rounds
-        self._fetched.extend(outcomes)
-
-    def _running(self) -> Any:
-        """The loader's pass, begun at the position if it is not under way."""
-        if self._iterator is None:
-            if self.loader is None:
-                self.loader = self._make_loader()
-            if self._next_of_loader != (self.epoch, self.position):  # an audit must not take each start for a resume
-                self.loader.load_state_dict(dict(make_state(self.schedule, epoch=self.epoch, step=self.position)))
-            self._iterator = iter(self.loader)
-            self._next_of_loader = (self.epoch + 1, 0)
-        return self._iterator
-
-    def _make_loader(self) -> ShmLoader[Any]:
-        plan, pool = self._plan, self._plan.pool
-        options: dict[str, Any] = {"on_error": "skip"} if plan.collate is None else {}
-        if pool.num_workers:
-            options["prefetch_factor"] = pool.prefetch_factor(self._stream.batch_size or 1)
-            options["sample_timeout_s"] = pool.timeout_s
-        loader: ShmLoader[Any] = ShmLoader(
-            plan.program,
-            batch_sampler=self._stream,
-            num_workers=pool.num_workers,
-            collate_fn=list if plan.collate is None else None,
-            seed=plan.source.seed,
-            rank=self._rank,
-            world_size=plan.partition.n_ranks,
-            uneven=plan.uneven,
-            ragged="list" if plan.collate is None else plan.collate.ragged,
-            **{**options, **self._options},
-        )
-        if pool.num_workers:
-            context = loader.multiprocessing_context or multiprocessing
-            if (method := context.get_start_method()) != "fork":
-                check_travels(self._stages, method)
-        if plan.collate is None:
-            loader._builder.bad_samples = self._errors
-        else:
-            next_index = loader._builder.bad_samples.next_index
-            loader._builder.bad_samples = NamedErrors(loader.on_error, loader.max_bad, next_index, plan.source.name)
-        return loader
-
 
 WORTH_S = 1e-3  # of a worker's time for what is fetched at once: above it, fetching costs little
 MOST = 64
-
-
-class FetchBatching:
-    """Says how many by what items have cost so far. It decides when they come, never which.
-
-    It looks after 8 fetches, then each time their number has doubled.
-    """
-
-    def __init__(self, pool: PoolOptions) -> None:
-        self._pool = pool
-        self._num_fetched, self._next_look = 0, 8
-
-    def after_fetch(self, loader: ShmLoader[Any]) -> int | None:
-        """How many rounds are to be fetched together from now on; None: as before."""
-        self._num_fetched += 1
-        if self._num_fetched < self._next_look or self._pool.num_workers == 0:
-            return None
-        self._next_look *= 2
-        workers = loader.stats().get("workers", [])
-        num_items = sum(worker["num_samples"] for worker in workers)
-        return self._rounds(sum(worker["busy_s"] for worker in workers) / num_items) if num_items else None
-
-    def _rounds(self, item_s: float) -> int:
-        most = MOST
-        if self._pool.buffer_size is not None:
-            ordered = self._pool.prefetch_factor(1) * self._pool.num_workers
-            most = min(most, max(self._pool.buffer_size // ordered, 1))
-        return max(min(int(WORTH_S / item_s), most), 1) if item_s > 0 else most
 
 
 OF_BATCHES = frozenset({"max_bad", "on_error"})
@@ -285,7 +79,20 @@ class Conveyer:
                 f"{', '.join(misplaced)} is for batches: a single item that fails raises at its turn, and the next call goes on "
                 "behind it; catch that, or add Collate"
             )
-        self._run = PipelineRun(self.stages, self.plan, options)
+        plan = self.plan
+        self._rank = plan.partition.rank
+        self._stream = ItemStream(plan.source, None if plan.collate is None else plan.collate.batch_size)
+        self._schedule: StreamSchedule = self._stream.schedule(
+            seed=plan.source.seed, uneven=plan.uneven, world_size=plan.partition.n_ranks
+        )
+        self._epoch = self._position = 0  # items that all ranks have had: of this epoch, or of all if the source repeats
+        self._loader: ShmLoader[Any] | None = None
+        self._iterator: Any = None
+        self._errors = ItemErrors(plan.source.name)
+        self._fetched: deque[Outcome] = deque()  # items that came together and have not been asked for
+        self._num_fetched, self._next_look = 0, 8
+        self._next_of_loader = (0, 0)  # where its next pass begins by itself
+        self._has_moved = False  # to a place that a state says, where nothing was asked for yet
         self._turns = Turns()
         self._is_closed = False
 
@@ -306,13 +113,13 @@ class Conveyer:
         if self._is_closed:
             raise RuntimeError("this pipeline is closed: make a new one")
         if self.is_ended:
-            self._run.end()
+            self._end()
             raise StopIteration
         if self.plan.collate is None:
-            return self._run.next_item()
-        batch = self._run.next_batch()
+            return self._next_item()
+        batch = self._next_batch()
         try:
-            for function, name in zip(self.plan.batch_functions, self.plan.batch_names, strict=True):
+            for name, function in self.plan.batch_steps:
                 batch = called(function, batch, name)
         except Exception as error:
             error.add_note(f"shmload: {self._newest_batch()}")
@@ -321,13 +128,12 @@ class Conveyer:
 
     def _newest_batch(self) -> str:
         """The batch just given, for people."""
-        schedule = self._run.schedule
-        step = self._run.position - schedule.stride
-        epoch, first = divmod(step, schedule.n) if self.is_endless else (self._run.epoch, step)
+        schedule, step = self._schedule, self._position - self._schedule.stride
+        epoch, first = divmod(step, schedule.n) if self.is_endless else (self._epoch, step)
         return f"batch {step // schedule.stride}, whose step begins with item {first} of epoch {epoch}"
 
     def __iter__(self) -> Self:
-        if self._run.must_begin_anew:
+        if self.is_ended and (self._is_over or not self._has_moved):  # else only other ranks have something left of the epoch
             self.begin_next_epoch()
         return self
 
@@ -336,55 +142,134 @@ class Conveyer:
 
     def __len__(self) -> int:
         """Batches, or items, that this rank has of one epoch. A source that repeats has no seam there: the whole number above."""
-        schedule, run = self._run.schedule, self._run
-        end = schedule.n if self.is_endless else schedule.end_of(run.epoch, self.plan.partition.rank)
+        schedule = self._schedule
+        end = schedule.n if self.is_endless else schedule.end_of(self._epoch, self._rank)
         return -(-end // schedule.stride)
 
     @property
     def valid(self) -> int | None:
         """How many rows of the batch just given are real and not padding; None before the first, and for single items."""
-        loader = self._run.loader
-        return None if loader is None or self.plan.collate is None else loader.valid
+        return None if self._loader is None or self.plan.collate is None else self._loader.valid
 
-    # ------------------------------------------------------------ as a ShmLoader's dataset and sampler in one
+    # ------------------------------------------------------------ what comes next
 
-    def keyed_order(self, *, shuffle: bool, global_batch: int) -> KeyedOrder:
-        """The order in which a ShmLoader in seed mode reads it.
+    def _next_batch(self) -> Any:
+        """The next batch; StopIteration at the end of the epoch. One that fails is lost: the position is then behind it."""
+        iterator = self._running()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            self._end()
+            raise
+        except BaseException:
+            self._position = iterator.place.step
+            raise
+        self._position = iterator.place.step
+        return batch
 
-        Raises:
-            ValueError: the pipeline makes batches or a rank's part of its own.
+    def _next_item(self) -> Any:
+        """The next item; raises what befell it, and is then behind it."""
+        while not self._fetched:
+            self._fetch()
+        item, error = self._fetched.popleft()
+        self._position += self._schedule.stride
+        if error is not None:
+            raise error
+        return item
+
+    def _fetch(self) -> None:
+        iterator, first = self._running(), self._position
+        items: Any = NOTHING
+        lost: Exception | None = None
+        try:
+            items = iterator.next_step()
+        except Exception as error:
+            lost = error
+        except BaseException:
+            self._move(self._epoch, first)
+            raise
+        if iterator.place.step == first and lost is not None:  # the loader itself has failed
+            raise lost
+        items = [] if items is NOTHING else items
+        outcomes = list(items_of(self._schedule, self._rank, first, items, self._errors.of_step.pop(first, {}), lost))
+        num_lost = 0 if lost is None else sum(error is lost for _, error in outcomes)
+        if num_lost > 1:  # one that cannot travel fails all that came with it: they are fetched anew, one by one
+            del outcomes[-num_lost:]
+            self._iterator, self._stream.rounds = None, 1
+        elif self._loader is not None:
+            self._stream.rounds = self._rounds_now(self._loader)
+        self._fetched.extend(outcomes)
+
+    def _running(self) -> Any:
+        """The loader's pass, begun at the position if it is not under way."""
+        if self._iterator is None:
+            if self._loader is None:
+                self._loader = self._make_loader()
+            if self._next_of_loader != (self._epoch, self._position):  # an audit must not take each start for a resume
+                self._loader.load_state_dict(dict(make_state(self._schedule, epoch=self._epoch, step=self._position)))
+            self._iterator = iter(self._loader)
+            self._next_of_loader = (self._epoch + 1, 0)
+        return self._iterator
+
+    def _make_loader(self) -> ShmLoader[Any]:
+        plan, pool = self.plan, self.plan.pool
+        options: dict[str, Any] = {"on_error": "skip"} if plan.collate is None else {}
+        if pool.num_workers:
+            options["prefetch_factor"] = pool.prefetch_factor(self._stream.batch_size or 1)
+            options["sample_timeout_s"] = pool.timeout_s
+        loader: ShmLoader[Any] = ShmLoader(
+            plan.program,
+            batch_sampler=self._stream,
+            num_workers=pool.num_workers,
+            collate_fn=list if plan.collate is None else None,
+            seed=plan.source.seed,
+            rank=self._rank,
+            world_size=plan.partition.n_ranks,
+            uneven=plan.uneven,
+            ragged="list" if plan.collate is None else plan.collate.ragged,
+            **{**options, **self.options},
+        )
+        if plan.collate is None:
+            loader._builder.bad_samples = self._errors
+        else:
+            next_index = loader._builder.bad_samples.next_index
+            loader._builder.bad_samples = NamedErrors(loader.on_error, loader.max_bad, next_index, plan.source.name)
+        return loader
+
+    def _rounds_now(self, loader: ShmLoader[Any]) -> int:
+        """How many rounds of items are to be fetched together from now on, by what they have cost so far.
+
+        It decides when items come, never which. It looks after 8 fetches, then each time their number has doubled.
         """
-        self._check_bare()
-        return SourceOrder(self.plan.source)
-
-    def __getitem__(self, key: int) -> Any:
-        """The item that a key of its order stands for."""
-        self._check_bare()
-        return RowProgram(self.plan.source, self.plan.functions, self.plan.names)[key]
-
-    def _check_bare(self) -> None:
-        if self.plan.collate is not None or self.plan.partition.n_ranks > 1:
-            raise ValueError(
-                "a ShmLoader makes the batches and each rank's part itself: leave Collate and Partition out of the pipeline and "
-                "give ShmLoader batch_size, rank and world_size, or call the pipeline itself"
-            )
+        pool, most = self.plan.pool, MOST
+        self._num_fetched += 1
+        if self._num_fetched < self._next_look or pool.num_workers == 0:
+            return self._stream.rounds
+        self._next_look *= 2
+        workers = loader.stats().get("workers", [])
+        num_items, busy_s = (sum(worker[name] for worker in workers) for name in ("num_samples", "busy_s"))
+        if not num_items:
+            return self._stream.rounds
+        if pool.buffer_size is not None:
+            most = min(most, max(pool.buffer_size // (pool.prefetch_factor(1) * pool.num_workers), 1))
+        return max(min(int(WORTH_S * num_items / busy_s), most), 1) if busy_s > 0 else most
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has the stages and the position; workers and items stay here."""
-        return {"stages": self.stages, "options": self.options, "place": (self._run.epoch, self._run.position)}
+        return {"stages": self.stages, "options": self.options, "place": (self._epoch, self._position)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["stages"], **state["options"])  # type: ignore[misc]
         if state["place"] != (0, 0):
-            self._run.move(*state["place"])
+            self._move(*state["place"])
 
     # ------------------------------------------------------------ position
 
     def state(self) -> dict[str, Any]:
         """Where the pipeline stands: flat, JSON-able, under 1 KiB, the same on all ranks after equal steps. Legal at any time."""
-        schedule, run = self._run.schedule, self._run
-        step = schedule.n if run.is_over else run.position
-        state = dict(make_state(schedule, epoch=run.epoch, step=step))
+        schedule = self._schedule
+        step = schedule.n if self._is_over else self._position
+        state = dict(make_state(schedule, epoch=self._epoch, step=step))
         if self.is_endless:
             state["epoch"], state["position"] = divmod(step, schedule.n)
             state = with_checksum(state)
@@ -396,7 +281,29 @@ class Conveyer:
         Raises:
             StateMismatch: it belongs to another pipeline; says what differs. Nothing is changed then.
         """
-        self._run.move(*self._place_of(state))
+        self._move(*self._place_of(state))
+
+    def _move(self, epoch: int, position: int) -> None:
+        """Goes on there."""
+        self._go(epoch, position)
+        self._next_of_loader = (-1, 0)
+        self._has_moved = True
+
+    def _go(self, epoch: int, position: int) -> None:
+        self._epoch, self._position, self._iterator = epoch, position, None
+        self._has_moved = False
+        self._stream.epoch = epoch
+        self._fetched.clear()
+        self._errors.of_step.clear()
+
+    def _end(self) -> None:
+        """The epoch has ended for this rank, which may be before it does for others: its user sees the end."""
+        self._position = max(self._position, self._schedule.end_of(self._epoch, rank=0))
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether there is nothing more in this epoch for any rank; they may leave a rest out."""
+        return self._position >= self._schedule.end_of(self._epoch, rank=0)
 
     set_state = load_state
     state_dict, load_state_dict = state, load_state  # torch's words, for torch.distributed.checkpoint
@@ -411,7 +318,7 @@ class Conveyer:
     @property
     def is_ended(self) -> bool:
         """Whether it has nothing more to give until its next epoch begins."""
-        return self._run.is_ended
+        return self._position >= self._schedule.end_of(self._epoch, self._rank)
 
     @property
     def has_equal_ranks(self) -> bool:
@@ -420,7 +327,7 @@ class Conveyer:
 
     def begin_next_epoch(self) -> None:
         """Goes to the start of the next epoch, of a pipeline that does not repeat."""
-        self._run.begin_next_epoch()
+        self._go(self._epoch + 1, 0)
 
     def entry(self) -> list[Any]:
         """The state in a few words, for that of a Join."""
@@ -438,13 +345,13 @@ class Conveyer:
         if not isinstance(entry, list) or entry[:1] != [self._mark(state)] or len(entry) != len(self.entry()):
             raise StateMismatch(f"the state belongs to another pipeline{where}; this one is {state['order']}")
         state |= zip(("epoch", "position", "counters"), entry[1:], strict=False)
-        return partial(self._run.move, *self._place_of(with_checksum(state)))
+        return partial(self._move, *self._place_of(with_checksum(state)))
 
     def _place_of(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Where the run was when the state was taken."""
         checked = check_state(state)
-        compare_state(checked, self._run.schedule)
-        n, epoch, position = self._run.schedule.n, checked["epoch"], checked["position"]
+        compare_state(checked, self._schedule)
+        n, epoch, position = self._schedule.n, checked["epoch"], checked["position"]
         if position > n:
             raise StateMismatch(f"the state's position is {position}, and an epoch has {n} items")
         if (of_all := epoch * n + position) > MAX_N:
@@ -462,12 +369,13 @@ class Conveyer:
 
     def stats(self) -> dict[str, Any]:
         """ShmLoader's stats() of the loader that runs the pipeline; empty before the first item."""
-        return {} if self._run.loader is None else self._run.loader.stats()
+        return {} if self._loader is None else self._loader.stats()
 
     def close(self) -> None:
         """Ends the workers. What was delivered stays valid; a closed pipeline gives nothing more."""
-        self._is_closed = True
-        self._run.close()
+        self._is_closed, self._iterator = True, None
+        if self._loader is not None:
+            self._loader.close()
 
     def __enter__(self) -> Self:
         return self

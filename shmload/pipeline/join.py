@@ -27,11 +27,9 @@ from shmload.errors import SampleError, StateMismatch
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.stages import SEED, Plan, PoolOptions, RowProgram, compose
 from shmload.pipeline.stream import Keys
-from shmload.schedule.mix import Drawn, Shares, Stop, check_stop, check_weights, exact_weight, length
+from shmload.schedule.mix import Drawn, Shares, Stop, check_members, exact_weight, length
 from shmload.schedule.permutation import MAX_N, digest
 from shmload.schedule.state import check_checksum, with_checksum
-
-__all__ = ["Join"]
 
 
 class Draws:
@@ -47,53 +45,25 @@ class Draws:
         is_never_whole = stop == "all" and max(sizes) >= MAX_N
         self.n = length(sizes, self.shares, "repeat" if is_never_whole else stop)
         self.is_endless = self.n >= MAX_N
-        self._drawn = Drawn(self.shares, self.n)
+        self.drawn = Drawn(self.shares, self.n)
         made_of = f"{list(sizes)}, {[str(exact_weight(weight)) for weight in weights]}, {stop}"
         self.mark = digest(np.frombuffer(made_of.encode(), np.uint8))
 
     def member_at(self, position: int) -> int:
         """Whose the draw at a position is."""
-        block = self._drawn.block_at(position)
+        block = self.drawn.block_at(position)
         return int(block.members[position - block.start])
 
     def blocks(self, start: int, stop: int) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.int64]]]:
         """The draws of [start, stop), part by part: whose they are, and what each member had been drawn before."""
         while start < stop:
-            block = self._drawn.block_at(start)
+            block = self.drawn.block_at(start)
             end = min(stop, block.stop)
-            yield block.members[start - block.start : end - block.start], self._drawn.counters_at(start)
+            yield block.members[start - block.start : end - block.start], self.drawn.counters_at(start)
             start = end
-
-    def counters_at(self, position: int) -> list[int]:
-        """Draws of each member before a position."""
-        counters: list[int] = self._drawn.counters_at(position).tolist()
-        return counters
-
-    def check_at(self, position: int, counters: Sequence[Any]) -> None:
-        """Returns if these may be what `counters_at` gives for that position.
-
-        Raises:
-            StateMismatch: they cannot be.
-        """
-        total = self.shares.total
-        if (
-            len(counters) != self.shares.num_members
-            or any(type(count) is not int for count in counters)
-            or sum(counters) != position
-            or position > self.n
-            or any(abs(count * total - self.shares.cumulative(member, position)) >= total for member, count in enumerate(counters))
-        ):
-            raise StateMismatch(
-                f"counters must be the draws of {self.shares.num_members} members before position {position}, each within one of "
-                f"its share; got {list(counters)!r:.200}. Load what state() returned"
-            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Draws, self._made_of  # a copy begins without what was worked out
-
-    def learn(self, position: int, counters: Sequence[int]) -> None:
-        """Takes over what has been checked, so that it need not be worked out anew."""
-        self._drawn.learn(position, counters)
 
 
 STATE_VERSION = 1
@@ -120,15 +90,9 @@ class Join:
     """
 
     def __init__(self, members: Sequence[tuple[Any, float]], *, stop: Stop = "first", seed: int = SEED) -> None:
-        check_stop(stop)
-        if not members:
-            raise ValueError("a Join needs at least one (pipeline, weight); got none")
-        for number, member in enumerate(members):
-            if not (isinstance(member, tuple | list) and len(member) == 2 and isinstance(member[0], Conveyer | Join)):
-                raise TypeError(f"a Join needs pairs of a Conveyer or Join and its weight; member {number} is {member!r}")
+        check_members(members, stop, "Join", "pipeline", "Conveyer or Join", lambda pipeline: isinstance(pipeline, Conveyer | Join))
         self.members = [pipeline for pipeline, _ in members]
         self.weights = [weight for _, weight in members]
-        check_weights(self.weights, len(members), "a Join")
         for number, (pipeline, weight) in enumerate(members):
             if not weight > 0:
                 raise ValueError(f"a Join needs weights above 0; member {number} has {weight!r}: leave it out")
@@ -272,14 +236,14 @@ class Join:
             raise StateMismatch(
                 f"this is no state of a Join{where}: an epoch and counts are whole numbers; got {[epoch, *counts]!r:.200}"
             )
-        self._draws.check_at(sum(counts), counts)
+        self._draws.drawn.check_at(sum(counts), counts)
         entered = [
             pipeline.entering(its, f"{where}, member {number}")
             for number, (pipeline, (_, its)) in enumerate(zip(self.members, pairs, strict=True))
         ]
 
         def enter() -> None:
-            self._draws.learn(sum(counts), counts)
+            self._draws.drawn.learn(sum(counts), counts)
             self._epoch, self._counters = epoch, counts
             for go in entered:
                 go()
@@ -324,7 +288,7 @@ def _plan_of(number: int, member: Any) -> Plan:
 READ_AHEAD = 1024  # keys that are worked out at a time: a batch has few of each of many members
 
 
-class JoinSource:
+class JoinSource(Keys):
     """The items of several pipelines as one source.
 
     Args:
@@ -336,7 +300,7 @@ class JoinSource:
     def __init__(self, plans: Sequence[Plan], weights: Sequence[Any], stop: Stop, seed: int) -> None:
         self._sources: list[Keys] = [plan.source for plan in plans]
         self._programs = [
-            RowProgram(plan.source, plan.functions, [f"{name}, of member {number}" for name in plan.names])
+            RowProgram(plan.source, [(f"{name}, of member {number}", function) for name, function in plan.steps])
             for number, plan in enumerate(plans)
         ]
         self._draws = Draws([MAX_N if source.repeating else source.n for source in self._sources], weights, stop)
@@ -345,24 +309,18 @@ class JoinSource:
         self.seed = seed
         self.repeating = self._draws.is_endless
         self.n = sum(source.n for source in self._sources) if self.repeating else self._draws.n
+        self.members = [source.members for source in self._sources]
+        # one for each member, at every depth
+        self.num_counters = len(self._sources) + sum(source.num_counters for source in self._sources)
+        members = ", ".join(source.identity for source in self._sources)
+        if len(members) > 200:
+            members = f"{len(self._sources)} members, {digest(np.frombuffer(members.encode(), np.uint8))}"
+        self.identity = f"Join({members}; {self._draws.mark})"
         if (largest := _num_keys(self.members)) > MAX_N:
             raise ValueError(
                 f"an epoch of the Join's members has keys up to {largest}, which counts a member's items times the number of "
                 f"members, and at most 2^62 can be told apart: join fewer items"
             )
-
-    @property
-    def identity(self) -> str:
-        """Which order this is; a state saved under another is refused."""
-        members = ", ".join(source.identity for source in self._sources)
-        if len(members) > 200:
-            members = f"{len(self._sources)} members, {digest(np.frombuffer(members.encode(), np.uint8))}"
-        return f"Join({members}; {self._draws.mark})"
-
-    @property
-    def members(self) -> list[Any]:
-        """What its keys are made of, for who reads them."""
-        return [source.members for source in self._sources]
 
     def take(self, start: int, stop: int) -> NDArray[np.int64]:
         """The keys at positions [start, stop); beyond n, of the epochs that follow."""
@@ -398,8 +356,7 @@ class JoinSource:
 
     def _before(self, epoch: int) -> NDArray[np.int64]:
         """Draws of each member in the epochs before."""
-        whole = self._draws.counters_at(self.n) if epoch else [0] * len(self._sources)
-        return np.array(whole, np.int64) * epoch
+        return self._draws.drawn.counters_at(self.n if epoch else 0) * epoch
 
     def item(self, key: int) -> Any:
         """What a key stands for: the member's item, behind the member's functions."""
@@ -413,17 +370,15 @@ class JoinSource:
 
     # ------------------------------------------------------------ position
 
-    @property
-    def num_counters(self) -> int:
-        """One for each member, at every depth."""
-        return len(self._sources) + sum(source.num_counters for source in self._sources)
-
     def counters_at(self, position: int) -> list[int]:
         """Draws of each member before a position, in its epoch; then those of members that are Joins, in theirs."""
         epoch, place = self._place(position)
-        counters = self._draws.counters_at(place)
+        counters = self._draws.drawn.counters_at(place)
         had = self._before(epoch) + counters
-        return [*counters, *(c for s, count in zip(self._sources, had.tolist(), strict=True) for c in s.counters_at(count))]
+        return [
+            *counters.tolist(),
+            *(c for s, count in zip(self._sources, had.tolist(), strict=True) for c in s.counters_at(count)),
+        ]
 
     def go_on_at(self, position: int, counters: Sequence[int]) -> None:
         """Takes over what `counters_at` gave for that position.
@@ -436,15 +391,15 @@ class JoinSource:
                 f"the state of this Join has {self.num_counters} counters, one for each member; got {len(counters)}. Load what "
                 "state() returned"
             )
-        for draws, place, its in list(self._checked(position, counters)):
-            draws.learn(place, its)
+        for drawn, place, its in list(self._checked(position, counters)):
+            drawn.learn(place, its)
 
-    def _checked(self, position: int, counters: Sequence[int]) -> Iterator[tuple[Draws, int, Sequence[int]]]:
+    def _checked(self, position: int, counters: Sequence[int]) -> Iterator[tuple[Drawn, int, Sequence[int]]]:
         """Which counters are whose, at which place, at every depth."""
         epoch, place = self._place(position)
         done = len(self._sources)
-        self._draws.check_at(place, counters[:done])
-        yield self._draws, place, counters[:done]
+        self._draws.drawn.check_at(place, counters[:done])
+        yield self._draws.drawn, place, counters[:done]
         before = self._before(epoch).tolist()
         for source, whole, count in zip(self._sources, before, counters[:done], strict=True):
             its, done = counters[done : done + source.num_counters], done + source.num_counters

@@ -1,4 +1,4 @@
-"""The stages a pipeline is composed of. They are plain values: what they mean together is `plan.py`'s.
+"""The stages a pipeline is composed of. They are plain values: what they mean together is the plan's.
 
 Names and arguments are those of the Conveyer library (https://github.com/neonbjb/conveyer); integers beyond the first are given
 by name, and what it has no word for (`uneven`, `ragged`) is ShmLoader's.
@@ -16,7 +16,6 @@ source    =  Range | Permutation | Join of pipelines without Collate and Partiti
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -27,16 +26,15 @@ from numpy.typing import NDArray
 
 from shmload._core.trainer import Order
 from shmload.engine.ring import BadSamples, NextIndex, OnError
-from shmload.errors import SampleTimeout, StateMismatch, WorkerDied
+from shmload.errors import SampleTimeout, WorkerDied
 from shmload.pipeline.stream import Keys, StreamSchedule
 from shmload.schedule import permutation
 from shmload.schedule.permutation import EpochCache
 from shmload.schedule.schedule import Uneven
 from shmload.worker.failure import Failure, no_end
 
-__all__ = ["Collate", "DistributedBatchedMap", "Map", "Partition", "Permutation", "Range", "Source"]
-
 Outcome = tuple[Any, BaseException | None]
+Step = tuple[str, Any]  # what a function's stage is called, for people, and the function
 
 
 class NamedErrors(BadSamples):
@@ -116,11 +114,11 @@ class RowProgram:
     """A dataset: key -> the item behind the pipeline's functions. What they raise has a note that names the item.
 
     Args:
-        stages: what each function's stage is called, for people.
+        steps: the functions.
     """
 
-    def __init__(self, source: Keys, functions: Sequence[Callable[[Any], Any]], stages: Sequence[str]) -> None:
-        self._source, self._functions, self._stages = source, tuple(functions), tuple(stages)
+    def __init__(self, source: Keys, steps: Sequence[Step]) -> None:
+        self._source, self._steps = source, dict(steps)
 
     def __len__(self) -> int:
         return self._source.n
@@ -135,7 +133,7 @@ class RowProgram:
     def value(self, key: int) -> Any:
         """The item behind the functions."""
         value = self._source.item(key)
-        for function, stage in zip(self._functions, self._stages, strict=False):
+        for stage, function in self._steps.items():
             value = called(function, value, stage)
         return value
 
@@ -143,16 +141,17 @@ class RowProgram:
 class InPlaceProgram(RowProgram):
     """One whose last function decodes straight into the row it is given."""
 
-    def __init__(self, source: Keys, functions: Sequence[Callable[[Any], Any]], stages: Sequence[str], decoder: Any) -> None:
-        super().__init__(source, functions, stages)
-        self._decoder = decoder
+    def __init__(self, source: Keys, steps: Sequence[Step]) -> None:
+        super().__init__(source, steps[:-1])
+        self._stage, decoder = steps[-1]
+        self._decoder: Any = decoder
         self.schema = decoder.schema
         self.batch_type = getattr(decoder, "batch_type", None)
 
     def read_into(self, key: int, out: Any) -> None:
         """Decodes an item into a row."""
         try:
-            called(lambda item: self._decoder.read_into(item, out), self.value(key), self._stages[-1])
+            called(lambda item: self._decoder.read_into(item, out), self.value(key), self._stage)
         except Exception as error:
             error.add_note(f"shmload: {self._source.name(key)}")
             raise
@@ -178,7 +177,7 @@ SEED = 1234  # of sources that are given none
 
 
 @dataclass(frozen=True)
-class Source:
+class Source(Keys):
     """Where a pipeline's items come from: integers, epoch after epoch, each once in every epoch."""
 
     n_elements: int
@@ -192,16 +191,8 @@ class Source:
         _set_whole(self, f"{name}(seed)", "seed", 0, permutation.MAX_UINT64)
         if not isinstance(self.repeating, bool):
             raise TypeError(f"{name}(repeating) is True or False; got {self.repeating!r}")
-
-    @property
-    def n(self) -> int:
-        """Items of an epoch."""
-        return self.n_elements
-
-    @property
-    def members(self) -> int:
-        """What its keys are made of, for who reads them."""
-        return self.n_elements
+        identity = f"{name}({self.n_elements}, seed={self.seed}, repeating={self.repeating})"
+        self.__dict__.update(n=self.n_elements, members=self.n_elements, identity=identity)
 
     def take(self, start: int, stop: int) -> NDArray[np.int64]:
         """The keys at positions [start, stop) of the endless row of epochs; key = item + epoch * n.
@@ -219,34 +210,9 @@ class Source:
             done += len(part)
         return out
 
-    def item(self, key: int) -> Any:
-        """What a key stands for."""
-        return key % self.n_elements
-
-    def name(self, key: int) -> str:
-        """What a key stands for, for people."""
-        epoch, item = divmod(key, self.n_elements)
-        return f"item {item} of epoch {epoch}"
-
-    num_counters = 0  # a resume needs nothing besides the position
-
-    def counters_at(self, position: int) -> list[int]:
-        """None."""
-        return []
-
-    def go_on_at(self, position: int, counters: Sequence[int]) -> None:
-        """Refuses any."""
-        if counters:
-            raise StateMismatch(f"a {type(self).__name__} has no counters; the state has {counters!r:.200}")
-
     def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
         """Writes the items from that place of an epoch on."""
         raise NotImplementedError
-
-    @property
-    def identity(self) -> str:
-        """Which order this is; a state saved under another is refused."""
-        return f"{type(self).__name__}({self.n_elements}, seed={self.seed}, repeating={self.repeating})"
 
 
 @dataclass(frozen=True)
@@ -279,12 +245,12 @@ class Permutation(Source):
         ValueError, TypeError: an argument is none of these.
     """
 
-    @cached_property
-    def _orders(self) -> EpochCache[permutation.Permutation]:
-        return EpochCache()
-
     def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
         self._orders.get(self.seed, epoch, self._order).fill(place, out)
+
+    @cached_property
+    def _orders(self) -> EpochCache[permutation.Permutation]:
+        return EpochCache()  # of its own: a Join may have many members
 
     def _order(self, seed: int, epoch: int) -> permutation.Permutation:
         return permutation.Permutation(self.n_elements, seed=seed, epoch=epoch)
@@ -443,15 +409,12 @@ class Plan:
     """A pipeline, compiled.
 
     Attributes:
-        functions, batch_functions: of items before Collate, of batches behind it.
-        names, batch_names: what their stages are called, for people.
+        steps, batch_steps: the functions of items before Collate, of batches behind it.
     """
 
     source: Keys
-    functions: tuple[Any, ...]
-    names: tuple[str, ...]
-    batch_functions: tuple[Callable[[Any], Any], ...]
-    batch_names: tuple[str, ...]
+    steps: list[Step]
+    batch_steps: list[Step]
     partition: Partition
     collate: Collate | None
     pool: PoolOptions
@@ -459,12 +422,12 @@ class Plan:
     @property
     def program(self) -> RowProgram:
         """The dataset that is read."""
-        if self.collate is None:
-            return (ItemProgram if self.pool.num_workers else RowProgram)(self.source, self.functions, self.names)
-        *before, last = self.functions or (None,)
-        if hasattr(last, "read_into"):
-            return InPlaceProgram(self.source, before, self.names, last)
-        return RowProgram(self.source, self.functions, self.names)
+        kind = RowProgram
+        if self.collate is not None and self.steps and hasattr(self.steps[-1][1], "read_into"):
+            kind = InPlaceProgram
+        elif self.collate is None and self.pool.num_workers:
+            kind = ItemProgram
+        return kind(self.source, self.steps)
 
     @property
     def uneven(self) -> Any:
@@ -488,10 +451,8 @@ def compose(stages: Sequence[Any]) -> Plan:
     if hasattr(source, "as_source"):
         source = source.as_source()
         joined = source.pools
-    functions: list[Any] = []
-    batch_functions: list[Callable[[Any], Any]] = []
-    names: list[str] = []
-    batch_names: list[str] = []
+    steps: list[Step] = []
+    batch_steps: list[Step] = []
     partition: Partition | None = None
     collate: Collate | None = None
     pools: list[DistributedBatchedMap] = []
@@ -499,17 +460,15 @@ def compose(stages: Sequence[Any]) -> Plan:
         where = f"stage {number}, {_name(stage)},"
         if _is_source(stage):
             raise ValueError(f"{where} gives items of its own, so it can only be the first")
-        is_decoded = functions and hasattr(functions[-1], "read_into") and collate is None
+        is_decoded = steps and hasattr(steps[-1][1], "read_into") and collate is None
         if is_decoded and isinstance(stage, Map | DistributedBatchedMap):
             raise ValueError(f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate")
-        if isinstance(stage, Map | DistributedBatchedMap):
-            (names if collate is None else batch_names).append(where.removesuffix(","))
         if isinstance(stage, Map):
-            (functions if collate is None else batch_functions).append(stage.fn)
+            (steps if collate is None else batch_steps).append((where.removesuffix(","), stage.fn))
         elif isinstance(stage, DistributedBatchedMap | Partition | Collate) and collate is not None:
-            raise ValueError(f"{where} stands behind Collate, where only Map may: {_why_not_behind(stage)}")
+            raise ValueError(f"{where} stands behind Collate, where only Map may: {_NOT_BEHIND[type(stage)]}")
         elif isinstance(stage, DistributedBatchedMap):
-            functions.append(stage.mapping_fn)
+            steps.append((where.removesuffix(","), stage.mapping_fn))
             pools.append(stage)
         elif isinstance(stage, Partition):
             if partition is not None:
@@ -519,52 +478,20 @@ def compose(stages: Sequence[Any]) -> Plan:
             collate = stage
         else:
             raise TypeError(f"{where} is no stage: a function becomes one as Map(function)")
-    if functions and collate is None and not callable(functions[-1]):
+    if steps and collate is None and not callable(steps[-1][1]):
         raise ValueError("a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function")
-    return Plan(
-        source,
-        tuple(functions),
-        tuple(names),
-        tuple(batch_functions),
-        tuple(batch_names),
-        partition or Partition(0, 1),
-        collate,
-        PoolOptions.of(pools, joined),
-    )
-
-
-def check_travels(stages: Sequence[Any], start_method: str, where: str = "") -> None:
-    """Returns if workers that are not forked can be sent what they run.
-
-    Raises:
-        ValueError: a stage does not pickle; says which.
-    """
-    for number, stage in enumerate(stages):
-        if isinstance(stage, Collate):
-            return  # what follows runs in the trainer
-        for member, pipeline in enumerate(stage.members if hasattr(stage, "as_source") else ()):
-            inner = getattr(pipeline, "stages", [pipeline])  # a Join in a Join is its own only stage
-            check_travels(inner, start_method, f" of member {member}{where}")
-        if isinstance(stage, Map | DistributedBatchedMap):
-            try:
-                pickle.dumps(stage)
-            except Exception as error:
-                raise ValueError(
-                    f"stage {number}{where}, {_name(stage)}, must be picklable, because workers are started by {start_method!r}: "
-                    f"{error}. Use a function of a module, not a lambda or a local one, or multiprocessing_context='fork'"
-                ) from error
+    return Plan(source, steps, batch_steps, partition or Partition(0, 1), collate, PoolOptions.of(pools, joined))
 
 
 def _is_source(stage: Any) -> bool:
     return isinstance(stage, Source) or hasattr(stage, "as_source")
 
 
-def _why_not_behind(stage: Any) -> str:
-    if isinstance(stage, Partition):
-        return "whole batches are dealt to the ranks already; put it before Collate"
-    if isinstance(stage, DistributedBatchedMap):
-        return "workers make whole batches; put it before Collate"
-    return "a batch is no item"
+_NOT_BEHIND = {
+    Partition: "whole batches are dealt to the ranks already; put it before Collate",
+    DistributedBatchedMap: "workers make whole batches; put it before Collate",
+    Collate: "a batch is no item",
+}
 
 
 def _name(stage: Any) -> str:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch
-from shmload.schedule.schedule import BatchSchedule, KeyedBatches, KeyedOrder, Uneven, stream_end, stream_positions
+from shmload.schedule.schedule import BatchSchedule, KeyedBatches, Uneven, stream_end, stream_positions
 from shmload.schedule.state import CHECK, check_checksum
 
 log = logging.getLogger("shmload")
@@ -84,74 +84,43 @@ def _progress(state: Mapping[str, Any]) -> tuple[int, int]:
     return epoch, sum(count for count, _ in members)
 
 
-class Keys(Protocol):
-    """What is asked of a pipeline's first stage. Its positions number the items of all epochs, end to end."""
+class Keys:
+    """What is asked of a pipeline's first stage. Its positions number the items of all epochs, end to end.
 
-    @property
-    def n(self) -> int:
-        """Items of an epoch."""
+    Attributes:
+        n: items of an epoch.
+        identity: which order it is; a state saved under another is refused.
+        members: what keys are made of, for who reads them: n of a plain source, the list of its members' of a Join.
+        num_counters: what a resume needs besides the position.
+    """
 
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def repeating(self) -> bool: ...
-
-    @property
-    def identity(self) -> str:
-        """Which order it is; a state saved under another is refused."""
-
-    @property
-    def members(self) -> Any:
-        """What keys are made of, for who reads them: n of a plain source, the list of its members' of a Join."""
-
-    @property
-    def num_counters(self) -> int: ...
+    n: int
+    seed: int
+    repeating: bool
+    identity: str
+    members: Any
+    num_counters = 0
 
     def take(self, start: int, stop: int) -> NDArray[np.int64]:
         """The keys at positions [start, stop)."""
+        raise NotImplementedError
 
     def item(self, key: int) -> Any:
         """What a key stands for."""
+        return key % self.n
 
     def name(self, key: int) -> str:
         """What a key stands for, for people."""
+        return "item {1} of epoch {0}".format(*divmod(key, self.n))
 
     def counters_at(self, position: int) -> list[int]:
         """What a resume there needs besides the position."""
+        return []
 
     def go_on_at(self, position: int, counters: Sequence[int]) -> None:
         """Takes over what `counters_at` gave; StateMismatch if it cannot have."""
-
-
-class SourceOrder(KeyedOrder):
-    """A source as the order of a ShmLoader's own: its epochs are the loader's."""
-
-    def __init__(self, source: Keys) -> None:
-        self._source = source
-
-    @property
-    def n(self) -> int:
-        return self._source.n
-
-    @property
-    def identity(self) -> str:
-        return f"pipeline({self._source.identity})"
-
-    def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-        return self._source.take(epoch * self.n + start, epoch * self.n + stop)
-
-    def counters_at(self, position: int, *, seed: int, epoch: int) -> list[int] | None:
-        return self._source.counters_at(epoch * self.n + position) or None
-
-    def go_on_at(self, position: int, counters: Sequence[int], *, epoch: int) -> None:
-        self._source.go_on_at(epoch * self.n + position, counters)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SourceOrder) and other.identity == self.identity
-
-    def __hash__(self) -> int:
-        return hash(self.identity)
+        if counters:
+            raise StateMismatch(f"a {type(self).__name__} has no counters; the state has {counters!r:.200}")
 
 
 class ItemStream(KeyedBatches):
@@ -161,19 +130,14 @@ class ItemStream(KeyedBatches):
         batch_size: items of a rank's batch; None: items come singly, and are only fetched together.
     """
 
+    n, identity = 0, ""
+
     def __init__(self, source: Keys, batch_size: int | None) -> None:
         self.source, self.batch_size = source, batch_size
+        self.n, self.identity = source.n, f"pipeline({source.identity})"
         self.rounds = 1  # of single items that are fetched together, from the next step that is ordered on
         self.rounds_at: dict[int, int] = {}  # of the steps that were ordered and not delivered, if more than one
         self.epoch = 0  # of a source that does not repeat: the one that is delivered
-
-    @property
-    def n(self) -> int:
-        return self.source.n
-
-    @property
-    def identity(self) -> str:
-        return f"pipeline({self.source.identity})"
 
     def schedule(self, *, seed: int, uneven: Uneven, world_size: int) -> StreamSchedule:
         """Which of its items each rank is given."""

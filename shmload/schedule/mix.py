@@ -12,7 +12,7 @@ else total is 2^60, the units go by largest remainder, and 2^40 draws stray by l
 Which member stands at each position of a mixture, worked out in blocks from the nearest place whose counters are known.
 
 Draws depend on the draws before (src/mix.h), so a far place is reached by drawing on from a known one, 15 to 75 ns a draw.
-Known are the epoch's start, what a state told, the ends of blocks, and wherever every member has exactly its share.
+Known are the epoch's start, what a state says, the ends of blocks, and wherever every member has exactly its share.
 
 The order of a mixture: draws of members, and what sample each draw stands for.
 
@@ -37,7 +37,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import accumulate, pairwise
 from numbers import Rational, Real
-from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex, get_args
+from typing import Any, Literal, NamedTuple, SupportsIndex, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -220,27 +220,38 @@ class Drawn:
         taken = np.bincount(block.members[: position - block.start], minlength=self._shares.num_members)
         return block.counters + taken
 
+    def check_at(self, position: int, counters: Sequence[Any]) -> None:
+        """Returns if these may be what `counters_at` gives for that position.
+
+        Raises:
+            StateMismatch: they cannot be.
+        """
+        shares = self._shares
+        is_whole = len(counters) == shares.num_members and all(type(count) is int for count in counters)
+        if not (is_whole and sum(counters) == position <= self._n) or any(
+            abs(count * shares.total - shares.cumulative(member, position)) >= shares.total for member, count in enumerate(counters)
+        ):
+            raise StateMismatch(
+                f"counters must be the draws of {shares.num_members} members before position {position}, each within one of its "
+                f"share; got {list(counters)!r:.200}. Load what the loader or pipeline gave as its state"
+            )
+
     def learn(self, position: int, counters: Sequence[int]) -> None:
-        """Takes over what `counters_at` gave for that position."""
+        """Takes over counters that `check_at` has checked for that position."""
         self._keep(position, np.array(counters, np.int64))
 
     def _nearest(self, position: int) -> tuple[int, NDArray[np.int64]]:
-        """Where the block of `position` begins: at its multiple of BLOCK, unless a known place within saves much."""
-        aligned = position // BLOCK * BLOCK
-        within = self._last_known(position)
-        before = self._last_known(aligned)
-        even = self._shares.even_before(aligned) if before < aligned else None
-        if even is not None and even[0] > before:
-            before = even[0]
-            self._keep(before, np.array(even[1], np.int64))
-        if within > aligned and aligned - before > BLOCK:
-            return within, self._counters[within]
-        counters = self._counters[before]
-        while before < aligned:
-            stop = min(before // BLOCK * BLOCK + BLOCK, aligned)
-            _, counters = self._make(before, counters, stop)
-            before = stop
-        return aligned, counters
+        """Where the block of `position` begins: at the last known place in it, or at its multiple of BLOCK."""
+        aligned, known = position // BLOCK * BLOCK, self._known[bisect_right(self._known, position) - 1]
+        if known < aligned and (even := self._shares.even_before(aligned)) is not None and even[0] > known:
+            known = even[0]
+            self._keep(known, np.array(even[1], np.int64))
+        counters = self._counters[known]
+        while known < aligned:
+            stop = min(known // BLOCK * BLOCK + BLOCK, aligned)
+            _, counters = self._make(known, counters, stop)
+            known = stop
+        return known, counters
 
     def _make(self, start: int, counters: NDArray[np.int64], stop: int) -> tuple[Block, NDArray[np.int64]]:
         """The draws of [start, stop), and the counters at their end."""
@@ -248,9 +259,6 @@ class Drawn:
         self._draws.run(start, moved, members)
         self._keep(stop, moved)
         return Block(start, members, counters), moved
-
-    def _last_known(self, position: int) -> int:
-        return self._known[bisect_right(self._known, position) - 1]
 
     def _keep(self, position: int, counters: NDArray[np.int64]) -> None:
         if position not in self._counters:
@@ -297,6 +305,8 @@ class MixOrder(KeyedOrder):
         (400, [0, 1, 300, 2, 3, 4, 301, 5])
     """
 
+    n = 0
+
     def __init__(self, sizes: Sequence[int], weights: Mapping[int, Sequence[Any]], *, stop: Stop, shuffle: bool) -> None:
         self.sizes, self.stop, self.shuffle = tuple(sizes), stop, shuffle
         self.weights = {start: tuple(weights[start]) for start in sorted(weights)}
@@ -304,18 +314,14 @@ class MixOrder(KeyedOrder):
         for member, (size, *of_member) in enumerate(zip(self.sizes, *self.weights.values(), strict=True)):
             if size == 0 and any(of_member):
                 raise ValueError(f"member {member} of the mixture has a weight, but no samples: leave it out, or give it weight 0")
-        self._n = length(self.sizes, self.shares, stop)
+        self.n = length(self.sizes, self.shares, stop)
         self._offsets = [0, *accumulate(self.sizes)]
         self._num_laps = max((MAX_N - 1) // max(self._offsets[-1], 1), 1)
-        self._drawn = Drawn(self.shares, self._n)
+        self._drawn = Drawn(self.shares, self.n)
         self._rounds: EpochCache[list[Rounds | None]] = EpochCache()
         self._blocks: dict[tuple[int, int, int], _Block] = {}  # the least recently made first
         self._newest = _Block(-1, -1, 0, 0, np.empty(0, np.int64))
         self._lock = threading.Lock()
-
-    @property
-    def n(self) -> int:
-        return self._n
 
     @property
     def is_endless(self) -> bool:
@@ -347,8 +353,7 @@ class MixOrder(KeyedOrder):
     def counters_at(self, position: int, *, seed: int, epoch: int) -> list[int]:
         """Draws of each member before that position. They are the same for every seed and epoch."""
         with self._lock:
-            counters: list[int] = self._drawn.counters_at(position).tolist()
-        return counters
+            return [int(count) for count in self._drawn.counters_at(position)]
 
     def go_on_at(self, position: int, counters: Sequence[int], *, epoch: int) -> None:
         """Takes counters over.
@@ -356,15 +361,7 @@ class MixOrder(KeyedOrder):
         Raises:
             StateMismatch: they cannot be those of this mixture at that position.
         """
-        total = self.shares.total
-        is_whole = len(counters) == len(self.sizes) and all(type(count) is int for count in counters)
-        if not (is_whole and sum(counters) == position) or any(
-            abs(count * total - self.shares.cumulative(member, position)) >= total for member, count in enumerate(counters)
-        ):
-            raise StateMismatch(
-                f"counters must be the draws of {len(self.sizes)} members before position {position}, each within one of its "
-                f"share; got {list(counters)}. Load what state_dict() returned"
-            )
+        self._drawn.check_at(position, counters)
         with self._lock:
             self._drawn.learn(position, counters)
 
@@ -410,18 +407,21 @@ class MixOrder(KeyedOrder):
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(MixOrder, stop=self.stop, shuffle=self.shuffle), (self.sizes, self.weights)
 
-    def __repr__(self) -> str:
-        return f"MixOrder({len(self.sizes)} members, n={self.n}, stop={self.stop!r}, shuffle={self.shuffle})"
 
-
-def check_stop(stop: str) -> None:
-    """Returns if it is a rule for the end of an epoch.
+def check_members(members: Sequence[Any], stop: str, mixture: str, kind: str, kinds: str, is_one: Callable[[Any], bool]) -> None:
+    """Returns if they are (dataset or pipeline, weight) pairs, and `stop` a rule for the end of an epoch.
 
     Raises:
-        ValueError: it is not.
+        ValueError, TypeError: they are not.
     """
     if stop not in get_args(Stop):
         raise ValueError(f'stop is "first", "all" or "repeat"; got {stop!r}')
+    if not members:
+        raise ValueError(f"a {mixture} needs at least one ({kind}, weight); got none")
+    for number, member in enumerate(members):
+        if not (isinstance(member, tuple | list) and len(member) == 2 and is_one(member[0])):
+            raise TypeError(f"a {mixture} needs pairs of a {kinds} and its weight; member {number} is {member!r}")
+    check_weights([weight for _, weight in members], len(members), f"a {mixture}")
 
 
 def length(sizes: Sequence[int], shares: Shares, stop: Stop) -> int:
@@ -445,13 +445,6 @@ def length(sizes: Sequence[int], shares: Shares, stop: Stop) -> int:
             'hold to the end: give it a larger one there, or use stop="first" or "repeat"'
         )
     return max(end for end in ends if end is not None)
-
-
-class SizedSamples(Protocol):
-    """Samples by number, of which it is known how many there are: a list, shmload's formats, torch's map-style datasets."""
-
-    def __getitem__(self, index: int, /) -> Any: ...
-    def __len__(self) -> int: ...
 
 
 class Mix(ConcatDataset[Any]):
@@ -483,21 +476,12 @@ class Mix(ConcatDataset[Any]):
     is_concatenation = True  # so that workers find what its members can do
 
     def __init__(
-        self,
-        members: Sequence[tuple[SizedSamples, float]],
-        *,
-        stop: Stop = "first",
-        curriculum: Mapping[int, Sequence[float]] | None = None,
+        self, members: Sequence[tuple[Any, float]], *, stop: Stop = "first", curriculum: Mapping[int, Sequence[float]] | None = None
     ) -> None:
-        check_stop(stop)
-        if not members:
-            raise ValueError("a Mix needs at least one (dataset, weight); got none")
-        for number, member in enumerate(members):
-            if not (isinstance(member, tuple | list) and len(member) == 2 and hasattr(member[0], "__getitem__")):
-                raise TypeError(f"a Mix needs pairs of a map-style dataset and its weight; member {number} is {member!r}")
-            if not hasattr(member[0], "__len__"):
-                raise TypeError(f"member {number} of the Mix, a {type(member[0]).__name__}, has no length: give it __len__")
-        check_weights([weight for _, weight in members], len(members), "a Mix")
+        check_members(members, stop, "Mix", "dataset", "map-style dataset", lambda dataset: hasattr(dataset, "__getitem__"))
+        for number, (dataset, _) in enumerate(members):
+            if not hasattr(dataset, "__len__"):
+                raise TypeError(f"member {number} of the Mix, a {type(dataset).__name__}, has no length: give it __len__")
         pieces = {0: [weight for _, weight in members]}
         for step, weights in (curriculum or {}).items():
             if not isinstance(step, int) or step < 1:

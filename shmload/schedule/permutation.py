@@ -18,32 +18,18 @@ import operator
 from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Generic, SupportsIndex, TypeVar, overload
+from typing import Any, Generic, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shmload._core.permutation import MAX_N, KeyedPermutation, sample_key, sample_key_pair
+from shmload._core.permutation import MAX_N as MAX_N
+from shmload._core.permutation import KeyedPermutation
+from shmload._core.permutation import sample_key as sample_key
+from shmload._core.permutation import sample_key_pair as sample_key_pair
 
-__all__ = [
-    "BATCHES_IN_GROUPS",
-    "BLOCKS",
-    "DRAWS",
-    "GROUPS",
-    "MAX_N",
-    "MAX_UINT64",
-    "MIX",
-    "RACES",
-    "SAMPLES",
-    "SHORT_GROUP",
-    "WINDOWS",
-    "EpochCache",
-    "Permutation",
-    "digest",
-    "sample_key",
-    "sample_key_pair",
-    "whole_number",
-]
+MAX_UINT64 = (1 << 64) - 1
+_WRITTEN = {MAX_N: "2^62", MAX_UINT64: "2^64 - 1"}  # bounds as people write them
 
 
 def digest(values: NDArray[Any]) -> str:
@@ -51,7 +37,7 @@ def digest(values: NDArray[Any]) -> str:
     return blake2b(values.tobytes(), digest_size=8).hexdigest()
 
 
-def whole_number(name: str, value: SupportsIndex, *, at_least: int, at_most: int, remedy: str) -> int:
+def whole_number(name: str, value: SupportsIndex, *, at_least: int = 1, at_most: int = MAX_N, remedy: str) -> int:
     """`value` as a Python int within its bounds.
 
     Raises:
@@ -63,18 +49,8 @@ def whole_number(name: str, value: SupportsIndex, *, at_least: int, at_most: int
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}; {remedy}") from None
     if not at_least <= number <= at_most:
-        raise ValueError(f"{name} must be in [{at_least}, {_power(at_most)}], got {number}; {remedy}")
+        raise ValueError(f"{name} must be in [{at_least}, {_WRITTEN.get(at_most, at_most)}], got {number}; {remedy}")
     return number
-
-
-def _power(number: int) -> str:
-    """Large bounds as people write them: 2^62, 2^64 - 1."""
-    if number < 1 << 32:
-        return str(number)
-    exponent = number.bit_length()
-    if number == 1 << (exponent - 1):
-        return f"2^{exponent - 1}"
-    return f"2^{exponent} - 1" if number == (1 << exponent) - 1 else str(number)
 
 
 # of permutations; 0 is the plain shuffle
@@ -116,9 +92,6 @@ class EpochCache(Generic[T]):
         return EpochCache, ()
 
 
-MAX_UINT64 = (1 << 64) - 1
-
-
 class Permutation:
     """A bijection of [0, n) chosen by (seed, epoch, stream): equal keys give equal orders on every machine.
 
@@ -147,16 +120,12 @@ class Permutation:
     __slots__ = ("_keyed", "epoch", "n", "seed", "stream")
 
     def __init__(self, n: SupportsIndex, *, seed: SupportsIndex, epoch: SupportsIndex = 0, stream: SupportsIndex = 0) -> None:
-        self.n = whole_number("Permutation: n", n, at_least=1, at_most=MAX_N, remedy="an empty order has no permutation")
+        self.n = whole_number("Permutation: n", n, remedy="an empty order has no permutation")
         self.seed = _uint64("seed", seed)
         self.epoch = _uint64("epoch", epoch)
         self.stream = _uint64("stream", stream)
         self._keyed = KeyedPermutation(self.n, seed=self.seed, epoch=self.epoch, stream=self.stream)
 
-    @overload
-    def take(self, positions: ArrayLike, /) -> NDArray[np.int64]: ...
-    @overload
-    def take(self, start: int, stop: int, /) -> NDArray[np.int64]: ...
     def take(self, positions: Any, stop: int | None = None, /) -> NDArray[np.int64]:
         """The indices at the given positions, or at those of a range.
 
@@ -173,10 +142,7 @@ class Permutation:
             out = np.empty(max(stop - positions, 0), np.int64)
             self.fill(positions, out)
             return out
-        given = _integers(positions, "positions")
-        out = np.empty(given.size, np.int64)
-        self._keyed.take(given.reshape(-1), out)
-        return out.reshape(given.shape)
+        return _each(positions, "positions", self._keyed.take)
 
     def fill(self, start: int, out: NDArray[np.int64]) -> None:
         """Write the indices at positions [start, start + len(out)) into an array that is there.
@@ -206,10 +172,7 @@ class Permutation:
             IndexError: an index is outside [0, n).
             TypeError: the indices are not integers.
         """
-        given = _integers(indices, "indices")
-        out = np.empty(given.size, np.int64)
-        self._keyed.inverse(given.reshape(-1), out)
-        return out.reshape(given.shape)
+        return _each(indices, "indices", self._keyed.inverse)
 
     def __getitem__(self, position: SupportsIndex) -> int:
         return int(self.take([operator.index(position)])[0])
@@ -240,10 +203,12 @@ def _uint64(name: str, value: SupportsIndex) -> int:
     return whole_number(f"Permutation: {name}", value, at_least=0, at_most=MAX_UINT64, remedy=remedy)
 
 
-def _integers(given: Any, what: str) -> NDArray[np.int64]:
+def _each(given: ArrayLike, what: str, run: Callable[[NDArray[np.int64], NDArray[np.int64]], None]) -> NDArray[np.int64]:
+    """What `run` makes of each integer of an array, in its shape."""
     array = np.asarray(given)
-    if array.size == 0:
-        return np.empty(array.shape, np.int64)
-    if not np.can_cast(array.dtype, np.int64, "safe"):
-        raise TypeError(f"Permutation: {what} must be integers that fit int64, got dtype {array.dtype}")
-    return np.ascontiguousarray(array, np.int64)
+    out = np.empty(array.shape, np.int64)
+    if array.size:
+        if not np.can_cast(array.dtype, np.int64, "safe"):
+            raise TypeError(f"Permutation: {what} must be integers that fit int64, got dtype {array.dtype}")
+        run(np.ascontiguousarray(array, np.int64).reshape(-1), out.reshape(-1))
+    return out

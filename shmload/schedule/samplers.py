@@ -46,7 +46,7 @@ Batches of any number of samples whose padded size stays within a budget.
 
 import zlib
 from abc import abstractmethod
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, SupportsIndex, get_args
 
 import numpy as np
@@ -70,8 +70,6 @@ from shmload.schedule.permutation import (
     whole_number,
 )
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
-
-__all__ = ["Bucketed", "LengthBuckets", "Padding", "TokenBudget", "Weighted"]
 
 
 class BlockShuffle(KeyedOrder):
@@ -105,11 +103,9 @@ class BlockShuffle(KeyedOrder):
     """
 
     def __init__(self, n: SupportsIndex, *, block_size: SupportsIndex, window: SupportsIndex = 16) -> None:
-        self._n = whole_number("BlockShuffle: n", n, at_least=1, at_most=MAX_N, remedy="give len(dataset)")
-        self.block_size = whole_number(
-            "BlockShuffle: block_size", block_size, at_least=1, at_most=MAX_N, remedy="give the samples of one shard"
-        )
-        self.window = whole_number("BlockShuffle: window", window, at_least=1, at_most=MAX_N, remedy="16 blocks suit most batches")
+        self._n = whole_number("BlockShuffle: n", n, remedy="give len(dataset)")
+        self.block_size = whole_number("BlockShuffle: block_size", block_size, remedy="give the samples of one shard")
+        self.window = whole_number("BlockShuffle: window", window, remedy="16 blocks suit most batches")
 
     @property
     def n(self) -> int:
@@ -130,9 +126,6 @@ class BlockShuffle(KeyedOrder):
             part += window.shifts[part // self.block_size]
             done += len(part)
         return out
-
-    def __repr__(self) -> str:
-        return f"BlockShuffle({self.n}, block_size={self.block_size}, window={self.window})"
 
 
 class _Window(NamedTuple):
@@ -182,7 +175,7 @@ def _place_of_last(num_blocks: int, seed: int, epoch: int) -> int:
     return int(_blocks(num_blocks, seed, epoch).inverse([num_blocks - 1])[0])
 
 
-_EPOCHS_KEPT = 4
+MAX_WINDOWS = 4  # of an epoch that are kept
 
 
 class _Epoch(NamedTuple):
@@ -191,7 +184,7 @@ class _Epoch(NamedTuple):
     shards: NDArray[np.int64]  # those with samples, in the order they are read
     places: NDArray[np.int64]  # of each shard in it; -1: it has no samples
     begins: NDArray[np.int64]  # position at which each window begins, and the end
-    windows: dict[int, tuple[Permutation, NDArray[np.int64], NDArray[np.int64]]]  # made when they are looked at
+    windows: dict[int, tuple[Permutation, NDArray[np.int64], NDArray[np.int64]]]  # the newest, made when they are looked at
 
 
 class ShardShuffle(KeyedOrder):
@@ -219,13 +212,11 @@ class ShardShuffle(KeyedOrder):
             raise ValueError(
                 f"ShardShuffle: sizes are the samples of each shard, from 0 up; got {np.asarray(sizes).tolist()!r:.80}"
             )
-        self._n = whole_number(
-            "ShardShuffle: the sum of sizes", int(self.sizes.sum()), at_least=1, at_most=MAX_N, remedy="an order needs samples"
-        )
-        self.window = whole_number("ShardShuffle: window", window, at_least=1, at_most=MAX_N, remedy="16 shards suit most batches")
+        self._n = whole_number("ShardShuffle: the sum of sizes", int(self.sizes.sum()), remedy="an order needs samples")
+        self.window = whole_number("ShardShuffle: window", window, remedy="16 shards suit most batches")
         self.shuffle = shuffle
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
-        self._epochs: dict[tuple[int, int], _Epoch] = {}
+        self._epochs: EpochCache[_Epoch] = EpochCache()
 
     @property
     def n(self) -> int:
@@ -292,21 +283,16 @@ class ShardShuffle(KeyedOrder):
         return found[:num_windows]
 
     def _epoch(self, seed: int, epoch: int) -> _Epoch:
-        found = self._epochs.get((seed, epoch))
-        if found is None:
-            full = np.flatnonzero(self.sizes)
-            shards = full[Permutation(len(full), seed=seed, epoch=epoch, stream=BLOCKS).take(0, len(full))]
-            if not self.shuffle:
-                shards = full
-            places = np.full(len(self.sizes), -1, np.int64)
-            places[shards] = np.arange(len(shards))
-            ends = np.concatenate([[0], np.cumsum(self.sizes[shards])])
-            begins = np.append(ends[: -1 : self.window], ends[-1])
-            found = _Epoch(shards, places, begins, {})
-            while len(self._epochs) >= _EPOCHS_KEPT:
-                self._epochs.pop(next(iter(self._epochs)), None)
-            self._epochs[seed, epoch] = found
-        return found
+        return self._epochs.get(seed, epoch, self._made)
+
+    def _made(self, seed: int, epoch: int) -> _Epoch:
+        shards = np.flatnonzero(self.sizes)
+        if self.shuffle:
+            shards = shards[Permutation(len(shards), seed=seed, epoch=epoch, stream=BLOCKS).take(0, len(shards))]
+        places = np.full(len(self.sizes), -1, np.int64)
+        places[shards] = np.arange(len(shards))
+        ends = np.concatenate([[0], np.cumsum(self.sizes[shards])])
+        return _Epoch(shards, places, np.append(ends[: -1 : self.window], ends[-1]), {})
 
     def _window(self, of: _Epoch, number: int, seed: int, epoch: int) -> tuple[Permutation, NDArray[np.int64], NDArray[np.int64]]:
         """(the order of a window's samples numbered shard by shard, the first number of each shard, index less number)."""
@@ -317,16 +303,10 @@ class ShardShuffle(KeyedOrder):
             begins = ends - self.sizes[shards]
             samples = Permutation(int(ends[-1]), seed=seed, epoch=epoch, stream=WINDOWS + number)
             found = samples, begins, self._starts[shards] - begins
-            while len(of.windows) >= _EPOCHS_KEPT:
+            while len(of.windows) >= MAX_WINDOWS:
                 of.windows.pop(next(iter(of.windows)), None)
             of.windows[number] = found
         return found
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_epochs": {}}
-
-    def __repr__(self) -> str:
-        return f"ShardShuffle(<{len(self.sizes)} shards of {self.n} samples>, window={self.window}, shuffle={self.shuffle})"
 
 
 MAX_WEIGHTS = (1 << 31) - 1
@@ -364,13 +344,11 @@ class Weighted(KeyedOrder):
         self._n = whole_number(
             "Weighted: num_samples",
             (len(given) if replacement else drawable) if num_samples is None else num_samples,
-            at_least=1,
             at_most=most,
             remedy=remedy,
         )
         self._digest = digest(given)
-        self._scaled = scaled  # the table is made of them, and remade in a copy
-        self._table = AliasTable(scaled) if replacement else None
+        self._scaled = scaled  # the table is made of them, where it is needed
         self._epochs: EpochCache[NDArray[np.int64]] = EpochCache()
 
     @property
@@ -382,7 +360,7 @@ class Weighted(KeyedOrder):
         return f"weighted(n={self.n}, weights={self._digest}, replacement={self.replacement})"
 
     def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-        if self._table is None:
+        if not self.replacement:
             return self._epochs.get(seed, epoch, self._race)[start:stop].copy()
         out = np.empty(stop - start, np.int64)
         self._table.fill(start, out, seed=seed, epoch=epoch, stream=DRAWS)
@@ -397,16 +375,12 @@ class Weighted(KeyedOrder):
             times = -_logarithm(uniform) / self._scaled  # infinite where there is no weight
         return np.argsort(times, kind="stable")[: self.n]
 
+    @cached_property
+    def _table(self) -> AliasTable:
+        return AliasTable(self._scaled)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_table": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self.replacement:
-            self._table = AliasTable(self._scaled)
-
-    def __repr__(self) -> str:
-        return f"Weighted({self.num_weights:,} weights, num_samples={self.n}, replacement={self.replacement})"
+        return {name: value for name, value in self.__dict__.items() if name != "_table"}
 
 
 def _checked_weights(weights: ArrayLike) -> NDArray[np.float64]:
@@ -418,15 +392,20 @@ def _checked_weights(weights: ArrayLike) -> NDArray[np.float64]:
         raise ValueError(
             f"Weighted: weights must be one-dimensional, 1 to 2^31 - 1 of them, got shape {given.shape}; give one for each sample"
         )
-    wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
-    if len(wrong):
-        raise ValueError(
-            f"Weighted: weights must be finite and not negative, got {given[wrong[0]]} at index {wrong[0]} "
-            f"({len(wrong)} such of {len(given)}); 0 leaves a sample out"
-        )
+    _refuse(
+        "Weighted: weights must be finite and not negative", given, ~(np.isfinite(given) & (given >= 0)), "0 leaves a sample out"
+    )
     if not given.any():
         raise ValueError(f"Weighted: one weight must be above 0, got {len(given)} zeros; nothing could be drawn from them")
     return given
+
+
+def _refuse(needed: str, given: NDArray[Any], wrong: NDArray[np.bool_], remedy: str) -> None:
+    """Raises ValueError for the first value that is wrong."""
+    if wrong.any():
+        first = int(wrong.argmax())
+        number = np.count_nonzero(wrong)
+        raise ValueError(f"{needed}, got {given[first]} at index {first} ({number} such of {len(given)}); {remedy}")
 
 
 def _logarithm(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -480,7 +459,7 @@ class Bucketed(KeyedBatches):
         self._epochs: EpochCache[Epoch] = EpochCache()
 
     def _size(self, name: str, value: SupportsIndex, *, remedy: str) -> int:
-        return whole_number(f"{type(self).__name__}: {name}", value, at_least=1, at_most=MAX_SIZE, remedy=remedy)
+        return whole_number(f"{type(self).__name__}: {name}", value, at_most=MAX_SIZE, remedy=remedy)
 
     @property
     def n(self) -> int:
@@ -578,12 +557,8 @@ def _checked(name: str, lengths: ArrayLike) -> NDArray[np.int32]:
         )
     if not np.issubdtype(given.dtype, np.integer):
         raise TypeError(f"{name}: lengths must be integers, got dtype {given.dtype}; round them up")
-    wrong = np.flatnonzero((given < 0) | (given > MAX_LENGTH))
-    if len(wrong):
-        raise ValueError(
-            f"{name}: lengths must be in [0, 2^31 - 1], got {given[wrong[0]]} at index {wrong[0]} "
-            f"({len(wrong)} such of {len(given)}); count in a larger unit"
-        )
+    wrong = (given < 0) | (given > MAX_LENGTH)
+    _refuse(f"{name}: lengths must be in [0, 2^31 - 1]", given, wrong, "count in a larger unit")
     return given.astype(np.int32)
 
 
@@ -646,11 +621,7 @@ class LengthBuckets(Bucketed):
     def _cut(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.append(np.arange(0, len(samples), self.batch_size), len(samples))
 
-    def __repr__(self) -> str:
-        return f"LengthBuckets({self.n:,} lengths, batch_size={self.batch_size}, window={self.window}, group={self.group})"
 
-
-MAX_TOKENS = 1 << 62
 Oversized = Literal["raise", "alone"]
 
 
@@ -689,9 +660,7 @@ class TokenBudget(Bucketed):
         oversized: Oversized = "raise",
     ) -> None:
         super().__init__(lengths, window=window, group=group)
-        self.max_tokens = whole_number(
-            "TokenBudget: max_tokens", max_tokens, at_least=1, at_most=MAX_TOKENS, remedy="give what a batch may hold"
-        )
+        self.max_tokens = whole_number("TokenBudget: max_tokens", max_tokens, remedy="give what a batch may hold")
         self.max_samples = (
             None if max_samples is None else self._size("max_samples", max_samples, remedy="None leaves it to max_tokens")
         )
@@ -723,9 +692,3 @@ class TokenBudget(Bucketed):
         num_batches = cut(self.lengths[samples].astype(np.int64), self.max_tokens, self.max_samples or MAX_SIZE, starts)
         starts[num_batches] = len(samples)
         return starts[: num_batches + 1].copy()
-
-    def __repr__(self) -> str:
-        return (
-            f"TokenBudget({self.n:,} lengths, max_tokens={self.max_tokens}, max_samples={self.max_samples}, "
-            f"window={self.window}, group={self.group})"
-        )

@@ -25,11 +25,6 @@ Which positions of a stream of items a rank is given at a step.
 
 A step goes by its first position, so any number of ranks goes on from any of them, with exactly the rest.
 
-What the loader asks of anything that says which samples come next.
-
-The contract is torch's own: iterate, and get one batch's keys at a time. So every torch batch sampler is an `Orders` as
-it stands, pipelines and mixtures can be, and a `Schedule` becomes one by saying whose and from where: ScheduledOrders.
-
 Orders that say themselves which samples each batch of an epoch holds: what seed mode takes as `batch_sampler=`.
 
 The batches of an epoch are one sequence for all ranks, a pure function of (seed, epoch, number): see schedule.py for who
@@ -50,26 +45,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shmload.schedule.permutation import MAX_N, MAX_UINT64, Permutation, whole_number
-
-__all__ = [
-    "SCHEDULE_VERSION",
-    "BatchIndices",
-    "BatchSchedule",
-    "KeyedBatches",
-    "KeyedOrder",
-    "Orders",
-    "Schedule",
-    "ScheduledOrders",
-    "Uneven",
-    "stream_end",
-    "stream_positions",
-]
 
 READ_AHEAD = 8192  # indices that __iter__ computes at a time
 
@@ -126,6 +107,9 @@ class KeyedOrder(ABC):
     def __len__(self) -> int:
         return self.n
 
+    def __repr__(self) -> str:
+        return f"<{self.identity}>"
+
     def __iter__(self) -> Iterator[int]:
         import torch
 
@@ -149,16 +133,18 @@ def stream_positions(
         first = world_size * np.arange(num_rounds)
         needed = {"pad": 1, "drop": world_size, "exact": rank + 1}[uneven]
         return step + rank + first[first + needed <= left]
-    if left >= batch_size * world_size:
-        return np.arange(step + rank * batch_size, step + (rank + 1) * batch_size)
-    if uneven == "drop":
-        return np.empty(0, np.int64)
-    if uneven == "pad":
-        each = -(-left // world_size)
-        return np.arange(step + rank * each, step + (rank + 1) * each)
-    each, longer = divmod(left, world_size)
-    start = step + rank * each + min(rank, longer)
-    return np.arange(start, start + each + (rank < longer))
+    return np.arange(*_rows_of(step, rank, left, uneven, world_size, batch_size))
+
+
+def _rows_of(first: int, rank: int, left: int, uneven: str, world_size: int, batch_size: int) -> tuple[int, int]:
+    """Positions of a rank's rows, from start to stop, in the step that begins at `first`; so many are left from there on."""
+    each, longer = batch_size, 0
+    if left < batch_size * world_size:
+        if uneven == "drop":
+            return first, first
+        each, longer = (-(-left // world_size), 0) if uneven == "pad" else divmod(left, world_size)
+    start = first + rank * each + min(rank, longer)
+    return start, start + each + (rank < longer)
 
 
 def stream_end(n: int | None, rank: int, *, uneven: str, stride: int) -> int:
@@ -176,8 +162,48 @@ SCHEDULE_VERSION = 1
 Uneven = Literal["pad", "drop", "exact"]
 
 
+class AnySchedule:
+    """What a loader asks of its schedule besides the batches; the answers of one whose epochs are alike."""
+
+    @property
+    def stride(self) -> int:
+        """From one step to the next."""
+        return 1
+
+    @property
+    def stream(self) -> dict[str, Any] | None:
+        """What positions and keys mean where they number the items of a stream, as a pipeline's do; else None."""
+        return None
+
+    @property
+    def grows(self) -> bool:
+        """Whether an epoch's samples are settled only shortly before it begins: nothing is ordered ahead of the next one's end."""
+        return False
+
+    def behind(self, step: int) -> int:
+        """The step that follows one."""
+        return step + self.stride
+
+    def number(self, step: int) -> int:
+        """How many steps came before it, for a record of them."""
+        return -(-step // self.stride)
+
+    def begins(self, epoch: int) -> None:
+        """Says that a pass over an epoch begins; those before it are over."""
+
+    def ended(self) -> None:
+        """Says that no pass runs any more."""
+
+    def children(self, epoch: int) -> dict[str, Any] | None:
+        """What a state in that epoch says besides its position."""
+        return None
+
+    def go_on_from(self, children: Mapping[str, Any], epoch: int) -> None:
+        """Takes over what `children` gave, before a resume in that epoch."""
+
+
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(AnySchedule):
     """Pure map (epoch, step, rank) -> sample indices, with O(1) memory and time to seek.
 
     What `uneven` says of the rest, the positions after the last whole global batch:
@@ -267,7 +293,11 @@ class Schedule:
             rank: from 0 to `world_size - 1`.
         """
         steps = self.num_steps
-        return steps - (steps > 0 and self.num_rows(steps - 1, rank) == 0)
+        return steps - (rank > 0 and steps > 0 and self.num_rows(steps - 1, rank) == 0)
+
+    def end_of(self, epoch: int, rank: int) -> int:
+        """Steps from here on do not exist for that rank, in any epoch."""
+        return self.num_steps_of(rank)
 
     def num_rows(self, step: int, rank: int) -> int:
         """Rows of the batch of a `step` and a `rank`, padding included.
@@ -325,7 +355,12 @@ class Schedule:
         """
         start, stop = self._span(step, rank)
         out = np.empty(stop - start, np.int64)
-        self._fill(epoch, start, out)
+        done = 0
+        while done < len(out):  # once, unless padding wraps round the epoch
+            position = (start + done) % self.n
+            part = out[done : done + self.n - position]
+            self._take(epoch, position, part)
+            done += len(part)
         return out
 
     def batches(self, epoch: int, step: int, rank: int, most: int) -> NDArray[np.int64]:
@@ -348,33 +383,6 @@ class Schedule:
             for number, row in enumerate(out, step):
                 self._take(epoch, self._span(number, rank)[0], row)
         return out
-
-    def fill(self, epoch: int, step: int, rank: int, out: NDArray[np.int64]) -> int:
-        """Write the sample indices of a rank's step into the first rows of `out`.
-
-        Args:
-            epoch, step, rank: as of `batch`.
-            out: int64, one dimension, contiguous, at least `num_rows(step, rank)` long.
-        Returns:
-            the number of rows written, padding included.
-        Raises:
-            IndexError: there is no such step or rank.
-            ValueError: `out` is too short.
-        """
-        start, stop = self._span(step, rank)
-        num_rows = stop - start
-        if len(out) < num_rows:
-            raise ValueError(f"Schedule.fill: out must hold {num_rows} indices, it holds {len(out)}")
-        self._fill(epoch, start, out[:num_rows])
-        return num_rows
-
-    def _fill(self, epoch: int, start: int, out: NDArray[np.int64]) -> None:
-        done = 0
-        while done < len(out):  # once, unless padding wraps round the epoch
-            position = (start + done) % self.n
-            count = min(len(out) - done, self.n - position)
-            self._take(epoch, position, out[done : done + count])
-            done += count
 
     def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:
         """The index so many places behind that of a row, in the epoch's order and round its end.
@@ -411,58 +419,13 @@ class Schedule:
                 f"Schedule: step must be in [0, {self.num_steps}) and rank in [0, {self.world_size}), got step={step}, rank={rank}"
             )
         first = step * self.global_batch
-        rest = self.n - first
-        if rest >= self.global_batch:
-            start = first + rank * self.batch_size
-            return start, start + self.batch_size
-        if self.rest_rule == "pad":
-            num_rows = -(-rest // self.world_size)
-            start = first + rank * num_rows
-            return start, start + num_rows
-        each, longer = divmod(rest, self.world_size)
-        start = first + rank * each + min(rank, longer)
-        return start, start + each + (rank < longer)
+        return _rows_of(first, rank, self.n - first, self.rest_rule, self.world_size, self.batch_size)
 
 
 @lru_cache(maxsize=16)
 def _permutation(n: int, seed: int, epoch: int) -> Permutation:
     """Epochs in use: a small n's table (up to 128 KiB) is shuffled once per epoch, not per batch."""
     return Permutation(n, seed=seed, epoch=epoch)
-
-
-BatchIndices = NDArray[np.int64] | list[Any]
-"""One batch: sample indices as an int64 array, or a list of whatever keys a sampler yields."""
-
-
-class Orders(Protocol):
-    """Yields the batches of one epoch in order; every `iter` starts anew."""
-
-    def __iter__(self) -> Iterator[BatchIndices]: ...
-
-
-@dataclass(frozen=True)
-class ScheduledOrders:
-    """A rank's batches of one epoch, from `first_step` on: to seek, make another.
-
-    Steps in which the rank has no rows (uneven="exact") do not appear.
-
-    Example:
-        >>> schedule = Schedule(5, batch_size=2, seed=0, shuffle=False)
-        >>> [batch.tolist() for batch in ScheduledOrders(schedule, epoch=3, first_step=1)]
-        [[2, 3], [4]]
-    """
-
-    schedule: Schedule
-    epoch: int
-    first_step: int = 0
-    rank: int = 0
-
-    def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        for step in range(self.first_step, self.schedule.num_steps_of(self.rank)):
-            yield self.schedule.batch(self.epoch, step, self.rank)
-
-    def __len__(self) -> int:
-        return max(self.schedule.num_steps_of(self.rank) - self.first_step, 0)
 
 
 class KeyedBatches(ABC):
@@ -503,14 +466,16 @@ class KeyedBatches(ABC):
             a new int64 array.
         """
 
-    def schedule(self, *, seed: int, uneven: "Uneven", world_size: int) -> "BatchSchedule":
+    def schedule(self, *, seed: int, uneven: Uneven, world_size: int) -> "BatchSchedule":
         """Which of its batches each rank reads."""
-
         return BatchSchedule(self, seed=seed, uneven=uneven, world_size=world_size)
 
     def __len__(self) -> int:
         """Batches of the newest `iter`; before the first, those of another epoch, which may have a few more or less."""
         return self.num_batches(seed=self._newest_seed, epoch=0)
+
+    def __repr__(self) -> str:
+        return f"<{self.identity}>"
 
     def __iter__(self) -> Iterator[list[int]]:
         import torch
@@ -521,7 +486,7 @@ class KeyedBatches(ABC):
 
 
 @dataclass(frozen=True)
-class BatchSchedule:
+class BatchSchedule(AnySchedule):
     """Pure map (epoch, step, rank) -> sample indices over a sequence of batches; its arguments are checked by the loader.
 
     What `uneven` says of a last step with fewer batches than ranks:
@@ -571,11 +536,6 @@ class BatchSchedule:
         return None
 
     @property
-    def stream(self) -> dict[str, Any] | None:
-        """What positions and keys mean where they number the items of a stream, as a pipeline's do; else None."""
-        return None
-
-    @property
     def rest_rule(self) -> Uneven:
         """What happens to a last step with fewer batches than ranks."""
         return self.uneven
@@ -591,14 +551,6 @@ class BatchSchedule:
         """The sample indices of a rank's step, as a new array."""
         number = (step + rank) % self.order.num_batches(seed=self.seed, epoch=epoch)
         return self.order.batch(number, seed=self.seed, epoch=epoch)
-
-    def behind(self, step: int) -> int:
-        """The step that follows one."""
-        return step + self.stride
-
-    def number(self, step: int) -> int:
-        """How many steps came before it, for a record of them."""
-        return -(-step // self.stride)
 
     def num_valid(self, epoch: int, step: int, rank: int) -> int:
         """Rows of the batch that are not padding: all or none."""
@@ -623,23 +575,3 @@ class BatchSchedule:
 
     def counters(self, epoch: int, step: int) -> None:
         """A resume needs nothing besides its position."""
-
-    # ------------------------------------------------------------ datasets that grow: each epoch has a length of its own
-
-    @property
-    def grows(self) -> bool:
-        """Whether an epoch's samples are settled only shortly before it begins: nothing is ordered ahead of the next one's end."""
-        return False
-
-    def begins(self, epoch: int) -> None:
-        """Says that a pass over an epoch begins; those before it are over."""
-
-    def ended(self) -> None:
-        """Says that no pass runs any more."""
-
-    def children(self, epoch: int) -> dict[str, Any] | None:
-        """What a state in that epoch says besides its position."""
-        return None
-
-    def go_on_from(self, children: Mapping[str, Any], epoch: int) -> None:
-        """Takes over what `children` gave, before a resume in that epoch."""

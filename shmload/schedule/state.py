@@ -8,7 +8,7 @@ and snapshots `children`; absent where there are none.
 The checksum of a state: whatever has kept it since, the loader that takes it knows whether every value is what it was.
 
 It is that of canonical JSON, so JSON there and back, torch.save, another order of keys and tuples in place of lists change nothing.
-It tells of damage. Who writes a state on purpose can write its checksum, too; that a state runs no code is codec.py's affair.
+It tells of damage. Who writes a state on purpose can write its checksum, too; that a state runs no code is the codec's affair.
 
 The parts of a state whose shape varies, as one string of JSON.
 
@@ -20,18 +20,20 @@ where the program has said that it trusts its states (torch.load's weights_only 
     None, bool, int, float, str, list, dict of str     themselves; "$int", "$float" where JSON has no digits for it
     tuple, set, frozenset, other dicts                  "$tuple", "$set", "$frozenset", "$dict", "$ordered" (an OrderedDict)
     bytes, bytearray, complex                           "$bytes", "$bytearray", "$complex"
-    numpy arrays and scalars, tensors                   "$array", "$scalar", "$tensor": dtype, shape, bytes
+    numpy arrays and scalars                            "$array", "$scalar": a .npy file
+    tensors                                             "$tensor": dtype, shape, bytes
     anything else                                       "$pickle": its type's name, bytes
 """
 
 import base64
+import io
 import json
 import math
 import pickle
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NotRequired, TypedDict, cast, get_origin, get_type_hints
 
 import numpy as np
@@ -39,18 +41,6 @@ import torch
 
 from shmload.errors import StateMismatch
 from shmload.schedule.schedule import BatchSchedule, KeyedOrder, Schedule
-
-__all__ = [
-    "CHECK",
-    "STATE_VERSION",
-    "State",
-    "check_checksum",
-    "check_state",
-    "compare_state",
-    "make_state",
-    "resume",
-    "with_checksum",
-]
 
 MAX_DEPTH = 100  # of containers in each other; what lies deeper is pickled, as what holds itself must be
 _MAX_INT = 1 << 63
@@ -113,16 +103,14 @@ def _written(value: Any, depth: int) -> Any:
         return [_written(part, depth + 1) for part in value]
     if kind is dict and all(type(name) is str and not name.startswith("$") for name in value):
         return {name: _written(part, depth + 1) for name, part in value.items()}
-    if (word := _PAIRS.get(kind)) is not None:
-        return {word: [[_written(part, depth + 1) for part in pair] for pair in value.items()]}
-    if (word := _SEVERAL.get(kind)) is not None:
-        return {word: [_written(part, depth + 1) for part in value]}
+    if (word := _WORDS.get(kind)) is not None:
+        return {word: _written(list(map(list, value.items()) if isinstance(value, dict) else value), depth)}
     if kind is bytes or kind is bytearray:
         return {f"${kind.__name__}": _text(value)}
     if kind is complex:
         return {"$complex": _text(struct.pack("<dd", value.real, value.imag))}
-    if kind is torch.Tensor and (written := _written_tensor(value)) is not None:
-        return {"$tensor": written}
+    if kind is torch.Tensor and (tensor := _written_tensor(value)) is not None:
+        return {"$tensor": tensor}
     if kind is np.ndarray and (written := _written_array(value)) is not None:
         return {"$array": written}
     if isinstance(value, np.generic) and (written := _written_array(np.asarray(value))) is not None:
@@ -130,12 +118,18 @@ def _written(value: Any, depth: int) -> Any:
     return _pickled(value)
 
 
-_PAIRS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered"}
-_SEVERAL: dict[type, str] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
-
-
 def _pickled(value: Any) -> dict[str, Any]:
     return {"$pickle": [f"{type(value).__module__}.{type(value).__qualname__}", _text(pickle.dumps(value))]}
+
+
+_HOLDERS: dict[str, Callable[[list[Any]], Any]] = {
+    "$tuple": tuple,
+    "$set": set,
+    "$frozenset": frozenset,
+    "$dict": dict,
+    "$ordered": OrderedDict,
+}
+_WORDS: dict[Any, str] = {kind: word for word, kind in _HOLDERS.items()}
 
 
 def _written_tensor(tensor: torch.Tensor) -> list[Any] | None:
@@ -150,15 +144,13 @@ def _written_tensor(tensor: torch.Tensor) -> list[Any] | None:
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _text(raw)]
 
 
-def _written_array(array: np.ndarray[Any, Any]) -> list[Any] | None:
-    """None for one of objects, or of a dtype that numpy cannot name."""
-    if array.dtype.names is None and array.dtype.kind not in "biufcSUMm":
+def _written_array(array: np.ndarray[Any, Any]) -> str | None:
+    """As a .npy file; None for one of objects, or of a dtype that numpy cannot name."""
+    if array.dtype.hasobject or np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(array.dtype)) != array.dtype:
         return None
-    descr = np.lib.format.dtype_to_descr(array.dtype)
-    if array.dtype.hasobject or np.lib.format.descr_to_dtype(descr) != array.dtype:
-        return None
-    order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
-    return [descr, list(array.shape), order, _text(array.tobytes(order))]  # type: ignore[arg-type]  # one of the two letters
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version=(3, 0), allow_pickle=False)
+    return _text(file.getvalue())
 
 
 # ------------------------------------------------------------ reading
@@ -173,7 +165,7 @@ def _read(found: Any, is_trusted: bool) -> Any:
         ((word, held),) = found.items()
         if word == "$pickle":
             return _unpickled(held[0], held[1], is_trusted=is_trusted)
-        if (build := _BUILT.get(word)) is not None:
+        if (build := _HOLDERS.get(word)) is not None:
             return build([_read(part, is_trusted) for part in held])
         if word.startswith("$"):
             return _PLAIN[word](held)
@@ -200,31 +192,14 @@ def _read_tensor(held: list[Any]) -> torch.Tensor:
     return torch.frombuffer(raw, dtype=torch.uint8).clone().view(dtype).reshape(shape)
 
 
-def _read_array(held: list[Any]) -> np.ndarray[Any, Any]:
-    descr, shape, order, text = held
-    dtype, raw = np.lib.format.descr_to_dtype(_with_tuples(descr)), bytearray(_bytes(text))
-    if dtype.hasobject:
-        raise TypeError("an array of objects")
-    array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, buffer=raw, order=order)
-    if array.nbytes != len(raw):
-        raise ValueError(f"an array of {array.nbytes} bytes has {len(raw)}")
-    return array.copy(order)
+def _read_array(text: str) -> np.ndarray[Any, Any]:
+    file = io.BytesIO(_bytes(text))
+    array: np.ndarray[Any, Any] = np.load(file, allow_pickle=False)
+    if file.read(1):
+        raise ValueError(f"behind an array of {array.nbytes} bytes lies more")
+    return array
 
 
-def _with_tuples(descr: Any) -> Any:
-    """A dtype's description, whose fields JSON has made lists."""
-    if isinstance(descr, str):
-        return descr
-    return [(tuple(name) if isinstance(name, list) else name, _with_tuples(of), *map(tuple, shape)) for name, of, *shape in descr]
-
-
-_BUILT: dict[str, Callable[[list[Any]], Any]] = {
-    "$tuple": tuple,
-    "$set": set,
-    "$frozenset": frozenset,
-    "$dict": dict,
-    "$ordered": OrderedDict,
-}
 _PLAIN: dict[str, Callable[[Any], Any]] = {
     "$int": lambda text: int(text, 16),
     "$float": lambda text: struct.unpack("<d", _bytes(text))[0],
@@ -297,7 +272,50 @@ class State(TypedDict):
     children: NotRequired[dict[str, Any]]  # states of members
 
 
-_KINDS: dict[str, type] = {name: get_origin(kind) or kind for name, kind in get_type_hints(State).items()}
+_KINDS: dict[str, tuple[type, ...]] = {name: (get_origin(kind) or kind,) for name, kind in get_type_hints(State).items()}
+
+
+def check_head(state: object, mode: str, version: int, remedy: str) -> Mapping[Any, Any]:
+    """The state, if it is one of that mode, and of no newer version.
+
+    Raises:
+        StateMismatch: it is not.
+    """
+    if not isinstance(state, Mapping):
+        raise StateMismatch(f"a state is a dict as state_dict() returns it, got {type(state).__name__}")
+    if (saved := state.get("mode", mode)) != mode:
+        raise StateMismatch(f"this state is of mode {saved!r}, the loader is in mode {mode!r}: {remedy}")
+    if isinstance(found := state.get("version"), int) and found > version:
+        raise StateMismatch(f"this state has format version {found}, this shmload reads up to {version}: install a newer one")
+    return state
+
+
+def faults_in(
+    state: Mapping[Any, Any], kinds: Mapping[str, tuple[type, ...]], *, optional: Collection[str] = (), signed: Collection[str] = ()
+) -> list[str]:
+    """What is wrong with the fields of a state, for people.
+
+    Args:
+        kinds: by name, the types that a field may have. Whole numbers are 0 or more; lists hold such, or dicts.
+        optional: names that may be missing.
+        signed: names of numbers that may be negative.
+    """
+    faults = [f"{name} is missing" for name in sorted(kinds.keys() - {*optional, *state})]
+    for name, value in state.items():
+        if name not in kinds:
+            faults.append(f"{name} is unknown")
+        elif type(value) not in kinds[name]:
+            faults.append(f"{name} must be {kinds[name][0].__name__}, it is {value!r:.100}")
+        elif type(value) is int and value < 0 and name not in signed:
+            faults.append(f"{name} must not be negative, it is {value}")
+        elif type(value) is list and not all(type(each) is dict or (type(each) is int and each >= 0) for each in value):
+            faults.append(f"{name} is {value!r:.100}")
+    return faults
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Which fields a state does not have as they are now, for people."""
+    return [f"{name}: saved {saved.get(name)!r}, now {value!r}" for name, value in now.items() if saved.get(name) != value]
 
 
 def make_state(schedule: Schedule | BatchSchedule, *, epoch: int, step: int, children: Mapping[str, Any] | None = None) -> State:
@@ -322,29 +340,12 @@ def check_state(state: object) -> State:
     Raises:
         StateMismatch: it is no state of a seeded run, or one of a newer format, or damaged; every fault is named.
     """
-    if not isinstance(state, Mapping):
-        raise StateMismatch(f"a state is a dict as state_dict() returns it, got {type(state).__name__}")
-    mode = state.get("mode", "seed")
-    if mode != "seed":
-        raise StateMismatch(f"this state is of mode {mode!r}, the loader is in mode 'seed': build the loader as it was at saving")
-    version = state.get("version")
-    if isinstance(version, int) and version > STATE_VERSION:
-        raise StateMismatch(
-            f"this state has format version {version}, this shmload reads up to {STATE_VERSION}: install a newer one"
-        )
-    faults = [f"{name} is missing" for name in sorted(State.__required_keys__) if name not in state]
-    for name, value in state.items():
-        kind = _KINDS.get(name) if isinstance(name, str) else None
-        if kind is None:
-            faults.append(f"{name} is unknown")
-        elif type(value) is not kind:
-            faults.append(f"{name} must be {kind.__name__}, it is {value!r}")
-        elif isinstance(value, int) and value < 0:
-            faults.append(f"{name} must not be negative, it is {value}")
+    head = check_head(state, "seed", STATE_VERSION, "build the loader as it was at saving")
+    faults = faults_in(head, _KINDS, optional=State.__optional_keys__)
     if faults:
         raise StateMismatch(f"this is no state of a seeded run: {'; '.join(faults)}. Load what state_dict() returned")
-    check_checksum(state)
-    return cast(State, state)
+    check_checksum(head)
+    return cast(State, head)
 
 
 def compare_state(state: State, schedule: Schedule | BatchSchedule) -> None:
@@ -354,12 +355,7 @@ def compare_state(state: State, schedule: Schedule | BatchSchedule) -> None:
         StateMismatch: it was not; every field that differs is named with both values.
     """
     now = _identity(schedule)
-    differing = [
-        f"{name}: saved {state.get(name)!r}, now {now.get(name)!r}"
-        for name in dict.fromkeys((*now, "order"))
-        if state.get(name) != now.get(name)
-    ]
-    if not differing:
+    if not (differing := differences(state, {**now, "order": now.get("order")})):
         return
     remedy = "build the loader with the saved values, or start a new run without this state"
     if isinstance(schedule, Schedule) and 0 != state["global_batch"] != schedule.global_batch:

@@ -4,11 +4,11 @@ node's workers go where they are needed.
 The ranks of a tensor- or pipeline-parallel group are given the same `rank` and `world_size`, and so the same batches. Without
 sharing each of them decodes every sample.
 
-    choice.py      which of all this a rank gets
-    gathering.py   who is there: each rank of the node says at a board (shm/meeting.py) what it wants; who want the same are a group
-    leading.py     the group's lowest local rank has ring and worker pool, as any loader; it hands a slot on when all have let it go
-    following.py   the others map that ring. They publish nothing; they find, lease and pass batches
-    rank_sync.py     what both tell and ask: where each rank stands, who has left, where all begin anew
+    choice.py      which of all this a rank gets; the group's lowest local rank leads: it has ring and worker pool, as any loader,
+                   and hands a slot on when all have let it go; the others map that ring. They publish nothing; they find, lease and
+                   pass batches
+    rank_group.py  who is there: each rank of the node says at a board (shm/meeting.py) what it wants; who want the same are a
+                   group. Where each rank stands, who has left, where all begin anew
 
 src/share.h has the words that they share, one writer each, and the order in which they are written and read; tests/proof/sharing.py
 explores it. What follows from that:
@@ -27,8 +27,8 @@ is behind could not be waited for by the leader's own step); to go on without a 
 
 In data parallelism the rank whose batch is dear holds up all, while its neighbours' rings are full and their workers idle. So:
 
-    balancing.py   each rank has ring, worker pool, order and supervision of its own; who has no idle worker rings for others
-    helpers.py      who of them is let in and watched; what a dead one held is read again
+    balancing.py   each rank has ring, worker pool, order and supervision of its own; who has no idle worker rings for others.
+                   Who of them is let in and watched; what a dead one held is read again
     worker/helping.py   a worker with nothing open at home claims a chunk of the neighbour's whose trainer has waited for longest
 
 * a helper is a worker like any other to the protocol (src/protocol.h), under a record of its own behind those of the worker pool;

@@ -14,13 +14,13 @@ import logging
 import os
 import select
 import signal
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from shmload._core.mapping import Mapping
 from shmload._core.neighbour import Neighbour
 from shmload._core.trainer import TrainerRing
 from shmload.engine.parts import Hook, Parts
-from shmload.sharing.rank_group import RankGroup
+from shmload.sharing.rank_group import RankGroup, mapped, poll_of
 from shmload.shm import names
 from shmload.shm.names import of_ticket, pidfd_of
 from shmload.shm.segment import Doorbell, open_segment
@@ -40,15 +40,14 @@ class Helpers:
 
     def __init__(self, ring: TrainerRing, rank_group: RankGroup, num_workers: int, rings: dict[int, dict[str, Any]]) -> None:
         self._ring, self._rank_group, self._num_workers, self._rings = ring, rank_group, num_workers, rings
-        self._pidfds: dict[int, int] = {}  # by record
-        self._pids: dict[int, int] = {}
+        self._watched: dict[int, tuple[int, int]] = {}  # (pidfd, pid) by record
         self._poll = select.poll()
 
     def look(self) -> int:
         """Lets in who waits, and sees off who has ended. Returns how many chunks were taken back. Cost: one poll."""
         num_taken_back = 0
         for pidfd, _ in self._poll.poll(0):
-            record = next(record for record, fd in self._pidfds.items() if fd == pidfd)
+            record = next(record for record, (fd, _) in self._watched.items() if fd == pidfd)
             while self._ring.recover(record) >= 0:
                 num_taken_back += 1
             log.info("%s has ended; what it held is read again", self._name(record))
@@ -67,7 +66,7 @@ class Helpers:
         if pidfd < 0:
             self._ring.release(record)  # it has ended, and has claimed nothing
             return
-        self._pidfds[record], self._pids[record] = names.keep(pidfd), pid
+        self._watched[record] = names.keep(pidfd), pid
         self._poll.register(pidfd, select.POLLIN)
         self._ring.accept(record, ticket)
 
@@ -78,7 +77,7 @@ class Helpers:
 
     def _name(self, record: int) -> str:
         rank, worker = self._place(record)
-        return f"worker {worker} of local rank {self._rank_group.members[rank].local_rank} (pid {self._pids.get(record)})"
+        return f"worker {worker} of local rank {self._rank_group.members[rank].local_rank} (pid {self._watched[record][1]})"
 
     # ------------------------------------------------------------ what a worker pool does for its supervisor
 
@@ -90,35 +89,30 @@ class Helpers:
         except OSError:
             return "(unknown: its rank has ended)"
         try:
-            return written_stack(self._pidfds[record], fd)
+            return written_stack(self._watched[record][0], fd)
         finally:
             os.close(fd)
 
     def kill(self, record: int) -> Death:
         """Ends a helper at once, and waits for that; its own rank replaces it."""
-        pidfd = self._pidfds[record]
-        try:
+        pidfd, pid = self._watched[record]
+        with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        ended = select.poll()
-        ended.register(pidfd, select.POLLIN)
-        ended.poll()
-        return Death(record, self._pids[record], -signal.SIGKILL)
+        poll_of([pidfd]).poll()
+        return Death(record, pid, -signal.SIGKILL)
 
     def replace(self, record: int) -> None:
         """Makes way for another, once a helper's claims have been taken back."""
-        pidfd = self._pidfds.pop(record)
+        pidfd, _ = self._watched.pop(record)
         self._poll.unregister(pidfd)
         names.close(pidfd)
-        self._pids.pop(record)
         self._ring.release(record)
 
     def close(self) -> None:
         """Watches nobody any more."""
-        for pidfd in self._pidfds.values():
+        for pidfd, _ in self._watched.values():
             names.close(pidfd)
-        self._pidfds.clear()
+        self._watched.clear()
         self._poll = select.poll()
 
 
@@ -157,12 +151,10 @@ class Balancer(Hook):
 
     def __init__(self, rank_group: RankGroup) -> None:
         self._rank_group = rank_group
-        self._has_told = False
+        self._has_announced = False
         self._helpers: Helpers | None = None
         self._peer_pools: dict[int, PeerPool] = {}
-        self._poll = select.poll()
-        for pidfd in rank_group.pidfds.values():
-            self._poll.register(pidfd, select.POLLIN)
+        self._poll = poll_of(rank_group.pidfds.values())
 
     def order_bell(self, parts: Parts, bell: Doorbell) -> Doorbell:
         """The worker pool's bell, by which the neighbours' workers are called, too."""
@@ -174,7 +166,7 @@ class Balancer(Hook):
         """Tells the others of the ring, and hears of theirs. A rank that has ended, or could make none, is gone without."""
         rank_group, num_workers = self._rank_group, parts.options.num_workers
         num_ranks = len(rank_group.members)
-        rank_group.tell(
+        rank_group.announce(
             {
                 "control": parts.control_segment.path,
                 "orders": self._bell.name,
@@ -183,8 +175,8 @@ class Balancer(Hook):
                 "stacks": [stack.path for stack in parts.stacks.values()],
             }
         )
-        self._has_told = True
-        rings = rank_group.rings()
+        self._has_announced = True
+        rings = {number: ring for number, ring in rank_group.rings(rank_group.pidfds).items() if "failed" not in ring}
         self._ring, self._num_workers = parts.ring, num_workers
         self._helpers = Helpers(parts.ring, rank_group, num_workers, rings)
         peer_rings = []
@@ -194,7 +186,7 @@ class Balancer(Hook):
                 continue
             ring, member = rings[number], rank_group.members[number]
             try:
-                self._peer_pools[number] = PeerPool(Neighbour(_mapped(ring["control"])), Doorbell.attach(ring["orders"]))
+                self._peer_pools[number] = PeerPool(Neighbour(mapped(ring["control"])), Doorbell.attach(ring["orders"]))
             except OSError:  # it has closed its loader meanwhile
                 continue
             peer_rings.append(
@@ -214,8 +206,8 @@ class Balancer(Hook):
         self._supervisor.helpers = self._helpers
 
     def failed(self, error: BaseException) -> None:
-        if not self._has_told:
-            self._rank_group.tell({"failed": f"{type(error).__name__}: {error}"})
+        if not self._has_announced:
+            self._rank_group.announce({"failed": f"{type(error).__name__}: {error}"})
         self.closed()
 
     def look(self) -> None:
@@ -244,11 +236,3 @@ class Balancer(Hook):
         if self._helpers is not None:
             self._helpers.close()
         self._rank_group.close()
-
-
-def _mapped(path: str) -> Mapping:
-    fd = open_segment(path)
-    try:
-        return Mapping(fd, os.fstat(fd).st_size)
-    finally:
-        os.close(fd)

@@ -10,18 +10,34 @@ from __future__ import annotations
 import json
 import os
 import select
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
 
+from shmload._core.mapping import Mapping
+from shmload._core.trainer import (
+    TOLD_CLOSED,
+    TOLD_COUNT,
+    TOLD_ENDED,
+    TOLD_EPOCH,
+    TOLD_GENERATION,
+    TOLD_LEFT,
+    TOLD_ODD,
+    TOLD_STEP,
+    Order,
+    Share,
+)
+from shmload.engine.parts import Hook
 from shmload.errors import RankLeft
 from shmload.shm import names
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import meeting_stem, pidfd_of, start_of
-from shmload.shm.segment import Group
+from shmload.shm.segment import Group, open_segment
 from shmload.world import run_key
 
 MEET_S = 300.0  # for the others to come, where the loader has no timeout: they may have more to import and to open
+_ENDED = '{} has ended before all ranks of this node had begun to read (share="node")'
 LOOK_MS = 10  # between looks at the board; a worker pool takes longer than that to start
 
 
@@ -58,30 +74,23 @@ class RankGroup:
         return len({member.data for member in self.members}) == len(self.members)
 
     def announce(self, ring: dict[str, Any]) -> None:
-        """Tells the others how to come to the ring; `{"failed": why}` if there is none. Leader only."""
-        self.tell(ring)
-        self.meeting.leave()
-
-    def tell(self, ring: dict[str, Any]) -> None:
-        """The same, and stays to hear what the others tell."""
+        """Says how to come to this rank's ring; `{"failed": why}` if there is none."""
         with self.meeting.at_board():
             board = json.loads(self.meeting.read())
             board["rings"][str(self.members[self.me].local_rank)] = ring
             self.meeting.write(json.dumps(board).encode())
 
-    def rings(self) -> dict[int, dict[str, Any]]:
-        """How to come to the others' rings, by number, once each of them has told; without those that have ended or failed."""
-        poll = select.poll()
-        for pidfd in self.pidfds.values():
-            poll.register(pidfd, select.POLLIN)
+    def rings(self, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """How to come to the rings of these ranks, once each of them has said; without those that have ended before."""
+        poll = poll_of(self.pidfds.values())
         while True:
             ended = {pidfd for pidfd, _ in poll.poll(0)}
             with self.meeting.at_board():
-                told = json.loads(self.meeting.read())["rings"]
-            found = {number: told.get(str(self.members[number].local_rank)) for number in self.pidfds}
+                said = json.loads(self.meeting.read())["rings"]
+            found = {number: said.get(str(self.members[number].local_rank)) for number in numbers}
             if all(ring is not None or self.pidfds[number] in ended for number, ring in found.items()):
                 self.meeting.leave()
-                return {number: ring for number, ring in found.items() if ring is not None and "failed" not in ring}
+                return {number: ring for number, ring in found.items() if ring is not None}
             poll.poll(LOOK_MS)
 
     def ring(self) -> dict[str, Any]:
@@ -90,18 +99,11 @@ class RankGroup:
         Raises:
             RankLeft: the leader has ended, or could not make it.
         """
-        poll = select.poll()
-        poll.register(self.pidfds[0], select.POLLIN)
-        while True:
-            has_ended = bool(poll.poll(LOOK_MS))
-            with self.meeting.at_board():
-                ring = json.loads(self.meeting.read())["rings"].get(str(self.members[0].local_rank))
-            if ring is not None and "failed" not in ring:
-                self.meeting.leave()
-                return dict(ring)
-            if ring is not None or has_ended:
-                why = "has ended before its ring was there" if ring is None else f"could not make it: {ring['failed']}"
-                raise RankLeft(f'{self.members[0]}, whose ring this rank was to read (share="node"), {why}')
+        ring = self.rings([0]).get(0, {"failed": None})
+        if "failed" not in ring:
+            return ring
+        why = "has ended before its ring was there" if ring["failed"] is None else f"could not make it: {ring['failed']}"
+        raise RankLeft(f'{self.members[0]}, whose ring this rank was to read (share="node"), {why}')
 
     def close(self) -> None:
         """Watches nobody any more."""
@@ -109,6 +111,23 @@ class RankGroup:
         for pidfd in self.pidfds.values():
             names.close(pidfd)
         self.group.close()
+
+
+def poll_of(pidfds: Iterable[int]) -> select.poll:
+    """Says which of these processes have ended."""
+    poll = select.poll()
+    for pidfd in pidfds:
+        poll.register(pidfd, select.POLLIN)
+    return poll
+
+
+def mapped(path: str, *, private: bool = False) -> Mapping:
+    """A segment of another rank's, mapped."""
+    fd = open_segment(path)
+    try:
+        return Mapping(fd, os.fstat(fd).st_size, private=private)
+    finally:
+        os.close(fd)
 
 
 def local_place() -> tuple[int, int]:
@@ -167,15 +186,14 @@ def _all_members(meeting: Meeting, mine: RankInfo, num_local: int, pidfds: dict[
         members = _seated(meeting, mine)
         for member in members:
             if member != mine and member.local_rank not in pidfds:
-                pidfds[member.local_rank] = names.keep(_pidfd_of(member))
+                pidfd = pidfd_of(member.pid, member.began)
+                if pidfd < 0:
+                    raise RankLeft(_ENDED.format(member))
+                pidfds[member.local_rank] = names.keep(pidfd)
         if len(members) == num_local:
             return members
-        poll = select.poll()
-        for pidfd in pidfds.values():
-            poll.register(pidfd, select.POLLIN)
-        if ended := [fd for fd, _ in poll.poll(LOOK_MS)]:
-            gone = next(member for member in members if pidfds.get(member.local_rank) in ended)
-            raise RankLeft(f'{gone} has ended before all ranks of this node had begun to read (share="node")')
+        if ended := [fd for fd, _ in poll_of(pidfds.values()).poll(LOOK_MS)]:
+            raise RankLeft(_ENDED.format(next(member for member in members if pidfds.get(member.local_rank) in ended)))
         if monotonic() > deadline:
             missing = sorted(set(range(num_local)) - {member.local_rank for member in members})
             raise RankLeft(
@@ -212,8 +230,161 @@ def _check_promises(rank_group: list[RankInfo]) -> None:
             )
 
 
-def _pidfd_of(member: RankInfo) -> int:
-    pidfd = pidfd_of(member.pid, member.began)
-    if pidfd < 0:
-        raise RankLeft(f'{member} has ended before all ranks of this node had begun to read (share="node")')
-    return pidfd
+class RankSync(Hook):
+    """Where the ranks that read one ring stand, for one of them: as each writes it, and as the others ask.
+
+    Ranks count the batches that they have taken since all began at one place: that is a *generation*. It ends for all at the same
+    batch, where the program breaks off, resumes or sets another epoch; there they meet, and compare.
+
+    Args:
+        rank_group: who they are.
+        timeout_s: how long they may take to come to one place; 0: as long as it takes.
+    """
+
+    def __init__(self, rank_group: RankGroup, timeout_s: float) -> None:
+        self._rank_group, self._timeout_s = rank_group, timeout_s
+        self._poll = poll_of(rank_group.pidfds.values())
+        self._ended: set[int] = set()  # ranks whose processes have
+        self._count = 0  # batches taken of this generation
+        self._count_before = 0  # of the one before
+        self._num_passes = 0
+        self._begins = True  # this generation is still to be begun together
+
+    def attach(self, share: Share, sleep: Callable[[Order | None], None], ring_others: Callable[[], None]) -> None:
+        """Takes what there is once there is a ring.
+
+        Args:
+            share: the ranks' words.
+            sleep: (order, or None for none in particular) sleeps until something may have changed, 20 ms at most.
+            ring_others: wakes those who sleep.
+        """
+        self._share, self._sleep, self._ring_others = share, sleep, ring_others
+
+    def pass_begins(self) -> None:
+        self._num_passes += 1
+
+    def pass_left(self) -> None:
+        self._share.tell(TOLD_LEFT, self._num_passes << 32 | self._count)
+        self._ring_others()
+
+    def abandoned(self) -> None:
+        """What is ordered is not wanted: a new generation."""
+        self._count_before, self._count = self._count, 0
+        self._share.generation += 1
+        self._begins = True
+
+    def leave(self) -> None:
+        """Says that this rank takes nothing any more."""
+        self._share.tell(TOLD_CLOSED, 1)
+        self._ring_others()
+
+    def after_next(self, *, is_gone: bool) -> None:
+        """If it is gone, one batch more was taken, or has failed."""
+        if is_gone:
+            self._count += 1
+            self._share.tell(TOLD_COUNT, self._count)
+
+    def before_next(self, order: Order) -> None:
+        """Sees to it that all ranks come to a batch in the same way.
+
+        Raises:
+            RankLeft: one of them does not, or has ended.
+        """
+        if self._begins:
+            self._begin(order)
+        self.look()
+
+    def _see_ended(self) -> None:
+        """Looks for ranks that have ended. Cost: one poll."""
+        for pidfd, _ in self._poll.poll(0):
+            self._ended.add(next(rank for rank, fd in self._rank_group.pidfds.items() if fd == pidfd))
+
+    def look(self) -> None:
+        """Raises RankLeft if another rank will not take the batch that this one wants, or has not taken the same so far."""
+        self._see_ended()
+        mine, told = self._share.generation, self._share.told
+        for rank in self._others():
+            is_closed = told(rank, TOLD_CLOSED)
+            generation = told(rank, TOLD_GENERATION)
+            if generation > mine:
+                ended = told(rank, TOLD_ENDED + _odd(generation))
+                if self._count >= ended:
+                    raise self._apart(rank, "has begun to read elsewhere", ended)
+                continue
+            count = told(rank, TOLD_COUNT) if generation == mine else 0
+            if (is_closed or rank in self._ended) and self._count >= count:
+                raise self._apart(rank, "has closed its loader" if is_closed else "has ended", count)
+            left, left_at = self._left(rank)
+            if generation == mine and left == self._num_passes and self._count >= left_at:
+                raise self._apart(rank, "has left the loop over its loader", left_at)
+
+    def are_done(self) -> bool:
+        """Whether no other rank still takes a batch that this one has taken."""
+        self._see_ended()
+        mine, told = self._share.generation, self._share.told
+        return all(
+            rank in self._ended
+            or told(rank, TOLD_CLOSED)
+            or self._left(rank)[0] == self._num_passes
+            or (told(rank, TOLD_GENERATION) >= mine and told(rank, TOLD_COUNT) >= self._count)
+            for rank in self._others()
+        )
+
+    def _others(self) -> Iterator[int]:
+        return (rank for rank in range(self._share.num_ranks) if rank != self._share.me)
+
+    def _left(self, rank: int) -> tuple[int, int]:
+        """The pass that a rank has left before its end, 0: none, and the batches it had taken by then."""
+        return divmod(self._share.told(rank, TOLD_LEFT), 1 << 32)
+
+    def _begin(self, order: Order) -> None:
+        """Begins a generation together with all others."""
+        share, told = self._share, self._share.told
+        mine = share.generation
+        odd = _odd(mine)
+        share.tell(TOLD_ENDED + odd, self._count_before)
+        share.tell(TOLD_EPOCH + odd, order.epoch)
+        share.tell(TOLD_STEP + odd, order.step)
+        share.tell(TOLD_COUNT, 0)
+        share.tell(TOLD_GENERATION, mine)
+        self._ring_others()
+        began = monotonic()
+        while behind := [rank for rank in self._others() if told(rank, TOLD_GENERATION) < mine]:
+            for rank in behind:
+                is_closed, count = told(rank, TOLD_CLOSED), told(rank, TOLD_COUNT)
+                if told(rank, TOLD_GENERATION) >= mine:
+                    continue  # it has come in the meantime: its count is of the new generation
+                if count > self._count_before:
+                    raise self._apart(rank, "has read on where this rank has begun elsewhere", count)
+                if is_closed or rank in self._ended:
+                    raise self._apart(rank, "has closed its loader" if is_closed else "has ended", count)
+            if self._timeout_s and monotonic() - began > self._timeout_s:
+                raise RuntimeError(
+                    f"DataLoader timed out after {self._timeout_s} seconds: {self._rank_group.members[behind[0]]} has not come to "
+                    'where the ranks that share="node" begin together'
+                )
+            self._sleep(None)
+            self._see_ended()
+        for rank in self._others():
+            place = told(rank, TOLD_EPOCH + odd), told(rank, TOLD_STEP + odd)
+            ended = told(rank, TOLD_ENDED + odd)
+            if (ended, *place) != (self._count_before, order.epoch, order.step):
+                raise RankLeft(
+                    f'{self._rank_group.members[rank]} and this rank share a ring (share="node") and must read the same batches: '
+                    f"it begins at step {place[1]} of epoch {place[0]}, having read {ended} since they began together last; this "
+                    f"one at step {order.step} of epoch {order.epoch}, having read {self._count_before}. Break, load states and "
+                    "set epochs in all ranks alike"
+                )
+        self._begins = False
+
+    def _apart(self, rank: int, what: str, count: int) -> RankLeft:
+        return RankLeft(
+            f'{self._rank_group.members[rank]}, which shares a ring with this rank (share="node"), {what}: it has read {count} '
+            f"batches since they began together, and this one wants its batch {self._count + 1}. Ranks that share read the same "
+            "batches: let all of them break, resume and close at the same step"
+        )
+
+
+def _odd(generation: int) -> int:
+    """What is added to the words of the place where a generation begins."""
+    return TOLD_ODD * (generation & 1)

@@ -1,4 +1,4 @@
-"""States of one pipeline: when they may be taken, what is refused, copies for ranks that were apart; a pipeline under a ShmLoader."""
+"""States of one pipeline: when they may be taken, what is refused, copies for ranks that were apart."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from itertools import islice
 from typing import Any
 
 import pytest
-import torch
 
-from shmload import ShmLoader
 from shmload.errors import StateMismatch
-from shmload.pipeline import Collate, Conveyer, Join, Map, Partition, Permutation, Range, reconcile
+from shmload.pipeline import Conveyer, Join, Range, reconcile
 from shmload.schedule.state import with_checksum
-from tests.pipeline.pipeline_kit import Add, Leaf, Spec, pulled
+from tests.pipeline.pipeline_kit import Leaf, Spec, pulled
 
 PLAIN = Leaf(12, True, False, 7)
 
@@ -155,57 +153,3 @@ def test_states_that_are_not_of_one_job_are_refused(states: list[Any], message: 
     with pytest.raises(StateMismatch) as caught:
         reconcile(states)
     assert message in str(caught.value)
-
-
-# ------------------------------------------------------------ as a ShmLoader's dataset and sampler in one
-
-
-def bare(source: Any) -> Conveyer:
-    return Conveyer([source, Map(Add(100))])
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("repeating", [False, True])
-def test_a_shmloader_reads_a_pipeline_in_its_order(num_workers: int, repeating: bool) -> None:
-    def epochs(world: int, **state: Any) -> list[int]:
-        found: list[list[int]] = []
-        for rank in range(world):
-            source = Permutation(12, seed=4, repeating=repeating)
-            with ShmLoader(bare(source), 12 // world, seed=9, num_workers=num_workers, rank=rank, world_size=world) as loader:
-                found.append([x for _ in range(2) for batch in loader for x in batch.tolist()])
-        return [x for epoch in (0, 1) for part in found for x in part[epoch * 12 // world : (epoch + 1) * 12 // world]]
-
-    expected = [x + 100 for x in islice(Leaf(12, True, True, 4).values(), 24)]
-    assert epochs(1) == expected
-    assert epochs(2) == expected
-
-
-@pytest.mark.parametrize("stop", ["first", "repeat"])
-def test_a_shmloader_over_a_join_resumes_with_its_counters(stop: Any) -> None:
-    def make() -> ShmLoader[Any]:
-        pairs = [(Conveyer([Permutation(8, seed=m)]), w) for m, w in enumerate((0.3, 0.71))]
-        return ShmLoader(bare(Join(pairs, stop=stop)), 4, seed=9)
-
-    with make() as loader, make() as other:
-        batches = iter(loader)
-        next(batches)
-        state = json.loads(json.dumps(loader.state_dict()))
-        assert sum(state["counters"]) == 4
-        rest = [batch.tolist() for batch in batches]
-        other.load_state_dict(state)
-        assert [batch.tolist() for batch in other] == rest
-
-
-def test_a_shmloader_takes_only_bare_pipelines() -> None:
-    for stages in ([Range(4), Collate(2)], [Range(4), Partition(0, 2)]):
-        with pytest.raises(ValueError, match="leave Collate and Partition out of the pipeline and give ShmLoader batch_size"):
-            ShmLoader(Conveyer(stages), 2, seed=1)
-
-
-def test_torch_reads_a_pipeline_as_an_ordinary_dataset() -> None:
-    loader = torch.utils.data.DataLoader(bare(Range(5)), batch_size=2)
-    assert [batch.tolist() for batch in loader] == [[100, 101], [102, 103], [104]]
-    with ShmLoader(bare(Range(5)), batch_size=2, sampler=range(5), num_workers=1) as ours:
-        assert [batch.tolist() for batch in ours] == [[100, 101], [102, 103], [104]]
-    with pytest.raises(ValueError, match="a Conveyer says in which order it is read, which only seed mode asks for"):
-        ShmLoader(bare(Range(5)))

@@ -83,7 +83,7 @@ SHARING_DEFECTS = [
     Defect(
         "G1",
         "nobody looks whether the other ranks live",
-        "shmload/sharing/rank_sync.py",
+        "shmload/sharing/rank_group.py",
         "            self._ended.add(",
         "            set().add(",
         (f"{PARTINGS}test_a_rank_that_is_killed_with_a_batch_in_its_hands_ends_the_others_reading_soon",),
@@ -91,7 +91,7 @@ SHARING_DEFECTS = [
     Defect(
         "G1",
         "where ranks begin is not compared",
-        "shmload/sharing/rank_sync.py",
+        "shmload/sharing/rank_group.py",
         "(ended, *place) != (self._count_before, order.epoch, order.step):",
         "ended != self._count_before:",
         (f"{PARTINGS}test_ranks_that_begin_in_different_places_are_told_so",),

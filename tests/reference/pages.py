@@ -11,7 +11,7 @@ from typing import Any
 import shmload.errors
 from tests.reference.commands import commands_page
 from tests.reference.docstrings import Docstring, markdown, parse
-from tests.reference.public import BASES, documentation, function_of, is_protocol, members, names, parameters, returned
+from tests.reference.public import BASE_NAMES, documentation, function_of, is_protocol, members, names, parameters, returned
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "api"
 MADE = "<!-- Written by `python -m tests.reference` from the docstrings: change those. -->\n\n"
@@ -93,7 +93,7 @@ def _entry(place: str, value: Any) -> str:
 
 def _base_of(cls: type, member: str) -> str | None:
     """The base that describes a member and has an entry of its own."""
-    places = {base.__name__: base for base in cls.__mro__[1:] if f"{base.__module__}.{base.__name__}" in BASES}
+    places = {base.__name__: base for base in cls.__mro__[1:] if base.__name__ in BASE_NAMES}
     own = [base for base in cls.__mro__ if base not in places.values()]
     if any(getattr(vars(base).get(member), "__doc__", None) for base in own):
         return None

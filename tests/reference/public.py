@@ -30,22 +30,28 @@ MODULES = (
     "shmload.remote",
 )
 BASES = (  # for orders and crops of one's own
-    "shmload.schedule.schedule.KeyedOrder",
-    "shmload.schedule.schedule.KeyedBatches",
+    "shmload.schedule.KeyedOrder",
+    "shmload.schedule.KeyedBatches",
     "shmload.formats.images.decoder.Crop",
 )
+BASE_NAMES = {place.rsplit(".", 1)[1] for place in BASES}
 INTERNAL = {  # public to the rest of the package only
     *(f"Normalise.{name}" for name in ("is_meant", "made_of", "shape_of")),
     "Mix.keyed_order",
+    "Schedule.end_of",
+    *(
+        f"AnySchedule.{name}"
+        for name in ("stride", "stream", "grows", "behind", "number", "begins", "ended", "children", "go_on_from")
+    ),
     "PreparedLoader.begin",
     "PreparedLoader.end",
     *(f"{batches}.schedule" for batches in ("KeyedBatches", "LengthBuckets", "TokenBudget")),
-    *(f"{face}.{name}" for face in ("Conveyer", "Join") for name in ("as_source", "entering", "entry", "keyed_order")),
+    *(f"{face}.{name}" for face in ("Conveyer", "Join") for name in ("as_source", "entering", "entry")),
     "EpochCallback",
     "EpochMetrics",  # keys and units stand in docs/trace.md
 }
 
-MADE_OF = {"shmload.pipeline.stages.Source"}  # bases whose members are for the package alone
+MADE_OF = {"shmload.pipeline.stages.Source", "shmload.pipeline.stream.Keys"}  # bases whose members are for the package alone
 
 
 @dataclass(frozen=True)

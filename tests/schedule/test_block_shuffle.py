@@ -127,4 +127,4 @@ def test_construction_says_what_is_wrong(arguments: dict[str, int], error: type[
 
 
 def test_the_repr_is_the_call() -> None:
-    assert repr(BlockShuffle(10, block_size=2)) == "BlockShuffle(10, block_size=2, window=16)"
+    assert repr(BlockShuffle(10, block_size=2)) == "<block_shuffle(n=10, block_size=2, window=16)>"

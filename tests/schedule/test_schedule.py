@@ -138,16 +138,6 @@ def test_every_step_is_found_again_from_its_position(n, batch_size, world_size, 
             schedule.step_at(position)
 
 
-def test_fill_writes_the_first_rows_and_says_how_many():
-    schedule = Schedule(100, batch_size=8, seed=0, shuffle=True)
-    out = np.full(10, -1)
-    assert schedule.fill(3, 12, 0, out) == 4
-    assert schedule.batch(3, 12).tolist() == out[:4].tolist()
-    assert out[4:].tolist() == [-1] * 6
-    with pytest.raises(ValueError, match="out must hold 8 indices, it holds 7"):
-        schedule.fill(3, 0, 0, out[:7])
-
-
 def test_epochs_and_seeds_differ_and_their_sums_do_not_matter():
     def first(seed, epoch):
         return tuple(Schedule(10**5, batch_size=32, seed=seed, shuffle=True).batch(epoch, 0).tolist())

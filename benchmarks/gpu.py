@@ -34,7 +34,7 @@ import torch
 from benchmarks.common import Result, Row, Settings, main
 from benchmarks.datasets import Blocks
 from shmload import Device, Normalise, ShmLoader
-from shmload.device.calls import Calls, CudaCalls
+from shmload.device.calls import Calls
 from tests.stand_in.device_log import Logged, load_log
 from tests.stand_in.device_replay import replay
 
@@ -64,7 +64,7 @@ class Cuda:
 
     def calls(self) -> Calls:
         """The device, as the ring sees it."""
-        return CudaCalls()
+        return Calls()
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
         """As a training loop does."""

@@ -71,6 +71,11 @@ def ability_of(value: Any, name: str) -> Any:
     return getattr(value, name, None)
 
 
+def is_stateful(value: Any) -> bool:
+    """Whether it keeps torch.distributed.checkpoint's and torchdata's contract."""
+    return ability_of(value, "state_dict") is not None and ability_of(value, "load_state_dict") is not None
+
+
 @cache
 def _inside() -> tuple[str, ...]:
     """Folders whose code is not the user's."""

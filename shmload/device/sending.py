@@ -30,7 +30,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from shmload.batch.deliver import mapped
-from shmload.device.calls import Calls, CudaCalls
+from shmload.device.calls import Calls
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _AXES = {"HWC": -1, "CHW": -3}  # where the channels are
@@ -389,24 +389,9 @@ def check_device(device: Any) -> None:
         )
 
 
-def calls_of(device: Any, *, pin_memory: bool) -> Calls | None:
-    """The device that the ring is pinned for; None: it need not be.
-
-    Raises:
-        RuntimeError: a device is asked for and there is none.
-    """
-    if isinstance(device, Device):
-        device = device.where
-    if isinstance(device, Calls):
-        return device
-    if device is None:
-        return calls_of_cuda() if pin_memory else None
-    if not torch.cuda.is_available():
-        raise RuntimeError(
-            f"device={str(device)!r} needs a GPU and a torch with CUDA: torch.cuda.is_available() is False here. Leave device out "
-            "for batches in host memory"
-        )
-    return CudaCalls(torch.device(device).index)
+def calls_of_cuda() -> Calls | None:
+    """The current CUDA device; None: there is none."""
+    return Calls() if torch.cuda.is_available() else None
 
 
 def sender_of(device: Any) -> Sender:
@@ -415,12 +400,15 @@ def sender_of(device: Any) -> Sender:
     Raises:
         RuntimeError: there is none.
     """
-    calls = calls_of(device, pin_memory=False)
-    assert calls is not None
     options = device if isinstance(device, Device) else Device(device)
+    calls = options.where if isinstance(options.where, Calls) else _calls_of(options.where)
     return Sender(device, calls, options.normalise, options.static_buffers)
 
 
-def calls_of_cuda() -> Calls | None:
-    """The current CUDA device; None: there is none."""
-    return CudaCalls() if torch.cuda.is_available() else None
+def _calls_of(device: str | torch.device) -> Calls:
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            f"device={str(device)!r} needs a GPU and a torch with CUDA: torch.cuda.is_available() is False here. Leave device out "
+            "for batches in host memory"
+        )
+    return Calls(torch.device(device).index)

@@ -462,8 +462,8 @@ class Autotuner:
         (wait_s, busy_s, num_restarts), before = engine.pace(), self._before
         if engine.worker_set.is_complete() and num_restarts == before[2]:
             window = RateWindow(seconds, wait_s - before[0], busy_s - before[1], self._num_batches)
-            allowed = ring_budget(self._ring_bytes, engine.size.payload_nbytes)
-            room = min(max(engine.size.room(allowed), 1), self._most_ahead)
+            allowed = ring_budget(self._ring_bytes, engine.worker_set.payload_nbytes)
+            room = min(max(engine.worker_set.room(allowed), 1), self._most_ahead)
             self._limits = Limits(self._least, self._most, self._most_ahead, room, engine.worker_set.start_s)
             last = self._memory.look
             self._memory, decision = decide(self._setting, self._memory, window, self._limits)
@@ -471,14 +471,14 @@ class Autotuner:
                 self._bound_by = bound_by(self._setting, look, self._limits)
             if decision is not None:
                 self._change(engine, decision)
-            engine.size.make_room(self.num_ahead, allowed)  # slots may have become free that were to be parked
+            engine.worker_set.make_room(self.num_ahead, allowed)  # slots may have become free that were to be parked
         self._begin(engine)
 
     def _change(self, engine: Engine, decision: Decision) -> None:
         before, setting, reason = self._setting, decision.setting, decision.reason
-        if setting.num_workers != before.num_workers and not engine.size.resize(setting.num_workers):
+        if setting.num_workers != before.num_workers and not engine.worker_set.resize(setting.num_workers):
             self._most = self._most._replace(num_workers=before.num_workers)
-            engine.size.resize(before.num_workers)
+            engine.worker_set.resize(before.num_workers)
             setting, reason = before, f"{reason}; but no more processes could be started"
             self._memory = LookMemory(barred=self._memory.barred)
         self._setting, self.num_ahead = setting, setting.num_ahead

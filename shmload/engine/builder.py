@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from shmload.batch.deliver import mapped, parts_of
-from shmload.device.sending import NUM_SENT, Device, Sender, calls_of, check_device, sender_of
+from shmload.device.sending import NUM_SENT, Device, Sender, calls_of_cuda, check_device, sender_of
 from shmload.engine.autotune import Autotuner, Setting, is_auto, tuner_of
 from shmload.engine.parts import EngineOptions, Holders, Hook, is_enabled
 from shmload.engine.ring import BadSamples, BatchSource, OnError
@@ -373,7 +373,9 @@ class EngineBuilder:
             self.tuner = tuner_of(config, self._tell)
         known = config.batch_size if config.auto_collation else 1
         sender = self.sender(config.device)  # both must mean the same device where "cuda" is whichever is current
-        calls = calls_of(None, pin_memory=config.pin_memory and config.share is None) if sender is None else sender.calls
+        calls = None if sender is None else sender.calls
+        if calls is None and config.pin_memory and config.share is None:
+            calls = calls_of_cuda()
         make, of_kind = self._kind(config, self)
         engine = make(
             dataclasses.replace(config.job(), **of_job),

@@ -25,10 +25,9 @@ from shmload._core.trainer import ANY_SLOT, FAILED, FILLING, HELD, ORDERED, READ
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
 from shmload.device.calls import Releases
-from shmload.engine.parts import DeviceFeed, EngineOptions, Holders, Hook, Parts
+from shmload.engine.parts import DeviceFeed, EngineOptions, Holders, Hook, LoaderEnd, Parts
 from shmload.engine.ring import NOTHING, BadSamples, Delivery, Turns
-from shmload.engine.stats import add_memory
-from shmload.engine.supervision import LoaderEnd
+from shmload.engine.stats import RingReader, add_memory
 from shmload.shm import owners
 from shmload.worker.failure import Failure
 from shmload.worker.pool import STOP_GRACE_S, interrupts_held
@@ -72,7 +71,7 @@ class Engine:
         parts = self._parts = Parts(job, options, self._hooks, self._order_in)
         assert parts.pool is not None
         self.control, self.num_slots, self.pool = parts.control, parts.num_slots, parts.pool
-        self.worker_set, self.size = parts.worker_set, parts.size
+        self.worker_set = parts.worker_set
         self._ring, self._memory, self._writer, self._supervisor = (parts.ring, parts.memory, parts.writer, parts.supervisor)
         self._ready, self._grants, self._orders = parts.ready, parts.grants, parts.orders
         self._pending_copies, self._copy_out = parts.pending_copies, parts.copy_out
@@ -488,7 +487,7 @@ class Engine:
     def counters(self) -> dict[str, Any]:
         """What `shmload top` shows of this ring (docs/top.md), over its whole life, and what only the trainer knows."""
         self._ring.state(0)  # takes in what leases have given back, and refuses a forked child
-        report = self._parts.reader.report()
+        report = RingReader(self.control).report()
         pids = self.pool.pids
         for worker, pid in zip(report["workers"], pids, strict=False):  # none is left when it is closed
             worker["pid"] = worker["pid"] or pid

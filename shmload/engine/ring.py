@@ -198,10 +198,12 @@ class DeliveryLog(Protocol):
     """Who is told of each pass and each batch, in the order in which they reach the user.
 
     Attributes:
-        last: the order of the batch just yielded.
+        is_on: whether deliveries are recorded; where not, nothing need be told.
+        last: the order of the batch just yielded, as whoever yields it says.
         num_passes: begun in this run, in torch mode: its passes have no other number.
     """
 
+    is_on: bool
     last: Order | None
     num_passes: int
 

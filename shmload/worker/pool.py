@@ -25,7 +25,7 @@ import threading
 import warnings
 import weakref
 from collections import abc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -40,7 +40,7 @@ from shmload.shm import owners
 from shmload.shm.segment import Doorbell, Group, Segment, open_segment
 from shmload.worker.failure import Failure, describe_exit
 from shmload.worker.loop import WorkerLoop
-from shmload.worker.reader import Job, PeerRing, Post
+from shmload.worker.reader import Job, Post
 from shmload.worker.snapshot import IterablePass, Snapshot, Snapshots, with_shared_seed
 
 STACK_NBYTES = 65536
@@ -270,7 +270,8 @@ class ProcessPool:
         for post in self._posts.values():
             if post.worker_id < num_workers:
                 self._start(post)
-                faults.hit("starting")
+                if faults.armed:
+                    faults.hit("starting")
 
     def start_worker(self, worker_id: int) -> None:
         """Starts one more worker, later than the others; it is not waited for."""
@@ -491,57 +492,6 @@ class PreparedWorkers:
 
 
 Backend = Callable[[PreparedWorkers], WorkerPool]  # where workers run
-
-
-def prepare_workers(
-    job: Job,
-    group: Group,
-    control: Segment,
-    *,
-    num_workers: int,
-    multiprocessing_context: Any,
-    base_seed: int,
-    ready: Doorbell,
-    orders: list[Doorbell],
-    grants: Doorbell,
-    resume: Sequence[bytes] = (),
-    stacks: dict[int, Segment],
-    neighbours: tuple[PeerRing, ...] = (),
-    num_far: int = 0,
-    num_ahead: int = 1,
-    sample_timeout_s: float | None = None,
-    affinity: Sequence[int] = (),
-) -> PreparedWorkers:
-    """What a ring's worker pool is made of.
-
-    Args:
-        orders: one bell for all workers, or one for each; or two, one for those elsewhere and one for this machine's.
-        stacks: where workers write their Python stacks when asked to, a segment each; one without cannot be asked.
-        neighbours: rings of other ranks, in which workers help.
-        resume: one pickled snapshot for each worker to go on from, or none at all.
-        num_far: of the workers, how many, the first ones, are on other machines.
-        num_ahead: batches that are ordered ahead for each worker.
-        affinity: processors that workers may use; none: the trainer's.
-    """
-    posts = [
-        Post(
-            worker_id=worker_id,
-            num_workers=num_workers,
-            trainer_pid=os.getpid(),
-            control_path=control.path,
-            control_nbytes=control.nbytes,
-            ready_bell=ready.name,
-            orders_bell=orders[worker_id if len(orders) == num_workers else 0 if worker_id < num_far else -1].name,
-            grants_bell=grants.name,
-            base_seed=base_seed,
-            affinity=tuple(affinity) or tuple(sorted(os.sched_getaffinity(0))),
-            stack_path=stacks[worker_id].path if worker_id in stacks else "",
-            neighbours=neighbours,
-            resume=resume[worker_id] if resume else b"",
-        )
-        for worker_id in range(num_workers)
-    ]
-    return PreparedWorkers(job, group, posts, multiprocessing_context, stacks, num_ahead, sample_timeout_s)
 
 
 def processes(called: PreparedWorkers) -> ProcessPool:

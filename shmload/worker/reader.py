@@ -41,7 +41,7 @@ from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping as MemoryMapping
 from shmload.batch.collate import RowOut, SingleRow, private_rows
 from shmload.batch.layout import Layout, layout_of_schema
-from shmload.batch.ragged import Arenas, Ragged, RaggedRows, ragged_of
+from shmload.batch.ragged import AS_LISTS, Arenas, AsTorchOrList, Ragged, RaggedRows, ragged_of
 from shmload.batch.rows import ArrayRows, typed_array
 from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples
 from shmload.world import ability_of
@@ -354,14 +354,17 @@ def plan_of(
         ValueError: `ragged` is no mode, or does not go with the dataset's schema.
     """
     has_getitems = auto_collation and bool(ability_of(dataset, "__getitems__"))
-    found = in_place_of(dataset, ragged_of(ragged, None, is_torch_mode=is_torch_mode))
-    schema = ability_of(found or dataset, "schema")
-    rule = ragged_of(ragged, schema if isinstance(schema, Mapping) else None, is_torch_mode=is_torch_mode)
+    is_default = isinstance(ragged, AsTorchOrList)
+    rule = (None if is_torch_mode else AS_LISTS) if is_default else ragged_of(ragged, None, is_torch_mode=is_torch_mode)
+    in_place = in_place_of(dataset, rule)
+    schema = ability_of(in_place or dataset, "schema")
+    if isinstance(schema, Mapping) and not (is_default and all(map(_is_fixed, schema.values()))):
+        rule = ragged_of(ragged, schema, is_torch_mode=is_torch_mode)
+        in_place = in_place_of(dataset, rule)
     if collate_fn is not None:
         return ReadPlan("collate_fn", None, rule, is_whole=True, has_getitems=has_getitems)
     if not auto_collation:
         return ReadPlan("__getitem__", None, rule, is_whole=True)
-    in_place = in_place_of(dataset, rule)
     if in_place is None:
         path = "__getitems__" if has_getitems else "__getitem__"
         is_whole = rule is not None and rule.is_certain
@@ -369,6 +372,12 @@ def plan_of(
     path = "read_batch_into" if in_place.read_batch_into is not None else "read_into"
     layout = in_place.layout()
     return ReadPlan(path, layout, rule, is_whole=layout.is_ragged, has_getitems=has_getitems)
+
+
+def _is_fixed(spec: Any) -> bool:
+    """Whether rows of a schema's field are all of one size."""
+    dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
+    return dtype not in (str, bytes) and None not in shape
 
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from shmload.worker.reader import Job
 from shmload.worker.sample_rng import Streams
-from shmload.world import ability_of
+from shmload.world import is_stateful
 
 
 class IterablePass:
@@ -91,11 +91,6 @@ SAME = b""  # nothing has changed since the worker's last snapshot
 
 Snapshot = dict[str, Any]  # "dataset", "iterator": the user's own states; "streams": see Streams.tell. Absent: none.
 # "has_ended": the last batch has used up the iterator
-
-
-def is_stateful(value: Any) -> bool:
-    """Whether it keeps torch.distributed.checkpoint's and torchdata's contract."""
-    return ability_of(value, "state_dict") is not None and ability_of(value, "load_state_dict") is not None
 
 
 class Snapshots:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from shmload import CopyFailed, Device, Normalise, ShmLoader
-from shmload.device.calls import CudaCalls
+from shmload.device.calls import Calls
 from tests.device.device_kit import Mixed, Rows, rows_of
 from tests.stand_in.device import StandIn
 from tests.stand_in.device_log import Logged
@@ -350,7 +350,7 @@ def test_the_current_device_is_the_one_that_was_current_when_it_was_asked_first(
     current = [1]
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
-    calls = CudaCalls()
+    calls = Calls()
     found = [calls.current_stream()]
     current[0] = 0  # as torch.cuda.set_device has it
     found.append(calls.current_stream())

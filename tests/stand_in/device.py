@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from shmload.device.calls import Calls
+
 UNFILLED = 0xC3  # what a copy's target holds before the copy
 
 
@@ -53,7 +55,7 @@ class Stream:
         return bool(self.waiting) and self.waiting[0][0]()
 
 
-class StandIn:
+class StandIn(Calls):
     """A device whose streams stand still until they are told to go on.
 
     Args:

@@ -21,7 +21,7 @@ VERSION = 1
 Entry = tuple[Any, ...]
 
 
-class Logged:
+class Logged(Calls):
     """A device that writes down what it is asked: `log` holds a tuple a call.
 
     Attributes:
@@ -148,10 +148,6 @@ class Logged:
         stream = self._number(self._calls.current_stream())
         self.log.append(("apply", tuple(made.shape), str(made.dtype), stream, self._made(made), source, last))
         return made
-
-    def stream_for(self, tensor: torch.Tensor) -> Any | None:
-        """Asks the device."""
-        return self._calls.stream_for(tensor)
 
     def is_capturing(self) -> bool:
         """Asks the device."""

@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from torch.autograd import profiler
-
 from shmload import faults
 from shmload._core.trainer import ANY_SLOT, FAILED, FILLING, HELD, ORDERED, READY, REPACK, Lease, Order
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
@@ -52,13 +50,14 @@ class Engine:
         on_delivery: called after each batch; None: nobody looks.
         turns: of those who ask for batches; it is their iterator's.
         shared_by: ranks that read the ring.
+        lost: an order that has left the queue and comes to nothing, until `take_lost` is asked.
     """
 
     def __init__(self, job: Job, options: EngineOptions, bad_samples: BadSamples, hooks: Sequence[Hook] = ()) -> None:
         self._options, self._bad_samples, self._hooks = options, bad_samples, tuple(hooks)
         self._queue: deque[Order] = deque()  # submitted and not delivered
         self._backlog: deque[Order] = deque()  # its tail: not published
-        self._lost: Order | None = None
+        self.lost: Order | None = None
         self._death_look = 0.0
         self.on_delivery: Callable[[], None] | None = None
         self._broken: LoaderEnd | None = None
@@ -132,8 +131,12 @@ class Engine:
             WorkerDied: a worker ended and may not be replaced, or a sample killed its worker twice.
             RuntimeError: the loader is closed, or `timeout` has passed.
         """
-        if self._is_closed or self._copy_out.refused is not None or self._pending_copies is not None:
-            self._begin_next()
+        if self._is_closed:
+            raise self._why_closed()
+        if self._copy_out.refused is not None:
+            self._copy_out.raise_refused()
+        if self._pending_copies is not None:
+            self._pending_copies.look()
         return self._next_with_hooks(in_order) if self._hooks else self._take(in_order)
 
     def _next_with_hooks(self, in_order: bool) -> Delivery:
@@ -155,24 +158,16 @@ class Engine:
         try:
             if self._feed is not None:
                 return self._feed.next(in_order)
-            if in_order and not self._backlog and not profiler._is_profiler_enabled:
+            if in_order and not self._backlog:
                 order = self._queue[0]
                 lease = self._ring.take(order) or self._slept(order)
                 if lease is not None:
                     return self._deliver(order, lease, NO_NEWS if lease.has_note else None)
-            return self._next(in_order)
+            order, is_ready = self.awaited(in_order)
+            return self.deliver(order) if is_ready else (order, NOTHING, None)
         except BaseException:  # ^C, or what another signal handler raises, may come at any line
             self._mend()
             raise
-
-    def _begin_next(self) -> None:
-        """Sees to what may raise before anything is taken."""
-        if self._is_closed:
-            raise self._why_closed()
-        if self._copy_out.refused is not None:
-            self._copy_out.raise_refused()
-        if self._pending_copies is not None:
-            self._pending_copies.look()
 
     def _slept(self, order: Order) -> Lease | None:
         """The lease of an order for which nothing is to be done but to sleep; None: look at it all, one by one.
@@ -191,21 +186,6 @@ class Engine:
         finally:
             ring.end_wait()
         return ring.take(order, True)
-
-    def _next(self, in_order: bool) -> Delivery:
-        if profiler._is_profiler_enabled:
-            return self._next_in_ranges(in_order)
-        order, is_ready = self.awaited(in_order)
-        return self.deliver(order) if is_ready else (order, NOTHING, None)
-
-    def _next_in_ranges(self, in_order: bool) -> Delivery:
-        """The same, as ranges in the profile that torch is taking."""
-        with profiler.record_function("shmload: wait"):
-            order, is_ready = self.awaited(in_order)
-        if not is_ready:
-            return order, NOTHING, None
-        with profiler.record_function("shmload: deliver"):
-            return self.deliver(order)
 
     def awaited(self, in_order: bool) -> tuple[Order, bool]:
         """The order that is next, and True as soon as it is ready; False, and it is gone, if all of its samples are skipped."""
@@ -295,7 +275,7 @@ class Engine:
 
     def _lose(self, order: Order) -> None:
         self._queue.remove(order)
-        self._lost = order
+        self.lost = order
 
     def work(self) -> None:
         """Does what there is to do, and waits for nothing."""
@@ -310,13 +290,9 @@ class Engine:
         order = self._queue[0] if in_order else self._first_done()
         return order if order.slot >= 0 and self._ring.look(order.slot) == READY else None
 
-    def has_lost(self, order: Order) -> None:
-        """An order that has left the queue comes to nothing."""
-        self._lost = order
-
     def take_lost(self) -> Order | None:
-        """The order that the exception of `next` has ended, if it has; told once."""
-        lost, self._lost = self._lost, None
+        """The order that the exception of `next` has ended, if it has; the second time None."""
+        lost, self.lost = self.lost, None
         return lost
 
     def _mend(self) -> None:

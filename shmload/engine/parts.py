@@ -470,7 +470,7 @@ class DeviceFeed:
 
     def _arrived(self, engine: Engine, arrival: Arrival) -> Delivery:
         if arrival.error is not None:
-            engine.has_lost(arrival.order)
+            engine.lost = arrival.order
             raise arrival.error
         if arrival.event is not None:
             stream = self._calls.current_stream()

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.autograd import profiler
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from shmload import faults
@@ -605,11 +604,7 @@ class SeedStream:
         if order is None:
             return END
         try:
-            if profiler._is_profiler_enabled:
-                with profiler.record_function("shmload: read"):
-                    batch = self._inline.read(order)
-            else:
-                batch = self._inline.read(order)
+            batch = self._inline.read(order)
         except Exception:
             place.step = self.epochs.behind(place.step)
             raise

@@ -117,8 +117,8 @@ class ShmLoader(DataLoader[T]):
             ranks whose batches are late. Seed mode only; batches are the same without it. docs/launch.md says when to use it, and
             what it asks of a program.
         device: "cuda", "cuda:1" or such a torch.device: batches' tensors arrive there, copied from the pinned ring on a stream of
-            their own, two batches ahead; the stream that is current in `next()` waits for them. What is no tensor stays as it is. A
-            `shmload.Device` says more: images normalised there, tensors at addresses that stay. Not with `audit`.
+            their own, two batches ahead; the stream that is current in `next()` waits for them. What is no tensor stays as it is.
+            Not with `audit`.
         audit: a folder where every rank records what it was delivered, batch by batch: `shmload verify` proves from it that each
             sample came exactly once. docs/audit.md says how, and what it costs.
     Raises:

@@ -124,20 +124,9 @@ class Calls:
         for index in _devices_in_use():
             torch.cuda.synchronize(index)
 
-    def copy(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
-        """A tensor of the device, filled from this one by the current stream, later. Host memory that is not pinned is read now.
-
-        Args:
-            into: one that the device made before, to be filled again. None: a new one.
-        """
-        return tensor.to(self._device, non_blocking=True) if into is None else into.copy_(tensor, non_blocking=True)
-
-    def apply(
-        self, function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor, into: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """What a function makes of a tensor of the device, by the current stream, later; `into` as above."""
-        made = function(tensor)
-        return made if into is None else into.copy_(made)
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the device, filled from this one by the current stream, later. Host memory that is not pinned is read now."""
+        return tensor.to(self._device, non_blocking=True)
 
     def is_capturing(self) -> bool:
         """Whether what the current stream is given now is kept for replays, and not done."""

@@ -21,7 +21,8 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from shmload.batch.deliver import mapped, parts_of
-from shmload.device.sending import NUM_SENT, Device, Sender, calls_of_cuda, check_device, sender_of
+from shmload.device.calls import Calls
+from shmload.device.sending import NUM_SENT, calls_of, calls_of_cuda, check_device
 from shmload.engine.autotune import Autotuner, Setting, is_auto, tuner_of
 from shmload.engine.parts import EngineOptions, Holders, Hook, is_enabled
 from shmload.engine.ring import BadSamples, BatchSource, OnError
@@ -176,8 +177,6 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             "audit and device exclude each other: what is recorded is a digest of the bytes, and those are on the device. Audit a "
             "pass without device"
         )
-    if isinstance(given["device"], Device) and given["device"].static_buffers and given["num_workers"] == 0:
-        raise ValueError("static_buffers needs num_workers > 0: without workers each batch is sent when it is read")
     ring_bytes, every = given["ring_bytes"], given["snapshot_every_n_steps"]
     if ring_bytes is not None and ring_bytes <= 0:
         raise ValueError(f"ring_bytes is a positive number of bytes or None; got {ring_bytes}")
@@ -355,7 +354,7 @@ class EngineBuilder:
     ) -> None:
         self.bad_samples = bad_samples
         self._kind, self._tell = kind, tell
-        self._sender: Sender | None = None
+        self._device: tuple[Any, Calls] | None = None  # the loader's argument, and what it means
         self.engines: WeakSet[BatchSource] = WeakSet()
         self.last: BatchSource | None = None
         self.tuner: Autotuner | None = tuner_of(config, tell)
@@ -372,8 +371,7 @@ class EngineBuilder:
         if self.tuner is not None and not self.tuner.is_of(config):  # they may be set between passes
             self.tuner = tuner_of(config, self._tell)
         known = config.batch_size if config.auto_collation else 1
-        sender = self.sender(config.device)  # both must mean the same device where "cuda" is whichever is current
-        calls = None if sender is None else sender.calls
+        calls = self.calls(config.device)
         if calls is None and config.pin_memory and config.share is None:
             calls = calls_of_cuda()
         make, of_kind = self._kind(config, self)
@@ -395,7 +393,6 @@ class EngineBuilder:
                 calls=calls,
                 num_pending_copies=0 if calls is None else NUM_SENT,
                 num_sent=None if config.device is None else NUM_SENT,
-                sender=sender,
                 **of_kind,
             ),
             self.bad_samples,
@@ -408,23 +405,23 @@ class EngineBuilder:
             self.trace.follow(engine)
         return engine
 
-    def sender(self, device: Any) -> Sender | None:
-        """What sends batches to the device, in all passes, as their buffers are the same; None: they stay on the host."""
+    def calls(self, device: Any) -> Calls | None:
+        """The device that batches are sent to: in all passes the same, where "cuda" is whichever was current; None: the host."""
         if device is None:
             return None
-        if self._sender is None or self._sender.device is not device:  # it may be set between passes
-            self._sender = sender_of(device)
-        return self._sender
+        if self._device is None or self._device[0] is not device:  # it may be set between passes
+            self._device = device, calls_of(device)
+        return self._device[1]
 
     def record_stream(self, device: Any, batch: Any, stream: Any) -> None:
         """See ShmLoader.record_stream."""
-        sender = self.sender(device)
+        calls = self.calls(device)
         all_releases = [engine.releases for engine in self.engines if engine.releases is not None]
         named: set[tuple[int, int]] = set()
 
         def name(tensor: torch.Tensor) -> torch.Tensor:
-            if sender is not None:
-                sender.name_stream(tensor, stream)
+            if calls is not None:
+                calls.keep_for(tensor, stream)
             elif tensor.device.type == "cpu":
                 for (number, releases), part in product(enumerate(all_releases), parts_of(tensor)):
                     slot = releases.pins.slot_at(part.data_ptr())

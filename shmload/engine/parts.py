@@ -39,7 +39,7 @@ import torch
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import FollowerRing, Order, TrainerRing, control_nbytes
 from shmload.device.calls import LEASED, Calls, PendingCopies
-from shmload.device.sending import BufferSet, Sender
+from shmload.device.sending import sent
 from shmload.engine.ring import LEAST_SLOTS, NOTHING, Delivery, OrderWriter, RingMemory
 from shmload.errors import CopyFailed, SampleTimeout, ShmloadError, WorkerDied
 from shmload.shm import owners
@@ -120,7 +120,7 @@ class EngineOptions:
     `max_rows` is the largest batch expected (0: unknown), `num_ordered` how many batches may be under way at once. It begins with
     `first_workers` of its workers and slots for `first_ordered` batches; 0: all, and that never changes. With `calls` the ring is
     pinned for that device, and `num_pending_copies` slots more are there for batches whose copies are under way; `num_sent` batches
-    are copied ahead by `sender`, None: they are not sent there at all.
+    are copied ahead, None: they are not sent there at all.
     """
 
     num_workers: int
@@ -141,7 +141,6 @@ class EngineOptions:
     calls: Calls | None = None
     num_pending_copies: int = 0
     num_sent: int | None = None
-    sender: Sender | None = None
     num_ranks: int = 1  # of this node that read the ring
     num_helpers: int = 0  # workers of other ranks that may fill chunks of the ring
     affinity: tuple[int, ...] = ()  # processors of the worker pool; none: the trainer's
@@ -430,10 +429,9 @@ class DeviceFeed:
     def __init__(self, engine: Engine, options: EngineOptions) -> None:
         assert options.calls is not None
         assert options.num_sent is not None
-        assert options.sender is not None
         self._engine = weakref.ref(engine)  # the engine has this
         self._calls: Calls = options.calls
-        self._num_sent, self._sender = options.num_sent, options.sender
+        self._num_sent = options.num_sent
         self.ahead: deque[Arrival] = deque()
         self._side: Any = None  # made with the first batch: workers that are forked should find the device untouched
 
@@ -442,25 +440,18 @@ class DeviceFeed:
 
         Raises:
             CopyFailed: the batch could not be copied; it is lost, and the next call goes on behind it.
-            ValueError: it is none that the device's options are for; likewise.
-            RuntimeError: all static buffers are held; nothing is lost.
         """
         engine = self._engine()
         assert engine is not None
-        buffers = self._sender.buffers
-        if buffers is not None:
-            buffers.look()
         if self.ahead:
             engine.work()
         else:
-            if buffers is not None:
-                buffers.check_room()
             order, is_ready = engine.awaited(in_order)
             if not is_ready:
                 return order, NOTHING, None
             with interrupts_held():
                 self.ahead.append(self._sent(engine, order))
-        while len(self.ahead) <= self._num_sent and (buffers is None or buffers.has_room):
+        while len(self.ahead) <= self._num_sent:
             ready = engine.first_ready(in_order)
             if ready is None:
                 break
@@ -475,8 +466,6 @@ class DeviceFeed:
         if arrival.event is not None:
             stream = self._calls.current_stream()
             self._calls.wait_on_stream(stream, arrival.event)
-            if self._sender.buffers is not None and arrival.made:  # it is used here, wherever its last alias dies
-                self._sender.buffers.name_stream(arrival.made[0], stream)
             for tensor in arrival.made:  # of the side stream's memory, which would use it again without asking this one
                 self._calls.keep_for(tensor, stream)
         return arrival.order, arrival.batch, arrival.note
@@ -492,31 +481,23 @@ class DeviceFeed:
             return Arrival(order, batch, note, [])
         calls = self._calls
         try:
-            with calls.using(self._side or self._new_side()):
+            if self._side is None:
+                self._side = calls.side_stream()
+            with calls.using(self._side):
                 # the host's own batch is gone after this, while the side stream is still current
-                batch, made = self._sender.send(batch, into=self._buffers_for(order), is_slot=True)
+                batch, made = sent(batch, calls, is_slot=True)
                 return Arrival(order, batch, note, made, event=calls.record(self._side))
-        except (RuntimeError, ValueError) as error:
+        except RuntimeError as error:
             # the batch dies with another stream current, and a part of it may be on its way
             if engine.releases is not None:
                 engine.releases.name_stream(order.slot, self._side)
             error = error.with_traceback(None)  # whose frames hold the batch
-            if isinstance(error, ValueError):
-                return Arrival(order, None, note, [], error=error)
             failure = CopyFailed(
                 f"batch {order.step} of epoch {order.epoch} could not be copied to {calls.name}: {error}. Where it has too little "
                 "memory, lower batch_size"
             )
             failure.__cause__ = error
             return Arrival(order, None, note, [], error=failure)
-
-    def _buffers_for(self, order: Order) -> BufferSet | None:
-        buffers = self._sender.buffers
-        return None if buffers is None else buffers.take(f"batch {order.step} of epoch {order.epoch}", self._side)
-
-    def _new_side(self) -> Any:
-        self._side = self._calls.side_stream()
-        return self._side
 
 
 class WorkerSet:

@@ -614,7 +614,7 @@ class SeedStream:
         if self._pins:
             batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own
         if batch is not NOTHING:
-            batch = sent_now(batch, self._builder.sender(self.config.device))
+            batch = sent_now(batch, self._builder.calls(self.config.device))
         place.step = self.epochs.behind(place.step)
         return batch
 

@@ -467,7 +467,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
         config = passes.config
         origin = origin_of(config.generator)
         self.turns = Turns()
-        self._sender = passes.builder.sender(config.device)
+        self._calls = passes.builder.calls(config.device)
         resumed = ((state or {}).get("workers") or [{}])[0]
         if "dataset" in resumed:
             config.dataset.load_state_dict(resumed["dataset"])
@@ -529,7 +529,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         if self._reader is None:
-            return sent_now(_SingleProcessDataLoaderIter._next_data(self), self._sender)
+            return sent_now(_SingleProcessDataLoaderIter._next_data(self), self._calls)
         while True:
             keys = self._next_index()
             step = self._sampler_iter.num_taken - 1
@@ -537,7 +537,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
             batch = self._reader.read(order)
             if batch is not NOTHING:
                 self._order = order
-                return sent_now(batch, self._sender)
+                return sent_now(batch, self._calls)
             self._nothing_came(order)
 
 

@@ -35,7 +35,6 @@ BASES = (  # for orders and crops of one's own
     "shmload.formats.images.decoder.Crop",
 )
 INTERNAL = {  # public to the rest of the package only
-    *(f"Normalise.{name}" for name in ("is_meant", "made_of", "shape_of")),
     "Mix.keyed_order",
     "PreparedLoader.begin",
     "PreparedLoader.end",

@@ -216,14 +216,6 @@ class StandIn(Calls):
         stream.give(work)
         return target
 
-    def apply(
-        self, function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor, into: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """As of any device."""
-        target = self._new(function(tensor)) if into is None else into
-        self.current_stream().give(lambda: target.copy_(function(tensor)))
-        return target
-
     def stream_for(self, tensor: torch.Tensor) -> Stream | None:
         """As of any device."""
         made = self._made.get(tensor.untyped_storage().data_ptr())

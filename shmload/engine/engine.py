@@ -140,7 +140,7 @@ class Engine:
         return self._next_with_hooks(in_order) if self._hooks else self._take(in_order)
 
     def _next_with_hooks(self, in_order: bool) -> Delivery:
-        """The same; what may raise has done so before others are told."""
+        """The same; what may raise has done so before others hear of the batch."""
         front = self.front
         assert front is not None
         for hook in self._hooks:
@@ -389,7 +389,7 @@ class Engine:
         self._ring.look_again(DEATH_LOOK_S)
         for hook in self._hooks:
             hook.look()
-        if self._options.sample_timeout_s is not None:
+        if self._options.config.sample_timeout_s is not None:
             with interrupts_held():
                 num_timed_out = self._supervisor.see_to_timeouts()
             for bell in self._orders if num_timed_out else ():

@@ -2,7 +2,7 @@
 
 The workers: a ring has records for the largest worker pool; the header says how many workers are wanted, and those are the first
 ones. A worker whose number is not below that looks at the word between two chunks, and leaves. Nothing it did has to be done again,
-so a batch cannot tell. Which workers are leaving is remembered here until their processes have ended: only then is such an end no
+so no batch differs. Which workers are leaving is remembered here until their processes have ended: only then is such an end no
 death.
 
 A dead worker's rows are done again by a new worker, or it ends the loader. In seed mode a worker is replaced as often as need be,
@@ -51,6 +51,7 @@ from shmload.worker.snapshot import Note
 from shmload.world import rank_and_world_size, users_frame, users_place
 
 if TYPE_CHECKING:
+    from shmload.engine.builder import LoaderConfig
     from shmload.engine.engine import Engine
 
 log = logging.getLogger("shmload")
@@ -123,21 +124,15 @@ class EngineOptions:
     are copied ahead, None: they are not sent there at all.
     """
 
+    config: LoaderConfig
     num_workers: int
     num_ordered: int
     max_rows: int
-    is_static: bool
-    ring_bytes: int | None
     timeout_s: float
-    max_restarts: int | None
-    multiprocessing_context: Any
     base_seed: int
     resume: Sequence[bytes] = ()
-    sample_timeout_s: float | None = None
     first_workers: int = 0
     first_ordered: int = 0
-    rank: int | None = None
-    world_size: int | None = None
     calls: Calls | None = None
     num_pending_copies: int = 0
     num_sent: int | None = None
@@ -233,7 +228,8 @@ class Parts:
             raise
 
     def _build_ring(self, job: Job, hooks: Sequence[Hook]) -> None:
-        options, group = self.options, self.group
+        options, group, config = self.options, self.group, self.options.config
+        is_static = job.seed is None  # torch mode: each order is one worker's
         sizes = {
             "order_capacity": max(8 * options.max_rows, ORDER_CAPACITY),
             "text_capacity": TEXT_CAPACITY,
@@ -247,13 +243,13 @@ class Parts:
             self.control,
             num_slots=self.num_slots,
             num_workers=num_records,
-            is_static=options.is_static,
+            is_static=is_static,
             threads_per_worker=WHOLE_BATCHES if options.num_far else job.num_threads,
             num_usable=num_slots(options.first_ordered) + options.num_pending_copies if options.first_ordered else 0,
             **sizes,
         )
         try:
-            rank, world_size = rank_and_world_size(options.rank, options.world_size)
+            rank, world_size = rank_and_world_size(config.rank, config.world_size)
         except ValueError:  # nobody has said which rank this is: the loader asks again, and loudly, where it matters
             rank, world_size = 0, 1
         dataset = type(job.dataset).__name__.encode()
@@ -263,28 +259,29 @@ class Parts:
         self.memory = RingMemory(
             group,
             self.ring,
-            options.ring_bytes,
+            config.ring_bytes,
             may_park=options.first_ordered > 0,
             pins=None if self.pending_copies is None else self.pending_copies.pins,
             is_private=options.num_ranks > 1,
         )
         self.ready = group.doorbell("ready")
         self.grants = group.doorbell("grants")
-        num_order_bells = options.num_workers if options.is_static else 1 + (0 < options.num_far < options.num_workers)
+        num_order_bells = options.num_workers if is_static else 1 + (0 < options.num_far < options.num_workers)
         self.orders = [group.doorbell(f"orders-{i}") for i in range(num_order_bells)]
         for hook in hooks:
             self.orders[0] = hook.order_bell(self, self.orders[0])
-        bells = self.orders if options.is_static or num_order_bells == 1 else [JointBell(self.orders)]
+        bells = self.orders if is_static or num_order_bells == 1 else [JointBell(self.orders)]
         self.writer = OrderWriter(self.ring, self.memory, bells, is_packed=job.plan.is_whole)
         if job.plan.rows is not None or job.plan.is_whole:
             self.writer.settle(job.plan.rows, options.max_rows)
         self.stacks = {}  # by worker, where they can be asked for theirs; actors are watched where they are
-        if options.sample_timeout_s is not None:
+        if config.sample_timeout_s is not None:
             for worker in range(options.num_far, options.num_workers):
                 self.stacks[worker] = group.segment(f"stack-{worker}", STACK_NBYTES)
 
     def _start_pool(self, job: Job, neighbours: tuple[PeerRing, ...], order_in: Callable[[int], Order | None]) -> None:
         options, orders, control = self.options, self.orders, self.control_segment
+        config = options.config
         num_workers = options.num_workers
         # one bell for each worker, or one for all; or two, one for those elsewhere and one for this machine's
         bells = [orders[w if len(orders) == num_workers else 0 if w < options.num_far else -1] for w in range(num_workers)]
@@ -308,12 +305,10 @@ class Parts:
         ]
         num_ahead = options.num_ordered // num_workers
         self.pool = options.backend(
-            PreparedWorkers(
-                job, self.group, posts, options.multiprocessing_context, self.stacks, num_ahead, options.sample_timeout_s
-            )
+            PreparedWorkers(job, self.group, posts, config.multiprocessing_context, self.stacks, num_ahead, config.sample_timeout_s)
         )
         self.worker_set = WorkerSet(self.ring, self.pool, self.memory, options.num_pending_copies)
-        self.supervisor = Supervisor(self.ring, self.pool, self.worker_set, job, options, order_in)
+        self.supervisor = Supervisor(self.ring, self.pool, self.worker_set, config, order_in)
         with interrupts_held():
             self.worker_set.start(options.first_workers or num_workers)
 
@@ -615,7 +610,7 @@ class LoaderEnd(NamedTuple):
 
 
 class FatalRow(NamedTuple):
-    """A row whose reading ended its worker, too often or too late; -1: it is not known which."""
+    """A row whose reading ended its worker, too often, or which took too long; -1: it is not known which."""
 
     text: str
     row: int
@@ -649,19 +644,19 @@ class Supervisor:
         ring: TrainerRing,
         pool: WorkerPool,
         worker_set: WorkerSet,
-        job: Job,
-        options: EngineOptions,
+        config: LoaderConfig,
         order_in: Callable[[int], Order | None],
     ) -> None:
         self._ring, self._pool, self._worker_set, self._order_in = ring, pool, worker_set, order_in
-        is_torch_mode = job.seed is None
-        self._max_restarts = 0 if options.max_restarts is None and is_torch_mode else options.max_restarts  # None: any number
-        self._sample_timeout_s = options.sample_timeout_s
-        self._tolerates_bad_samples = job.tolerates_bad_samples
+        self._max_restarts = 0 if config.max_restarts is None and config.seed is None else config.max_restarts  # None: any number
+        self._sample_timeout_s = config.sample_timeout_s
+        self._tolerates_bad_samples = config.on_error != "raise"
         self.helpers: Any = None
         self._kills: Counter[str] = Counter()  # by what a worker died over, in words
         self._poisoned: dict[int, FatalRow] = {}  # by slot
-        self._unbegun: dict[int, int] = {}  # late worker -> the order of which it had begun no row when last looked at
+        self._unbegun: dict[
+            int, int
+        ] = {}  # worker that has timed out -> the order of which it had begun no row when last looked at
         self._num_restarts = 0
         self._last_pid = 0  # of the process that died last
         self.num_vain = 0
@@ -697,8 +692,6 @@ class Supervisor:
 
     def see_to_timeouts(self) -> int:
         """Ends and replaces workers whose sample takes too long; their batches fail over it. Returns how many."""
-        if self._sample_timeout_s is None:
-            return 0
         return sum(self._end_if_timed_out(worker) for worker in range(self._ring.num_workers))
 
     def _end_if_timed_out(self, worker: int) -> bool:

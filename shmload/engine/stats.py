@@ -18,16 +18,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from shmload._core.mapping import Mapping
 from shmload._core.stats_reader import StatsReader
 from shmload.shm import owners
 from shmload.shm.names import SHM_DIR, STEM_PATTERN
 from shmload.shm.owners import Leftover
-
-if TYPE_CHECKING:
-    from shmload.engine.trace import Tape
 
 _CONTROL = "-control"
 _FLOCK = re.compile(r"\d+: FLOCK +\w+ +WRITE (\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ")
@@ -107,12 +104,6 @@ class RingReader:
     def report(self) -> Report:
         """What that means, over the ring's whole life."""
         return describe(self.snapshot())
-
-    def tape(self, *, with_history: bool) -> Tape:
-        """What its recorders tell, from now on or from what they hold already."""
-        from shmload.engine.trace import Tape  # here: a loader that is not traced need not import it
-
-        return Tape(self.control, with_history=with_history)
 
 
 def _named(folder: str, holders: dict[tuple[int, int, int], int]) -> Iterator[ControlBlock]:

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from shmload.errors import RankLeft
 from shmload.shm import names
 from shmload.shm.meeting import Meeting
-from shmload.shm.names import meeting_stem, pidfd_of, start_of
+from shmload.shm.names import meeting_stem, pidfd_of
 from shmload.shm.segment import Group
-from shmload.world import run_key
+from shmload.world import run_key, start_of
 
 MEET_S = 300.0  # for the others to come, where the loader has no timeout: they may have more to import and to open
 LOOK_MS = 10  # between looks at the board; a worker pool takes longer than that to start

@@ -376,7 +376,7 @@ def plan_of(
 
 def _is_fixed(spec: Any) -> bool:
     """Whether rows of a schema's field are all of one size."""
-    dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
+    dtype, shape = spec[:2] if isinstance(spec, tuple) else (spec, ())
     return dtype not in (str, bytes) and None not in shape
 
 

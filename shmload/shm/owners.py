@@ -104,6 +104,10 @@ def _settle(fork: _Fork, timeout_s: float) -> None:
         names.close(fork.reader)
 
 
+def _private(lease: Lease) -> bool:
+    return bool(lease.make_private())
+
+
 def _before() -> None:
     _thread.fork = None
     if getattr(_thread, "is_ours", False):
@@ -127,7 +131,7 @@ def _in_child() -> None:
     fork, _thread.fork = _thread.fork, None
     stop_poisoning()
     _unsettled.clear()  # names.py has closed the readers
-    if fork is not None and all(lease.make_private() for lease in fork.leases):  # after the first refusal all slots stay kept
+    if fork is not None and all(_private(lease) for lease in fork.leases):  # after the first refusal all slots stay kept
         os.close(fork.writer)
 
 

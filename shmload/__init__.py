@@ -16,7 +16,6 @@ from shmload.world import lazy_names
 
 if TYPE_CHECKING:
     from shmload.batch.deliver import Jagged, Padded
-    from shmload.device.sending import Device, Normalise
     from shmload.errors import (
         CacheFull,
         ClusterUnreachable,
@@ -47,11 +46,9 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "BlockShuffle": "shmload.schedule.samplers",
-    "Device": "shmload.device.sending",
     "Jagged": "shmload.batch.deliver",
     "Mix": "shmload.schedule.mix",
     "LengthBuckets": "shmload.schedule.samplers",
-    "Normalise": "shmload.device.sending",
     "Padded": "shmload.batch.deliver",
     "Permutation": "shmload.schedule.permutation",
     "Schedule": "shmload.schedule.schedule",
@@ -70,11 +67,9 @@ __all__ = [
     "CacheFull",
     "ClusterUnreachable",
     "CopyFailed",
-    "Device",
     "Jagged",
     "LengthBuckets",
     "Mix",
-    "Normalise",
     "ObjectExists",
     "ObjectMissing",
     "Padded",

@@ -19,24 +19,6 @@
 Each class is also the fitting builtin, so that code written for torch's loader catches it.
 """
 
-__all__ = [
-    "CacheFull",
-    "ClusterUnreachable",
-    "CopyFailed",
-    "ObjectExists",
-    "ObjectMissing",
-    "RankFailed",
-    "RankLeft",
-    "RingTooSmall",
-    "SampleError",
-    "SampleTimeout",
-    "ShardCorrupt",
-    "ShmloadError",
-    "StateMismatch",
-    "StoreError",
-    "WorkerDied",
-]
-
 
 class ShmloadError(Exception):
     """Root of shmload's own errors."""

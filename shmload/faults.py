@@ -5,8 +5,8 @@ first process that reaches the point: the number of a signal that it sends itsel
 or the name of an exception that is raised there. That process renames the file to `spent-...-<pid>` first; so a charge goes off
 once, whoever comes first, replacements included. Who lays a charge of SIGSTOP sends the SIGCONT, too.
 
-What runs once or seldom calls `hit`. On the way of every batch stands `at`, which leaves the function as it is unless the points
-were armed when it was imported.
+The points' names stand in tests/faults/points.py. What runs once or seldom calls `hit`. On the way of every batch stands `at`,
+which leaves the function as it is unless the points were armed when it was imported.
 """
 
 from __future__ import annotations
@@ -18,43 +18,6 @@ import signal
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-WORKER_POINTS = (
-    "start",
-    "opening_memory",
-    "before_claim",
-    "after_claim",
-    "mid_decode",
-    "before_layout",
-    "while_asking_layout",
-    "waiting_layout",
-    "waiting_grant",
-    "before_finish",
-    "after_finish",
-    "before_post",
-    "leaving",
-)
-HELPER_POINTS = ("visiting",)  # of a worker that has claimed a chunk of another rank's ring
-TRAINER_POINTS = (
-    "starting",
-    "making_memory",
-    "publishing",
-    "ringing",
-    "mapping",
-    "releasing",  # in C, where the last alias of a batch dies: `_core.trainer.harm_at_release` lays that charge
-    "replacing",
-    "abandoning",
-    "epoch_change",
-    "closing",
-)
-STORAGE_POINTS = (  # of any process that uses a cache's folder
-    "holding_lock",
-    "after_reserve",
-    "after_fetch",
-    "mid_evict",
-    "before_publish",
-    "after_publish",
-)
-PACKER_POINTS = ("claimed", "sending", "shard_sent", "index_sent", "shard_noted", "before_manifest", "after_manifest", "cleaning")
 EXIT_CODE = 77  # of a process that a charge has made exit
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -114,11 +114,11 @@ class ShmLoader(DataLoader[T]):
         share: "node": the ranks of this node that are given the same `rank` and `world_size`, as those of a tensor- or pipeline-
             parallel group are, read one ring, filled by one worker pool of `num_workers`; each sample is decoded once. Where no two
             ranks are given the same, as in data parallelism, each has ring and worker pool of its own, and idle workers help the
-            ranks whose batches are late. Seed mode only; batches are the same without it. docs/launch.md says when to use it, and
+            ranks whose trainers wait. Seed mode only; batches are the same without it. docs/launch.md says when to use it, and
             what it asks of a program.
         device: "cuda", "cuda:1" or such a torch.device: batches' tensors arrive there, copied from the pinned ring on a stream of
-            their own, two batches ahead; the stream that is current in `next()` waits for them. What is no tensor stays as it is. A
-            `shmload.Device` says more: images normalised there, tensors at addresses that stay. Not with `audit`.
+            their own, two batches ahead; the stream that is current in `next()` waits for them. What is no tensor stays as it is.
+            Not with `audit`.
         audit: a folder where every rank records what it was delivered, batch by batch: `shmload verify` proves from it that each
             sample came exactly once. docs/audit.md says how, and what it costs.
     Raises:
@@ -357,10 +357,10 @@ class ShmLoader(DataLoader[T]):
         Cost: about 0.1 ms with a few workers; the files of their processes under /proc are read.
         """
         builder = self._builder
-        told: dict[str, Any] = {"num_bad_samples": builder.bad_samples.count, "bad_samples": list(builder.bad_samples.listed)}
+        found: dict[str, Any] = {"num_bad_samples": builder.bad_samples.count, "bad_samples": list(builder.bad_samples.listed)}
         if builder.tuner is not None:
-            told["autotune"] = builder.tuner.stats()
-        return told if builder.last is None else {**builder.last.counters(), **told}
+            found["autotune"] = builder.tuner.stats()
+        return found if builder.last is None else {**builder.last.counters(), **found}
 
     def holders(self) -> list[Holder]:
         """The batches whose slots are still held: which, how old, how large, and the line that took each. The oldest first.
@@ -395,7 +395,7 @@ class ShmLoader(DataLoader[T]):
     def on_epoch_end(self, callback: EpochCallback) -> EpochCallback:
         """Has `callback` called with what each epoch was like (`shmload.metrics.EpochMetrics`), from the next pass on.
 
-        A pass that is broken off is told as soon as its iterator is gone. A callback that fails is logged, and training goes on.
+        A pass that is broken off is reported when its iterator is gone. A callback that fails is logged, and training goes on.
 
         Returns:
             the callback, so that this can decorate it.

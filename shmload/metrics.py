@@ -103,7 +103,7 @@ def callbacks_of_environment() -> list[EpochCallback]:
 
 
 def _to_log_or_stderr(metrics: EpochMetrics) -> None:
-    """Tells the logger, or stderr if the logger would tell nobody: who has set the variable wants to see it."""
+    """Writes to the logger, or to stderr if nobody reads the logger: who has set the variable wants to see it."""
     if log.isEnabledFor(logging.INFO) and log.hasHandlers():
         to_log(metrics)
     else:

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import FrameType
 from typing import Any
@@ -42,6 +42,15 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None) 
     return rank, world_size
 
 
+def start_of(pid: int | str) -> str:
+    """When a process ("self": this one) began, in the kernel's ticks since boot; empty if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[19]  # proc(5): the 22nd field; the second may hold blanks
+    except OSError:
+        return ""
+
+
 def run_key() -> tuple[str, ...]:
     """What the processes of one run on one node have in common, and no other run there has.
 
@@ -50,16 +59,11 @@ def run_key() -> tuple[str, ...]:
     mean nothing across containers, so their PID namespace goes with them.
     """
     namespace = str(os.stat("/proc/self/ns/pid").st_ino)
-    told = tuple(os.environ.get(name, "") for name in _RUN_VARIABLES)
-    if any(told):
-        return (namespace, *told)
+    found = tuple(os.environ.get(name, "") for name in _RUN_VARIABLES)
+    if any(found):
+        return (namespace, *found)
     parent = os.getppid()
-    try:
-        with open(f"/proc/{parent}/stat", encoding="utf-8", errors="replace") as stat:
-            began = stat.read().rpartition(")")[2].split()[19]  # proc(5): the 22nd field; the second may hold blanks
-    except OSError:  # it is in another PID namespace, and its number here is 0
-        began = ""
-    return namespace, str(parent), began
+    return namespace, str(parent), start_of(parent)  # none for 0: it is in another PID namespace
 
 
 def ability_of(value: Any, name: str) -> Any:
@@ -71,10 +75,25 @@ def ability_of(value: Any, name: str) -> Any:
     return getattr(value, name, None)
 
 
+def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds, each with how it is come to: ("[3]", item), (".transform", attribute)."""
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", part) for key, part in list(value.items()))
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"[{i}]", part) for i, part in enumerate(value))
+    elif isinstance(getattr(value, "__dict__", None), dict):
+        yield from ((f".{name}", part) for name, part in value.__dict__.items())
+
+
+def is_stateful(value: Any) -> bool:
+    """Whether it keeps torch.distributed.checkpoint's and torchdata's contract."""
+    return ability_of(value, "state_dict") is not None and ability_of(value, "load_state_dict") is not None
+
+
 @cache
 def _inside() -> tuple[str, ...]:
     """Folders whose code is not the user's."""
-    import torch.utils.data  # late: importing shmload alone must not bring torch
+    import torch.utils.data  # here: importing shmload alone must not bring torch
 
     return tuple(os.path.join(os.path.dirname(str(file)), "") for file in (__file__, torch.utils.data.__file__))
 

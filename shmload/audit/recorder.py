@@ -61,6 +61,7 @@ class Recorder:
 
     def __init__(self, folder: str | os.PathLike[str] | None, *, has_indices: bool = True) -> None:
         self._folder = None if folder is None else Path(folder).absolute()
+        self.is_on = folder is not None
         self._has_indices = has_indices
         self.last: Order | None = None  # of the batch just yielded
         self.num_passes = 0  # begun in this run, in torch mode: its passes have no other number
@@ -99,8 +100,6 @@ class Recorder:
         Args:
             schedule, rank: seed mode's; None where a sampler orders, or an order the batches.
         """
-        if self._folder is None:
-            return
         header = header_of(config, schedule, rank)
         if self._header is not None and header != self._header:
             self.close()  # other ranks, or another length: what comes now is told by a file of its own
@@ -110,23 +109,20 @@ class Recorder:
     def delivered(
         self, order: Order, batch: Any, *, valid: int | None = None, epoch: int | None = None, step: int | None = None
     ) -> None:
-        """A batch is about to be yielded, or NOTHING came of its order because every sample was skipped.
+        """Records a batch that is about to be yielded, or that NOTHING came of its order because every sample was skipped.
 
         Args:
             epoch, step: as they are to be recorded, where the order counts in another way.
         """
-        if batch is not NOTHING:
-            self.last = order
-        elif order.ordered is None:
+        if batch is NOTHING and order.ordered is None:
             return
-        if self._folder is not None:
-            self._record(
-                order,
-                batch,
-                order.nrows if valid is None else valid,
-                order.epoch if epoch is None else epoch,
-                order.step if step is None else step,
-            )
+        self._record(
+            order,
+            batch,
+            order.nrows if valid is None else valid,
+            order.epoch if epoch is None else epoch,
+            order.step if step is None else step,
+        )
 
     def ended(self, epoch: int, step: int) -> None:
         """The pass has come to its end."""

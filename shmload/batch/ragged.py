@@ -350,6 +350,9 @@ class Ragged:
         return self.of_field.get(name, self.of_arrays)
 
 
+AS_LISTS = Ragged({}, None, {})  # where no field is known to be ragged, and the mode is "list"
+
+
 def ragged_of(asked: str | Mapping[str, str], schema: Mapping[str, Any] | None, *, is_torch_mode: bool) -> Ragged | None:
     """The rule of a loader; None: what torch's collate refuses is refused.
 

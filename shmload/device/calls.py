@@ -35,7 +35,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -44,80 +44,17 @@ from shmload._core.trainer import TrainerRing
 from shmload.errors import CopyFailed
 from shmload.world import users_frame
 
-
-@runtime_checkable
-class Calls(Protocol):
-    """A device, as the ring sees it.
-
-    Attributes:
-        name: what messages call it.
-    """
-
-    name: str
-
-    def register(self, address: int, nbytes: int) -> None:
-        """Pins memory that is mapped already. A copy may not reach across two such pieces."""
-
-    def unregister(self, address: int) -> None:
-        """Ends that, for the piece that begins there. Nothing may be copying from it."""
-
-    def current_streams(self) -> Sequence[Any]:
-        """This thread's current stream of every device in use: what it copies now is on one of these."""
-
-    def current_stream(self) -> Any:
-        """This thread's current stream of the device that batches go to."""
-
-    def side_stream(self) -> Any:
-        """A new stream of that device, which runs beside all others."""
-
-    def using(self, stream: Any) -> AbstractContextManager[Any]:
-        """Makes a stream this thread's current one in a `with` block."""
-
-    def record(self, stream: Any) -> Any:
-        """A new event behind all that the stream has been given."""
-
-    def is_done(self, event: Any) -> bool:
-        """Whether it is; never waits."""
-
-    def wait_on_host(self, event: Any) -> None:
-        """Returns when the event is done; other threads run meanwhile."""
-
-    def wait_on_stream(self, stream: Any, event: Any) -> None:
-        """Has the stream begin nothing given from now on before the event is done."""
-
-    def synchronize(self) -> None:
-        """Returns when all that any stream of any device has been given is done."""
-
-    def copy(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
-        """A tensor of the device, filled from this one by the current stream, later. Host memory that is not pinned is read now.
-
-        Args:
-            into: one that the device made before, to be filled again. None: a new one.
-        """
-
-    def apply(
-        self, function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor, into: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """What a function makes of a tensor of the device, by the current stream, later; `into` as above."""
-
-    def stream_for(self, tensor: torch.Tensor) -> Any | None:
-        """This thread's current stream of the device that a tensor lies on; None: it lies on none of this kind."""
-
-    def is_capturing(self) -> bool:
-        """Whether what the current stream is given now is kept for replays, and not done."""
-
-    def keep_for(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Once the tensor dies, its memory is used again only when what the stream has been given by then is done."""
-
-
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of this process
 
 
-class CudaCalls:
-    """One CUDA device.
+class Calls:
+    """One CUDA device, as the ring sees it.
 
     Args:
         index: which; None: the one that is current when it is first asked, and from then on that one.
+
+    Attributes:
+        name: what messages call it.
     """
 
     def __init__(self, index: int | None = None) -> None:
@@ -131,7 +68,7 @@ class CudaCalls:
         return torch.device("cuda", self._index)
 
     def register(self, address: int, nbytes: int) -> None:
-        """As of any device."""
+        """Pins memory that is mapped already. A copy may not reach across two such pieces."""
         with torch.cuda.device(self._device):
             error = int(_runtime().cudaHostRegister(address, nbytes, PORTABLE))
         if error:
@@ -139,74 +76,64 @@ class CudaCalls:
             raise RuntimeError(f"cudaHostRegister: error {error}")
 
     def unregister(self, address: int) -> None:
-        """As of any device."""
+        """Ends that, for the piece that begins there. Nothing may be copying from it."""
         error = int(_runtime().cudaHostUnregister(address))
         if error:
             _forget_last_error()
             raise RuntimeError(f"cudaHostUnregister: error {error}")
 
     def current_streams(self) -> Sequence[Any]:
-        """As of any device. Refused while a graph is captured: an event recorded then says nothing of copies."""
+        """This thread's current stream of every device in use: what it copies now is on one of these.
+
+        Refused while a graph is captured: an event recorded then says nothing of copies.
+        """
         if self.is_capturing():
             raise RuntimeError("the current stream is capturing a graph")
         return [torch.cuda.current_stream(index) for index in _devices_in_use()]
 
     def current_stream(self) -> Any:
-        """As of any device."""
+        """This thread's current stream of the device that batches go to."""
         return torch.cuda.current_stream(self._device)
 
     def side_stream(self) -> Any:
-        """As of any device."""
+        """A new stream of that device, which runs beside all others."""
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's own
 
     def using(self, stream: Any) -> AbstractContextManager[Any]:
-        """As of any device."""
+        """Makes a stream this thread's current one in a `with` block."""
         return torch.cuda.stream(stream)
 
     def record(self, stream: Any) -> Any:
-        """As of any device."""
+        """A new event behind all that the stream has been given."""
         return stream.record_event()
 
     def is_done(self, event: Any) -> bool:
-        """As of any device."""
+        """Whether it is; never waits."""
         return bool(event.query())
 
     def wait_on_host(self, event: Any) -> None:
-        """As of any device."""
+        """Returns when the event is done; other threads run meanwhile."""
         event.synchronize()
 
     def wait_on_stream(self, stream: Any, event: Any) -> None:
-        """As of any device."""
+        """Has the stream begin nothing given from now on before the event is done."""
         stream.wait_event(event)
 
     def synchronize(self) -> None:
-        """As of any device."""
+        """Returns when all that any stream of any device has been given is done."""
         for index in _devices_in_use():
             torch.cuda.synchronize(index)
 
-    def copy(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
-        """As of any device."""
-        if into is not None:
-            return into.copy_(tensor, non_blocking=True)
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the device, filled from this one by the current stream, later. Host memory that is not pinned is read now."""
         return tensor.to(self._device, non_blocking=True)
 
-    def apply(
-        self, function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor, into: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """As of any device."""
-        made = function(tensor)
-        return made if into is None else into.copy_(made)
-
-    def stream_for(self, tensor: torch.Tensor) -> Any | None:
-        """As of any device."""
-        return torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
-
     def is_capturing(self) -> bool:
-        """As of any device."""
+        """Whether what the current stream is given now is kept for replays, and not done."""
         return torch.cuda.is_current_stream_capturing()
 
     def keep_for(self, tensor: torch.Tensor, stream: Any) -> None:
-        """As of any device."""
+        """Once the tensor dies, its memory is used again only when what the stream has been given by then is done."""
         tensor.record_stream(stream)
 
 
@@ -366,27 +293,13 @@ class Releases:
         )
 
 
-class Reports(Protocol):
-    """Says what is wrong with a slot that is free now: watching.py does, where it is asked to."""
-
-    noted: dict[int, list[Any]]
-
-    def __call__(self, slot: int) -> Sequence[str]:
-        """Warnings."""
-
-
 class PendingCopies:
-    """The slots of one ring that copies may still read.
-
-    Attributes:
-        late: is asked of every slot that has cooled; None: nobody looks.
-    """
+    """The slots of one ring that copies may still read."""
 
     def __init__(self, ring: TrainerRing, calls: Calls) -> None:
         self._ring = ring
         self.releases = Releases(calls)
         self.pins = self.releases.pins
-        self.late: Reports | None = None
         ring.cool(self.releases.ended)
 
     def look(self) -> None:
@@ -399,10 +312,10 @@ class PendingCopies:
         pins.register()
         if pins.warning:
             text, pins.warning = pins.warning, ""
-            self.warn(text, UserWarning)
+            warnings.warn(text, UserWarning, stacklevel=users_frame()[1])
         for slot in self._ring.pending_copies:
             if self.releases.is_cool(slot):
-                self._free(slot)
+                self._ring.cooled(slot)
 
     def wait(self) -> bool:
         """Waits until a slot has cooled, the one that came back first if that is known. False: none cools."""
@@ -410,23 +323,12 @@ class PendingCopies:
         known = next((slot for slot in pending_copies if self.releases.has_events(slot)), -1)
         if known >= 0:
             self.releases.wait(known)
-            self._free(known)
+            self._ring.cooled(known)
         elif pending_copies:
             self.releases.wait_for_all()
             for slot in pending_copies:
-                self._free(slot)
+                self._ring.cooled(slot)
         return bool(pending_copies)
-
-    def _free(self, slot: int) -> None:
-        reports = () if self.late is None else self.late(slot)
-        self._ring.cooled(slot)
-        for text in reports:
-            self.warn(text)
-
-    @staticmethod
-    def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
-        """Warns at the user's line."""
-        warnings.warn(text, category, stacklevel=users_frame()[1])
 
     def close(self) -> None:
         """Waits for all copies and unregisters what nobody holds; the rest goes with the batches that are left.
@@ -446,15 +348,12 @@ class PendingCopies:
             failure = _tried(releases.wait, slot) or failure
         if is_unknown or failure is not None:
             failure = _tried(releases.wait_for_all) or failure
-        reports = [] if self.late is None else [text for slot in pending_copies for text in self.late(slot)]
         for slot in pending_copies:
             ring.cooled(slot)
         for slot in range(ring.num_slots):
             if ring.state(slot) != LEASED or releases.has_events(slot):  # the latter has ended this moment
                 failure = _tried(releases.wait, slot) or failure
                 failure = _tried(self.pins.remove, slot) or failure
-        for text in reports:
-            self.warn(text)
         if failure is not None:
             raise failure
 

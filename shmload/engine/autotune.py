@@ -12,7 +12,7 @@ as slots that come later lie in memfds where it has little room.
 
 The controller at work: measures windows of a running engine, asks what to change, does it, and says what it did and why.
 
-It lives in the trainer's `next()`: a batch costs it a count, and a few times a second it reads the clock and the ring's own
+It lives in the trainer's `next()`: a batch costs it a count and a look at the clock, and twice a second it reads the ring's own
 counters. A window is dropped in which a worker came up or was replaced, since it tells of neither worker pool.
 
 What the figures of the last windows ask for: a pure function, with all it remembers in its argument and its answer.
@@ -117,7 +117,7 @@ class Load(NamedTuple):
     work_s: float
 
     def is_like(self, other: Load) -> bool:
-        """Whether it is the same load, as far as measuring can tell."""
+        """Whether it is the same load, as far as measuring can say."""
         return all(a <= b * ALIKE and b <= a * ALIKE for a, b in zip(self, other, strict=True))
 
 
@@ -356,8 +356,6 @@ log = logging.getLogger("shmload")
 
 WINDOW_S = 0.5
 WINDOW_BATCHES = 8  # at least, in a window
-LOOKS = 4  # at the clock, about, in a window
-COUNT_MAX = 64  # batches between two looks at the clock: the pace may fall
 FIRST_PREFETCH = 2
 PREFETCH_MAX = 8
 MOST_AHEAD = 64  # batches under way, or 2 a worker: every slot has a record that workers look at
@@ -374,25 +372,25 @@ def first_numbers(num_workers: Any, prefetch_factor: Any, *, is_torch_mode: bool
     return num_workers, prefetch_factor
 
 
-def tuner_of(config: LoaderConfig, tell: Callable[[Setting], None]) -> Autotuner | None:
+def tuner_of(config: LoaderConfig, on_change: Callable[[Setting], None]) -> Autotuner | None:
     """What tunes a loader while it runs; None if nothing of it may change."""
     changes_pool = is_auto(config.num_workers) and config.seed is not None
     may_change = config.num_workers and (changes_pool or is_auto(config.prefetch_factor))
-    return Autotuner(config, tell) if may_change else None
+    return Autotuner(config, on_change) if may_change else None
 
 
 class Autotuner:
     """Tunes one loader, over one engine after the other.
 
     Args:
-        tell: told of the numbers whenever they change, so that the loader's attributes can be those of now.
+        on_change: called with the numbers whenever they change, so that the loader's attributes can be those of now.
 
     Attributes:
         num_ahead: batches to be ordered ahead now.
     """
 
-    def __init__(self, config: LoaderConfig, tell: Callable[[Setting], None]) -> None:
-        self._tell = tell
+    def __init__(self, config: LoaderConfig, on_change: Callable[[Setting], None]) -> None:
+        self._on_change = on_change
         self._ring_bytes = config.ring_bytes
         given = Setting(config.total_workers, int(config.prefetch_factor or 1))
         least, most = given, given
@@ -405,13 +403,12 @@ class Autotuner:
         needed = most.num_workers * max(least.prefetch, min(FIRST_PREFETCH, most.prefetch))
         self._most_ahead = max(needed, min(most.num_ahead, MOST_AHEAD))
         self.num_ahead = self._setting.num_ahead
-        tell(self._setting)
+        on_change(self._setting)
         self._memory = LookMemory()
         self._decisions: deque[dict[str, Any]] = deque(maxlen=NUM_KEPT)
         self._bound_by = ""
         self._limits = Limits(least, most, self._most_ahead, self._most_ahead, 0.0)
         self._engine: weakref.ref[Engine] | None = None
-        self._left = self._count = 1  # batches until the next look at the clock, and in all since the last
         self._num_batches = 0  # in this window
         self._began = 0.0
         self._before = (0.0, 0.0, 0)
@@ -431,39 +428,29 @@ class Autotuner:
 
     def counted(self, engine: BatchSource) -> int:
         """Counts one more batch delivered, and now and then changes something. Returns how many to order ahead."""
-        self._left -= 1
-        if self._left <= 0:
-            assert isinstance(engine, Engine)  # ranks that share a ring give fixed numbers
-            self._look(engine)
-        return self.num_ahead
-
-    # ------------------------------------------------------------ windows
-
-    def _look(self, engine: Engine) -> None:
+        assert isinstance(engine, Engine)  # ranks that share a ring give fixed numbers
         if self._engine is None or self._engine() is not engine:
             self._engine = weakref.ref(engine)
             self._memory = LookMemory(barred=self._memory.barred)
             self._begin(engine)
-            return
-        self._num_batches += self._count
-        seconds = monotonic() - self._began
-        if seconds >= WINDOW_S and self._num_batches >= WINDOW_BATCHES:
+            return self.num_ahead
+        self._num_batches += 1
+        if self._num_batches >= WINDOW_BATCHES and (seconds := monotonic() - self._began) >= WINDOW_S:
             self._end_window(engine, seconds)
-            return
-        rate = self._num_batches / max(seconds, 1e-9)
-        self._left = self._count = min(max(int(rate * WINDOW_S / LOOKS), 1), COUNT_MAX)
+        return self.num_ahead
+
+    # ------------------------------------------------------------ windows
 
     def _begin(self, engine: Engine) -> None:
         self._before = engine.pace()
-        self._num_batches, self._left, self._count = 0, 1, 1
-        self._began = monotonic()
+        self._num_batches, self._began = 0, monotonic()
 
     def _end_window(self, engine: Engine, seconds: float) -> None:
         (wait_s, busy_s, num_restarts), before = engine.pace(), self._before
         if engine.worker_set.is_complete() and num_restarts == before[2]:
             window = RateWindow(seconds, wait_s - before[0], busy_s - before[1], self._num_batches)
-            allowed = ring_budget(self._ring_bytes, engine.size.payload_nbytes)
-            room = min(max(engine.size.room(allowed), 1), self._most_ahead)
+            allowed = ring_budget(self._ring_bytes, engine.worker_set.payload_nbytes)
+            room = min(max(engine.worker_set.room(allowed), 1), self._most_ahead)
             self._limits = Limits(self._least, self._most, self._most_ahead, room, engine.worker_set.start_s)
             last = self._memory.look
             self._memory, decision = decide(self._setting, self._memory, window, self._limits)
@@ -471,14 +458,14 @@ class Autotuner:
                 self._bound_by = bound_by(self._setting, look, self._limits)
             if decision is not None:
                 self._change(engine, decision)
-            engine.size.make_room(self.num_ahead, allowed)  # slots may have become free that were to be parked
+            engine.worker_set.make_room(self.num_ahead, allowed)  # slots may have become free that were to be parked
         self._begin(engine)
 
     def _change(self, engine: Engine, decision: Decision) -> None:
         before, setting, reason = self._setting, decision.setting, decision.reason
-        if setting.num_workers != before.num_workers and not engine.size.resize(setting.num_workers):
+        if setting.num_workers != before.num_workers and not engine.worker_set.resize(setting.num_workers):
             self._most = self._most._replace(num_workers=before.num_workers)
-            engine.size.resize(before.num_workers)
+            engine.worker_set.resize(before.num_workers)
             setting, reason = before, f"{reason}; but no more processes could be started"
             self._memory = LookMemory(barred=self._memory.barred)
         self._setting, self.num_ahead = setting, setting.num_ahead
@@ -495,7 +482,7 @@ class Autotuner:
             }
         )
         log.info("autotune: %s", reason)
-        self._tell(setting)
+        self._on_change(setting)
 
     def stats(self) -> dict[str, Any]:
         """What is set now, what holds the pipeline back, and the last decisions, the newest last."""

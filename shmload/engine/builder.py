@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,8 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from shmload.batch.deliver import mapped, parts_of
-from shmload.device.sending import NUM_SENT, Device, Sender, calls_of, check_device, sender_of
+from shmload.device.calls import Calls
+from shmload.device.sending import NUM_SENT, calls_of, calls_of_cuda, check_device
 from shmload.engine.autotune import Autotuner, Setting, is_auto, tuner_of
 from shmload.engine.parts import EngineOptions, Holders, Hook, is_enabled
 from shmload.engine.ring import BadSamples, BatchSource, OnError
@@ -137,7 +139,7 @@ class LoaderConfig:
         return hasattr(self.dataset, "__getitems__") and not self.plan.has_getitems
 
     def job(self) -> Job:
-        """What workers are told to do."""
+        """What workers do."""
         return Job(
             dataset=self.dataset,
             collate_fn=self.custom_collate_fn,
@@ -154,6 +156,16 @@ class LoaderConfig:
         )
 
 
+_CHOICES = {"backend": ("process", "ray"), "uneven": ("pad", "drop", "exact"), "on_error": ("raise", "skip", "substitute")}
+_LEAST = (
+    ("ring_bytes", 1, "a positive number of bytes"),
+    ("snapshot_every_n_steps", 0, "at least 0"),
+    ("max_bad", 0, "at least 0"),
+    ("max_restarts", 0, "at least 0"),
+    ("sample_timeout_s", sys.float_info.min, "a positive number of seconds"),
+)
+
+
 def check_arguments(given: Mapping[str, Any]) -> None:
     """Returns if they go together.
 
@@ -161,6 +173,13 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         ValueError: they do not.
         ImportError: what they need is not installed.
     """
+    for name, choices in _CHOICES.items():
+        if given[name] not in choices:
+            *others, last = (f'"{choice}"' for choice in choices)
+            raise ValueError(f"{name} is {', '.join(others)} or {last}; got {given[name]!r}")
+    for name, least, what in _LEAST:
+        if given[name] is not None and not given[name] >= least:
+            raise ValueError(f"{name} is {what} or None; got {given[name]}")
     for name in ("num_workers", "prefetch_factor"):
         # in torch mode torch says, in its own words, what else is no number
         if given["seed"] is not None and isinstance(given[name], str) and not is_auto(given[name]):
@@ -176,13 +195,6 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             "audit and device exclude each other: what is recorded is a digest of the bytes, and those are on the device. Audit a "
             "pass without device"
         )
-    if isinstance(given["device"], Device) and given["device"].static_buffers and given["num_workers"] == 0:
-        raise ValueError("static_buffers needs num_workers > 0: without workers each batch is sent when it is read")
-    ring_bytes, every = given["ring_bytes"], given["snapshot_every_n_steps"]
-    if ring_bytes is not None and ring_bytes <= 0:
-        raise ValueError(f"ring_bytes is a positive number of bytes or None; got {ring_bytes}")
-    if every is not None and every < 0:
-        raise ValueError(f"snapshot_every_n_steps is at least 0 or None; got {every}")
 
 
 def as_keyed(dataset: Any, seed: int | None) -> Any:
@@ -195,8 +207,6 @@ def as_keyed(dataset: Any, seed: int | None) -> Any:
 def _check_backend(given: Mapping[str, Any]) -> None:
     backend, address, num_local = given["backend"], given["address"], given["num_local_workers"]
     connect_s = given["connect_timeout_s"]
-    if backend not in ("process", "ray"):
-        raise ValueError(f'backend is "process" or "ray"; got {backend!r}')
     if not isinstance(num_local, int) or num_local < 0:
         raise ValueError(
             f"num_local_workers is the number of this machine's processes beside the actors, at least 0; got {num_local!r}"
@@ -225,8 +235,6 @@ def _check_backend(given: Mapping[str, Any]) -> None:
 
 def _check_seed(given: Mapping[str, Any]) -> None:
     seed = given["seed"]
-    if given["uneven"] not in ("pad", "drop", "exact"):
-        raise ValueError(f'uneven is "pad", "drop" or "exact"; got {given["uneven"]!r}')
     has_order = ability_of(given["dataset"], "keyed_order") is not None
     if seed is None and has_order and given["sampler"] is None and given["batch_sampler"] is None:
         raise ValueError(
@@ -266,23 +274,15 @@ def _check_threads(given: Mapping[str, Any]) -> None:
 
 
 def _check_policies(given: Mapping[str, Any]) -> None:
-    on_error, max_bad, limit_s = given["on_error"], given["max_bad"], given["sample_timeout_s"]
-    max_restarts, is_iterable = given["max_restarts"], isinstance(given["dataset"], IterableDataset)
-    if on_error not in ("raise", "skip", "substitute"):
-        raise ValueError(f'on_error is "raise", "skip" or "substitute"; got {on_error!r}')
+    on_error, limit_s, max_restarts = given["on_error"], given["sample_timeout_s"], given["max_restarts"]
+    is_iterable = isinstance(given["dataset"], IterableDataset)
     if on_error != "raise" and is_iterable:
         raise ValueError(
             f"on_error={on_error!r} needs a map-style dataset: what an iterable dataset's iterator raised is gone. Catch it in "
             "the dataset's __iter__"
         )
-    if max_bad is not None and max_bad < 0:
-        raise ValueError(f"max_bad is at least 0 or None; got {max_bad}")
-    if limit_s is not None and not limit_s > 0:
-        raise ValueError(f"sample_timeout_s is a positive number of seconds or None; got {limit_s}")
     if limit_s is not None and given["num_workers"] == 0:
         raise ValueError("sample_timeout_s needs num_workers > 0: nobody can interrupt a sample that the trainer reads itself")
-    if max_restarts is not None and max_restarts < 0:
-        raise ValueError(f"max_restarts is at least 0 or None; got {max_restarts}")
     if max_restarts and is_iterable:
         raise ValueError(
             f"max_restarts={max_restarts} needs a map-style dataset: an iterable one's position is lost with its worker"
@@ -336,7 +336,7 @@ class EngineBuilder:
         config: the loader's as it is made.
         bad_samples: where all engines count and replace them.
         kind: which engine a loader gets that asks for more than the plain one, and where its workers run: options of the engine.
-        tell: told of the numbers that "auto" stands for, whenever they change.
+        on_change: called with the numbers that "auto" stands for, whenever they change.
 
     Attributes:
         engines: those that have not gone.
@@ -351,14 +351,14 @@ class EngineBuilder:
         config: LoaderConfig,
         bad_samples: BadSamples,
         kind: Callable[[LoaderConfig, EngineBuilder], tuple[Make, dict[str, Any]]],
-        tell: Callable[[Setting], None],
+        on_change: Callable[[Setting], None],
     ) -> None:
         self.bad_samples = bad_samples
-        self._kind, self._tell = kind, tell
-        self._sender: Sender | None = None
+        self._kind, self._on_change = kind, on_change
+        self._device: tuple[Any, Calls] | None = None  # the loader's argument, and what it means
         self.engines: WeakSet[BatchSource] = WeakSet()
         self.last: BatchSource | None = None
-        self.tuner: Autotuner | None = tuner_of(config, tell)
+        self.tuner: Autotuner | None = tuner_of(config, on_change)
         self.num_made = 0
         self.trace: Trace | None = None
 
@@ -370,30 +370,29 @@ class EngineBuilder:
             of_job: what the job has of the pass, not of the loader.
         """
         if self.tuner is not None and not self.tuner.is_of(config):  # they may be set between passes
-            self.tuner = tuner_of(config, self._tell)
-        known = config.batch_size if config.auto_collation else 1
-        sender = self.sender(config.device)  # both must mean the same device where "cuda" is whichever is current
-        calls = calls_of(None, pin_memory=config.pin_memory and config.share is None) if sender is None else sender.calls
+            self.tuner = tuner_of(config, self._on_change)
+        calls = self.calls(config.device)
+        if calls is None and config.pin_memory and config.share is None:
+            calls = calls_of_cuda()
         make, of_kind = self._kind(config, self)
+        size: dict[str, Any] = {
+            "num_workers": config.total_workers,
+            "num_ordered": (config.prefetch_factor or 0) * config.total_workers,
+        }
+        if self.tuner is not None:
+            size = self.tuner.engine_options()
         engine = make(
             dataclasses.replace(config.job(), **of_job),
             EngineOptions(
-                **(self.tuner.engine_options() if self.tuner is not None else _fixed_size(config)),
-                max_rows=known or 0,
-                is_static=config.seed is None,
-                ring_bytes=config.ring_bytes,
+                **size,
+                config=config,
+                max_rows=(config.batch_size if config.auto_collation else 1) or 0,
                 timeout_s=config.timeout,
-                max_restarts=config.max_restarts,
-                multiprocessing_context=config.multiprocessing_context,
                 base_seed=base_seed,
                 resume=resume,
-                sample_timeout_s=config.sample_timeout_s,
-                rank=config.rank,
-                world_size=config.world_size,
                 calls=calls,
                 num_pending_copies=0 if calls is None else NUM_SENT,
                 num_sent=None if config.device is None else NUM_SENT,
-                sender=sender,
                 **of_kind,
             ),
             self.bad_samples,
@@ -406,28 +405,26 @@ class EngineBuilder:
             self.trace.follow(engine)
         return engine
 
-    def sender(self, device: Any) -> Sender | None:
-        """What sends batches to the device, in all passes, as their buffers are the same; None: they stay on the host."""
+    def calls(self, device: Any) -> Calls | None:
+        """The device that batches are sent to: in all passes the same, where "cuda" is whichever was current; None: the host."""
         if device is None:
             return None
-        if self._sender is None or self._sender.device is not device:  # it may be set between passes
-            self._sender = sender_of(device)
-        return self._sender
+        if self._device is None or self._device[0] is not device:  # it may be set between passes
+            self._device = device, calls_of(device)
+        return self._device[1]
 
     def record_stream(self, device: Any, batch: Any, stream: Any) -> None:
         """See ShmLoader.record_stream."""
-        sender = self.sender(device)
+        calls = self.calls(device)
         all_releases = [engine.releases for engine in self.engines if engine.releases is not None]
-        named: set[tuple[int, int]] = set()
 
         def name(tensor: torch.Tensor) -> torch.Tensor:
-            if sender is not None:
-                sender.name_stream(tensor, stream)
+            if calls is not None:
+                calls.keep_for(tensor, stream)
             elif tensor.device.type == "cpu":
-                for (number, releases), part in product(enumerate(all_releases), parts_of(tensor)):
+                for releases, part in product(all_releases, parts_of(tensor)):
                     slot = releases.pins.slot_at(part.data_ptr())
-                    if slot >= 0 and (number, slot) not in named:
-                        named.add((number, slot))
+                    if slot >= 0:
                         releases.name_stream(slot, stream)
             return tensor
 
@@ -437,7 +434,3 @@ class EngineBuilder:
         """Ends all workers; an iterator that someone still holds says that the loader is closed."""
         for engine in list(self.engines):
             engine.close()
-
-
-def _fixed_size(config: LoaderConfig) -> dict[str, Any]:
-    return {"num_workers": config.total_workers, "num_ordered": (config.prefetch_factor or 0) * config.total_workers}

@@ -18,17 +18,14 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from torch.autograd import profiler
-
 from shmload import faults
 from shmload._core.trainer import ANY_SLOT, FAILED, FILLING, HELD, ORDERED, READY, REPACK, Lease, Order
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
 from shmload.device.calls import Releases
-from shmload.engine.parts import DeviceFeed, EngineOptions, Holders, Hook, Parts
+from shmload.engine.parts import DeviceFeed, EngineOptions, Holders, Hook, LoaderEnd, Parts
 from shmload.engine.ring import NOTHING, BadSamples, Delivery, Turns
-from shmload.engine.stats import add_memory
-from shmload.engine.supervision import LoaderEnd
+from shmload.engine.stats import RingReader, add_memory
 from shmload.shm import owners
 from shmload.worker.failure import Failure
 from shmload.worker.pool import STOP_GRACE_S, interrupts_held
@@ -53,13 +50,14 @@ class Engine:
         on_delivery: called after each batch; None: nobody looks.
         turns: of those who ask for batches; it is their iterator's.
         shared_by: ranks that read the ring.
+        lost: an order that has left the queue and comes to nothing, until `take_lost` is asked.
     """
 
     def __init__(self, job: Job, options: EngineOptions, bad_samples: BadSamples, hooks: Sequence[Hook] = ()) -> None:
         self._options, self._bad_samples, self._hooks = options, bad_samples, tuple(hooks)
         self._queue: deque[Order] = deque()  # submitted and not delivered
         self._backlog: deque[Order] = deque()  # its tail: not published
-        self._lost: Order | None = None
+        self.lost: Order | None = None
         self._death_look = 0.0
         self.on_delivery: Callable[[], None] | None = None
         self._broken: LoaderEnd | None = None
@@ -72,7 +70,7 @@ class Engine:
         parts = self._parts = Parts(job, options, self._hooks, self._order_in)
         assert parts.pool is not None
         self.control, self.num_slots, self.pool = parts.control, parts.num_slots, parts.pool
-        self.worker_set, self.size = parts.worker_set, parts.size
+        self.worker_set = parts.worker_set
         self._ring, self._memory, self._writer, self._supervisor = (parts.ring, parts.memory, parts.writer, parts.supervisor)
         self._ready, self._grants, self._orders = parts.ready, parts.grants, parts.orders
         self._pending_copies, self._copy_out = parts.pending_copies, parts.copy_out
@@ -133,12 +131,16 @@ class Engine:
             WorkerDied: a worker ended and may not be replaced, or a sample killed its worker twice.
             RuntimeError: the loader is closed, or `timeout` has passed.
         """
-        if self._is_closed or self._copy_out.refused is not None or self._pending_copies is not None:
-            self._begin_next()
+        if self._is_closed:
+            raise self._why_closed()
+        if self._copy_out.refused is not None:
+            self._copy_out.raise_refused()
+        if self._pending_copies is not None:
+            self._pending_copies.look()
         return self._next_with_hooks(in_order) if self._hooks else self._take(in_order)
 
     def _next_with_hooks(self, in_order: bool) -> Delivery:
-        """The same; what may raise has done so before others are told."""
+        """The same; what may raise has done so before others hear of the batch."""
         front = self.front
         assert front is not None
         for hook in self._hooks:
@@ -156,24 +158,16 @@ class Engine:
         try:
             if self._feed is not None:
                 return self._feed.next(in_order)
-            if in_order and not self._backlog and not profiler._is_profiler_enabled:
+            if in_order and not self._backlog:
                 order = self._queue[0]
                 lease = self._ring.take(order) or self._slept(order)
                 if lease is not None:
                     return self._deliver(order, lease, NO_NEWS if lease.has_note else None)
-            return self._next(in_order)
+            order, is_ready = self.awaited(in_order)
+            return self.deliver(order) if is_ready else (order, NOTHING, None)
         except BaseException:  # ^C, or what another signal handler raises, may come at any line
             self._mend()
             raise
-
-    def _begin_next(self) -> None:
-        """Sees to what may raise before anything is taken."""
-        if self._is_closed:
-            raise self._why_closed()
-        if self._copy_out.refused is not None:
-            self._copy_out.raise_refused()
-        if self._pending_copies is not None:
-            self._pending_copies.look()
 
     def _slept(self, order: Order) -> Lease | None:
         """The lease of an order for which nothing is to be done but to sleep; None: look at it all, one by one.
@@ -192,21 +186,6 @@ class Engine:
         finally:
             ring.end_wait()
         return ring.take(order, True)
-
-    def _next(self, in_order: bool) -> Delivery:
-        if profiler._is_profiler_enabled:
-            return self._next_in_ranges(in_order)
-        order, is_ready = self.awaited(in_order)
-        return self.deliver(order) if is_ready else (order, NOTHING, None)
-
-    def _next_in_ranges(self, in_order: bool) -> Delivery:
-        """The same, as ranges in the profile that torch is taking."""
-        with profiler.record_function("shmload: wait"):
-            order, is_ready = self.awaited(in_order)
-        if not is_ready:
-            return order, NOTHING, None
-        with profiler.record_function("shmload: deliver"):
-            return self.deliver(order)
 
     def awaited(self, in_order: bool) -> tuple[Order, bool]:
         """The order that is next, and True as soon as it is ready; False, and it is gone, if all of its samples are skipped."""
@@ -296,7 +275,7 @@ class Engine:
 
     def _lose(self, order: Order) -> None:
         self._queue.remove(order)
-        self._lost = order
+        self.lost = order
 
     def work(self) -> None:
         """Does what there is to do, and waits for nothing."""
@@ -311,13 +290,9 @@ class Engine:
         order = self._queue[0] if in_order else self._first_done()
         return order if order.slot >= 0 and self._ring.look(order.slot) == READY else None
 
-    def has_lost(self, order: Order) -> None:
-        """An order that has left the queue comes to nothing."""
-        self._lost = order
-
     def take_lost(self) -> Order | None:
-        """The order that the exception of `next` has ended, if it has; told once."""
-        lost, self._lost = self._lost, None
+        """The order that the exception of `next` has ended, if it has; the second time None."""
+        lost, self.lost = self.lost, None
         return lost
 
     def _mend(self) -> None:
@@ -414,7 +389,7 @@ class Engine:
         self._ring.look_again(DEATH_LOOK_S)
         for hook in self._hooks:
             hook.look()
-        if self._options.sample_timeout_s is not None:
+        if self._options.config.sample_timeout_s is not None:
             with interrupts_held():
                 num_timed_out = self._supervisor.see_to_timeouts()
             for bell in self._orders if num_timed_out else ():
@@ -488,7 +463,7 @@ class Engine:
     def counters(self) -> dict[str, Any]:
         """What `shmload top` shows of this ring (docs/top.md), over its whole life, and what only the trainer knows."""
         self._ring.state(0)  # takes in what leases have given back, and refuses a forked child
-        report = self._parts.reader.report()
+        report = RingReader(self.control).report()
         pids = self.pool.pids
         for worker, pid in zip(report["workers"], pids, strict=False):  # none is left when it is closed
             worker["pid"] = worker["pid"] or pid

@@ -1,13 +1,14 @@
 """What an engine is made of: its ring, the worker pool that fills it, who watches them, and whoever takes part in its work.
 
-Who holds the ring's slots, and which copies from them come too late: found while a program runs, where it has asked for that.
+The workers: a ring has records for the largest worker pool; the header says how many workers are wanted, and those are the first
+ones. A worker whose number is not below that looks at the word between two chunks, and leaves. Nothing it did has to be done again,
+so no batch differs. Which workers are leaving is remembered here until their processes have ended: only then is such an end no
+death.
 
-Each call in this thread that makes something on the device of what lies in a slot gets an event of its own, recorded behind it on
-the stream that it runs on. When the slot has cooled, and so is about to be used again, that event must be done as well. If it is
-not, nothing held the slot for that copy, and what the copy reads is a matter of luck.
-
-So there is no false alarm: a stream that another one was made to wait for has done its copies when that one's event is done. A
-copy that was in time by luck is not found. What C code does with an address is not seen; slots that are poisoned show that.
+A dead worker's rows are done again by a new worker, or it ends the loader. In seed mode a worker is replaced as often as need be,
+but a sample that ends its worker twice is given up, and so is a loader whose workers keep dying with nothing to do. In torch mode
+the first death is the end, as in torch, unless `max_restarts` says otherwise: the dead worker's own random stream cannot be
+recovered.
 
 How batches arrive on a device: copied ahead, by a stream of their own.
 
@@ -22,35 +23,38 @@ abandoned. So a position, a state and torch's pace are the same with a device as
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import signal
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-from shmload._core.mapping import Mapping as MemoryMapping
+from shmload._core.mapping import Mapping
 from shmload._core.trainer import FollowerRing, Order, TrainerRing, control_nbytes
-from shmload.device.calls import Calls, PendingCopies
-from shmload.device.sending import BufferSet, Sender
-from shmload.engine.ring import NOTHING, Delivery, OrderWriter, RingMemory
-from shmload.engine.stats import RingReader, introduce
-from shmload.engine.supervision import Size, Supervisor, WorkerSet, num_slots
-from shmload.errors import CopyFailed
+from shmload.device.calls import LEASED, Calls, PendingCopies
+from shmload.device.sending import sent
+from shmload.engine.ring import LEAST_SLOTS, NOTHING, Delivery, OrderWriter, RingMemory
+from shmload.errors import CopyFailed, SampleTimeout, ShmloadError, WorkerDied
 from shmload.shm import owners
 from shmload.shm.segment import Doorbell, Group, JointBell
-from shmload.worker.pool import STACK_NBYTES, STOP_GRACE_S, Backend, WorkerPool, interrupts_held, prepare_workers, processes
-from shmload.worker.reader import Job, PeerRing
+from shmload.worker.failure import REMEDY, sample_at, timeout_text
+from shmload.worker.pool import STACK_NBYTES, STOP_GRACE_S, Backend, Death, PreparedWorkers, WorkerPool, interrupts_held, processes
+from shmload.worker.reader import Job, PeerRing, Post
 from shmload.worker.snapshot import Note
-from shmload.world import users_frame, users_place
+from shmload.world import rank_and_world_size, users_frame, users_place
 
 if TYPE_CHECKING:
+    from shmload.engine.builder import LoaderConfig
     from shmload.engine.engine import Engine
+
+log = logging.getLogger("shmload")
 
 
 class CopyOut:
@@ -117,28 +121,21 @@ class EngineOptions:
     `max_rows` is the largest batch expected (0: unknown), `num_ordered` how many batches may be under way at once. It begins with
     `first_workers` of its workers and slots for `first_ordered` batches; 0: all, and that never changes. With `calls` the ring is
     pinned for that device, and `num_pending_copies` slots more are there for batches whose copies are under way; `num_sent` batches
-    are copied ahead by `sender`, None: they are not sent there at all.
+    are copied ahead, None: they are not sent there at all.
     """
 
+    config: LoaderConfig
     num_workers: int
     num_ordered: int
     max_rows: int
-    is_static: bool
-    ring_bytes: int | None
     timeout_s: float
-    max_restarts: int | None
-    multiprocessing_context: Any
     base_seed: int
     resume: Sequence[bytes] = ()
-    sample_timeout_s: float | None = None
     first_workers: int = 0
     first_ordered: int = 0
-    rank: int | None = None
-    world_size: int | None = None
     calls: Calls | None = None
     num_pending_copies: int = 0
     num_sent: int | None = None
-    sender: Sender | None = None
     num_ranks: int = 1  # of this node that read the ring
     num_helpers: int = 0  # workers of other ranks that may fill chunks of the ring
     affinity: tuple[int, ...] = ()  # processors of the worker pool; none: the trainer's
@@ -231,7 +228,8 @@ class Parts:
             raise
 
     def _build_ring(self, job: Job, hooks: Sequence[Hook]) -> None:
-        options, group = self.options, self.group
+        options, group, config = self.options, self.group, self.options.config
+        is_static = job.seed is None  # torch mode: each order is one worker's
         sizes = {
             "order_capacity": max(8 * options.max_rows, ORDER_CAPACITY),
             "text_capacity": TEXT_CAPACITY,
@@ -240,80 +238,79 @@ class Parts:
         num_records = options.num_workers + options.num_helpers
         nbytes = control_nbytes(self.num_slots, num_records, **sizes)
         self.control_segment = group.segment("control", nbytes)
-        self.control = MemoryMapping(self.control_segment.fd, nbytes)
+        self.control = Mapping(self.control_segment.fd, nbytes)
         self.ring = TrainerRing(
             self.control,
             num_slots=self.num_slots,
             num_workers=num_records,
-            is_static=options.is_static,
+            is_static=is_static,
             threads_per_worker=WHOLE_BATCHES if options.num_far else job.num_threads,
             num_usable=num_slots(options.first_ordered) + options.num_pending_copies if options.first_ordered else 0,
             **sizes,
         )
-        introduce(self.ring, job, options.rank, options.world_size)
-        self.reader = RingReader(self.control)
+        try:
+            rank, world_size = rank_and_world_size(config.rank, config.world_size)
+        except ValueError:  # nobody has said which rank this is: the loader asks again, and loudly, where it matters
+            rank, world_size = 0, 1
+        dataset = type(job.dataset).__name__.encode()
+        self.ring.introduce(dataset_name=dataset, read_path=job.plan.path.encode(), rank=rank, world_size=world_size)
         self.copy_out = CopyOut(self.ring, is_shared=options.num_ranks > 1)
         self.pending_copies = None if options.calls is None else PendingCopies(self.ring, options.calls)
         self.memory = RingMemory(
             group,
             self.ring,
-            options.ring_bytes,
+            config.ring_bytes,
             may_park=options.first_ordered > 0,
             pins=None if self.pending_copies is None else self.pending_copies.pins,
             is_private=options.num_ranks > 1,
         )
         self.ready = group.doorbell("ready")
         self.grants = group.doorbell("grants")
-        num_order_bells = options.num_workers if options.is_static else 1 + (0 < options.num_far < options.num_workers)
+        num_order_bells = options.num_workers if is_static else 1 + (0 < options.num_far < options.num_workers)
         self.orders = [group.doorbell(f"orders-{i}") for i in range(num_order_bells)]
         for hook in hooks:
             self.orders[0] = hook.order_bell(self, self.orders[0])
-        bells = self.orders if options.is_static or num_order_bells == 1 else [JointBell(self.orders)]
+        bells = self.orders if is_static or num_order_bells == 1 else [JointBell(self.orders)]
         self.writer = OrderWriter(self.ring, self.memory, bells, is_packed=job.plan.is_whole)
         if job.plan.rows is not None or job.plan.is_whole:
             self.writer.settle(job.plan.rows, options.max_rows)
         self.stacks = {}  # by worker, where they can be asked for theirs; actors are watched where they are
-        if options.sample_timeout_s is not None:
+        if config.sample_timeout_s is not None:
             for worker in range(options.num_far, options.num_workers):
                 self.stacks[worker] = group.segment(f"stack-{worker}", STACK_NBYTES)
 
     def _start_pool(self, job: Job, neighbours: tuple[PeerRing, ...], order_in: Callable[[int], Order | None]) -> None:
-        options = self.options
-        called = prepare_workers(
-            job,
-            self.group,
-            self.control_segment,
-            num_workers=options.num_workers,
-            multiprocessing_context=options.multiprocessing_context,
-            base_seed=options.base_seed,
-            ready=self.ready,
-            orders=self.orders,
-            grants=self.grants,
-            resume=options.resume,
-            stacks=self.stacks,
-            neighbours=neighbours,
-            num_far=options.num_far,
-            num_ahead=options.num_ordered // options.num_workers,
-            sample_timeout_s=options.sample_timeout_s,
-            affinity=options.affinity,
+        options, orders, control = self.options, self.orders, self.control_segment
+        config = options.config
+        num_workers = options.num_workers
+        # one bell for each worker, or one for all; or two, one for those elsewhere and one for this machine's
+        bells = [orders[w if len(orders) == num_workers else 0 if w < options.num_far else -1] for w in range(num_workers)]
+        posts = [
+            Post(
+                worker_id=worker_id,
+                num_workers=num_workers,
+                trainer_pid=os.getpid(),
+                control_path=control.path,
+                control_nbytes=control.nbytes,
+                ready_bell=self.ready.name,
+                orders_bell=bell.name,
+                grants_bell=self.grants.name,
+                base_seed=options.base_seed,
+                affinity=options.affinity or tuple(sorted(os.sched_getaffinity(0))),
+                stack_path=self.stacks[worker_id].path if worker_id in self.stacks else "",
+                neighbours=neighbours,
+                resume=options.resume[worker_id] if options.resume else b"",
+            )
+            for worker_id, bell in enumerate(bells)
+        ]
+        num_ahead = options.num_ordered // num_workers
+        self.pool = options.backend(
+            PreparedWorkers(job, self.group, posts, config.multiprocessing_context, self.stacks, num_ahead, config.sample_timeout_s)
         )
-        self.pool = pool = options.backend(called)
-        limit = options.max_restarts
-        if limit is None and job.seed is None:
-            limit = 0
-        self.worker_set = WorkerSet(self.ring, pool)
-        self.size = Size(self.memory, self.worker_set, options.num_pending_copies)
-        self.supervisor = Supervisor(
-            self.ring,
-            pool,
-            self.worker_set,
-            limit,
-            order_in,
-            sample_timeout_s=options.sample_timeout_s,
-            tolerates_bad_samples=job.tolerates_bad_samples,
-        )
+        self.worker_set = WorkerSet(self.ring, self.pool, self.memory, options.num_pending_copies)
+        self.supervisor = Supervisor(self.ring, self.pool, self.worker_set, config, order_in)
         with interrupts_held():
-            self.worker_set.start(options.first_workers or options.num_workers)
+            self.worker_set.start(options.first_workers or num_workers)
 
     def close(self, grace_s: float = STOP_GRACE_S) -> None:
         """Ends the workers and gives up the names."""
@@ -332,7 +329,6 @@ class Parts:
                 self.group.close()
 
 
-LEASED = 3  # of TrainerRing.state
 _is_enabled = os.environ.get("SHMLOAD_DEBUG_BATCHES", "") not in ("", "0")
 
 
@@ -349,77 +345,6 @@ def enable(on: bool = True) -> None:
 def is_enabled() -> bool:
     """Whether the next engine will be a watched one."""
     return _is_enabled
-
-
-class Watched(NamedTuple):
-    """An engine as far as its copies go: its slots, and which batch lies in one, in words."""
-
-    calls: Calls
-    pending_copies: PendingCopies
-    batch_in: Callable[[int], str]
-
-
-class _NotedCopy(NamedTuple):
-    event: Any
-    where: str
-    batch: str
-
-
-class CopyWatch(TorchFunctionMode):
-    """Watches this thread's copies from the slots of some engines.
-
-    Args:
-        engines: gives those there are, at each call.
-    """
-
-    def __init__(self, engines: Callable[[], Iterable[Watched]]) -> None:
-        super().__init__()
-        self._engines = engines
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor):
-            for source in (*args, *(kwargs or {}).values()):
-                if isinstance(source, torch.Tensor) and source is not made and source.layout is torch.strided:
-                    self._see(source, made)
-        return made
-
-    def _see(self, source: torch.Tensor, made: torch.Tensor) -> None:
-        for engine in self._engines():
-            stream = engine.calls.stream_for(made)
-            slot = -1 if stream is None else engine.pending_copies.pins.slot_at(source.data_ptr())
-            if slot < 0:
-                continue
-            if engine.pending_copies.late is None:
-                engine.pending_copies.late = Late(engine.calls)
-            where, batch = users_place(), engine.batch_in(slot)
-            if engine.calls.is_capturing():
-                engine.pending_copies.warn(
-                    f"the copy at {where} of {batch} is captured in a graph, which will read that address at each replay, "
-                    "whatever lies there then. Copy into a tensor of your own before, and capture what reads that"
-                )
-            else:
-                engine.pending_copies.late.noted.setdefault(slot, []).append(_NotedCopy(engine.calls.record(stream), where, batch))
-
-
-class Late:
-    """Which copies from a slot are not done although it has cooled."""
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-        self.noted: dict[int, list[_NotedCopy]] = {}
-
-    def __call__(self, slot: int) -> list[str]:
-        """What is to be said of a slot that is free now; its copies are forgotten."""
-        return [
-            f"the copy at {copy.where} of {copy.batch} is not done, and nothing waits for it: its slot is used again, and it may "
-            "read another batch's bytes. Call loader.record_stream(batch, stream) before the batch is dropped, or drop it while "
-            "that stream is current"
-            for copy in self.noted.pop(slot, ())
-            if not self._calls.is_done(copy.event)
-        ]
 
 
 class Holder(NamedTuple):
@@ -470,11 +395,6 @@ class Holders(Hook):
         ]
         return sorted(found, key=lambda holder: -holder.age_s)
 
-    def batch_in(self, slot: int) -> str:
-        """Which batch lies in a leased slot."""
-        epoch, step, _, where = self._taken[slot]
-        return f"batch {step} of epoch {epoch}, taken at {where},"
-
     def counters(self) -> dict[str, Any]:
         return {"holders": [holder._asdict() for holder in self.held()]}
 
@@ -504,10 +424,9 @@ class DeviceFeed:
     def __init__(self, engine: Engine, options: EngineOptions) -> None:
         assert options.calls is not None
         assert options.num_sent is not None
-        assert options.sender is not None
         self._engine = weakref.ref(engine)  # the engine has this
         self._calls: Calls = options.calls
-        self._num_sent, self._sender = options.num_sent, options.sender
+        self._num_sent = options.num_sent
         self.ahead: deque[Arrival] = deque()
         self._side: Any = None  # made with the first batch: workers that are forked should find the device untouched
 
@@ -516,25 +435,18 @@ class DeviceFeed:
 
         Raises:
             CopyFailed: the batch could not be copied; it is lost, and the next call goes on behind it.
-            ValueError: it is none that the device's options are for; likewise.
-            RuntimeError: all static buffers are held; nothing is lost.
         """
         engine = self._engine()
         assert engine is not None
-        buffers = self._sender.buffers
-        if buffers is not None:
-            buffers.look()
         if self.ahead:
             engine.work()
         else:
-            if buffers is not None:
-                buffers.check_room()
             order, is_ready = engine.awaited(in_order)
             if not is_ready:
                 return order, NOTHING, None
             with interrupts_held():
                 self.ahead.append(self._sent(engine, order))
-        while len(self.ahead) <= self._num_sent and (buffers is None or buffers.has_room):
+        while len(self.ahead) <= self._num_sent:
             ready = engine.first_ready(in_order)
             if ready is None:
                 break
@@ -544,13 +456,11 @@ class DeviceFeed:
 
     def _arrived(self, engine: Engine, arrival: Arrival) -> Delivery:
         if arrival.error is not None:
-            engine.has_lost(arrival.order)
+            engine.lost = arrival.order
             raise arrival.error
         if arrival.event is not None:
             stream = self._calls.current_stream()
             self._calls.wait_on_stream(stream, arrival.event)
-            if self._sender.buffers is not None and arrival.made:  # it is used here, wherever its last alias dies
-                self._sender.buffers.name_stream(arrival.made[0], stream)
             for tensor in arrival.made:  # of the side stream's memory, which would use it again without asking this one
                 self._calls.keep_for(tensor, stream)
         return arrival.order, arrival.batch, arrival.note
@@ -566,17 +476,17 @@ class DeviceFeed:
             return Arrival(order, batch, note, [])
         calls = self._calls
         try:
-            with calls.using(self._side or self._new_side()):
+            if self._side is None:
+                self._side = calls.side_stream()
+            with calls.using(self._side):
                 # the host's own batch is gone after this, while the side stream is still current
-                batch, made = self._sender.send(batch, into=self._buffers_for(order), is_slot=True)
+                batch, made = sent(batch, calls, is_slot=True)
                 return Arrival(order, batch, note, made, event=calls.record(self._side))
-        except (RuntimeError, ValueError) as error:
+        except RuntimeError as error:
             # the batch dies with another stream current, and a part of it may be on its way
             if engine.releases is not None:
                 engine.releases.name_stream(order.slot, self._side)
             error = error.with_traceback(None)  # whose frames hold the batch
-            if isinstance(error, ValueError):
-                return Arrival(order, None, note, [], error=error)
             failure = CopyFailed(
                 f"batch {order.step} of epoch {order.epoch} could not be copied to {calls.name}: {error}. Where it has too little "
                 "memory, lower batch_size"
@@ -584,10 +494,282 @@ class DeviceFeed:
             failure.__cause__ = error
             return Arrival(order, None, note, [], error=failure)
 
-    def _buffers_for(self, order: Order) -> BufferSet | None:
-        buffers = self._sender.buffers
-        return None if buffers is None else buffers.take(f"batch {order.step} of epoch {order.epoch}", self._side)
 
-    def _new_side(self) -> Any:
-        self._side = self._calls.side_stream()
-        return self._side
+class WorkerSet:
+    """The size of one engine: its workers by number, its slots, the memory behind them.
+
+    Args:
+        num_pending_copies: slots beyond those for batches under way.
+
+    Attributes:
+        leaving: workers that were told to leave: that their processes end is no death.
+        start_s: what the newest worker took from the call that started it to its first look for work; 0 before one has come.
+    """
+
+    def __init__(self, ring: TrainerRing, pool: WorkerPool, memory: RingMemory, num_pending_copies: int) -> None:
+        self._ring, self._pool, self._memory = ring, pool, memory
+        self._num_spare = num_pending_copies + 2
+        self._called_ns: dict[int, int] = {}  # when each that is there was started
+        self.leaving: set[int] = set()
+        self.start_s = 0.0
+
+    def start(self, num_workers: int) -> None:
+        """Starts the first worker pool."""
+        self._ring.num_wanted = num_workers
+        now = monotonic_ns()
+        self._called_ns = dict.fromkeys(range(num_workers), now)
+        self._pool.start(num_workers)
+
+    def resize(self, num_wanted: int) -> bool:
+        """Makes the worker pool that large, in seed mode: starts processes now, and has others leave; nobody is waited for.
+
+        Returns:
+            False: not all could be started; what there is stays.
+        """
+        with interrupts_held():
+            self.leaving |= {worker for worker in self._called_ns if worker >= num_wanted}
+            self._ring.num_wanted = num_wanted
+            return self._staff()
+
+    def make_room(self, num_ordered: int, budget: int) -> int:
+        """Brings slots into use for so many batches under way, or parks what is free beyond.
+
+        Args:
+            budget: bytes that payloads may take in all for the sake of more slots.
+        Returns:
+            how many batches there is room for.
+        """
+        with interrupts_held():
+            return self._memory.use(num_slots(num_ordered) + self._num_spare - 2, budget) - self._num_spare
+
+    def room(self, budget: int) -> int:
+        """Batches under way that there are slots for, or can be within a budget."""
+        return self._memory.room(budget) - self._num_spare
+
+    @property
+    def payload_nbytes(self) -> int:
+        """Bytes reserved for batches now."""
+        return self._memory.nbytes
+
+    def has_gone(self, worker: int) -> None:
+        """Takes note that a worker that was told to leave has ended; it is started again if it is wanted again."""
+        self._pool.reap(worker)
+        self._ring.forget(worker)
+        self.leaving.discard(worker)
+        del self._called_ns[worker]
+        self._staff()
+
+    def _staff(self) -> bool:
+        for worker in range(self._ring.num_wanted):
+            if worker in self._called_ns:
+                continue
+            began = monotonic_ns()
+            try:
+                self._pool.start_worker(worker)
+            except OSError as error:  # no more processes or memory for one; those that work go on
+                log.warning("worker %d could not be started (%s): the loader goes on with fewer", worker, error)
+                return False
+            self._called_ns[worker] = began
+        return True
+
+    def is_complete(self) -> bool:
+        """Whether every wanted worker is up and looks for work."""
+        newest = 0
+        for worker in range(self._ring.num_wanted):
+            started_ns = self._ring.worker(worker)["started_ns"]
+            called_ns = self._called_ns.get(worker)
+            if called_ns is None or started_ns < called_ns:
+                return False
+            if called_ns > newest:
+                newest, self.start_s = called_ns, (started_ns - called_ns) / 1e9
+        return True
+
+
+def num_slots(num_ordered: int) -> int:
+    """Slots for so many batches under way: one more is the user's, and one is free to be ordered when that comes back."""
+    return max(num_ordered + 2, LEAST_SLOTS)
+
+
+VAIN_DEATHS = 10  # in a row, of workers with no claim and no batch delivered between: the next would die, too
+
+
+class LoaderEnd(NamedTuple):
+    """A death that may not be mended: what WorkerDied says, its cause in torch's words, what the worker was at."""
+
+    text: str
+    cause: str
+    note: str
+
+    def error(self) -> WorkerDied:
+        """A new exception each time: one kept would keep, by its traceback, everything alive."""
+        error = WorkerDied(self.text)
+        error.__cause__ = RuntimeError(self.cause)
+        if self.note:
+            error.add_note(self.note)
+        return error
+
+
+class FatalRow(NamedTuple):
+    """A row whose reading ended its worker, too often, or which took too long; -1: it is not known which."""
+
+    text: str
+    row: int
+    kind: type[ShmloadError] = WorkerDied
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The row, if it is known."""
+        return () if self.row < 0 else (self.row,)
+
+    def error(self) -> ShmloadError:
+        """What to raise over it."""
+        return self.kind(self.text)
+
+
+class Supervisor:
+    """Sees to the deaths of one worker pool.
+
+    Args:
+        worker_set: which workers there are to be.
+        order_in: the order that stands in a slot, if one does.
+
+    Attributes:
+        helpers: workers of other ranks, whose numbers are beyond the worker pool's; it is asked for what a pool is asked for where
+            one of them takes too long over a sample (sharing/balancing.py).
+        num_vain: deaths of workers with nothing to do, since a batch came: whoever delivers one sets it back.
+    """
+
+    def __init__(
+        self,
+        ring: TrainerRing,
+        pool: WorkerPool,
+        worker_set: WorkerSet,
+        config: LoaderConfig,
+        order_in: Callable[[int], Order | None],
+    ) -> None:
+        self._ring, self._pool, self._worker_set, self._order_in = ring, pool, worker_set, order_in
+        self._max_restarts = 0 if config.max_restarts is None and config.seed is None else config.max_restarts  # None: any number
+        self._sample_timeout_s = config.sample_timeout_s
+        self._tolerates_bad_samples = config.on_error != "raise"
+        self.helpers: Any = None
+        self._kills: Counter[str] = Counter()  # by what a worker died over, in words
+        self._poisoned: dict[int, FatalRow] = {}  # by slot
+        self._unbegun: dict[
+            int, int
+        ] = {}  # worker that has timed out -> the order of which it had begun no row when last looked at
+        self._num_restarts = 0
+        self._last_pid = 0  # of the process that died last
+        self.num_vain = 0
+        self.num_taken_back = 0
+
+    def see_to(self, death: Death) -> LoaderEnd | None:
+        """Opens a dead worker's rows again and replaces it, if it is wanted; or says why that may not be."""
+        held = self._ring.held_by(death.worker_id)
+        if held is None and death.worker_id in self._worker_set.leaving:
+            self._ring.recover(death.worker_id)
+            self._worker_set.has_gone(death.worker_id)
+            return None
+        is_idle = held is None or not self._pool.reads_samples(death.worker_id)
+        slot, row = (-1, -1) if held is None else (held[0], held[3])
+        work = None if is_idle else self._blame(slot, row)
+        if self._max_restarts is not None and self._num_restarts >= self._max_restarts:
+            return _verdict(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
+        if is_idle and death.pid != self._last_pid:  # an agent of many workers dies once
+            self.num_vain += 1
+            if self.num_vain >= VAIN_DEATHS:
+                return _verdict(f"{death}, the {self.num_vain}th in a row that ended with nothing to do", death, None)
+        self._last_pid = death.pid
+        is_deadly = work is not None and self._kills[work] >= 2
+        if is_deadly:
+            self._poisoned[slot] = FatalRow(f"{work} ended its worker twice: {death}", row)
+        while self._ring.recover(death.worker_id, poison=is_deadly) >= 0:  # a Ray worker pool's worker holds several
+            self.num_taken_back += 1
+        fate = "when it was about to leave" if death.worker_id in self._worker_set.leaving else "it is replaced"
+        log.warning("%s%s; %s", death, "" if work is None else f" on {work}", fate)
+        self._replace(death.worker_id)
+        self._num_restarts += 1
+        return None
+
+    def see_to_timeouts(self) -> int:
+        """Ends and replaces workers whose sample takes too long; their batches fail over it. Returns how many."""
+        return sum(self._end_if_timed_out(worker) for worker in range(self._ring.num_workers))
+
+    def _end_if_timed_out(self, worker: int) -> bool:
+        if not self._pool.reads_samples(worker):  # an actor is watched where it is
+            return False
+        held = self._ring.held_by(worker)
+        since_ns = self._ring.worker(worker)["since_ns"]
+        # 0: it is at no sample, but waits for the trainer or collates
+        has_timed_out = held is not None and since_ns and (monotonic_ns() - since_ns) / 1e9 > (self._sample_timeout_s or 0)
+        if held is None or not has_timed_out:
+            self._unbegun.pop(worker, None)
+            return False
+        slot, _, number, row = held
+        if row < 0 and self._unbegun.get(worker) != number:
+            self._unbegun[worker] = number  # the time may be an earlier claim's: it is looked at again
+            return False
+        order = self._order_in(slot)
+        if row < 0:
+            batch = "a batch" if order is None else self._work_of(order, row)
+            what = f"{batch} was claimed, and no sample of it begun for"
+        else:
+            sample = f"sample {self._ring.worker(worker)['index']}" if order is None else self._work_of(order, row)
+            what = f"{sample} took longer than"
+        owner = self._owner_of(worker)
+        stack = owner.stack(worker)
+        death = owner.kill(worker)
+        text = timeout_text(what, self._sample_timeout_s, worker, death.pid, stack)
+        if row >= 0:  # else it stood still before its first sample, which says nothing of any
+            text += REMEDY
+            self._poisoned[slot] = FatalRow(text, row, SampleTimeout)
+        is_raised = row >= 0 and not self._tolerates_bad_samples  # with all that is said here
+        log.log(logging.DEBUG if is_raised else logging.WARNING, "%s", text)
+        self._ring.recover(worker, poison=row >= 0)
+        self._replace(worker)
+        return True
+
+    def _replace(self, worker: int) -> None:
+        """Starts another in the place of one that has ended, unless it was about to leave anyway."""
+        if worker in self._worker_set.leaving:
+            self._worker_set.has_gone(worker)
+        else:
+            self._owner_of(worker).replace(worker)
+        self._ring.count_restart(worker)
+
+    def _owner_of(self, worker: int) -> Any:
+        """Who has this worker in hand."""
+        return self._pool if self.helpers is None or worker < self._ring.num_wanted else self.helpers
+
+    def death_over(self, slot: int) -> FatalRow:
+        """What happened to the workers of a slot that was given up."""
+        return self._poisoned.pop(slot, FatalRow("a sample ended its worker twice", -1))
+
+    def _blame(self, slot: int, row: int) -> str | None:
+        """Notes that a worker died over a row of the slot (-1: over the batch); says in words what it worked on."""
+        order = self._order_in(slot)
+        if order is None:
+            return None
+        work = self._work_of(order, row)
+        self._kills[work] += 1
+        return work
+
+    def _work_of(self, order: Order, row: int) -> str:
+        batch = self._ring.batch_of(order.step)
+        if row < 0:
+            return f"batch {batch} of epoch {order.epoch}"
+        return sample_at(order.indices[row], order.epoch, row, batch)
+
+
+def _verdict(text: str, death: Death, work: str | None) -> LoaderEnd:
+    code = death.exitcode or 0
+    if code < 0:
+        cause = f"DataLoader worker (pid {death.pid}) is killed by signal: {signal.strsignal(-code)}. "
+        if -code == signal.SIGBUS:
+            cause += "It is possible that dataloader's workers are out of shared memory. "
+            cause += "Please try to raise your shared memory limit."
+    else:
+        cause = (
+            f"DataLoader worker (pid {death.pid}) exited unexpectedly with exit code {code}. Details are lost due to "
+            "multiprocessing. Rerunning with num_workers=0 may give better error trace."
+        )
+    return LoaderEnd(text, cause, "" if work is None else f"shmload: it was at {work}")

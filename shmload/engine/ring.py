@@ -42,7 +42,7 @@ from shmload._core.trainer import FREE, PARKED, Order, TrainerRing
 from shmload.batch.layout import Layout
 from shmload.device.calls import Pins
 from shmload.errors import RingTooSmall, SampleError
-from shmload.shm.segment import Doorbell, Group, JointBell, Segment, check_fits, shm_free_bytes
+from shmload.shm.segment import Doorbell, Group, JointBell, Segment, shm_free_bytes
 from shmload.worker.pool import STOP_GRACE_S
 from shmload.worker.snapshot import Note
 
@@ -195,13 +195,15 @@ class BatchSource(Protocol):
 
 
 class DeliveryLog(Protocol):
-    """Who is told of each pass and each batch, in the order in which they reach the user.
+    """What hears of each pass and each batch, in the order in which they reach the user.
 
     Attributes:
-        last: the order of the batch just yielded.
+        is_on: whether deliveries are recorded; where not, nothing need be said.
+        last: the order of the batch just yielded, as whoever yields it says.
         num_passes: begun in this run, in torch mode: its passes have no other number.
     """
 
+    is_on: bool
     last: Order | None
     num_passes: int
 
@@ -316,7 +318,7 @@ class RingMemory:
     Args:
         limit: bytes that payloads may take in all; None: what the machine has.
         may_park: slots may be taken out of use where the memory is too little for all of them.
-        pins: is told where each slot lies; None: nothing is pinned.
+        pins: hears where each slot lies; None: nothing is pinned.
         is_private: what the trainer's program writes into a batch, other ranks that read the ring do not see.
     """
 
@@ -352,14 +354,8 @@ class RingMemory:
             RingTooSmall: that is more than is allowed, or than there is.
         """
         slot_nbytes = _aligned(slot_nbytes)
-        while True:
-            slots = [slot for slot in range(self._ring.num_slots) if self._ring.state(slot) != PARKED]
-            try:
-                segment = self._payload(len(slots), slot_nbytes)
-                break
-            except RingTooSmall:
-                if not self._park_one():
-                    raise
+        segment = self._payload_or_park(slot_nbytes, lambda: self._ring.num_usable)
+        slots = [slot for slot in range(self._ring.num_slots) if self._ring.state(slot) != PARKED]
         is_private = self._is_private  # such pages are populated by copying them
         memory = Mapping(segment.fd, len(slots) * slot_nbytes, populate=not is_private, private=is_private)
         for place, slot in enumerate(slots):
@@ -372,15 +368,7 @@ class RingMemory:
         """Sees to it that a slot has that much room."""
         if self._ring.payload_nbytes(slot) >= nbytes:
             return
-        nbytes = _aligned(nbytes)
-        while True:
-            try:
-                segment = self._payload(1, nbytes)
-                break
-            except RingTooSmall:
-                if not self._park_one():
-                    raise
-        self._put(slot, segment)
+        self._put(slot, self._payload_or_park(_aligned(nbytes), lambda: 1))
 
     def _put(self, slot: int, segment: Segment) -> None:
         memory = Mapping(segment.fd, segment.nbytes, private=self._is_private)
@@ -467,6 +455,15 @@ class RingMemory:
 
     # ------------------------------------------------------------ segments
 
+    def _payload_or_park(self, slot_nbytes: int, num_slots: Callable[[], int]) -> Segment:
+        """A segment for so many slots; where the memory is too little, slots are parked until it is enough."""
+        while True:
+            try:
+                return self._payload(num_slots(), slot_nbytes)
+            except RingTooSmall:
+                if not self._park_one():
+                    raise
+
     @faults.at("making_memory")
     def _payload(self, num_slots: int, slot_nbytes: int, kind: Any = "auto") -> Segment:
         nbytes = num_slots * slot_nbytes
@@ -476,7 +473,6 @@ class RingMemory:
                 f"the ring needs {num_slots} slots of {slot_nbytes} bytes, {nbytes} in all; ring_bytes allows {free}, room for "
                 f"{free // slot_nbytes} slots. Raise ring_bytes, or lower prefetch_factor, num_workers or batch_size"
             )
-        check_fits(nbytes, num_slots=num_slots, slot_nbytes=slot_nbytes)
         segment = self._segment("payload", nbytes, (num_slots, slot_nbytes), kind)
         self.nbytes += nbytes
         self._slot_nbytes = max(self._slot_nbytes, slot_nbytes)

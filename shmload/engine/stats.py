@@ -1,7 +1,7 @@
 """What a control block's words mean: rates, waits, who waits for whom, what each worker is at, from one snapshot or between two.
 
 A snapshot (`reader.RingReader.snapshot`) is the block's words at one moment; `describe` makes a report of it, whose keys
-docs/top.md names. `introduce` writes, once, what a ring says of itself: whose it is and how its dataset is read.
+docs/top.md names.
 
 Reading a running ring: `shmload top`, `shmload trace` and `loader.stats()` read control blocks through one class, `RingReader`.
 
@@ -18,19 +18,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from shmload._core.mapping import Mapping
 from shmload._core.stats_reader import StatsReader
-from shmload._core.trainer import TrainerRing
 from shmload.shm import owners
 from shmload.shm.names import SHM_DIR, STEM_PATTERN
 from shmload.shm.owners import Leftover
-from shmload.worker.reader import Job
-from shmload.world import rank_and_world_size
-
-if TYPE_CHECKING:
-    from shmload.engine.trace import Tape
 
 _CONTROL = "-control"
 _FLOCK = re.compile(r"\d+: FLOCK +\w+ +WRITE (\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ")
@@ -110,12 +104,6 @@ class RingReader:
     def report(self) -> Report:
         """What that means, over the ring's whole life."""
         return describe(self.snapshot())
-
-    def tape(self, *, with_history: bool) -> Tape:
-        """What its recorders tell, from now on or from what they hold already."""
-        from shmload.engine.trace import Tape  # here: a loader that is not traced need not import it
-
-        return Tape(self.control, with_history=with_history)
 
 
 def _named(folder: str, holders: dict[tuple[int, int, int], int]) -> Iterator[ControlBlock]:
@@ -225,21 +213,6 @@ def add_memory(report: dict[str, Any], proc: str = "/proc", *, is_known: bool = 
         worker.update({name: None if found is None else getattr(found, name) for name in names})
     for name in names[1:]:
         report["memory"][f"workers_{name}"] = sum(worker[name] or 0 for worker in report["workers"]) or None
-
-
-def introduce(ring: TrainerRing, job: Job, rank: int | None, world_size: int | None) -> None:
-    """Writes the dataset's type, the method it is read by, and the rank.
-
-    Args:
-        rank, world_size: as the loader was given them; None: what torch.distributed or the environment says.
-    """
-    try:
-        rank, world_size = rank_and_world_size(rank, world_size)
-    except ValueError:  # nobody has said which rank this is: the loader asks again, and loudly, where it matters
-        rank, world_size = 0, 1
-    ring.introduce(
-        dataset_name=type(job.dataset).__name__.encode(), read_path=job.plan.path.encode(), rank=rank, world_size=world_size
-    )
 
 
 Limit = Literal["start-up", "workers", "program", "neither"]

@@ -98,8 +98,6 @@ class Tape:
 
 
 TRAINER = "trainer"
-RATE_NS = 50_000_000  # the shortest stretch over which samples/s is a mean
-NUM_RATES = 200  # of a longer tape
 NESTED = ("room", "layout")  # kinds that lie within a fill
 
 
@@ -148,7 +146,6 @@ class Timeline:
         slots: by number: filling, ready, held.
         moments: publications and abandoned orders, on the trainer's track.
         ready: (when, how many slots are ready from then on).
-        rate: (when, samples/s from then on).
         links: (worker's track, end of a chunk, begin of the delivery of its batch).
     """
 
@@ -158,7 +155,6 @@ class Timeline:
     slots: dict[int, list[Span]] = field(default_factory=dict)
     moments: list[Span] = field(default_factory=list)
     ready: list[tuple[int, int]] = field(default_factory=list)
-    rate: list[tuple[int, float]] = field(default_factory=list)
     links: list[tuple[str, int, int]] = field(default_factory=list)
     pids: dict[str, int] = field(default_factory=dict)
 
@@ -202,7 +198,6 @@ def timeline_of(tape: Tape) -> Timeline:
     lives = _lives(timeline, leases)
     if timeline.has_content:
         _add_slots(timeline, lives.values())
-        _add_rate(timeline)
         _add_links(timeline)
     return timeline
 
@@ -289,18 +284,6 @@ def _add_slots(timeline: Timeline, lives: Iterable[_Life]) -> None:
     for at, change in sorted(changes):
         count += change
         timeline.ready.append((at, count))
-
-
-def _add_rate(timeline: Timeline) -> None:
-    deliveries = [span for span in timeline.tracks[TRAINER] if span.kind == "deliver"]
-    if not deliveries:
-        return
-    first, last = deliveries[0].begin_ns, max(span.end_ns for span in deliveries)
-    width = max(RATE_NS, -(-(last - first) // NUM_RATES))
-    rows = [0] * ((last - first) // width + 1)
-    for span in deliveries:
-        rows[(span.end_ns - first) // width] += span.args["rows"]
-    timeline.rate = [(first + i * width, count * 1e9 / width) for i, count in enumerate(rows)]
 
 
 def _add_links(timeline: Timeline) -> None:
@@ -434,9 +417,6 @@ def _events_of(timeline: Timeline, number: int, zero: int) -> Iterator[Event]:
         yield {"ph": "i", "s": "t", "name": moment.name, "cat": moment.kind, "ts": at, "args": moment.args, **place}
     for at, count in timeline.ready:
         yield {"ph": "C", "name": "ready slots", "pid": doers, "ts": _us(at, zero), "args": {"slots": count}}
-    for at, rate in timeline.rate:
-        value = {"samples/s": round(rate, 3)}
-        yield {"ph": "C", "name": "samples/s", "pid": doers, "ts": _us(at, zero), "args": value}
     for link, (track, filled, delivered) in enumerate(timeline.links):
         arrow = {"name": "batch", "cat": "batch", "id": f"{number}-{link}", "pid": doers}
         yield {"ph": "s", "tid": threads[track], "ts": _us(filled, zero), **arrow}

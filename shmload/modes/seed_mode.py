@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.autograd import profiler
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from shmload import faults
@@ -440,12 +439,13 @@ class SeedStream:
         """The next pass."""
         return SeedIterator(self)
 
+    @faults.at("epoch_change")
     def begin(self) -> tuple[BatchPlace, EpochWatch | None]:
         """Starts a pass: the next epoch, from its start or from where a loaded state left off."""
-        faults.hit("epoch_change")
         with self.turns.lock:
             place = self._begun()
-        return place, self._watches.begin(self.config, self._builder, self._log, place.epoch)
+        watches = self._watches
+        return place, watches.begin(self.config, self._builder, self._log, place.epoch) if watches.callbacks else None
 
     def _begun(self) -> BatchPlace:
         config = self.config
@@ -456,8 +456,9 @@ class SeedStream:
         if config.device is not None:
             self._num_ahead += NUM_SENT
         self._place = BatchPlace(self._next_epoch, self._first_step)
-        step = self.epochs.step_number(self._first_step)
-        self._log.begins(config, self._next_epoch, step, schedule=self.epochs.formula, rank=self.epochs.rank)
+        if self._log.is_on:
+            step = self.epochs.step_number(self._first_step)
+            self._log.begins(config, self._next_epoch, step, schedule=self.epochs.formula, rank=self.epochs.rank)
         self._next_epoch, self._first_step = self._next_epoch + 1, 0
         if self._engine is not None:
             self._tell_length(self._engine)
@@ -518,8 +519,10 @@ class SeedStream:
 
     def _delivered(self, order: Order, batch: Any) -> None:
         self.valid = self.epochs.num_valid(order)
-        step = order.step if self.epochs.is_uniform else self.epochs.step_number(order.step)
-        self._log.delivered(order, batch, valid=self.valid, step=step)
+        if batch is not NOTHING:
+            self._log.last = order
+        if self._log.is_on:
+            self._log.delivered(order, batch, valid=self.valid, step=self.epochs.step_number(order.step))
 
     def _fill(self, engine: BatchSource) -> None:
         """Orders ahead, into the next epoch if this one is all ordered."""
@@ -560,8 +563,7 @@ class SeedStream:
         if order is None:
             return END
         try:
-            with profiler.record_function("shmload: read") if profiler._is_profiler_enabled else nullcontext():
-                batch = self._inline.read(order)
+            batch = self._inline.read(order)
         except Exception:
             place.step = self.epochs.behind(place.step)
             raise
@@ -571,7 +573,7 @@ class SeedStream:
         if self._pins:
             batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own
         if batch is not NOTHING:
-            batch = sent_now(batch, self._builder.sender(self.config.device))
+            batch = sent_now(batch, self._builder.calls(self.config.device))
         place.step = self.epochs.behind(place.step)
         return batch
 

@@ -172,15 +172,18 @@ class _Iterator(_BaseDataLoaderIter):
                 self._num_yielded += 1
         except StopIteration:
             self.progress.is_finished = True
-            if self._recorder is not None:
+            if self._recorder is not None and self._recorder.is_on:
                 self._recorder.ended(self._pass, self.progress.num_delivered)
             raise
         progress = self.progress
         progress.num_delivered += 1
         if not progress.is_always_current:
             progress.delivered()
-        if self._recorder is not None:
-            self._recorder.delivered(self._order, batch, epoch=self._pass)
+        recorder = self._recorder
+        if recorder is not None:
+            recorder.last = self._order
+            if recorder.is_on:
+                recorder.delivered(self._order, batch, epoch=self._pass)
         if watch is not None:
             watch.delivered(batch)
         return batch
@@ -189,8 +192,10 @@ class _Iterator(_BaseDataLoaderIter):
         """From here on what is yielded reaches the user."""
         log = self._recorder = passes.log
         self._pass, log.num_passes = log.num_passes, log.num_passes + 1
-        log.begins(passes.config, self._pass, self.progress.num_delivered)
-        self._watch = passes.watches.begin(passes.config, passes.builder, log, self._pass)
+        if log.is_on:
+            log.begins(passes.config, self._pass, self.progress.num_delivered)
+        if passes.watches.callbacks:
+            self._watch = passes.watches.begin(passes.config, passes.builder, log, self._pass)
 
     def _reader_of_sampler(self, origin: Origin, generator: torch.Generator | None, **options: Any) -> SamplerReader:
         """Stands from now on in the place of the sampler's iterator, which torch has just begun; before, generators stood there."""
@@ -200,7 +205,7 @@ class _Iterator(_BaseDataLoaderIter):
 
     def _nothing_came(self, order: Order) -> None:
         """Records that an order has no batch to be yielded."""
-        if self._recorder is not None:
+        if self._recorder is not None and self._recorder.is_on:
             self._recorder.delivered(order, NOTHING, epoch=self._pass)
 
     def _read_again_to(self, done: int) -> None:
@@ -267,8 +272,8 @@ class TorchIterator(_Iterator):
     def _shutdown(self) -> bool:
         return self._engine is None
 
+    @faults.at("epoch_change")
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False, state: TorchState | None = None) -> None:
-        faults.hit("epoch_change")
         with self.turns.lock:
             if self.turns.is_taken:
                 raise self.turns.refusal()
@@ -455,7 +460,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
         config = passes.config
         origin = origin_of(config.generator)
         self.turns = Turns()
-        self._sender = passes.builder.sender(config.device)
+        self._calls = passes.builder.calls(config.device)
         resumed = ((state or {}).get("workers") or [{}])[0]
         if "dataset" in resumed:
             config.dataset.load_state_dict(resumed["dataset"])
@@ -511,7 +516,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         if self._reader is None:
-            return sent_now(_SingleProcessDataLoaderIter._next_data(self), self._sender)
+            return sent_now(_SingleProcessDataLoaderIter._next_data(self), self._calls)
         while True:
             keys = self._next_index()
             step = self._sampler_iter.num_taken - 1
@@ -519,7 +524,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
             batch = self._reader.read(order)
             if batch is not NOTHING:
                 self._order = order
-                return sent_now(batch, self._sender)
+                return sent_now(batch, self._calls)
             self._nothing_came(order)
 
 

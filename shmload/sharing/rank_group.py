@@ -32,9 +32,9 @@ from shmload.engine.parts import Hook
 from shmload.errors import RankLeft
 from shmload.shm import names
 from shmload.shm.meeting import Meeting
-from shmload.shm.names import meeting_stem, pidfd_of, start_of
+from shmload.shm.names import meeting_stem, pidfd_of
 from shmload.shm.segment import Group, open_segment
-from shmload.world import run_key
+from shmload.world import run_key, start_of
 
 MEET_S = 300.0  # for the others to come, where the loader has no timeout: they may have more to import and to open
 _ENDED = '{} has ended before all ranks of this node had begun to read (share="node")'

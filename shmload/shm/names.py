@@ -29,9 +29,12 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+
+from shmload.world import start_of
 
 
 class Limit(NamedTuple):
@@ -109,10 +112,8 @@ def close(fd: int) -> None:
     """Closes one that was registered, if it has not been (in a forked child it has)."""
     if fd in _descriptors:
         _descriptors.discard(fd)
-        try:
+        with suppress(OSError):  # a program that closes every descriptor before it ends, say
             os.close(fd)
-        except OSError:  # a program that closes every descriptor before it ends, say
-            pass
 
 
 def _close_all() -> None:
@@ -125,15 +126,6 @@ os.register_at_fork(after_in_child=_close_all)
 
 
 _START_BITS = 40
-
-
-def start_of(pid: int) -> str:
-    """When a process began, in the kernel's ticks; empty if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
-            return stat.read().rpartition(")")[2].split()[19]  # proc(5): the 22nd field; the second may hold blanks
-    except OSError:
-        return ""
 
 
 def pidfd_of(pid: int, began: str) -> int:

@@ -55,13 +55,14 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
 from shmload._core.trainer import Lease, live_leases, stop_poisoning
 from shmload.shm import names
 from shmload.shm.names import NEW, SHM_DIR, STEM_PATTERN, process_stem
+from shmload.world import start_of
 
 GRACE_S = 1.0
 
@@ -164,8 +165,12 @@ def carried(memory: Any) -> Any:
 
 def dumps(value: Any, dump: Dump) -> bytearray:
     """A value for other machines."""
-    with _abroad() as load:
+    load: list[pickle.PickleBuffer] = []
+    token = _load.set(load)
+    try:
         pickled = dump(value, lambda buffer: not any(buffer is piece for piece in load))
+    finally:
+        _load.reset(token)
     pieces = [memoryview(pickled), *(piece.raw() for piece in load)]
     head = struct.pack(f"<{len(pieces) + 1}Q", len(pieces), *(piece.nbytes for piece in pieces))
     ends = [len(head)]
@@ -196,16 +201,6 @@ def loads(packed: Any) -> Any:
         end = begin + nbytes
         pieces.append(view[begin:end])
     return pickle.loads(pieces[0], buffers=pieces[1:])
-
-
-@contextmanager
-def _abroad() -> Iterator[list[pickle.PickleBuffer]]:
-    load: list[pickle.PickleBuffer] = []
-    token = _load.set(load)
-    try:
-        yield load
-    finally:
-        _load.reset(token)
 
 
 def _aligned(nbytes: int) -> int:
@@ -242,7 +237,7 @@ _groups = 0
 _shell: subprocess.Popen[bytes] | None = None
 _pipe = -1
 _boards: set[str] = set()  # of the meetings that the process attends or has attended
-_watched: dict[int, str] = {}  # worker's pid -> pid and start time, as the shell is told
+_watched: dict[int, str] = {}  # worker's pid -> pid and start time, as the shell gets it
 
 
 def enter() -> None:
@@ -275,21 +270,19 @@ def _start() -> None:
     finally:
         os.close(end)
     for board in _boards:
-        _tell(f"board {board}")
+        _write(f"board {board}")
     for worker in _watched.values():
-        _tell(f"watched {worker}")
+        _write(f"watched {worker}")
 
 
 def watch(pid: int) -> None:
     """Says that a worker has been started: if this process is killed, so is the worker."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            started = file.read().rpartition(")")[2].split()[19]
-    except OSError:  # it has ended already, or there is no /proc
+    started = start_of(pid)
+    if not started:  # it has ended already, or there is no /proc
         return
     with _lock:
         _watched[pid] = f"{pid}:{started}"
-        _tell(f"watched {_watched[pid]}")
+        _write(f"watched {_watched[pid]}")
 
 
 def forget(pid: int) -> None:
@@ -297,7 +290,7 @@ def forget(pid: int) -> None:
     with _lock:
         worker = _watched.pop(pid, None)
         if worker is not None:
-            _tell(f"gone {worker}")
+            _write(f"gone {worker}")
 
 
 def attend(board: str) -> None:
@@ -305,15 +298,13 @@ def attend(board: str) -> None:
     with _lock:
         if board not in _boards:
             _boards.add(board)
-            _tell(f"board {board}")
+            _write(f"board {board}")
 
 
-def _tell(line: str) -> None:
+def _write(line: str) -> None:
     if _pipe >= 0:
-        try:
+        with suppress(OSError):  # somebody has killed it; the next one gets all of it
             os.write(_pipe, f"{line}\n".encode())
-        except OSError:  # somebody has killed it; the next one is told all
-            pass
 
 
 def leave() -> None:
@@ -323,7 +314,7 @@ def leave() -> None:
         _groups -= 1
         if _groups > 0:
             return
-        _tell("bye")
+        _write("bye")
         _boards.clear()
         _watched.clear()
         shell, _shell = _shell, None

@@ -44,6 +44,7 @@ import stat
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
@@ -134,13 +135,11 @@ def number(path: Path) -> int | None:
 
 
 def _droppable(folder: Path) -> int:
-    try:
+    with suppress(OSError, ValueError):
         for line in (folder / "memory.stat").read_text().splitlines():
             name, _, value = line.partition(" ")
             if name in ("inactive_file", "total_inactive_file"):
                 return int(value)
-    except (OSError, ValueError):
-        pass
     return 0
 
 
@@ -160,28 +159,31 @@ def available_bytes(root: Path = Path("/")) -> int:
     return min([free_memory_bytes(root), *(cgroup.rest for cgroup in memory(root))])
 
 
-def check_fits(nbytes: int, *, num_slots: int, slot_nbytes: int, root: Path = Path("/")) -> None:
-    """Refuses a ring that is larger than the memory there is.
+def check_fits(nbytes: int, slots: tuple[int, int] | None = None, root: Path = Path("/")) -> None:
+    """Refuses what is larger than the memory there is: reserving it would not fail, but wake the kernel's OOM killer.
 
+    Args:
+        slots: (number, bytes each) of a ring.
     Raises:
         RingTooSmall: says bytes needed and free, how many slots would fit, and what to change.
     """
     free = available_bytes(root)
     if nbytes > free:
+        needed, room = f"a segment needs {nbytes} bytes", ""
+        if slots is not None:
+            needed = f"the ring needs {nbytes} bytes, {slots[0]} slots of {slots[1]}"
+            room = f", room for {free // max(slots[1], 1)} slots"
         raise RingTooSmall(
-            f"the ring needs {nbytes} bytes, {num_slots} slots of {slot_nbytes}; this process may take {free} more, room for "
-            f"{free // max(slot_nbytes, 1)} slots. Lower prefetch_factor, num_workers or batch_size, or free memory"
+            f"{needed}; this process may take {free} more{room}. Lower prefetch_factor, num_workers or batch_size, or free memory"
         )
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:
     """Bytes that programs may take before the kernel swaps or kills; very many if it does not tell."""
-    try:
+    with suppress(OSError):
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    except OSError:
-        pass
     return 1 << 62
 
 
@@ -218,11 +220,7 @@ class Segment:
         Raises:
             RingTooSmall: there is not enough memory, or `kind` demands "shm" and /dev/shm has no room.
         """
-        if nbytes > available_bytes():  # reserving more would not fail: it would wake the kernel's OOM killer
-            raise RingTooSmall(
-                f"a segment of {nbytes} bytes is more than the {available_bytes()} this process may still take. Lower "
-                "prefetch_factor, num_workers or batch_size, or free memory"
-            )
+        check_fits(nbytes, slots)
         if kind != "memfd":
             try:
                 return cls(name, nbytes, _create_named(name, nbytes), "shm")
@@ -241,10 +239,8 @@ class Segment:
             return
         self._is_closed = True
         if self.kind == "shm":
-            try:
+            with suppress(FileNotFoundError):
                 os.unlink(self.path)
-            except FileNotFoundError:
-                pass
         names.close(self.fd)
 
 
@@ -411,10 +407,8 @@ class Doorbell(Bell):
         if self._fd >= 0:
             names.close(self._fd)
             return
-        try:
+        with suppress(posix_ipc.ExistentialError):
             posix_ipc.unlink_semaphore(self.name)
-        except posix_ipc.ExistentialError:
-            pass
 
 
 _alive: weakref.WeakSet[Group] = weakref.WeakSet()
@@ -436,10 +430,8 @@ class _Mark:
         """Removes it. Does nothing in a forked child."""
         if self._pid != os.getpid():
             return
-        try:
+        with suppress(FileNotFoundError):
             os.unlink(self._path)
-        except FileNotFoundError:
-            pass
         names.close(self._fd)
 
 

@@ -40,7 +40,7 @@ class Recording:
             if block.uid != os.geteuid() or name in self.tapes or name in self.refused:
                 continue
             try:
-                tape = RingReader.open(path).tape(with_history=with_history)
+                tape = Tape(RingReader.open(path).control, with_history=with_history)
             except FileNotFoundError:  # it has just gone
                 continue
             except (OSError, ValueError) as error:

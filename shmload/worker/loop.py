@@ -37,19 +37,18 @@ from shmload.worker.reader import Job, PeerRing, SampleReader
 from shmload.worker.sample_rng import end_samples
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 from shmload.worker.snapshot import IterablePass, Snapshots, dump_note
+from shmload.world import start_of
 
 
 def process_begin_ns() -> int:
     """CLOCK_MONOTONIC at the start of this process, to a clock tick (10 ms); 0 where /proc does not say.
 
-    Source: proc_pid_stat(5), field 22, which counts from boot, suspended time included.
+    The kernel counts from boot, suspended time included.
     """
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-    except OSError:
+    ticks = start_of("self")
+    if not ticks:
         return 0
-    return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK") - (clock_gettime_ns(CLOCK_BOOTTIME) - monotonic_ns())
+    return int(ticks) * 1_000_000_000 // os.sysconf("SC_CLK_TCK") - (clock_gettime_ns(CLOCK_BOOTTIME) - monotonic_ns())
 
 
 MISFITS_MAX = 2  # batches of a worker that may begin as rows in vain
@@ -387,7 +386,7 @@ class HelperRing(WorkerRing):
 
     @property
     def worker_id(self) -> int:
-        """The worker's number in its own worker pool, which samples and errors are told."""
+        """The worker's number in its own worker pool, which samples and errors name."""
         return self._own_id
 
 

@@ -1,9 +1,8 @@
 """The processes that fill a ring: prepared, started, watched, replaced and ended.
 
-Also what a fork does not take along, said before workers are forked. CUDA's state cannot be used in a forked child, which fails
-late,
-in a worker, and only if the dataset touches the GPU: that is a warning. A thread that holds a lock at the fork leaves it held for
-ever in the child. Seldom one does, so that is told once, to the log, and not of daemonic threads: progress bars and loggers have
+Also what a fork does not take along, said before workers are forked. CUDA's state cannot be used in a forked child, and a dataset
+that touches the GPU fails there: that is a warning. A thread that holds a lock at the fork leaves it held for
+ever in the child. Seldom one does, so that goes to the log, once, and daemonic threads do not count: progress bars and loggers have
 one in almost every program.
 
 A worker process from its first line to its last: attach, die with the parent, learn the job, work.
@@ -25,8 +24,8 @@ import threading
 import warnings
 import weakref
 from collections import abc
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from time import monotonic
@@ -39,9 +38,10 @@ from shmload._core.watch import die_with
 from shmload.shm import owners
 from shmload.shm.segment import Doorbell, Group, Segment, open_segment
 from shmload.worker.failure import Failure, describe_exit
-from shmload.worker.loop import WorkerLoop
-from shmload.worker.reader import Job, PeerRing, Post
+from shmload.worker.loop import Visits, WorkerLoop
+from shmload.worker.reader import Job, Post
 from shmload.worker.snapshot import IterablePass, Snapshot, Snapshots, with_shared_seed
+from shmload.world import parts_of
 
 STACK_NBYTES = 65536
 STACK_SIGNAL = signal.SIGRTMAX - 3  # asks a worker for its Python stack; no library is known to use it
@@ -96,8 +96,6 @@ def main(post: Post, inherited: Job | None) -> None:
         job = job or Job(None, None, None, True, None, False)
     visits = None
     if post.neighbours and failure is None:
-        from shmload.worker.loop import Visits  # few loaders share
-
         visits = Visits(post.neighbours, post.worker_id, job, orders=orders, open_memory=open_memory)
     body = WorkerLoop(
         ring,
@@ -111,10 +109,8 @@ def main(post: Post, inherited: Job | None) -> None:
         visits=visits,
         init_failure=failure,
     )
-    try:
+    with suppress(KeyboardInterrupt):  # a sample raised it: torch's worker leaves without a word, too
         body.run()
-    except KeyboardInterrupt:  # a sample raised it: torch's worker leaves without a word, too
-        pass
 
 
 def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:
@@ -200,7 +196,7 @@ class WorkerPool(Protocol):
         """Those that are multiprocessing's, in worker order."""
 
     def reads_samples(self, worker_id: int) -> bool:
-        """Whether the worker's own process does: then its death may be a sample's fault, and it can be late."""
+        """Whether the worker's own process does: then its death may be a sample's fault, and a sample of its can time out."""
 
     def start(self, num_workers: int) -> None:
         """Starts the first so many workers."""
@@ -212,7 +208,7 @@ class WorkerPool(Protocol):
         """Forgets a worker that has ended and is not to be replaced."""
 
     def deaths(self) -> list[Death]:
-        """Workers that have ended and have not been replaced: each is told again until it is."""
+        """Workers that have ended and have not been replaced: each is reported again until it is."""
 
     def replace(self, worker_id: int) -> None:
         """Starts a new worker in the place of a dead one whose rows have been taken back."""
@@ -270,7 +266,8 @@ class ProcessPool:
         for post in self._posts.values():
             if post.worker_id < num_workers:
                 self._start(post)
-                faults.hit("starting")
+                if faults.armed:
+                    faults.hit("starting")
 
     def start_worker(self, worker_id: int) -> None:
         """Starts one more worker, later than the others; it is not waited for."""
@@ -278,8 +275,7 @@ class ProcessPool:
 
     def reap(self, worker_id: int) -> None:
         """Forgets a worker that has ended."""
-        pidfd = next(pidfd for pidfd, w in self._pidfds.items() if w == worker_id)
-        self._reap(pidfd, self._processes.pop(worker_id))
+        self._reap(self._pidfd_of(worker_id), self._processes.pop(worker_id))
 
     def _start(self, post: Post) -> None:
         inherited = self._job if self._travels else None
@@ -322,16 +318,17 @@ class ProcessPool:
 
     def replace(self, worker_id: int) -> None:
         """Starts a new worker in the place of a dead one. If that fails, `deaths` goes on telling of the dead one."""
-        pidfd = next(pidfd for pidfd, w in self._pidfds.items() if w == worker_id)
-        dead = self._processes[worker_id]
+        pidfd, dead = self._pidfd_of(worker_id), self._processes[worker_id]
         faults.hit("replacing")
         self.start_worker(worker_id)  # without its snapshot: what it has done since it resumed is not there to go on from
         self._reap(pidfd, dead)
 
     def stack(self, worker_id: int) -> str:
         """Where a worker is now, in Python; or why that is not known."""
-        pidfd = next(fd for fd, w in self._pidfds.items() if w == worker_id)
-        return written_stack(pidfd, self._stacks[worker_id].fd)
+        return written_stack(self._pidfd_of(worker_id), self._stacks[worker_id].fd)
+
+    def _pidfd_of(self, worker_id: int) -> int:
+        return next(pidfd for pidfd, worker in self._pidfds.items() if worker == worker_id)
 
     def kill(self, worker_id: int) -> Death:
         """Ends a worker at once; it can then be replaced."""
@@ -415,10 +412,11 @@ def pickled_once(job: Job) -> bytes | None:
     try:
         return pickle.dumps(job, protocol=5)
     except Exception as error:
-        culprits = list(unpicklable(job))
+        # the attribute paths of what pickle refuses, deepest first: ("dataset.transform.fn", <lambda>)
+        culprits = [found for part in dataclasses.fields(job) for found in _refused(getattr(job, part.name), part.name, set())]
         if not culprits and isinstance(error, RuntimeError):
             return None
-        if culprits and all(_is_shared_by_inheritance(value) for _, value in culprits):
+        if culprits and all(type(value).__module__.startswith("multiprocessing.") for _, value in culprits):
             return None
         where = "; ".join(f"{path} ({type(value).__qualname__})" for path, value in culprits) or "the dataset"
         raise TypeError(
@@ -428,41 +426,20 @@ def pickled_once(job: Job) -> bytes | None:
         ) from error
 
 
-def _is_shared_by_inheritance(value: Any) -> bool:
-    return type(value).__module__.startswith("multiprocessing.")
-
-
-def unpicklable(job: Job) -> Iterable[tuple[str, Any]]:
-    """The attribute paths of what pickle refuses, deepest first: ("dataset.transform.fn", <lambda>)."""
-    for part in dataclasses.fields(job):
-        yield from _refused(getattr(job, part.name), part.name, set())
-
-
 def _refused(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     if id(value) in seen or len(seen) > 10_000:
         return
     seen.add(id(value))
-    try:
+    with suppress(Exception):
         pickle.dumps(value, protocol=5)
         return
-    except Exception:
-        pass
     found = False
-    for name, part in _parts(value):
+    for name, part in parts_of(value):
         for culprit in _refused(part, path + name, seen):
             found = True
             yield culprit
     if not found:
         yield path, value
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        yield from ((f"[{k!r}]", v) for k, v in value.items())
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from ((f"[{i}]", v) for i, v in enumerate(value))
-    elif hasattr(value, "__getstate__") or hasattr(value, "__dict__"):
-        yield from ((f".{k}", v) for k, v in vars(value).items()) if hasattr(value, "__dict__") else ()
 
 
 def context_of(wanted: Any) -> BaseContext:
@@ -491,57 +468,6 @@ class PreparedWorkers:
 
 
 Backend = Callable[[PreparedWorkers], WorkerPool]  # where workers run
-
-
-def prepare_workers(
-    job: Job,
-    group: Group,
-    control: Segment,
-    *,
-    num_workers: int,
-    multiprocessing_context: Any,
-    base_seed: int,
-    ready: Doorbell,
-    orders: list[Doorbell],
-    grants: Doorbell,
-    resume: Sequence[bytes] = (),
-    stacks: dict[int, Segment],
-    neighbours: tuple[PeerRing, ...] = (),
-    num_far: int = 0,
-    num_ahead: int = 1,
-    sample_timeout_s: float | None = None,
-    affinity: Sequence[int] = (),
-) -> PreparedWorkers:
-    """What a ring's worker pool is made of.
-
-    Args:
-        orders: one bell for all workers, or one for each; or two, one for those elsewhere and one for this machine's.
-        stacks: where workers write their Python stacks when asked to, a segment each; one without cannot be asked.
-        neighbours: rings of other ranks, in which workers help.
-        resume: one pickled snapshot for each worker to go on from, or none at all.
-        num_far: of the workers, how many, the first ones, are on other machines.
-        num_ahead: batches that are ordered ahead for each worker.
-        affinity: processors that workers may use; none: the trainer's.
-    """
-    posts = [
-        Post(
-            worker_id=worker_id,
-            num_workers=num_workers,
-            trainer_pid=os.getpid(),
-            control_path=control.path,
-            control_nbytes=control.nbytes,
-            ready_bell=ready.name,
-            orders_bell=orders[worker_id if len(orders) == num_workers else 0 if worker_id < num_far else -1].name,
-            grants_bell=grants.name,
-            base_seed=base_seed,
-            affinity=tuple(affinity) or tuple(sorted(os.sched_getaffinity(0))),
-            stack_path=stacks[worker_id].path if worker_id in stacks else "",
-            neighbours=neighbours,
-            resume=resume[worker_id] if resume else b"",
-        )
-        for worker_id in range(num_workers)
-    ]
-    return PreparedWorkers(job, group, posts, multiprocessing_context, stacks, num_ahead, sample_timeout_s)
 
 
 def processes(called: PreparedWorkers) -> ProcessPool:

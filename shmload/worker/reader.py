@@ -21,7 +21,7 @@ Rows are given out in order and their results taken in order, so the worker alwa
 blame for a delay. A death may be any row's: whoever takes the rows over reads them one by one, so that the next death names the
 right one. No read may outlive its chunk: it could write into a row that is another batch's by then.
 
-What a worker process is told at its start. Small: the dataset travels apart.
+What a worker process gets at its start. Small: the dataset travels apart.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping as MemoryMapping
 from shmload.batch.collate import RowOut, SingleRow, private_rows
 from shmload.batch.layout import Layout, layout_of_schema
-from shmload.batch.ragged import Arenas, Ragged, RaggedRows, ragged_of
+from shmload.batch.ragged import AS_LISTS, Arenas, AsTorchOrList, Ragged, RaggedRows, ragged_of
 from shmload.batch.rows import ArrayRows, typed_array
 from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples
 from shmload.world import ability_of
@@ -115,7 +115,7 @@ class InPlace:
         """Reads the samples of a batch whose schema has ragged fields.
 
         Args:
-            begin: told of each row before it is read; False ends the reading.
+            begin: called with each row before it is read; False ends the reading.
         Returns:
             whether all were read.
         """
@@ -354,14 +354,17 @@ def plan_of(
         ValueError: `ragged` is no mode, or does not go with the dataset's schema.
     """
     has_getitems = auto_collation and bool(ability_of(dataset, "__getitems__"))
-    found = in_place_of(dataset, ragged_of(ragged, None, is_torch_mode=is_torch_mode))
-    schema = ability_of(found or dataset, "schema")
-    rule = ragged_of(ragged, schema if isinstance(schema, Mapping) else None, is_torch_mode=is_torch_mode)
+    is_default = isinstance(ragged, AsTorchOrList)
+    rule = (None if is_torch_mode else AS_LISTS) if is_default else ragged_of(ragged, None, is_torch_mode=is_torch_mode)
+    in_place = in_place_of(dataset, rule)
+    schema = ability_of(in_place or dataset, "schema")
+    if isinstance(schema, Mapping) and not (is_default and all(map(_is_fixed, schema.values()))):
+        rule = ragged_of(ragged, schema, is_torch_mode=is_torch_mode)
+        in_place = in_place_of(dataset, rule)
     if collate_fn is not None:
         return ReadPlan("collate_fn", None, rule, is_whole=True, has_getitems=has_getitems)
     if not auto_collation:
         return ReadPlan("__getitem__", None, rule, is_whole=True)
-    in_place = in_place_of(dataset, rule)
     if in_place is None:
         path = "__getitems__" if has_getitems else "__getitem__"
         is_whole = rule is not None and rule.is_certain
@@ -371,32 +374,34 @@ def plan_of(
     return ReadPlan(path, layout, rule, is_whole=layout.is_ragged, has_getitems=has_getitems)
 
 
+def _is_fixed(spec: Any) -> bool:
+    """Whether rows of a schema's field are all of one size."""
+    dtype, shape = spec[:2] if isinstance(spec, tuple) else (spec, ())
+    return dtype not in (str, bytes) and None not in shape
+
+
 T = TypeVar("T")
 
 
-class ReadingThreads:
-    """`num_threads` threads that live as long as the worker."""
+def read_by_threads(
+    threads: ThreadPoolExecutor, read: Callable[[int], T], rows: Sequence[int], begin: Callable[[int], None]
+) -> Iterator[T]:
+    """What `read` gives for each row, in order. When the iterator is closed, nothing is being read any more.
 
-    def __init__(self, num_threads: int) -> None:
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="shmload-read")
-
-    def results(self, read: Callable[[int], T], rows: Sequence[int], begin: Callable[[int], None]) -> Iterator[T]:
-        """What `read` gives for each row, in order. When the iterator is closed, nothing is being read any more.
-
-        Args:
-            begin: told of each row before it is waited for.
-        Raises:
-            what the first row that cannot be read raised.
-        """
-        reads: list[Future[T]] = [self._pool.submit(read, row) for row in rows]
-        try:
-            for row, one in zip(rows, reads, strict=True):
-                begin(row)
-                yield one.result()
-        finally:
-            for one in reads:
-                one.cancel()
-            wait(reads)
+    Args:
+        begin: called with each row before it is waited for.
+    Raises:
+        what the first row that cannot be read raised.
+    """
+    reads: list[Future[T]] = [threads.submit(read, row) for row in rows]
+    try:
+        for row, one in zip(rows, reads, strict=True):
+            begin(row)
+            yield one.result()
+    finally:
+        for one in reads:
+            one.cancel()
+        wait(reads)
 
 
 class SampleReader:
@@ -417,12 +422,12 @@ class SampleReader:
         self._kept: tuple[Any, Any] | None = None  # (key, sample) decoded to learn the layout, not to be read twice
         self._given: Any = None  # the batch sampler's own object, if it is no list of int
         self._reads_many = job.plan.has_getitems  # until its samples draw random numbers
-        self._threads = ReadingThreads(job.num_threads) if job.num_threads > 1 else None
+        self._threads = ThreadPoolExecutor(job.num_threads, "shmload-read") if job.num_threads > 1 else None
         self.key: Any = None
         self.row = -1
 
     @property
-    def threads(self) -> ReadingThreads | None:
+    def threads(self) -> ThreadPoolExecutor | None:
         """What reads several samples at once, if the loader wants that.
 
         None if a worker has died over the claimed rows: read one by one they show which of them it was.
@@ -512,7 +517,7 @@ class SampleReader:
             finally:
                 end_samples()
 
-        return threads.results(read_row, range(first, end), lambda row: self.begin(row, keys[row]))
+        return read_by_threads(threads, read_row, range(first, end), lambda row: self.begin(row, keys[row]))
 
     def bad_rows(self) -> tuple[int, ...]:
         """The claimed rows that cannot be read, one of which has just shown itself; none if it is the batch that failed."""

@@ -22,25 +22,15 @@ import random
 import sys
 import threading
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.permutation import sample_key, sample_key_pair
-
-__all__ = [
-    "SampleInfo",
-    "Streams",
-    "begin_many",
-    "begin_sample",
-    "drew_for_many",
-    "end_samples",
-    "kept_generators",
-    "sample_info",
-    "sample_rng",
-    "seed_and_epoch",
-]
 
 _OWN_STREAM = 0  # keys sample_rng()
 _GLOBALS_STREAM = 1  # keys the reseeded global generators
@@ -56,13 +46,13 @@ class SampleInfo(NamedTuple):
     worker: int
 
 
+@dataclass
 class _Watch:
     """What a reading of several samples at once draws: that is no sample's own, and depends on who reads how many of them."""
 
-    def __init__(self, states: tuple[Any, ...] | None, *, can_repeat: bool) -> None:
-        self.states = states  # of the global generators before it; None: nobody compares them
-        self.can_repeat = can_repeat
-        self.has_drawn = False
+    states: tuple[Any, ...] | None  # of the global generators before it; None: nobody compares them
+    can_repeat: bool
+    has_drawn: bool = False
 
 
 class _Now(threading.local):
@@ -101,7 +91,7 @@ def begin_many(*, can_repeat: bool, compares: bool = False) -> None:
         compares: whether the global generators count for that, too.
     """
     if _now.sample is not None and _now.sample[0] is not None:
-        _now.watch = _Watch(_global_states() if compares else None, can_repeat=can_repeat)
+        _now.watch = _Watch(_global_states() if compares else None, can_repeat)
 
 
 def drew_for_many() -> bool:
@@ -205,19 +195,18 @@ def _generator(key: NDArray[np.uint64]) -> np.random.Generator:
     return last
 
 
-class kept_generators:  # noqa: N801  # a context manager, used like a function
+@contextmanager
+def kept_generators() -> Iterator[None]:
     """Restores the trainer's own global generators: reading in the trainer (`num_workers=0`) must not disturb them."""
-
-    def __enter__(self) -> None:
-        torch = sys.modules.get("torch")
-        self._states = (random.getstate(), np.random.get_state(), torch.get_rng_state() if torch else None)
-
-    def __exit__(self, *exc: object) -> None:
-        state, numpy_state, torch_state = self._states
-        random.setstate(state)
-        np.random.set_state(numpy_state)
-        if torch_state is not None:
-            sys.modules["torch"].set_rng_state(torch_state)
+    torch = sys.modules.get("torch")
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state() if torch else None
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        if states[2] is not None:
+            sys.modules["torch"].set_rng_state(states[2])
 
 
 log = logging.getLogger("shmload")
@@ -348,14 +337,14 @@ class Streams:
         self._generators: dict[str, Any] = {"random": _Random(), "torch": _Torch()}
         if isinstance(_numpys_own(), np.random.MT19937):  # a user may have put in another kind
             self._generators["numpy"] = _Numpy()
-        self._told: dict[str, dict[str, Any]] = {}
+        self._positions: dict[str, dict[str, Any]] = {}
         self._seen: dict[str, tuple[bytes, Rest]] = {}
         self._lines: dict[str, _Line] = {}
         for name, generator in self._generators.items():
             self._seen[name] = generator.read()
             self._lines[name] = _Line(self._seen[name][0])
 
-    def tell(self) -> dict[str, dict[str, Any]]:
+    def positions(self) -> dict[str, dict[str, Any]]:
         """Where they stand, JSON-able: one entry for each generator that has been drawn from. About 10 us if none has."""
         for name, generator in self._generators.items():
             if generator.has_moved(*self._seen[name]):
@@ -367,12 +356,12 @@ class Streams:
                     entry["words"] = base64.b64encode(words).decode()
                 else:
                     entry["blocks"] = line.num_blocks
-                self._told = {**self._told, name: entry}
-        return self._told
+                self._positions = {**self._positions, name: entry}
+        return self._positions
 
-    def go_to(self, told: dict[str, dict[str, Any]]) -> None:
+    def go_to(self, positions: dict[str, dict[str, Any]]) -> None:
         """Makes the generators stand where they stood. One whose line began elsewhere is left as it is, with a warning."""
-        for name, entry in told.items():
+        for name, entry in positions.items():
             line = self._lines[name]
             if "words" in entry:
                 words = base64.b64decode(entry["words"])
@@ -388,4 +377,4 @@ class Streams:
             self._generators[name].write(words, entry["rest"])
             line.words, line.is_left = words, "words" in entry
             self._seen[name] = self._generators[name].read()
-            self._told = {**self._told, name: entry}
+            self._positions = {**self._positions, name: entry}

@@ -13,7 +13,7 @@ The note that travels with a batch in torch mode: where its worker stands, and w
 
     one byte of flags | the snapshot, or where in the payload it lies if it is longer than a note may be
 
-A worker that has nothing new to tell sends the flags alone.
+A worker that has nothing new to say sends the flags alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from shmload.worker.reader import Job
 from shmload.worker.sample_rng import Streams
-from shmload.world import ability_of
+from shmload.world import is_stateful
 
 
 class IterablePass:
@@ -33,7 +33,7 @@ class IterablePass:
 
     Args:
         has_ended: the first pass is at its end already, its iterator is not begun.
-        iterator_state: what the first pass's iterator is told by its `load_state_dict`; None: nothing.
+        iterator_state: what the first pass's iterator gets by its `load_state_dict`; None: nothing.
     """
 
     def __init__(self, dataset: Any, iterator_state: Any = None, *, has_ended: bool = False) -> None:
@@ -89,13 +89,8 @@ def with_shared_seed(dataset: Any, shared_seed: int) -> Any:
 
 SAME = b""  # nothing has changed since the worker's last snapshot
 
-Snapshot = dict[str, Any]  # "dataset", "iterator": the user's own states; "streams": see Streams.tell. Absent: none.
+Snapshot = dict[str, Any]  # "dataset", "iterator": the user's own states; "streams": see Streams.positions. Absent: none.
 # "has_ended": the last batch has used up the iterator
-
-
-def is_stateful(value: Any) -> bool:
-    """Whether it keeps torch.distributed.checkpoint's and torchdata's contract."""
-    return ability_of(value, "state_dict") is not None and ability_of(value, "load_state_dict") is not None
 
 
 class Snapshots:
@@ -111,7 +106,7 @@ class Snapshots:
         self._source = source
         self._num_workers = num_workers
         self._streams = Streams()
-        self._last_streams = self._streams.tell()
+        self._last_streams = self._streams.positions()
         self._last = b""
         self._last_iterator: Any = None
         # nothing but the streams can change: asked once, not for every batch
@@ -127,7 +122,7 @@ class Snapshots:
 
     def take(self) -> bytes:
         """The snapshot of now, pickled; SAME if it is the last one."""
-        streams = self._streams.tell()
+        streams = self._streams.positions()
         if not self._has_own and streams is self._last_streams:
             return SAME
         self._last_streams = streams

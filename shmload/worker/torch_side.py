@@ -15,6 +15,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 from torch.utils.data._utils import collate, worker
 
 from shmload.worker.sample_rng import kept_generators
+from shmload.world import parts_of
 
 
 def prepare(dataset: Any, worker_id: int, num_workers: int, base_seed: int) -> None:
@@ -64,7 +66,7 @@ def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Te
 
 KINDS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
 OBJECTS_MAX = 2000  # looked at before giving up: a dataset may hold millions
-ITEMS_MAX = 50  # of a list or dict: transforms stand in short ones
+ITEMS_MAX = 50  # of one object: transforms stand in short lists
 
 
 def own_generators(dataset: Any) -> list[str]:
@@ -79,20 +81,9 @@ def own_generators(dataset: Any) -> list[str]:
         seen.add(id(value))
         if isinstance(value, KINDS):
             found.append(path)
-        else:
-            queue += ((path + name, part) for name, part in _parts(value))
+        elif not isinstance(value, (torch.Tensor, np.ndarray, str, bytes, type)):
+            queue += ((path + name, part) for name, part in islice(parts_of(value), ITEMS_MAX))
     return found
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (torch.Tensor, np.ndarray, str, bytes, type)):
-        return
-    if isinstance(value, dict):
-        yield from ((f"[{key!r}]", part) for key, part in list(value.items())[:ITEMS_MAX])
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"[{i}]", part) for i, part in enumerate(value[:ITEMS_MAX]))
-    elif isinstance(getattr(value, "__dict__", None), dict):
-        yield from ((f".{name}", part) for name, part in value.__dict__.items())
 
 
 @dataclass(frozen=True)

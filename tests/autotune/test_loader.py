@@ -122,7 +122,6 @@ def by_count(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """A clock that a test moves on, and windows of eight batches."""
     now = [0.0]
     monkeypatch.setattr(autotune, "monotonic", lambda: now[0])
-    monkeypatch.setattr(autotune, "COUNT_MAX", 1)
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "4")
     return now
 

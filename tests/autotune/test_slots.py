@@ -124,7 +124,7 @@ def test_pages_given_back_are_free_though_they_stay_mapped() -> None:
 def reserved(loader: ShmLoader[Any]) -> tuple[int, int]:
     """Bytes of payload, and slots in use."""
     engine: Any = loader._builder.last
-    return engine.size.payload_nbytes, engine._ring.num_usable
+    return engine.worker_set.payload_nbytes, engine._ring.num_usable
 
 
 @pytest.mark.parametrize("dataset", [Wide(), Texts()], ids=["rows", "texts"])
@@ -135,7 +135,7 @@ def test_memory_is_reserved_for_slots_in_use_and_no_others(dataset: Any) -> None
         first, num_slots = reserved(loader)
         assert num_slots == 4
         tuned: Any = loader._builder.tuner
-        room = partial(engine_of(loader).size.make_room, budget=1 << 40)
+        room = partial(engine_of(loader).worker_set.make_room, budget=1 << 40)
         tuned.counted = lambda engine: room(tuned.num_ahead) * 0 + tuned.num_ahead  # every batch ends a window
         for num_workers, prefetch, wanted in [(2, 4, 10), (1, 2, 4), (4, 1, 6)]:
             change(loader, num_workers, prefetch)
@@ -154,8 +154,8 @@ def test_ring_bytes_is_kept_and_slots_that_do_not_fit_stay_out_of_use(monkeypatc
         assert [index % 256 for index in range(4)] == next(batches)["x"][:, 0].tolist()
         assert reserved(loader) == (6 * SLOT, 6)
         engine: Any = loader._builder.last
-        assert engine.size.room(6 * SLOT) == 4
-        assert engine.size.make_room(8, 6 * SLOT) == 4
+        assert engine.worker_set.room(6 * SLOT) == 4
+        assert engine.worker_set.make_room(8, 6 * SLOT) == 4
         assert sum(1 for _ in batches) == 99
 
 

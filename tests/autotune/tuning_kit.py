@@ -49,7 +49,7 @@ def change(loader: ShmLoader[Any], num_workers: int, prefetch: int = 2) -> None:
     engine = engine_of(loader)
     assert loader._builder.tuner is not None
     loader._builder.tuner._change(engine, Decision(Setting(num_workers, prefetch), "a test wants it"))
-    engine.size.make_room(loader._builder.tuner.num_ahead, 1 << 40)
+    engine.worker_set.make_room(loader._builder.tuner.num_ahead, 1 << 40)
 
 
 class Pipeline:

@@ -35,7 +35,7 @@ def check_all_back(loader: ShmLoader[Any], device: StandIn) -> None:
     device.run()
     ring = engine._ring
     engine.abandon()
-    engine._begin_next()
+    engine._pending_copies.look()
     while engine._pending_copies.wait() or ring.drain():
         pass
     assert (ring.pending_copies, ring.num_leased, ring.num_free) == ([], 0, ring.num_slots)
@@ -208,7 +208,7 @@ def test_a_slot_without_an_event_comes_back_once_the_device_has_been_waited_for(
     [
         ("cpu", ValueError, "batches are sent to CUDA devices only; got device='cpu'. Leave it out for batches in host memory"),
         ("gpu0", ValueError, 'device is "cuda" or "cuda:1" and the like, or None; got \'gpu0\''),
-        (0, TypeError, 'device is "cuda", "cuda:1" or a torch.device, a shmload.Device, or None; got 0'),
+        (0, TypeError, 'device is "cuda", "cuda:1" or a torch.device, or None; got 0'),
     ],
 )
 def test_what_is_no_cuda_device_is_refused(device: Any, error: type[Exception], text: str) -> None:

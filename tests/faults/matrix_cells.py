@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
 
-from shmload.faults import TRAINER_POINTS, WORKER_POINTS
+from tests.faults.points import TRAINER_POINTS, WORKER_POINTS
 
 HARMS = {  # name -> content of the charge
     "SIGKILL": str(int(signal.SIGKILL)),

@@ -8,8 +8,9 @@ from multiprocessing import forkserver
 
 import pytest
 
-from shmload import ShmLoader, WorkerDied, faults
+from shmload import ShmLoader, WorkerDied
 from tests.faults.faults_kit import COLLATE, DATASETS, Charges, Rows, Victims, batches, digest
+from tests.faults.points import WORKER_POINTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 IN_THE_STREAM = ("before_claim", "after_claim", "mid_decode", "before_finish", "after_finish", "before_post")
@@ -44,7 +45,7 @@ def expected_of(kind: str, num_batches: int) -> Callable[[], Iterator[str]]:
 
 def test_every_point_of_a_worker_is_among_those_tested_here() -> None:
     elsewhere = {"opening_memory", "leaving"}  # the matrix has them
-    assert set(faults.WORKER_POINTS) == {"start", *IN_THE_STREAM, *WHILE_LAYING_OUT, "waiting_grant"} | elsewhere
+    assert set(WORKER_POINTS) == {"start", *IN_THE_STREAM, *WHILE_LAYING_OUT, "waiting_grant"} | elsewhere
 
 
 @pytest.mark.parametrize("kind", ["rows", "texts"])

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import shmload
-from shmload.faults import HELPER_POINTS, PACKER_POINTS, STORAGE_POINTS, TRAINER_POINTS, WORKER_POINTS
 from tests.faults import matrix_cells
 from tests.faults.faults_kit import program_env
 from tests.faults.matrix_cells import HARMS, IMPOSSIBLE, METHODS, MODES, Cell, all_cells, chosen
 from tests.faults.matrix_data import NUM_BATCHES_READ
 from tests.faults.matrix_judge import Outcome, defects, delays
+from tests.faults.points import HELPER_POINTS, PACKER_POINTS, STORAGE_POINTS, TRAINER_POINTS, WORKER_POINTS
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = [[f"{epoch}.{step}" for step in range(NUM_BATCHES_READ[0])] for epoch in range(3)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from shmload import ShmLoader, sample_info, sample_rng
-from shmload.worker.reader import ReadingThreads
+from shmload.worker.reader import read_by_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
 NUM_THREADS = 4
@@ -109,7 +110,7 @@ def test_no_read_outlives_its_rows() -> None:
         ended.append(row)
         return row
 
-    results = ReadingThreads(2).results(read, range(8), lambda row: None)
+    results = read_by_threads(ThreadPoolExecutor(2), read, range(8), lambda row: None)
     releasing = threading.Timer(0.05, may_end.set)
     releasing.start()
     with pytest.raises(ValueError, match="row 0"):

@@ -9,6 +9,7 @@ import pytest
 
 from shmload import faults
 from shmload.storage.local import LocalStore
+from tests.faults.points import PACKER_POINTS
 from tests.packing.kill_kit import finished, killed_after
 from tests.packing.kills import run
 from tests.packing.packing_kit import Noisy, packed
@@ -25,7 +26,7 @@ def charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", faults.PACKER_POINTS)
+@pytest.mark.parametrize("point", PACKER_POINTS)
 def test_a_packing_killed_at_a_named_point_goes_on(point: str, charged: Path, tmp_path: Path) -> None:
     packed([(b"old", 1)] * 7, LocalStore(tmp_path / "out"))  # which the new one replaces
     (charged / f"{point}.1").write_text("")

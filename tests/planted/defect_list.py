@@ -126,7 +126,7 @@ DEFECTS = [
     Defect(
         "R6",
         "the first death ends the loader",
-        "shmload/engine/supervision.py",
+        "shmload/engine/parts.py",
         "        if self._max_restarts is not None and self._num_restarts >= self._max_restarts:\n",
         "        if True:\n",
         ("tests/faults/test_crash_points.py::test_a_death_in_the_stream_does_not_show_in_it[after_claim-rows]",),
@@ -328,7 +328,7 @@ DEFECTS = [
     Defect(
         "R15",
         "no sample is ever late",
-        "shmload/engine/supervision.py",
+        "shmload/engine/parts.py",
         "/ 1e9 > (self._sample_timeout_s or 0)\n",
         "/ 1e9 > 1e9\n",
         ("tests/loader/test_policies.py::test_late_samples_may_be_skipped",),

@@ -122,7 +122,7 @@ ENGINE_DEFECTS = [
     Defect(
         "R15",
         "a late sample's stack is told twice",
-        "shmload/engine/supervision.py",
+        "shmload/engine/parts.py",
         "logging.DEBUG if is_raised else logging.WARNING",
         "logging.WARNING",
         ("tests/loader/test_policies.py::test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker",),

@@ -36,7 +36,6 @@ BASES = (  # for orders and crops of one's own
 )
 BASE_NAMES = {place.rsplit(".", 1)[1] for place in BASES}
 INTERNAL = {  # public to the rest of the package only
-    *(f"Normalise.{name}" for name in ("is_meant", "made_of", "shape_of")),
     "Mix.keyed_order",
     "Schedule.end_of",
     *(

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shmload import faults
-from shmload.faults import STORAGE_POINTS
 from shmload.remote import RemoteDataset
 from shmload.storage.cache import Cache
 from shmload.storage.ledger import NEW
+from tests.faults.points import STORAGE_POINTS
 from tests.remote.remote_kit import labels, uploaded, write_packed
 from tests.storage.store_kit import Server, s3_server
 

@@ -38,7 +38,7 @@ if "starts" in sys.argv:
     for pid in pids[:3]:
         owners.watch(pid)
     owners.forget(pids[1])
-    owners._tell(f"watched {pids[3]}:1")  # a number that another process has had
+    owners._write(f"watched {pids[3]}:1")  # a number that another process has had
 os.write(1, group.stem.encode() + b"\\n")
 signal.pause()
 """

@@ -70,7 +70,7 @@ def test_a_v1_limit_counts(tmp_path: Path) -> None:
 
 def test_a_ring_larger_than_memory_is_refused_with_figures(tmp_path: Path) -> None:
     with pytest.raises(RingTooSmall) as caught:
-        check_fits(80 * MIB, num_slots=8, slot_nbytes=10 * MIB, root=tree(tmp_path, MEMINFO))
+        check_fits(80 * MIB, (8, 10 * MIB), tree(tmp_path, MEMINFO))
     assert f"needs {80 * MIB} bytes, 8 slots of {10 * MIB}" in str(caught.value)
     assert f"may take {32 * MIB} more, room for 3 slots" in str(caught.value)
     assert "Lower prefetch_factor" in str(caught.value)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from shmload.device.calls import Calls
+
 UNFILLED = 0xC3  # what a copy's target holds before the copy
 
 
@@ -53,7 +55,7 @@ class Stream:
         return bool(self.waiting) and self.waiting[0][0]()
 
 
-class StandIn:
+class StandIn(Calls):
     """A device whose streams stand still until they are told to go on.
 
     Args:
@@ -212,14 +214,6 @@ class StandIn:
             ctypes.memmove(target.data_ptr(), address, nbytes)
 
         stream.give(work)
-        return target
-
-    def apply(
-        self, function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor, into: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """As of any device."""
-        target = self._new(function(tensor)) if into is None else into
-        self.current_stream().give(lambda: target.copy_(function(tensor)))
         return target
 
     def stream_for(self, tensor: torch.Tensor) -> Stream | None:

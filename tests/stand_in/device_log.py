@@ -8,7 +8,7 @@ the calls that come after it in any thread.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,14 @@ VERSION = 1
 Entry = tuple[Any, ...]
 
 
-class Logged:
+class Logged(Calls):
     """A device that writes down what it is asked: `log` holds a tuple a call.
 
     Attributes:
         log: ("register", nbytes, piece), ("unregister", nbytes, piece), ("side_stream", stream), ("record", stream, event),
             ("is_done", event, answer), ("wait_on_host", event), ("wait_on_stream", stream, event), ("synchronize",),
-            ("copy", shape, dtype, stream, tensor, piece or -1, offset in it, into), ("apply", shape, dtype, stream, tensor, source,
-            into) and ("keep_for", shape, stream, tensor). A tensor that is filled again gets a new number; `into` is
-            its last, or -1.
+            ("copy", shape, dtype, stream, tensor, piece or -1, offset in it, into) and ("keep_for", shape, stream, tensor). A
+            tensor that is filled again gets a new number; `into` is its last, or -1, as it is of what a loader asks.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -62,9 +61,6 @@ class Logged:
         self._num_tensors += 1
         self._tensors[tensor.data_ptr()] = self._num_tensors - 1
         return self._num_tensors - 1
-
-    def _last(self, tensor: torch.Tensor | None) -> int:
-        return -1 if tensor is None else self._tensors.get(tensor.data_ptr(), -1)
 
     def _place(self, address: int) -> tuple[int, int]:
         for begin, (piece, nbytes) in self._pieces.items():
@@ -130,28 +126,13 @@ class Logged:
         self._calls.synchronize()
         self.log.append(("synchronize",))
 
-    def copy(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Asks the device."""
-        last = self._last(into)
-        made = self._calls.copy(tensor, into)
+        made = self._calls.copy(tensor)
         stream = self._number(self._calls.current_stream())
         place = self._place(tensor.data_ptr())
-        self.log.append(("copy", tuple(tensor.shape), str(tensor.dtype), stream, self._made(made), *place, last))
+        self.log.append(("copy", tuple(tensor.shape), str(tensor.dtype), stream, self._made(made), *place, -1))
         return made
-
-    def apply(
-        self, function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor, into: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Asks the device."""
-        source, last = self._last(tensor), self._last(into)
-        made: torch.Tensor = self._calls.apply(function, tensor, into)
-        stream = self._number(self._calls.current_stream())
-        self.log.append(("apply", tuple(made.shape), str(made.dtype), stream, self._made(made), source, last))
-        return made
-
-    def stream_for(self, tensor: torch.Tensor) -> Any | None:
-        """Asks the device."""
-        return self._calls.stream_for(tensor)
 
     def is_capturing(self) -> bool:
         """Asks the device."""
@@ -159,7 +140,7 @@ class Logged:
 
     def keep_for(self, tensor: torch.Tensor, stream: Any) -> None:
         """Asks the device."""
-        self.log.append(("keep_for", tuple(tensor.shape), self._number(stream), self._last(tensor)))
+        self.log.append(("keep_for", tuple(tensor.shape), self._number(stream), self._tensors.get(tensor.data_ptr(), -1)))
         self._calls.keep_for(tensor, stream)
 
 

@@ -26,7 +26,7 @@ def replay(entries: Iterable[Entry]) -> list[str]:
     """What is wrong with a log, each with the number of its entry; nothing: it is that of a device that was used rightly."""
     entries = list(entries)
     found: dict[str, None] = {}
-    works = [number for number, entry in enumerate(entries) if entry[0] in ("copy", "apply")]
+    works = [number for number, entry in enumerate(entries) if entry[0] == "copy"]
     for held_back in (None, *works):
         replaying = _Replay(held_back)
         for number, (name, *arguments) in enumerate(entries):
@@ -168,12 +168,6 @@ class _Replay:
 
     def _target(self, into: int) -> torch.Tensor | None:
         return None if into < 0 else self._tensors[into][0]
-
-    def _apply(self, shape: list[int], dtype: str, stream: int, tensor: int, source: int, into: int) -> None:
-        values, byte = self._tensors[source]
-        with self._device.using(self._stream(stream)):
-            self._tensors[tensor] = (self._device.apply(torch.clone, values, self._target(into)), byte)
-        self._note_work(stream)
 
     def _keep_for(self, shape: list[int], stream: int, tensor: int) -> None:
         values, byte = self._tensors[tensor]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shmload.faults import STORAGE_POINTS
+from tests.faults.points import STORAGE_POINTS
 from tests.storage_cache import hammer
 
 NUM_KILLS = 8 * 50

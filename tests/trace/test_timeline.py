@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.filler import DONE, VOID
-from shmload.engine.trace import EVENT, KIND_OF, RATE_NS, TRAINER, Span, Timeline, events, timeline_of
+from shmload.engine.trace import EVENT, KIND_OF, TRAINER, Span, Timeline, events, timeline_of
 
 
 class Written:
@@ -72,7 +72,6 @@ def test_a_batch_is_ready_with_its_last_chunk_and_held_until_it_is_released() ->
     assert told.tracks[TRAINER][1].args == {"epoch": 0, "step": 10, "order": 1, "slot": 0, "rows": 4, "nbytes": 64}
     assert told.tracks["worker 0"][0].args["result"] == "done"
     assert (told.num_batches, told.num_lost, told.pids) == (1, 5, {"worker 0": 42, "worker 1": 0})
-    assert told.rate == [(31, 4e9 / RATE_NS)]
 
 
 def test_a_batch_whose_release_was_not_seen_is_held_to_the_end() -> None:
@@ -140,20 +139,12 @@ def test_a_new_process_does_not_begin_before_the_one_it_replaces_has_ended() -> 
     assert [(span.begin_ns, span.end_ns) for span in starts] == [(20, 30)]
 
 
-def test_rates_are_means_over_stretches() -> None:
-    tape = Written()
-    for number, at in enumerate([0, 10, RATE_NS + 1, 3 * RATE_NS]):
-        tape.add(2, "deliver", at + 100, at + 100, number + 1)
-    rate = 1e9 / RATE_NS
-    assert tape.told().rate == [(100 + i * RATE_NS, rows * rate) for i, rows in enumerate([8, 4, 0, 4])]
-
-
 def test_a_kind_from_a_later_version_is_left_out() -> None:
     tape = Written()
     tape._events[0].append((1, 2, 0, 0, 0, 99, 0, 0, 0, 0))
     told = tape.told()
     assert told.spans == []
-    assert (told.slots, told.ready, told.rate, told.links) == ({}, [], [], [])
+    assert (told.slots, told.ready, told.links) == ({}, [], [])
 
 
 def test_several_rings_are_told_apart() -> None:

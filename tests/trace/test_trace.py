@@ -45,9 +45,7 @@ def test_names_counters_and_arrows_are_there(tmp_path: Path) -> None:
     events: list[Event] = loaded(path)["traceEvents"]
     threads = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
     assert threads[:2] == ["trainer", f"worker 0 (pid {pid})"]
-    assert {event["name"] for event in events if event["ph"] == "C"} == {"ready slots", "samples/s"}
-    rates = [event["args"]["samples/s"] for event in events if event["name"] == "samples/s"]
-    assert max(rates) > 0
+    assert {event["name"] for event in events if event["ph"] == "C"} == {"ready slots"}
     of_this_epoch = [fill for fill in of_kind({"traceEvents": events}, "fill") if fill["args"]["epoch"] == 0]
     assert sum(event["ph"] == "s" for event in events) == len(of_this_epoch)
 

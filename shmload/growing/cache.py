@@ -30,7 +30,6 @@ class SampleCache:
         folder: made if it is not there. On a local disk; all who use it give the same budget.
         capacity_bytes: of all files together, what is being written included.
         max_files: how many files at most; None: any number.
-        max_age_s: an epoch reads no file that was published longer ago, and such files go first; None: any age.
         file_nbytes: how large the files become that writers write, about; default 64 MB, or a 16th of the cache.
         headroom: the share of the budget that no epoch reads once the cache is full: its oldest files, which may then be
             evicted while the epoch runs. More makes the cache renew itself faster, less makes epochs larger.
@@ -58,7 +57,6 @@ class SampleCache:
         capacity_bytes: int,
         *,
         max_files: int | None = None,
-        max_age_s: float | None = None,
         file_nbytes: int | None = None,
         headroom: float = 0.125,
         durable: bool = False,
@@ -66,8 +64,6 @@ class SampleCache:
     ) -> None:
         if not 0 < headroom < 1:
             raise ValueError(f"headroom is a share of the budget, between 0 and 1; got {headroom}")
-        if max_age_s is not None and max_age_s <= 0:
-            raise ValueError(f"max_age_s is above 0, or None for any age; got {max_age_s}")
         self.file_nbytes = min(64_000_000, max(capacity_bytes // 16, 1)) if file_nbytes is None else file_nbytes
         if not 0 < self.file_nbytes <= capacity_bytes // 4:
             raise ValueError(
@@ -75,7 +71,6 @@ class SampleCache:
                 f"an epoch reads the others; got {file_nbytes}"
             )
         self.path = Path(folder).absolute()
-        self.max_age_s = max_age_s
         self.headroom = headroom
         self._settle_s = settle_s
         (self.path / CONTROL / BAD).mkdir(parents=True, exist_ok=True)
@@ -90,12 +85,7 @@ class SampleCache:
         self._samplers: list[Samplers] = []
         self._datasets: list[GrowingEpochs] = []
         self._library = Library(
-            self.folder,
-            file_nbytes=self.file_nbytes,
-            headroom=self.headroom,
-            max_age_s=self.max_age_s,
-            settle_s=self._settle_s,
-            samplers=self._samplers,
+            self.folder, file_nbytes=self.file_nbytes, headroom=self.headroom, settle_s=self._settle_s, samplers=self._samplers
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -34,7 +34,9 @@ import json
 import logging
 import os
 import re
+import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -118,6 +120,38 @@ def write_whole(path: Path, data: bytes, *, is_new: bool = False) -> bool:
     return True
 
 
+class Report:
+    """What a process says of itself to `stats()` elsewhere: .growing/<kind>/<pid>-<word>.json, written anew with each change."""
+
+    def __init__(self, control: Path, kind: str) -> None:
+        self._pid = os.getpid()
+        self.path = control / kind / f"{self._pid}-{secrets.token_hex(4)}.json"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, what: Any) -> None:
+        """Says this; nothing in a forked copy."""
+        if self._pid == os.getpid():
+            write_whole(self.path, json.dumps(what).encode())
+
+    def close(self) -> None:
+        """Says nothing any more."""
+        if self._pid == os.getpid():
+            self.path.unlink(missing_ok=True)
+
+
+def reports(control: Path, kind: str) -> Iterator[tuple[int, Any]]:
+    """What living processes say of themselves, each with its id. Removes what dead ones have left."""
+    for path in sorted((control / kind).glob("[!.]*.json")):
+        pid = int(path.name.split("-")[0])
+        try:
+            if os.path.exists(f"/proc/{pid}"):
+                yield pid, json.loads(path.read_bytes())
+            else:
+                path.unlink()
+        except FileNotFoundError:  # it has just ended
+            pass
+
+
 BAD = "bad"
 log = logging.getLogger("shmload")
 
@@ -135,8 +169,8 @@ def told_bad(folder: Path) -> dict[str, str]:
     found = {}
     for path in (folder / CONTROL / BAD).glob("*.json"):
         try:
-            said = json.loads(path.read_bytes())
-            found[said["name"]] = said["text"]
+            one = json.loads(path.read_bytes())
+            found[one["name"]] = one["text"]
         except (OSError, ValueError, KeyError):
             continue
     return found
@@ -169,11 +203,6 @@ class Snapshot:
         """Samples."""
         return int(self.ends[-1]) if self.files else 0
 
-    @property
-    def nbytes(self) -> int:
-        """Of all files."""
-        return sum(file.nbytes for file in self.files)
-
     @cached_property
     def digest(self) -> str:
         """Tells snapshots apart."""
@@ -188,20 +217,27 @@ class Snapshot:
         """As a file of its own, the same bytes for the same snapshot."""
         return json.dumps({"version": _VERSION, "epoch": self.epoch, "files": self.files}).encode()
 
-    @classmethod
-    def loads(cls, data: bytes, path: Any) -> Snapshot:
-        """Inverse of `dumps`.
 
-        Raises:
-            ShardCorrupt: it is none; `path` is named.
-        """
-        try:
-            said = json.loads(data)
-            if said["version"] != _VERSION:
-                raise ValueError(f"it has version {said['version']}, this shmload reads {_VERSION}")
-            return cls(said["epoch"], tuple(CacheFile(*file) for file in said["files"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ShardCorrupt(f"{path}: is no snapshot of a growing cache: {error}") from error
+def snapshot_path(run: Path, epoch: int) -> Path:
+    """Where a run's snapshot of an epoch lies."""
+    return run / f"epoch-{epoch}.json"
+
+
+def read_snapshot(path: Path) -> Snapshot | None:
+    """The snapshot in a file; None: there is none.
+
+    Raises:
+        ShardCorrupt: it is damaged.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+        if found["version"] != _VERSION:
+            raise ValueError(f"it has version {found['version']}, this shmload reads {_VERSION}")
+        return Snapshot(found["epoch"], tuple(CacheFile(*file) for file in found["files"]))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ShardCorrupt(f"{path}: is no snapshot of a growing cache: {error}") from error
 
 
 @dataclass(frozen=True)

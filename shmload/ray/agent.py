@@ -37,7 +37,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Protocol
@@ -50,13 +49,12 @@ from shmload._core.mapping import Mapping
 from shmload._core.rows import copy_from
 from shmload._core.watch import die_with
 from shmload.batch.layout import ALIGNMENT, Layout
-from shmload.ray.cluster import Call, Cluster
+from shmload.ray.cluster import Briefing, Call, Cluster
 from shmload.ray.decoder import ActorSetting, Outcome, Task
 from shmload.shm.segment import Doorbell
 from shmload.worker.failure import Failure
 from shmload.worker.loop import process_begin_ns
 from shmload.worker.pool import GONE, open_memory
-from shmload.worker.reader import Post
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 from shmload.worker.snapshot import dump_note
 
@@ -353,22 +351,6 @@ class Dispatcher:
             os._exit(1)
 
 
-@dataclass(frozen=True)
-class Briefing:
-    """What the agent is told: the workers' posts, where the cluster is, the program's sys.path."""
-
-    posts: tuple[Post, ...]
-    address: str
-    paths: tuple[str, ...]
-    is_seeded: bool
-    num_ahead: int  # tasks that each worker may have under way
-    num_beside: int  # workers of this machine that claim from the same ring
-    num_ordered: int  # batches that the trainer orders ahead, for all
-    connect_timeout_s: float
-    sample_timeout_s: float | None = None
-    is_again: bool = False  # another agent was there before
-
-
 def main() -> None:
     """Runs the agent until the ring closes or the trainer ends."""
     briefing: Briefing = pickle.loads(sys.stdin.buffer.read())
@@ -386,14 +368,7 @@ def main() -> None:
     rings = [[WorkerRing(control, post.worker_id) for _ in range(briefing.num_ahead)] for post in posts]
     sizes = rings[0][0].text_capacity, rings[0][0].layout_capacity
     settings = [ActorSetting(post, briefing.paths, *sizes, briefing.sample_timeout_s) for post in posts]
-    cluster = Cluster(
-        briefing.address,
-        pickled_job,
-        settings,
-        is_seeded=briefing.is_seeded,
-        connect_timeout_s=briefing.connect_timeout_s,
-        is_again=briefing.is_again,
-    )
+    cluster = Cluster(briefing, pickled_job, settings)
     del memory, pickled_job
     by_bell: dict[str, list[list[StandIn]]] = {name: [] for name in orders}
     for post, of_worker in zip(posts, rings, strict=True):

@@ -20,7 +20,7 @@ Files that somebody dropped into the folder: are they whole, are they TFRecords,
 
 A file that is still being written is left for the next epoch. Linux says whether anyone has it open for writing: a read lease
 (fcntl(2), F_SETLEASE) is refused then. Where leases are not known (a network's file system, another owner's file) it must have been
-left alone for `settle_s` instead. A file that then turns out to be torn or damaged is left out for good, unless it changes.
+left alone for SETTLE_S instead. A file that then turns out to be torn or damaged is left out for good, unless it changes.
 
 Every byte is summed here once, so that a bad one never comes into an epoch. What was found is kept, for other processes and later
 runs, by name, size and time.
@@ -275,6 +275,7 @@ class Gone:
 
 
 MAX_INFLATED_BYTES = 1 << 34
+SETTLE_S = 5.0
 _LONG = 16384  # bytes from which a survey leaves the sum of a record to whoever copies it
 _AT_ONCE = 8192  # records surveyed together
 _FIELDS = fields_of({"bytes": bytes}, {}, None)
@@ -299,11 +300,10 @@ class Intake:
 
     Args:
         path: of the file that keeps it.
-        settle_s: how long a file must have been left alone, where the system cannot say whether anyone writes to it.
     """
 
-    def __init__(self, path: Path, settle_s: float) -> None:
-        self._path, self._settle_s = path, settle_s
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._known: dict[str, tuple[int, int, Found]] = {}  # name -> size, time, what was found
         self._kept = b""
 
@@ -362,7 +362,7 @@ class Intake:
         except BlockingIOError:
             return True
         except OSError:  # no leases here
-            return time.time() - status.st_mtime < self._settle_s
+            return time.time() - status.st_mtime < SETTLE_S
         finally:
             os.close(fd)
 

@@ -73,19 +73,17 @@ class Library:
 
     Args:
         folder: the cache's.
-        file_nbytes, headroom, settle_s: as of SampleCache.
+        file_nbytes, headroom: as of SampleCache.
         samplers: those that this process has started; may change.
     """
 
-    def __init__(
-        self, folder: BudgetedFolder, *, file_nbytes: int, headroom: float, settle_s: float, samplers: list[Samplers]
-    ) -> None:
+    def __init__(self, folder: BudgetedFolder, *, file_nbytes: int, headroom: float, samplers: list[Samplers]) -> None:
         self.path = Path(folder.path)
         self.folder = folder
         room = max(int(folder.capacity_bytes * headroom), 2 * file_nbytes)
         self.readable_nbytes = folder.capacity_bytes - room
         self._samplers = samplers
-        self._intake = Intake(self.path / CONTROL / "known.json", settle_s)
+        self._intake = Intake(self.path / CONTROL / "known.json")
         self._is_first = True
 
     def collected(self, at_least: int, timeout_s: float) -> Sequence[CacheFile]:
@@ -194,7 +192,6 @@ class CacheStatistics:
         bad: files that are left out, and why.
         writers: the living ones.
         samplers: those under supervision, of any process here.
-        num_gone: samples of resumed epochs that are gone, by epoch.
     """
 
     capacity_bytes: int
@@ -210,10 +207,9 @@ class CacheStatistics:
     bad: Mapping[str, str]
     writers: Sequence[WriterStatistics]
     samplers: Sequence[Mapping[str, Any]]
-    num_gone: Mapping[int, int]
 
 
-def statistics_of(library: Library, num_gone: Mapping[int, int]) -> CacheStatistics:
+def statistics_of(library: Library) -> CacheStatistics:
     """The cache now."""
     files, of_folder = library.files(), library.folder.statistics()
     control = library.path / CONTROL
@@ -233,7 +229,6 @@ def statistics_of(library: Library, num_gone: Mapping[int, int]) -> CacheStatist
         bad=library.bad(),
         writers=[WriterStatistics(**one) for _, one in reports(control, "writers")],
         samplers=[{"trainer": pid, **one} for pid, all_of_it in reports(control, "samplers") for one in all_of_it],
-        num_gone=num_gone,
     )
 
 
@@ -525,11 +520,6 @@ class GrowingEpochs:
             there = records[~gone.mask(records)] if self._missing == "skip" else records[:0]
             records = there if len(there) else gone.substituted(records[: 1 if self._missing == "skip" else None])
         return records + (epoch << EPOCH_SHIFT)
-
-    @property
-    def num_gone(self) -> dict[int, int]:
-        """Samples that are gone, by epoch."""
-        return {epoch: gone.num_samples for epoch, gone in self._gone.items()}
 
     # ------------------------------------------------------------ holds
 

@@ -41,7 +41,7 @@ log = logging.getLogger("shmload")
 
 
 class Samplers:
-    """Processes that run a sampler and write what it yields into a cache; made by `SampleCache.start`. A context manager.
+    """Processes that run a sampler and write what it yields into a cache; made by `SampleCache.start`.
 
     Ends with `stop`, with the cache, or with the process that started it, however that ends.
 
@@ -123,12 +123,6 @@ class Samplers:
         """Ends the samplers, which publish what they have collected. Twice is no error."""
         self._newest = self.states
         self._end()
-
-    def __enter__(self) -> Samplers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
 
 def _end(process: Any, commands: Any, report: Report, pid: int) -> None:

@@ -9,7 +9,7 @@ A writer reports what it does, for `stats()` in other processes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -99,17 +99,9 @@ class CacheWriter:
         """
         file = self._opened()
         file.write(record)
-        self._wrote(file)
-
-    def write_sequence(self, context: Mapping[str, Any], feature_lists: Mapping[str, Iterable[Any]]) -> None:
-        """Writes one tf.train.SequenceExample.
-
-        Args:
-            context, feature_lists: as of TFRecordWriter.write_sequence.
-        """
-        file = self._opened()
-        file.write_sequence(context, feature_lists)
-        self._wrote(file)
+        self.num_records += 1
+        if file.nbytes >= self._file_nbytes or monotonic() - self._began >= self._publish_s:
+            self.publish()
 
     def _opened(self) -> _Reserved:
         if self._is_closed:
@@ -153,11 +145,6 @@ class CacheWriter:
             statistics.is_waiting = False
             statistics.waited_s += monotonic() - since
             self._report.write(asdict(statistics))
-
-    def _wrote(self, file: _Reserved) -> None:
-        self.num_records += 1
-        if file.nbytes >= self._file_nbytes or monotonic() - self._began >= self._publish_s:
-            self.publish()
 
     def publish(self) -> None:
         """Makes what has been written so far part of the next epoch."""

@@ -103,7 +103,6 @@ def test_by_default_samples_that_are_gone_are_an_error_that_names_them(cache: Sa
 def test_skip_leaves_them_out(cache: SampleCache, interrupted: Any, caplog: pytest.LogCaptureFixture) -> None:
     state, _, rest = interrupted
     with caplog.at_level(logging.WARNING, "shmload"), resumed(cache, state, "skip") as loader:
-        assert cache.stats().num_gone == {0: 6}
         batches = list(map(values_of, loader))
     assert "6 of its 24 samples are gone" in caplog.text
     assert "they are left out" in caplog.text

@@ -119,17 +119,6 @@ def test_a_closed_writer_says_so(cache: SampleCache) -> None:
         cache.writer(compression="bz2")
 
 
-def test_sequences_are_written(cache: SampleCache) -> None:
-    with cache.writer() as one:
-        one.write_sequence({"id": 3}, {"steps": [[1, 2], [3, 4]]})
-    schema = {"id": ("int64", ()), "steps": ("int64", (None, 2))}
-    dataset = cache.dataset(schema, records="sequence")
-    with loader_of(dataset, batch_size=1) as loader:
-        (batch,) = loader
-    assert batch["id"].tolist() == [3]
-    assert [steps.tolist() for steps in batch["steps"]] == [[[1, 2], [3, 4]]]
-
-
 def test_a_writer_tells_what_it_does(cache: SampleCache) -> None:
     with cache.writer() as one:
         one.write(sample(0))

@@ -41,7 +41,7 @@ def launch(
 
     from shmload.errors import RankFailed
     from shmload.launch.ranks import LOOPBACK, STATIC_PORT, NodePlace, held_port, number_of_ranks, rank_specs, start_command
-    from shmload.launch.supervisor import Ranks, Stopped
+    from shmload.launch.supervisor import SpawnedRanks, Stopped
     from shmload.shm.names import Host
 
     if not module and not os.path.exists(script):
@@ -59,7 +59,7 @@ def launch(
     host = Host()
     command = [sys.executable, *(["-m"] if module else []), script, *(args or [])]
     specs = rank_specs(place, number_of_ranks(nprocs, host), host, pin=pin, logs=logs)
-    ranks = Ranks(partial(start_command, command), specs, grace_s=grace)
+    ranks = SpawnedRanks(partial(start_command, command), specs, grace, held)
     try:
         ranks.run()
     except RankFailed as failure:
@@ -68,6 +68,3 @@ def launch(
     except Stopped as stopped:
         typer.echo(f"shmload launch: {stopped}", err=True)
         raise typer.Exit(128 + stopped.number) from None
-    finally:
-        if held is not None:
-            held.close()

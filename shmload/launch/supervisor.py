@@ -356,40 +356,81 @@ class _Running:
             return file.read().decode(errors="replace")
 
 
-class Ranks:
-    """All ranks of this machine.
+class SpawnedRanks:
+    """All ranks of this machine, as `spawn` returns them. With `join=False` they run while the program goes on.
+
+    A thread of the program watches them then. They end with the program: in order if it ends by itself, at once if it is killed.
 
     Args:
         start: starts the process of one.
         grace_s: seconds from SIGTERM to SIGKILL.
+        port: that they meet at, closed when all have ended; None: it is not this machine's.
     """
 
-    def __init__(self, start: Start, rank_specs: Sequence[RankSpec], grace_s: float = GRACE_S) -> None:
+    def __init__(self, start: Start, rank_specs: Sequence[RankSpec], grace_s: float, port: socket.socket | None) -> None:
         self._start_one = start
         self._rank_specs = rank_specs
         self._grace_s = grace_s
+        self._port = port
         self._ranks: list[_Running] = []
         self._printer = Printer()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._waking = threading.Lock()  # no other thread writes to what is being closed
         self._asked = False
-        self.started = threading.Event()
+        self._started = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
 
-    @property
     def pids(self) -> list[int]:
-        """Of the processes by local rank, as far as they have been started."""
+        """The processes' ids by local rank, as far as they have been started."""
         return [one.child.pid for one in self._ranks]
 
-    @property
-    def _living(self) -> list[_Running]:
-        return [one for one in self._ranks if one.pidfd >= 0]
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Waits for all ranks to end. Returns whether they have.
 
-    def ask_to_stop(self) -> None:
-        """Lets `run`, in another thread, end all ranks and return."""
+        Args:
+            timeout_s: how long to wait; None: as long as it takes.
+
+        Raises:
+            RankFailed: one has failed, and the others have been ended.
+        """
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def stop(self) -> None:
+        """Ends all ranks in order: SIGTERM, the grace, SIGKILL. `join` raises what they had failed of before."""
         self._asked = True
         with self._waking:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
+        if self._thread is not None:
+            self._thread.join()
+
+    def start(self) -> None:
+        """Runs them in a thread of their own; returns when all have been started."""
+        atexit.register(self.stop)
+        self._thread = threading.Thread(target=self._run_apart, name="shmload launcher", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if len(self._ranks) < len(self._rank_specs):  # one could not be started
+            self.join()
+
+    def _run_apart(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            self._error = error
+        finally:
+            atexit.unregister(self.stop)
+
+    @property
+    def _living(self) -> list[_Running]:
+        return [one for one in self._ranks if one.pidfd >= 0]
 
     def run(self) -> None:
         """Starts all ranks and returns when all have ended.
@@ -406,9 +447,9 @@ class Ranks:
                 try:
                     for rank_spec in self._rank_specs:
                         if not signals.caught and not self._asked:
-                            self._start(rank_spec)
+                            self._begin(rank_spec)
                     self._printer.start()
-                    self.started.set()
+                    self._started.set()
                     while self._living and not failed and not number and not self._asked:
                         failed = self._look(None)
                         number = signals.take()
@@ -416,11 +457,13 @@ class Ranks:
                 finally:
                     self._end(signals)
         finally:
-            self.started.set()
+            self._started.set()
             self._printer.finish(None if ended and not failed else _DRAIN_S)
             with self._waking:
                 os.close(self._wake)
                 self._wake = -1
+            if self._port is not None:
+                self._port.close()
         endings = [one.ending for one in self._ranks]
         if number:
             raise Stopped(number, "; ".join([f"stopped by {signal.Signals(number).name}", *fates(endings, self._grace_s)]))
@@ -430,7 +473,7 @@ class Ranks:
             others = [ending for ending in endings if ending is not cause]
             raise RankFailed(failure_text(cause, last, others, len(self._rank_specs), self._grace_s))
 
-    def _start(self, rank_spec: RankSpec) -> None:
+    def _begin(self, rank_spec: RankSpec) -> None:
         ours: list[int] = []
         theirs: list[int] = []
 
@@ -541,9 +584,9 @@ def start_forked(fn: Callable[..., object], args: tuple[Any, ...], rank_spec: Ra
     process = popen_fork.Popen(ForkProcess(target=_forked, args=target, name=f"shmload rank {rank_spec.rank}", daemon=False))
 
     def reap() -> int:
-        code: int = process.wait()
+        code = process.wait()
         process.close()
-        return code
+        return code or 0
 
     return Child(process.pid, reap)
 
@@ -599,7 +642,7 @@ def start_spawned(fn: Callable[..., object], args: tuple[Any, ...], rank_spec: R
     """
     target = (fn, args, rank_spec.local_rank, ends.report)
     pickled = _Pickled(SpawnProcess(target=in_rank.main, args=target, name=f"shmload rank {rank_spec.rank}", daemon=False))
-    tracker_fd = resource_tracker.getfd()
+    tracker_fd: Any = resource_tracker.getfd()
     job_end, own_end = os.pipe()
     command = spawning_tools.get_command_line(tracker_fd=tracker_fd, pipe_handle=job_end)
     try:
@@ -624,63 +667,6 @@ def start_spawned(fn: Callable[..., object], args: tuple[Any, ...], rank_spec: R
 
 
 STARTS = {"spawn": start_spawned, "fork": start_forked}
-
-
-class SpawnedRanks:
-    """The ranks that `spawn` has started. With `join=False` they run while the program goes on.
-
-    A thread of the program watches them then. They end with the program: in order if it ends by itself, at once if it is killed.
-    """
-
-    def __init__(self, ranks: Ranks, port: socket.socket) -> None:
-        self._ranks = ranks
-        self._port = port
-        self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Starts them, and returns when all have been started."""
-        atexit.register(self.stop)
-        self._thread = threading.Thread(target=self.run, name="shmload launcher", daemon=True)
-        self._thread.start()
-        self._ranks.started.wait()
-
-    def run(self) -> None:
-        """Runs them in this thread; `join` raises what they fail of."""
-        try:
-            self._ranks.run()
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._port.close()
-            atexit.unregister(self.stop)
-
-    def pids(self) -> list[int]:
-        """The processes' ids by local rank."""
-        return self._ranks.pids
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Waits for all ranks to end. Returns whether they have.
-
-        Args:
-            timeout_s: how long to wait; None: as long as it takes.
-
-        Raises:
-            RankFailed: one has failed, and the others have been ended.
-        """
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
-                return False
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def stop(self) -> None:
-        """Ends all ranks in order: SIGTERM, the grace, SIGKILL. `join` raises what they had failed of before."""
-        self._ranks.ask_to_stop()
-        if self._thread is not None:
-            self._thread.join()
 
 
 def spawn(
@@ -734,21 +720,17 @@ def spawn(
     try:
         place = NodePlace(LOOPBACK, port.getsockname()[1], run_id=secrets.token_hex(8))
         start = partial(STARTS[start_method], fn, args)
-        ranks = Ranks(start, rank_specs(place, num_ranks, host, pin=pin, logs=logs), grace_s)
+        ranks = SpawnedRanks(start, rank_specs(place, num_ranks, host, pin=pin, logs=logs), grace_s, port)
     except BaseException:
         port.close()
         raise
-    spawned = SpawnedRanks(ranks, port)
     if not join:
-        spawned.start()
-        if len(spawned.pids()) == num_ranks:
-            return spawned
-    else:
-        spawned.run()
+        ranks.start()
+        return ranks
     try:
-        spawned.join()
+        ranks.run()
     except Stopped as stopped:
         if stopped.number == signal.SIGINT:
             raise KeyboardInterrupt from None
         os.kill(os.getpid(), stopped.number)
-    return spawned
+    return ranks

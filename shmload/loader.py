@@ -105,7 +105,7 @@ class ShmLoader(DataLoader[T]):
             these. False: such a state is a StateMismatch.
         backend: "process": workers are processes of this machine. "ray": they are actors on the nodes of a Ray cluster that this
             machine belongs to, which needs the extra `shmload[ray]`; batches are the same. An actor that dies is replaced in seed
-            mode. num_workers="auto" is then the number of CPUs of the cluster's other nodes; `sample_timeout_s` needs a seed.
+            mode. It needs a fixed `num_workers`; `sample_timeout_s` needs a seed.
         num_local_workers: with backend="ray", processes of this machine that read beside the `num_workers` actors, into the same
             ring. For torch mode and `get_worker_info()` all of them together are the workers, the actors first.
         address: of the cluster's head, with backend="ray"; None: "auto", the cluster that runs on this machine.
@@ -178,10 +178,6 @@ class ShmLoader(DataLoader[T]):
     ) -> None:
         dataset = as_keyed(dataset, seed)
         check_arguments(dict(locals()))
-        if backend == "ray" and is_auto(num_workers):
-            from shmload.ray.cluster import num_actors  # few loaders have a cluster
-
-            num_workers = num_actors(address or "auto")
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         self.backend, self.address, self.num_local_workers, self.share = backend, address, num_local_workers, share
         self.connect_timeout_s = connect_timeout_s

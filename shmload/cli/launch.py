@@ -34,10 +34,11 @@ def launch(
     """
     import os
     import secrets
+    from functools import partial
 
     from shmload.errors import RankFailed
-    from shmload.launch.ranks import LOOPBACK, STATIC_PORT, Command, HeldPort, NodePlace, number_of_ranks, rank_specs
-    from shmload.launch.supervisor import Ranks, Stopped
+    from shmload.launch.ranks import LOOPBACK, STATIC_PORT, NodePlace, held_port, number_of_ranks, rank_specs, start_command
+    from shmload.launch.supervisor import SpawnedRanks, Stopped
     from shmload.shm.names import Host
 
     if not module and not os.path.exists(script):
@@ -46,17 +47,16 @@ def launch(
         raise typer.BadParameter("with several machines they must be told where machine 0 is", param_hint="--master-addr")
     if node_rank >= nnodes:
         raise typer.BadParameter(f"machines are numbered from 0 to {nnodes - 1}; got {node_rank}", param_hint="--node-rank")
-    held = None
+    held = held_port() if master_port is None and nnodes == 1 else None
     if master_port is None:
-        if nnodes == 1:
-            held = HeldPort()
-        master_port = held.number if held is not None else STATIC_PORT
+        master_port = STATIC_PORT if held is None else held.getsockname()[1]
     # the same on all machines, and another one in the next run
     run_id = secrets.token_hex(8) if nnodes == 1 else f"{master_addr}:{master_port}"
     place = NodePlace(master_addr or LOOPBACK, master_port, run_id, nnodes, node_rank)
     host = Host()
     command = [sys.executable, *(["-m"] if module else []), script, *(args or [])]
-    ranks = Ranks(Command(command), rank_specs(place, number_of_ranks(nprocs, host), host, pin=pin, logs=logs), grace_s=grace)
+    specs = rank_specs(place, number_of_ranks(nprocs, host), host, pin=pin, logs=logs)
+    ranks = SpawnedRanks(partial(start_command, command), specs, grace, held)
     try:
         ranks.run()
     except RankFailed as failure:
@@ -65,6 +65,3 @@ def launch(
     except Stopped as stopped:
         typer.echo(f"shmload launch: {stopped}", err=True)
         raise typer.Exit(128 + stopped.number) from None
-    finally:
-        if held is not None:
-            held.close()

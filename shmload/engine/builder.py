@@ -223,8 +223,10 @@ def _check_backend(given: Mapping[str, Any]) -> None:
         if address is not None:
             raise ValueError(f'address={address!r} is a Ray cluster\'s and needs backend="ray"')
         return
-    if given["num_workers"] == 0:
-        raise ValueError('backend="ray" needs num_workers, the number of its actors, above 0 or "auto"; got 0')
+    if given["num_workers"] in (0, "auto"):
+        raise ValueError(
+            f'backend="ray" needs num_workers, the number of its actors (`ray status` shows the CPUs); got {given["num_workers"]!r}'
+        )
     if given["sample_timeout_s"] is not None and given["seed"] is None:
         raise ValueError(
             'sample_timeout_s with backend="ray" needs a seed: in torch mode the random streams of an actor end with it'

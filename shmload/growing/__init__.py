@@ -1,6 +1,6 @@
 """A local cache that grows while you train: samplers write into it, each epoch reads what has been collected so far.
 
-    samplers ──writer()──▶ g000000000042-64-67109888.tfrecord ──census──▶ snapshot of epoch e ──schedule──▶ workers ──▶ batches
+    samplers ──writer()──▶ g000000000042-64-67109888.tfrecord ───listing──▶ snapshot of epoch e ──schedule──▶ workers ──▶ batches
     (any number of processes)   (the folder, within a budget)      (one file for all ranks)
 
 The folder is the manifest: a file's name says which generation it is, how many records it holds and how many bytes, so that to know

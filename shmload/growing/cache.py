@@ -30,12 +30,9 @@ class SampleCache:
         folder: made if it is not there. On a local disk; all who use it give the same budget.
         capacity_bytes: of all files together, what is being written included.
         max_files: how many files at most; None: any number.
-        max_age_s: an epoch reads no file that was published longer ago, and such files go first; None: any age.
         file_nbytes: how large the files become that writers write, about; default 64 MB, or a 16th of the cache.
         headroom: the share of the budget that no epoch reads once the cache is full: its oldest files, which may then be
             evicted while the epoch runs. More makes the cache renew itself faster, less makes epochs larger.
-        durable: no file is ever seen that a power failure has cut: what was published in the last minute before may then be gone.
-        settle_s: how long a file dropped in by others must have been left alone, where the system cannot say who has it open.
     Raises:
         ValueError: a number is out of range, or others use the folder with another budget.
     Thread/process safety: picklable; any number of processes.
@@ -58,16 +55,11 @@ class SampleCache:
         capacity_bytes: int,
         *,
         max_files: int | None = None,
-        max_age_s: float | None = None,
         file_nbytes: int | None = None,
         headroom: float = 0.125,
-        durable: bool = False,
-        settle_s: float = 5.0,
     ) -> None:
         if not 0 < headroom < 1:
             raise ValueError(f"headroom is a share of the budget, between 0 and 1; got {headroom}")
-        if max_age_s is not None and max_age_s <= 0:
-            raise ValueError(f"max_age_s is above 0, or None for any age; got {max_age_s}")
         self.file_nbytes = min(64_000_000, max(capacity_bytes // 16, 1)) if file_nbytes is None else file_nbytes
         if not 0 < self.file_nbytes <= capacity_bytes // 4:
             raise ValueError(
@@ -75,13 +67,9 @@ class SampleCache:
                 f"an epoch reads the others; got {file_nbytes}"
             )
         self.path = Path(folder).absolute()
-        self.max_age_s = max_age_s
         self.headroom = headroom
-        self._settle_s = settle_s
         (self.path / CONTROL / BAD).mkdir(parents=True, exist_ok=True)
-        self.folder = BudgetedFolder(
-            self.path, capacity_bytes, max_files=max_files, adopts=True, durable=durable, order=are_samples
-        )
+        self.folder = BudgetedFolder(self.path, capacity_bytes, max_files=max_files, adopts=True, order=are_samples)
         self._begin()
         write_whole(self.path / CONTROL / BUDGET, json.dumps([capacity_bytes, max_files]).encode())
         forget_runs(self.path, lambda name: (self.path / name).exists())
@@ -89,14 +77,7 @@ class SampleCache:
     def _begin(self) -> None:
         self._samplers: list[Samplers] = []
         self._datasets: list[GrowingEpochs] = []
-        self._library = Library(
-            self.folder,
-            file_nbytes=self.file_nbytes,
-            headroom=self.headroom,
-            max_age_s=self.max_age_s,
-            settle_s=self._settle_s,
-            samplers=self._samplers,
-        )
+        self._library = Library(self.folder, file_nbytes=self.file_nbytes, headroom=self.headroom, samplers=self._samplers)
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("_library", "_samplers", "_datasets")}
@@ -223,7 +204,7 @@ class SampleCache:
 
     def stats(self) -> CacheStatistics:
         """The cache now."""
-        return statistics_of(self._library, {epoch: n for epochs in self._datasets for epoch, n in epochs.num_gone.items()})
+        return statistics_of(self._library)
 
     # ------------------------------------------------------------ ends
 

@@ -25,8 +25,18 @@ from numpy.typing import NDArray
 
 from shmload.errors import ShardCorrupt, StateMismatch
 from shmload.formats.tfrecord.dataset import TFRecordDataset
-from shmload.growing.files import EPOCH_SHIFT, MAX_EPOCH, MAX_INFLATED_BYTES, CacheFile, Snapshot, WalkedFile, tell_bad
-from shmload.growing.library import GrowingEpochs, read_snapshot
+from shmload.growing.files import (
+    EPOCH_SHIFT,
+    MAX_EPOCH,
+    MAX_INFLATED_BYTES,
+    CacheFile,
+    Snapshot,
+    WalkedFile,
+    read_snapshot,
+    snapshot_path,
+    tell_bad,
+)
+from shmload.growing.library import GrowingEpochs
 from shmload.schedule.schedule import BatchSchedule, Schedule, Uneven
 
 _plain = lru_cache(maxsize=8)(Schedule)
@@ -263,14 +273,13 @@ class GrowingDataset:
         return found
 
     def _open(self, epoch: int) -> tuple[Snapshot, TFRecordDataset]:
-        path = self.run_path / f"epoch-{epoch}.json"
-        try:
-            snapshot = read_snapshot(path)
-        except FileNotFoundError as error:
+        path = snapshot_path(self.run_path, epoch)
+        snapshot = read_snapshot(path)
+        if snapshot is None:
             raise IndexError(
                 f"epoch {epoch} has no snapshot at {path}: indices of a growing dataset are given by its own order, so read it "
                 "with ShmLoader(dataset, seed=...), without a sampler of your own"
-            ) from error
+            )
         files = {file: self._files.get(file) or _Opened(self.folder, file) for file in snapshot.files}
         self._files = files
         records = copy.copy(self._records)

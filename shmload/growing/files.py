@@ -20,7 +20,7 @@ Files that somebody dropped into the folder: are they whole, are they TFRecords,
 
 A file that is still being written is left for the next epoch. Linux says whether anyone has it open for writing: a read lease
 (fcntl(2), F_SETLEASE) is refused then. Where leases are not known (a network's file system, another owner's file) it must have been
-left alone for `settle_s` instead. A file that then turns out to be torn or damaged is left out for good, unless it changes.
+left alone for SETTLE_S instead. A file that then turns out to be torn or damaged is left out for good, unless it changes.
 
 Every byte is summed here once, so that a bad one never comes into an epoch. What was found is kept, for other processes and later
 runs, by name, size and time.
@@ -34,7 +34,9 @@ import json
 import logging
 import os
 import re
+import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -118,6 +120,38 @@ def write_whole(path: Path, data: bytes, *, is_new: bool = False) -> bool:
     return True
 
 
+class Report:
+    """What a process says of itself to `stats()` elsewhere: .growing/<kind>/<pid>-<word>.json, written anew with each change."""
+
+    def __init__(self, control: Path, kind: str) -> None:
+        self._pid = os.getpid()
+        self.path = control / kind / f"{self._pid}-{secrets.token_hex(4)}.json"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, what: Any) -> None:
+        """Says this; nothing in a forked copy."""
+        if self._pid == os.getpid():
+            write_whole(self.path, json.dumps(what).encode())
+
+    def close(self) -> None:
+        """Says nothing any more."""
+        if self._pid == os.getpid():
+            self.path.unlink(missing_ok=True)
+
+
+def reports(control: Path, kind: str) -> Iterator[tuple[int, Any]]:
+    """What living processes say of themselves, each with its id. Removes what dead ones have left."""
+    for path in sorted((control / kind).glob("[!.]*.json")):
+        pid = int(path.name.split("-")[0])
+        try:
+            if os.path.exists(f"/proc/{pid}"):
+                yield pid, json.loads(path.read_bytes())
+            else:
+                path.unlink()
+        except FileNotFoundError:  # it has just ended
+            pass
+
+
 BAD = "bad"
 log = logging.getLogger("shmload")
 
@@ -135,8 +169,8 @@ def told_bad(folder: Path) -> dict[str, str]:
     found = {}
     for path in (folder / CONTROL / BAD).glob("*.json"):
         try:
-            said = json.loads(path.read_bytes())
-            found[said["name"]] = said["text"]
+            one = json.loads(path.read_bytes())
+            found[one["name"]] = one["text"]
         except (OSError, ValueError, KeyError):
             continue
     return found
@@ -169,11 +203,6 @@ class Snapshot:
         """Samples."""
         return int(self.ends[-1]) if self.files else 0
 
-    @property
-    def nbytes(self) -> int:
-        """Of all files."""
-        return sum(file.nbytes for file in self.files)
-
     @cached_property
     def digest(self) -> str:
         """Tells snapshots apart."""
@@ -188,20 +217,27 @@ class Snapshot:
         """As a file of its own, the same bytes for the same snapshot."""
         return json.dumps({"version": _VERSION, "epoch": self.epoch, "files": self.files}).encode()
 
-    @classmethod
-    def loads(cls, data: bytes, path: Any) -> Snapshot:
-        """Inverse of `dumps`.
 
-        Raises:
-            ShardCorrupt: it is none; `path` is named.
-        """
-        try:
-            said = json.loads(data)
-            if said["version"] != _VERSION:
-                raise ValueError(f"it has version {said['version']}, this shmload reads {_VERSION}")
-            return cls(said["epoch"], tuple(CacheFile(*file) for file in said["files"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ShardCorrupt(f"{path}: is no snapshot of a growing cache: {error}") from error
+def snapshot_path(run: Path, epoch: int) -> Path:
+    """Where a run's snapshot of an epoch lies."""
+    return run / f"epoch-{epoch}.json"
+
+
+def read_snapshot(path: Path) -> Snapshot | None:
+    """The snapshot in a file; None: there is none.
+
+    Raises:
+        ShardCorrupt: it is damaged.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+        if found["version"] != _VERSION:
+            raise ValueError(f"it has version {found['version']}, this shmload reads {_VERSION}")
+        return Snapshot(found["epoch"], tuple(CacheFile(*file) for file in found["files"]))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ShardCorrupt(f"{path}: is no snapshot of a growing cache: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -239,6 +275,7 @@ class Gone:
 
 
 MAX_INFLATED_BYTES = 1 << 34
+SETTLE_S = 5.0
 _LONG = 16384  # bytes from which a survey leaves the sum of a record to whoever copies it
 _AT_ONCE = 8192  # records surveyed together
 _FIELDS = fields_of({"bytes": bytes}, {}, None)
@@ -263,11 +300,10 @@ class Intake:
 
     Args:
         path: of the file that keeps it.
-        settle_s: how long a file must have been left alone, where the system cannot say whether anyone writes to it.
     """
 
-    def __init__(self, path: Path, settle_s: float) -> None:
-        self._path, self._settle_s = path, settle_s
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._known: dict[str, tuple[int, int, Found]] = {}  # name -> size, time, what was found
         self._kept = b""
 
@@ -326,7 +362,7 @@ class Intake:
         except BlockingIOError:
             return True
         except OSError:  # no leases here
-            return time.time() - status.st_mtime < self._settle_s
+            return time.time() - status.st_mtime < SETTLE_S
         finally:
             os.close(fd)
 

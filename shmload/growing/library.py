@@ -29,14 +29,13 @@ import logging
 import os
 import re
 import secrets
-import select
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic, sleep, time
 from typing import Any, Literal
 
 import numpy as np
@@ -53,11 +52,14 @@ from shmload.growing.files import (
     Snapshot,
     newest_generation,
     read_own_name,
+    read_snapshot,
+    reports,
+    snapshot_path,
     told_bad,
     write_whole,
 )
 from shmload.growing.samplers import Samplers
-from shmload.growing.writer import WriterStatistics, told_by_samplers, told_by_writers
+from shmload.growing.writer import WriterStatistics
 from shmload.storage.folder import BudgetedFolder, Leases
 from shmload.storage.ledger import Kept, close_kept, open_kept
 from shmload.world import run_key
@@ -71,27 +73,17 @@ class Library:
 
     Args:
         folder: the cache's.
-        file_nbytes, headroom, max_age_s, settle_s: as of SampleCache.
+        file_nbytes, headroom: as of SampleCache.
         samplers: those that this process has started; may change.
     """
 
-    def __init__(
-        self,
-        folder: BudgetedFolder,
-        *,
-        file_nbytes: int,
-        headroom: float,
-        max_age_s: float | None,
-        settle_s: float,
-        samplers: list[Samplers],
-    ) -> None:
+    def __init__(self, folder: BudgetedFolder, *, file_nbytes: int, headroom: float, samplers: list[Samplers]) -> None:
         self.path = Path(folder.path)
         self.folder = folder
         room = max(int(folder.capacity_bytes * headroom), 2 * file_nbytes)
         self.readable_nbytes = folder.capacity_bytes - room
-        self._max_age_s = max_age_s
         self._samplers = samplers
-        self._intake = Intake(self.path / CONTROL / "known.json", settle_s)
+        self._intake = Intake(self.path / CONTROL / "known.json")
         self._is_first = True
 
     def collected(self, at_least: int, timeout_s: float) -> Sequence[CacheFile]:
@@ -114,25 +106,16 @@ class Library:
                 return files
             left = deadline - monotonic()
             if left <= 0:
-                done = " Its samplers have come to their end." if self._are_done else ""
+                are_done = self._samplers and all(samplers.are_done for samplers in self._samplers)
+                done = " Its samplers have come to their end." if are_done else ""
                 raise TimeoutError(
                     f"{self.path} holds {there} samples after {timeout_s} s, an epoch needs {at_least}.{done} Wait longer "
                     "(timeout_s), begin with fewer (min_samples), or see in cache.stats() what its writers do"
                 )
-            self._wait(min(left, LOOK_S))
-
-    @property
-    def _are_done(self) -> bool:
-        return bool(self._samplers) and all(samplers.are_done for samplers in self._samplers)
-
-    def _wait(self, longest_s: float) -> None:
-        poll = select.poll()
-        for samplers in self._samplers:
-            poll.register(samplers.sentinel, select.POLLIN)
-        poll.poll(longest_s * 1000)
+            sleep(min(left, LOOK_S))
 
     def _readable(self) -> list[CacheFile]:
-        """What fits beside the headroom, and is not too old."""
+        """What fits beside the headroom."""
         files = self.files()
         kept: list[CacheFile] = []
         nbytes = 0
@@ -145,7 +128,6 @@ class Library:
 
     def files(self) -> list[CacheFile]:
         """What an epoch could read now if there were no headroom to leave, oldest first. Looks into files dropped in by others."""
-        self._discard_old()
         self.folder.refresh()
         self._intake.load()
         bad = told_bad(self.path)
@@ -174,17 +156,6 @@ class Library:
         self._is_first = False
         return found
 
-    def _discard_old(self) -> None:
-        if self._max_age_s is None:
-            return
-        for kept in self.folder.files():
-            if kept.published_ns < (time() - self._max_age_s) * 1e9 and is_of_samples(kept.name):
-                self.folder.discard(kept.name)  # one that is leased stays until it is not
-
-    def hold(self, names: Sequence[str]) -> Hold:
-        """Keeps files from being evicted, by this process and as long as it lives."""
-        return Hold(self.folder.lease_many(names))
-
     def bad(self) -> dict[str, str]:
         """Files that are left out, and why."""
         found = {}
@@ -193,18 +164,6 @@ class Library:
             if own is not None and own[1] != kept.nbytes:
                 found[kept.name] = f"{self.path / kept.name}: has {kept.nbytes} bytes, and was published with {own[1]}"
         return {**found, **self._intake.bad, **told_bad(self.path)}
-
-
-class Hold:
-    """Files of a snapshot, leased together."""
-
-    def __init__(self, leases: Leases) -> None:
-        self._leases = leases
-        self.names = frozenset(leases.names)
-
-    def release(self) -> None:
-        """Lets them go."""
-        self._leases.release()
 
 
 def is_of_samples(name: str) -> bool:
@@ -233,7 +192,6 @@ class CacheStatistics:
         bad: files that are left out, and why.
         writers: the living ones.
         samplers: those under supervision, of any process here.
-        num_gone: samples of resumed epochs that are gone, by epoch.
     """
 
     capacity_bytes: int
@@ -249,10 +207,9 @@ class CacheStatistics:
     bad: Mapping[str, str]
     writers: Sequence[WriterStatistics]
     samplers: Sequence[Mapping[str, Any]]
-    num_gone: Mapping[int, int]
 
 
-def statistics_of(library: Library, num_gone: Mapping[int, int]) -> CacheStatistics:
+def statistics_of(library: Library) -> CacheStatistics:
     """The cache now."""
     files, of_folder = library.files(), library.folder.statistics()
     control = library.path / CONTROL
@@ -270,9 +227,8 @@ def statistics_of(library: Library, num_gone: Mapping[int, int]) -> CacheStatist
         bytes_per_s=sum(file.nbytes for file in newest) / RATE_S,
         samples_per_s=sum(file.num_records for file in newest) / RATE_S,
         bad=library.bad(),
-        writers=told_by_writers(control),
-        samplers=told_by_samplers(control),
-        num_gone=num_gone,
+        writers=[WriterStatistics(**one) for _, one in reports(control, "writers")],
+        samplers=[{"trainer": pid, **one} for pid, all_of_it in reports(control, "samplers") for one in all_of_it],
     )
 
 
@@ -299,18 +255,6 @@ def is_run_name(name: object) -> bool:
 def run_path(folder: Path, name: str) -> Path:
     """Where a run's snapshots lie."""
     return folder / CONTROL / "runs" / name
-
-
-def kept_snapshot(path: Path, epoch: int) -> Snapshot | None:
-    """The snapshot of an epoch of the run there, if it is frozen and kept."""
-    try:
-        return read_snapshot(_file(path, epoch))
-    except FileNotFoundError:
-        return None
-
-
-def _file(path: Path, epoch: int) -> Path:
-    return path / f"epoch-{epoch}.json"
 
 
 class GrowingRun:
@@ -346,20 +290,16 @@ class GrowingRun:
         finally:
             os.close(fd)
 
-    def file(self, epoch: int) -> Path:
-        """Where an epoch's snapshot lies."""
-        return _file(self.path, epoch)
-
     def _epochs(self) -> list[int]:
         return sorted(int(path.stem.removeprefix("epoch-")) for path in self.path.glob("epoch-*.json"))
 
     def read(self, epoch: int) -> Snapshot | None:
         """An epoch's snapshot, if it is frozen."""
-        return kept_snapshot(self.path, epoch)
+        return read_snapshot(snapshot_path(self.path, epoch))
 
     def freeze(self, snapshot: Snapshot) -> bool:
         """Makes this the epoch's snapshot, unless another rank was first. A few of the newest are kept."""
-        is_ours = write_whole(self.file(snapshot.epoch), snapshot.dumps(), is_new=True)
+        is_ours = write_whole(snapshot_path(self.path, snapshot.epoch), snapshot.dumps(), is_new=True)
         for epoch in self._epochs()[:-KEPT_SNAPSHOTS]:
             self._forget(epoch)
         return is_ours
@@ -384,7 +324,7 @@ class GrowingRun:
         return self.path / f"epoch-{epoch}.begun"
 
     def _forget(self, epoch: int) -> None:
-        self.file(epoch).unlink(missing_ok=True)
+        snapshot_path(self.path, epoch).unlink(missing_ok=True)
         self._mark(epoch).unlink(missing_ok=True)
 
     def leave(self) -> None:
@@ -397,11 +337,6 @@ class GrowingRun:
             self.leave()
 
 
-def read_snapshot(path: Path) -> Snapshot:
-    """The snapshot in a file; FileNotFoundError if there is none, ShardCorrupt if it is damaged."""
-    return Snapshot.loads(path.read_bytes(), path)
-
-
 def forget_runs(folder: Path, is_there: Callable[[str], bool]) -> None:
     """Removes runs that nobody attends and of whose samples nothing is left: no state of theirs can be resumed."""
     runs = folder / CONTROL / "runs"
@@ -412,7 +347,7 @@ def forget_runs(folder: Path, is_there: Callable[[str], bool]) -> None:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            snapshots = [read_snapshot(file) for file in path.glob("epoch-*.json")]
+            snapshots = [snapshot for file in path.glob("epoch-*.json") if (snapshot := read_snapshot(file))]
             if not any(is_there(file.name) for snapshot in snapshots for file in snapshot.files):
                 shutil.rmtree(path, ignore_errors=True)
         except (OSError, ValueError):  # it is attended, or on its way out
@@ -446,7 +381,7 @@ class GrowingEpochs:
         self.smallest = 1  # samples without which an epoch has no step
         self._run: GrowingRun | None = None
         self._snapshots: dict[int, Snapshot] = {}
-        self._holds: dict[int, Hold] = {}
+        self._holds: dict[int, Leases] = {}
         self._gone: dict[int, Gone] = {}
         self._begun: set[int] = set()
         self._unsettled = -1  # an epoch that could not be frozen ahead of its time
@@ -477,7 +412,7 @@ class GrowingEpochs:
         if not is_dict or not is_run_name(named.get("run")) or epoch > MAX_EPOCH:
             raise StateMismatch(f"the state names no snapshot of epoch {epoch}: {named!r:.200}. Load what state_dict() returned")
         path = run_path(self._library.path, named["run"])
-        snapshot = kept_snapshot(path, epoch)
+        snapshot = read_snapshot(snapshot_path(path, epoch))
         if snapshot is None or snapshot.digest != named["digest"]:
             held = "is not there" if snapshot is None else "is another"
             raise StateMismatch(
@@ -538,15 +473,16 @@ class GrowingEpochs:
             files = self._library.collected(
                 max(self._min_samples, self.smallest), self._timeout_s if timeout_s is None else timeout_s
             )
-            hold = self._library.hold([file.name for file in files])
-            kept = tuple(file for file in files if file.name in hold.names)
+            hold = self._library.folder.lease_many([file.name for file in files])
+            held = frozenset(hold.names)
+            kept = tuple(file for file in files if file.name in held)
             if sum(file.num_records for file in kept) < max(self._min_samples, self.smallest):
                 hold.release()  # evicted between the look and the hold
                 continue
             found = Snapshot(epoch, kept)
             if self.run.freeze(found):
                 self._holds[epoch], self._snapshots[epoch] = hold, found
-                log.info("epoch %d reads %d samples in %d files, %d bytes", epoch, found.n, len(kept), found.nbytes)
+                log.info("epoch %d reads %d samples in %d files", epoch, found.n, len(kept))
                 return found
             hold.release()
         return found
@@ -559,8 +495,9 @@ class GrowingEpochs:
         Returns:
             False: some are gone, and nobody had begun to read it, so it is to be frozen anew.
         """
-        hold = self._library.hold([file.name for file in snapshot.files])
-        is_gone = tuple(file.name not in hold.names for file in snapshot.files)
+        hold = self._library.folder.lease_many([file.name for file in snapshot.files])
+        held = frozenset(hold.names)
+        is_gone = tuple(file.name not in held for file in snapshot.files)
         if any(is_gone):
             if not is_named and self.run.take_back(snapshot):
                 hold.release()
@@ -583,11 +520,6 @@ class GrowingEpochs:
             there = records[~gone.mask(records)] if self._missing == "skip" else records[:0]
             records = there if len(there) else gone.substituted(records[: 1 if self._missing == "skip" else None])
         return records + (epoch << EPOCH_SHIFT)
-
-    @property
-    def num_gone(self) -> dict[int, int]:
-        """Samples that are gone, by epoch."""
-        return {epoch: gone.num_samples for epoch, gone in self._gone.items()}
 
     # ------------------------------------------------------------ holds
 

@@ -3,20 +3,13 @@
 A file is seen by nobody until it is published, which is one rename. A writer that is killed leaves a reservation that nobody holds:
 the next one that needs room removes it. Where the budget is full of files that epochs are reading, writing waits.
 
-What writers and samplers' supervisors tell of themselves, for `stats()` in other processes.
-
-A writer has one small file, .growing/writers/<pid>-<word>: numbers, and its role; locked as long as it lives. A supervisor has
-one for all samplers of its trainer, .growing/samplers/<pid>-<word>.json.
+A writer reports what it does, for `stats()` in other processes.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
-import struct
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,118 +18,26 @@ from typing import Any
 
 from shmload.errors import CacheFull
 from shmload.formats.tfrecord.files import TFRecordWriter
-from shmload.growing.files import CONTROL, next_generation, own_name
+from shmload.growing.files import CONTROL, Report, next_generation, own_name
 from shmload.storage.folder import BudgetedFolder, Reservation
-from shmload.storage.ledger import close_kept, is_locked, open_kept, try_lock
-
-_NUMBERS = struct.Struct("<QQQddd")  # files, records, bytes, began, seconds waited, waiting since (0: is not)
 
 
-@dataclass(frozen=True)
+@dataclass
 class WriterStatistics:
     """One living writer.
 
     Attributes:
-        began: when it was made, in seconds since the epoch of time.time.
-        waited_s: for room, in all.
+        waited_s: for room, in all, a wait that still lasts not counted.
         is_waiting: for room, now.
     """
 
     pid: int
     role: str
-    num_files: int
-    num_records: int
-    nbytes: int
-    began: float
-    waited_s: float
-    is_waiting: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-
-class WriterTold:
-    """This writer's file."""
-
-    def __init__(self, control: Path, role: str) -> None:
-        folder = control / "writers"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / f"{os.getpid()}-{secrets.token_hex(4)}"
-        unlocked = folder / f".{self._path.name}"  # under its own name it would be taken for a dead one's
-        self._fd = open_kept(os.fspath(unlocked), os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        try_lock(self._fd)
-        unlocked.rename(self._path)
-        self._pid = os.getpid()
-        self._files = self._records = self._nbytes = 0
-        self._began, self._waited_s, self._since = time.time(), 0.0, 0.0
-        os.pwrite(self._fd, self._numbers() + role.encode(), 0)
-
-    def _numbers(self) -> bytes:
-        return _NUMBERS.pack(self._files, self._records, self._nbytes, self._began, self._waited_s, self._since)
-
-    def _tell(self) -> None:
-        if self._pid == os.getpid() and self._fd >= 0:
-            os.pwrite(self._fd, self._numbers(), 0)
-
-    def published(self, num_records: int, nbytes: int) -> None:
-        """Says that a file was published."""
-        self._files, self._records, self._nbytes = self._files + 1, self._records + num_records, self._nbytes + nbytes
-        self._tell()
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Says that the writer waits for room."""
-        self._since = time.time()
-        self._tell()
-        try:
-            yield
-        finally:
-            self._waited_s += time.time() - self._since
-            self._since = 0.0
-            self._tell()
-
-    def close(self) -> None:
-        """Says nothing any more."""
-        if self._pid == os.getpid() and self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            self._path.unlink(missing_ok=True)
-            close_kept(fd)
-
-
-def told_by_writers(control: Path) -> list[WriterStatistics]:
-    """What the living writers say. Removes what dead ones have left."""
-    found = []
-    for path in sorted((control / "writers").glob("[!.]*")):
-        if not is_locked(os.fspath(path)):
-            path.unlink(missing_ok=True)
-            continue
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            continue
-        if len(data) < _NUMBERS.size:
-            continue
-        files, records, nbytes, began, waited_s, since = _NUMBERS.unpack_from(data)
-        waited_s += time.time() - since if since else 0.0
-        role = data[_NUMBERS.size :].decode(errors="replace")
-        found.append(WriterStatistics(int(path.name.split("-")[0]), role, files, records, nbytes, began, waited_s, since > 0))
-    return found
-
-
-def told_by_samplers(control: Path) -> list[dict[str, Any]]:
-    """What supervisors say of their samplers, with the pid of the trainer."""
-    found = []
-    for path in sorted((control / "samplers").glob("[!.]*.json")):
-        trainer = int(path.name.split("-")[0])
-        if not os.path.exists(f"/proc/{trainer}"):
-            path.unlink(missing_ok=True)  # nobody was left to do it
-            continue
-        try:
-            found += [{"trainer": trainer, **one} for one in json.loads(path.read_bytes())]
-        except FileNotFoundError:  # they have just ended
-            continue
-    return found
+    num_files: int = 0
+    num_records: int = 0
+    nbytes: int = 0
+    waited_s: float = 0.0
+    is_waiting: bool = False
 
 
 class CacheWriter:
@@ -179,7 +80,9 @@ class CacheWriter:
         self._began = 0.0  # when the file's first sample came
         self._slack = 0  # the most that a record has gone beyond the end of its file
         self._is_closed = False
-        self._told = WriterTold(self._control, role)
+        self._statistics = WriterStatistics(os.getpid(), role)
+        self._report = Report(self._control, "writers")
+        self._report.write(asdict(self._statistics))
         self.num_records = 0
         self.num_files = 0
 
@@ -196,17 +99,9 @@ class CacheWriter:
         """
         file = self._opened()
         file.write(record)
-        self._wrote(file)
-
-    def write_sequence(self, context: Mapping[str, Any], feature_lists: Mapping[str, Iterable[Any]]) -> None:
-        """Writes one tf.train.SequenceExample.
-
-        Args:
-            context, feature_lists: as of TFRecordWriter.write_sequence.
-        """
-        file = self._opened()
-        file.write_sequence(context, feature_lists)
-        self._wrote(file)
+        self.num_records += 1
+        if file.nbytes >= self._file_nbytes or monotonic() - self._began >= self._publish_s:
+            self.publish()
 
     def _opened(self) -> _Reserved:
         if self._is_closed:
@@ -221,7 +116,7 @@ class CacheWriter:
         try:
             return self._folder.reserve(nbytes)
         except CacheFull:
-            with self._told.waiting():
+            with self._waiting():
                 return self._folder.reserve(nbytes, timeout_s=self._timeout_s)
 
     def grow(self, reservation: Reservation, nbytes: int) -> None:
@@ -235,13 +130,21 @@ class CacheWriter:
         try:
             reservation.grow(nbytes)
         except CacheFull:
-            with self._told.waiting():
+            with self._waiting():
                 reservation.grow(nbytes, timeout_s=self._timeout_s)
 
-    def _wrote(self, file: _Reserved) -> None:
-        self.num_records += 1
-        if file.nbytes >= self._file_nbytes or monotonic() - self._began >= self._publish_s:
-            self.publish()
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Reports that the writer waits for room."""
+        statistics, since = self._statistics, monotonic()
+        statistics.is_waiting = True
+        self._report.write(asdict(statistics))
+        try:
+            yield
+        finally:
+            statistics.is_waiting = False
+            statistics.waited_s += monotonic() - since
+            self._report.write(asdict(statistics))
 
     def publish(self) -> None:
         """Makes what has been written so far part of the next epoch."""
@@ -253,7 +156,11 @@ class CacheWriter:
             return
         file.close()
         self.num_files += 1
-        self._told.published(file.num_records, file.written_nbytes)
+        statistics = self._statistics
+        statistics.num_files += 1
+        statistics.num_records += file.num_records
+        statistics.nbytes += file.written_nbytes
+        self._report.write(asdict(statistics))
 
     def close(self) -> None:
         """Publishes what is left. Twice is no error."""
@@ -262,7 +169,7 @@ class CacheWriter:
             try:
                 self.publish()
             finally:
-                self._told.close()
+                self._report.close()
 
     def abandon(self) -> None:
         """Drops what is not published, and closes."""
@@ -270,7 +177,7 @@ class CacheWriter:
         file, self._file = self._file, None
         if file is not None:
             file.abandon()
-        self._told.close()
+        self._report.close()
 
     def __enter__(self) -> CacheWriter:
         return self

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, NamedTuple
 
-_WHAT, _TRACEBACK = 2_000, 200_000  # characters
+_WHAT, _TRACEBACK = 2_000, 50_000  # characters
 
 
 class RankReport(NamedTuple):
@@ -44,9 +44,9 @@ def main(fn: Callable[..., object], args: tuple[Any, ...], local_rank: int, repo
         below = error.__traceback__ and error.__traceback__.tb_next  # without this function
         trace = traceback.format_exception(type(error), error, below)
         what = "".join(traceback.format_exception_only(error)).strip()
-        told = RankReport(_cut(what, _WHAT), _cut("".join(trace), _TRACEBACK), monotonic())
+        report = RankReport(_cut(what, _WHAT), _cut("".join(trace), _TRACEBACK), monotonic())
         with open(report_fd, "wb", closefd=False) as file:
-            file.write(json.dumps(told._asdict()).encode() + b"\n")
+            file.write(json.dumps(report._asdict()).encode() + b"\n")
         sys.exit(1)
 
 
@@ -57,6 +57,6 @@ def _cut(text: str, length: int) -> str:
     return f"{text[: length // 2]}\n  ... ({len(text) - length} characters) ...\n{text[-length // 2 :]}"
 
 
-def read_report(told: bytes) -> RankReport | None:
+def read_report(line: bytes) -> RankReport | None:
     """What `main` has written; None if it is not whole."""
-    return RankReport(**json.loads(told)) if told.endswith(b"\n") else None
+    return RankReport(**json.loads(line)) if line.endswith(b"\n") else None

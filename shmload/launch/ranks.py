@@ -7,10 +7,6 @@ never listens, which lets rank 0 listen there and keeps the port from all whom t
 SO_REUSEADDR; servers do, torch's among them. Rejected: to choose a free port and let go of it, which others may take before rank 0
 is up.
 
-The ranks of one machine's ranks: how many, on which processors, told what.
-
-A rank as a command: `shmload launch`.
-
 What the machine is made of, as far as ranks are placed on it: cores, their NUMA nodes, and the nodes that GPUs hang on.
 
 Which processors each rank gets: a pure function of cores and of where each rank's GPU is.
@@ -23,7 +19,6 @@ nodes in order. It gets cores of another node only when its own has no more.
 from __future__ import annotations
 
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -32,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from shmload.shm.names import Host, listed
 from shmload.world import OWN_CPUS
@@ -62,8 +57,8 @@ def cores(host: Host, allowed: Iterable[int]) -> list[Core]:
     found = []
     for cpu in sorted(allowed):
         if cpu in left:
-            told = host.text(f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-            threads = (listed(told or "") | {cpu}) & left
+            siblings = host.text(f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+            threads = (listed(siblings or "") | {cpu}) & left
             left -= threads
             found.append(Core(node_of.get(cpu, 0), tuple(sorted(threads))))
     return sorted(found)
@@ -86,32 +81,13 @@ def device_nodes(host: Host) -> list[int | None]:
     """
     listing = host.root / "proc/driver/nvidia/gpus"
     addresses = sorted(folder.name for folder in listing.iterdir()) if listing.is_dir() else []
-    found = []
-    for address in _visible(host, addresses):
-        node = host.text(f"sys/bus/pci/devices/{address.lower()}/numa_node")
-        found.append(int(node) if node is not None and int(node) >= 0 else None)  # -1: the firmware does not say
-    return found
-
-
-def _visible(host: Host, addresses: list[str]) -> list[str]:
-    """Those that CUDA_VISIBLE_DEVICES leaves, in its order; none where it names what is not one of them, such as parts of one."""
-    wanted = host.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
-        return addresses
-    uuids = {}
-    for address in addresses:
-        told = re.search(r"UUID:\s*(\S+)", host.text(f"proc/driver/nvidia/gpus/{address}/information") or "")
-        uuids[address] = told[1] if told else ""
-    found = []
-    for name in (part.strip() for part in wanted.split(",")):
-        if name.isdecimal() and int(name) < len(addresses):
-            found.append(addresses[int(name)])
-        else:
-            named = [address for address in addresses if name and uuids[address].startswith(name)]
-            if len(named) != 1:
-                return []
-            found += named
-    return found
+    if (visible := host.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        names = [name.strip() for name in visible.split(",")]
+        if not all(name.isdecimal() and int(name) < len(addresses) for name in names):  # names of devices, or of parts of one
+            return []
+        addresses = [addresses[int(name)] for name in names]
+    nodes = [int(host.text(f"sys/bus/pci/devices/{address.lower()}/numa_node") or -1) for address in addresses]
+    return [node if node >= 0 else None for node in nodes]  # -1: the firmware does not say
 
 
 def shares(cores: Sequence[Core], wanted: Sequence[int | None]) -> list[tuple[int, ...]]:
@@ -192,11 +168,7 @@ class Child(NamedTuple):
     reap: Callable[[], int]
 
 
-class Spawner(Protocol):
-    """How a process is started."""
-
-    def start(self, rank_spec: RankSpec, ends: Ends) -> Child:
-        """Starts the process of a rank; it is not waited for."""
+Start = Callable[[RankSpec, Ends], Child]  # starts the process of a rank, which is not waited for
 
 
 LOOPBACK = "127.0.0.1"
@@ -214,33 +186,22 @@ class NodePlace:
     node_rank: int = 0
 
 
-class HeldPort:
-    """A free port, kept from others until it is closed."""
-
-    def __init__(self) -> None:
-        # all addresses, of both families where there are two: rank 0 may listen on any of them
+def held_port() -> socket.socket:
+    """A socket bound to a free port, which nobody else is given until it is closed; all addresses, as rank 0 may listen on any."""
+    for family in (socket.AF_INET6, socket.AF_INET):
         try:
-            self._socket = _bound(socket.AF_INET6, "::")
+            held = socket.socket(family)
+        except OSError:  # the kernel has no IPv6
+            continue
+        try:
+            if family == socket.AF_INET6:
+                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("", 0))
+            return held
         except OSError:
-            self._socket = _bound(socket.AF_INET, "")
-        self.number: int = self._socket.getsockname()[1]
-
-    def close(self) -> None:
-        """Gives the port back."""
-        self._socket.close()
-
-
-def _bound(family: int, address: str) -> socket.socket:
-    found = socket.socket(family)
-    try:
-        if family == socket.AF_INET6:
-            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((address, 0))
-    except OSError:
-        found.close()
-        raise
-    return found
+            held.close()
+    raise OSError("no port of this machine can be bound: no socket of IPv6 or IPv4 takes port 0")
 
 
 def environment(
@@ -253,7 +214,7 @@ def environment(
         cpus: processors that are this rank's alone; none: it shares them with the others.
     """
     rank, world_size = place.node_rank * num_local + local_rank, place.num_nodes * num_local
-    told = {
+    own = {
         "RANK": rank,
         "LOCAL_RANK": local_rank,
         "WORLD_SIZE": world_size,
@@ -271,7 +232,7 @@ def environment(
         "TORCHELASTIC_MAX_RESTARTS": 0,
         "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 serves the rendezvous
     }
-    found = {**inherited, **{name: str(value) for name, value in told.items()}}
+    found = {**inherited, **{name: str(value) for name, value in own.items()}}
     found.pop("TORCHELASTIC_ERROR_FILE", None)  # of a launcher around this one
     found.pop(OWN_CPUS, None)
     found.setdefault("PYTHONUNBUFFERED", "1")  # what a rank has printed is there when it is killed
@@ -322,10 +283,10 @@ def rank_specs(
         os.makedirs(logs, exist_ok=True)
     found = []
     for local_rank in range(num_ranks):
-        told = environment(place, local_rank, num_ranks, cpus[local_rank], host.environ)
-        rank = int(told["RANK"])
+        environ = environment(place, local_rank, num_ranks, cpus[local_rank], host.environ)
+        rank = int(environ["RANK"])
         log = os.path.join(os.path.abspath(logs), f"rank_{rank}.log") if logs is not None else ""
-        found.append(RankSpec(local_rank, rank, told, cpus[local_rank], log))
+        found.append(RankSpec(local_rank, rank, environ, cpus[local_rank], log))
     return found
 
 
@@ -351,13 +312,7 @@ def booted(command: Sequence[str], rank_spec: RankSpec, ends: Ends, keep: Sequen
     )
 
 
-class Command:
-    """Runs a command line in each rank."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = command
-
-    def start(self, rank_spec: RankSpec, ends: Ends) -> Child:
-        """Starts the command of a rank."""
-        process = booted(self._command, rank_spec, ends)
-        return Child(process.pid, process.wait)
+def start_command(command: Sequence[str], rank_spec: RankSpec, ends: Ends) -> Child:
+    """Starts a command line as a rank."""
+    process = booted(command, rank_spec, ends)
+    return Child(process.pid, process.wait)

@@ -15,10 +15,8 @@ What is said when a rank has failed: which was the first and why, with its own w
 
 `shmload.spawn`: a function in one process per GPU.
 
-A rank as a function: `shmload.spawn`. Processes are multiprocessing's: what it shares (queues, locks, tensors) can be given.
-
-Its `spawn` is taken in one step to a process that begins as a rank (boot.py) and whose output is caught from its first line, which
-multiprocessing has no argument for: `_Popen` is its own `_launch` with that other start. `fork` has no first line to catch.
+Processes are multiprocessing's: what it shares (queues, locks, tensors) can be given. One that is spawned begins as a rank
+(boot.py) and its output is caught from its first line, which multiprocessing has no argument for: it only pickles the process here.
 `forkserver` is refused: its processes are the server's children and not the launcher's, so neither their signals nor their lives
 are tied to it.
 """
@@ -34,25 +32,25 @@ import re
 import secrets
 import select
 import signal
+import socket
 import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import popen_spawn_posix, reduction, resource_tracker, util
+from functools import partial
+from multiprocessing import popen_fork, popen_spawn_posix, reduction, resource_tracker
 from multiprocessing import spawn as spawning_tools
 from multiprocessing.context import ForkProcess, SpawnProcess, set_spawning_popen
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import IO, Any, Literal, overload
+from typing import IO, Any
 
 from shmload.errors import RankFailed
 from shmload.launch import boot, in_rank
 from shmload.launch.in_rank import RankReport, read_report
-from shmload.launch.ranks import LOOPBACK, Child, Ends, HeldPort, NodePlace, RankSpec, Spawner, booted, number_of_ranks, rank_specs
+from shmload.launch.ranks import LOOPBACK, Child, Ends, NodePlace, RankSpec, Start, booted, held_port, number_of_ranks, rank_specs
 from shmload.shm.names import Host
 from shmload.worker.failure import describe_exit
 
@@ -83,7 +81,7 @@ class Signals:
 
     def __init__(self, wake: int) -> None:
         self._wake = wake
-        self._caught: list[tuple[int, float]] = []
+        self.caught: list[tuple[int, float]] = []  # that nobody has taken, and when they came
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -100,22 +98,17 @@ class Signals:
             signal.signal(number, before)
 
     def _catch(self, number: int, frame: Any) -> None:
-        self._caught.append((number, monotonic()))
+        self.caught.append((number, monotonic()))
         os.eventfd_write(self._wake, 1)
-
-    @property
-    def any_caught(self) -> bool:
-        """Whether one waits to be taken."""
-        return bool(self._caught)
 
     def interrupted_since(self, time_s: float) -> bool:
         """Whether there has been a ^C that nobody has taken, after a time of the monotonic clock."""
-        return any(number == signal.SIGINT and caught_s > time_s for number, caught_s in self._caught)
+        return any(number == signal.SIGINT and caught_s > time_s for number, caught_s in self.caught)
 
     def take(self) -> int:
         """The number of a signal that is to end the run; 0: none is. Calls the program's own handlers."""
-        while self._caught:
-            number, _ = self._caught.pop(0)
+        while self.caught:
+            number, _ = self.caught.pop(0)
             before = self._before[number]
             if before in (signal.SIG_DFL, signal.default_int_handler):
                 return number
@@ -253,28 +246,28 @@ _TORCHS_PREFIX = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)  # torch.distribute
 _LAST = 20  # lines of stderr, where they hold no traceback
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ending:
     """How a rank ended.
 
     Attributes:
-        exitcode: negative: a signal's number; None: it has reported an exception and still lives.
+        exitcode: negative: a signal's number; None: it lives.
         report: what its function has raised.
-        told: it had been told to end.
+        asked: it had been asked to end.
         killed: it did not, and was killed.
     """
 
     rank: int
     pid: int
-    exitcode: int | None
+    exitcode: int | None = None
     report: RankReport | None = None
-    told: bool = False
+    asked: bool = False
     killed: bool = False
 
     @property
     def failed(self) -> bool:
         """Whether it failed by itself."""
-        return not self.told and (self.report is not None or self.exitcode not in (0, None))
+        return not self.asked and (self.report is not None or self.exitcode not in (0, None))
 
     def __str__(self) -> str:
         what = f"raised {self.report.what}" if self.report is not None else describe_exit(self.exitcode)
@@ -298,25 +291,31 @@ def failure_text(first: Ending, last: str, others: Sequence[Ending], num_ranks: 
         first: the cause.
         last: what it wrote last to stderr.
     """
-    parts = [f"{first}, the first of {num_ranks} to fail.{_hint(first)}"]
+    hint = ""
+    if first.exitcode == -signal.SIGKILL:
+        hint = " If nobody killed it, the kernel did for want of memory: see dmesg, or memory.events of its cgroup."
+    parts = [f"{first}, the first of {num_ranks} to fail.{hint}"]
     if first.report is not None:
         parts.append(first.report.traceback.rstrip())
     elif found := words_of(last):
         parts.append(f"It wrote last to stderr:\n{found}")
-    told = [*(f"then {other}" for other in others if other.failed), *fates(others, grace_s)]
-    if told:
-        parts.append("\n".join(told))
+    if lines := [*(f"then {other}" for other in others if other.failed), *fates(others, grace_s)]:
+        parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
 def fates(endings: Sequence[Ending], grace_s: float) -> list[str]:
-    """What became of ranks that were told to end, a line each; nothing of those that ended by themselves."""
-    told = []
-    if ended := [ending.rank for ending in endings if ending.told and not ending.killed]:
-        told.append(f"{_ranks(ended)} ended when told to (SIGTERM)")
-    if killed := [ending.rank for ending in endings if ending.told and ending.killed]:
-        told.append(f"{_ranks(killed)} did not end within {grace_s:g} s of SIGTERM and had to be killed (SIGKILL)")
-    return told
+    """What became of ranks that were asked to end, a line each; nothing of those that ended by themselves."""
+    found = []
+    for killed, what in (
+        (False, "ended when told to (SIGTERM)"),
+        (True, f"did not end within {grace_s:g} s of SIGTERM and had to be killed (SIGKILL)"),
+    ):
+        names = [str(ending.rank) for ending in endings if ending.asked and ending.killed is killed]
+        if names:
+            who = f"ranks {', '.join(names[:-1])} and {names[-1]}" if names[1:] else f"rank {names[0]}"
+            found.append(f"{who} {what}")
+    return found
 
 
 def words_of(last: str) -> str:
@@ -330,50 +329,23 @@ def words_of(last: str) -> str:
     return "\n".join(lines[begins[-1] if begins else -_LAST :])
 
 
-def _hint(ending: Ending) -> str:
-    if ending.exitcode == -signal.SIGKILL:
-        return " If nobody killed it, the kernel did for want of memory: see dmesg, or memory.events of its cgroup."
-    return ""
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
-
-
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 _DOUBLED_S = 0.5  # a ^C later than that after the first is impatience; `timeout` and terminals send some twice at once
-_BLAME_S = 0.1  # a signal to a rank may be one to all, the launcher's still on its way
 _DRAIN_S = 2.0  # how long whoever reads the output may take when a run has failed
 _LAST_NBYTES = 16384  # of a log
 
 
 @dataclass
-class _Sitting:
+class _Running:
     """One rank's process."""
 
     rank_spec: RankSpec
     child: Child
-    pidfd: int
-    report_fd: int
+    pidfd: int  # -1: it has ended
+    report_fd: int  # -1: nothing more comes
     stderr: Pipe | None
+    ending: Ending
     reported: bytes = b""
-    report: RankReport | None = None
-    exitcode: int | None = None
-    told: bool = False
-    killed: bool = False
-
-    def ending(self) -> Ending:
-        """What is known of its end by now."""
-        return Ending(
-            rank=self.rank_spec.rank,
-            pid=self.child.pid,
-            exitcode=self.exitcode,
-            report=self.report,
-            told=self.told,
-            killed=self.killed,
-        )
 
     def last(self) -> str:
         """What it wrote last to stderr, or to its log; once nothing is written any more."""
@@ -384,40 +356,81 @@ class _Sitting:
             return file.read().decode(errors="replace")
 
 
-class Ranks:
-    """All ranks of this machine.
+class SpawnedRanks:
+    """All ranks of this machine, as `spawn` returns them. With `join=False` they run while the program goes on.
+
+    A thread of the program watches them then. They end with the program: in order if it ends by itself, at once if it is killed.
 
     Args:
-        way: how their processes are started.
+        start: starts the process of one.
         grace_s: seconds from SIGTERM to SIGKILL.
+        port: that they meet at, closed when all have ended; None: it is not this machine's.
     """
 
-    def __init__(self, way: Spawner, rank_specs: Sequence[RankSpec], grace_s: float = GRACE_S) -> None:
-        self._way = way
+    def __init__(self, start: Start, rank_specs: Sequence[RankSpec], grace_s: float, port: socket.socket | None) -> None:
+        self._start_one = start
         self._rank_specs = rank_specs
         self._grace_s = grace_s
-        self._sittings: list[_Sitting] = []
-        self._living: dict[int, _Sitting] = {}  # by pidfd
-        self._reporting: dict[int, _Sitting] = {}  # by report_fd
+        self._port = port
+        self._ranks: list[_Running] = []
         self._printer = Printer()
-        self._poll = select.poll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poll.register(self._wake, select.POLLIN)
         self._waking = threading.Lock()  # no other thread writes to what is being closed
         self._asked = False
-        self.started = threading.Event()
+        self._started = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
 
-    @property
     def pids(self) -> list[int]:
-        """Of the processes by local rank, as far as they have been started."""
-        return [sitting.child.pid for sitting in self._sittings]
+        """The processes' ids by local rank, as far as they have been started."""
+        return [one.child.pid for one in self._ranks]
 
-    def ask_to_stop(self) -> None:
-        """Lets `run`, in another thread, end all ranks and return."""
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Waits for all ranks to end. Returns whether they have.
+
+        Args:
+            timeout_s: how long to wait; None: as long as it takes.
+
+        Raises:
+            RankFailed: one has failed, and the others have been ended.
+        """
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def stop(self) -> None:
+        """Ends all ranks in order: SIGTERM, the grace, SIGKILL. `join` raises what they had failed of before."""
         self._asked = True
         with self._waking:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
+        if self._thread is not None:
+            self._thread.join()
+
+    def start(self) -> None:
+        """Runs them in a thread of their own; returns when all have been started."""
+        atexit.register(self.stop)
+        self._thread = threading.Thread(target=self._run_apart, name="shmload launcher", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if len(self._ranks) < len(self._rank_specs):  # one could not be started
+            self.join()
+
+    def _run_apart(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            self._error = error
+        finally:
+            atexit.unregister(self.stop)
+
+    @property
+    def _living(self) -> list[_Running]:
+        return [one for one in self._ranks if one.pidfd >= 0]
 
     def run(self) -> None:
         """Starts all ranks and returns when all have ended.
@@ -426,41 +439,41 @@ class Ranks:
             RankFailed: one has failed.
             Stopped: a signal has come for which the program has no handler of its own.
         """
-        failed: list[_Sitting] = []
+        failed: list[_Running] = []
         number = 0
         ended = False
         try:
             with Signals(self._wake) as signals:
                 try:
-                    self._start(signals)
-                    failed, number = self._watch(signals)
+                    for rank_spec in self._rank_specs:
+                        if not signals.caught and not self._asked:
+                            self._begin(rank_spec)
+                    self._printer.start()
+                    self._started.set()
+                    while self._living and not failed and not number and not self._asked:
+                        failed = self._look(None)
+                        number = signals.take()
                     ended = not self._living
                 finally:
                     self._end(signals)
         finally:
-            self.started.set()
+            self._started.set()
             self._printer.finish(None if ended and not failed else _DRAIN_S)
-            self._close()
+            with self._waking:
+                os.close(self._wake)
+                self._wake = -1
+            if self._port is not None:
+                self._port.close()
+        endings = [one.ending for one in self._ranks]
         if number:
-            told = fates([sitting.ending() for sitting in self._sittings], self._grace_s)
-            raise Stopped(number, "; ".join([f"stopped by {signal.Signals(number).name}", *told]))
+            raise Stopped(number, "; ".join([f"stopped by {signal.Signals(number).name}", *fates(endings, self._grace_s)]))
         if failed:
-            raise RankFailed(self._told_of(failed))
+            cause = first_to_fail([one.ending for one in failed])
+            last = next(one for one in failed if one.ending is cause).last()
+            others = [ending for ending in endings if ending is not cause]
+            raise RankFailed(failure_text(cause, last, others, len(self._rank_specs), self._grace_s))
 
-    def _told_of(self, failed: Sequence[_Sitting]) -> str:
-        cause = first_to_fail([sitting.ending() for sitting in failed]).rank
-        first = next(sitting for sitting in failed if sitting.rank_spec.rank == cause)
-        others = [sitting.ending() for sitting in self._sittings if sitting is not first]
-        return failure_text(first.ending(), first.last(), others, len(self._rank_specs), self._grace_s)
-
-    def _start(self, signals: Signals) -> None:
-        for rank_spec in self._rank_specs:
-            if not signals.any_caught and not self._asked:
-                self._sit(rank_spec)
-        self._printer.start()
-        self.started.set()
-
-    def _sit(self, rank_spec: RankSpec) -> None:
+    def _begin(self, rank_spec: RankSpec) -> None:
         ours: list[int] = []
         theirs: list[int] = []
 
@@ -478,7 +491,7 @@ class Ranks:
                 ends = Ends(log, log, pipe())
             else:
                 ends = Ends(pipe(), pipe(), pipe())
-            child = self._way.start(rank_spec, ends)
+            child = self._start_one(rank_spec, ends)
         except BaseException:
             for fd in ours:
                 os.close(fd)
@@ -491,150 +504,91 @@ class Ranks:
             prefix = f"[rank {rank_spec.rank}] "
             self._printer.add(ours[0], prefix, "stdout")
             stderr = self._printer.add(ours[1], prefix, "stderr")
-        sitting = _Sitting(rank_spec, child, os.pidfd_open(child.pid), ours[-1], stderr)
-        os.set_blocking(sitting.report_fd, False)
-        self._sittings.append(sitting)
-        self._living[sitting.pidfd] = self._reporting[sitting.report_fd] = sitting
-        for fd in (sitting.pidfd, sitting.report_fd):
-            self._poll.register(fd, select.POLLIN)
+        os.set_blocking(ours[-1], False)
+        ending = Ending(rank_spec.rank, child.pid)
+        self._ranks.append(_Running(rank_spec, child, os.pidfd_open(child.pid), ours[-1], stderr, ending))
 
-    def _watch(self, signals: Signals) -> tuple[list[_Sitting], int]:
-        """Waits for the end: (who failed at the same look, the signal that ended the run)."""
-        failed: list[_Sitting] = []
-        while self._living and not self._asked:
-            if number := signals.take():
-                return [], number
-            if failed:
-                break
-            failed = self._look(None)
-            if any(-(sitting.exitcode or 0) in SIGNALS for sitting in failed):
-                until = monotonic() + _BLAME_S
-                while not signals.any_caught and (left := until - monotonic()) > 0:
-                    self._look(left)
-        return failed, signals.take()
-
-    def _look(self, timeout_s: float | None) -> list[_Sitting]:
+    def _look(self, timeout_s: float | None) -> list[_Running]:
         """Waits for something to happen and takes note of it. Returns the ranks that have failed since the last look."""
-        happened = {fd for fd, _ in self._poll.poll(None if timeout_s is None else max(timeout_s, 0) * 1000)}
+        poll = select.poll()
+        living = self._living
+        for fd in [self._wake, *(one.pidfd for one in living), *(one.report_fd for one in living if one.report_fd >= 0)]:
+            poll.register(fd, select.POLLIN)
+        happened = {fd for fd, _ in poll.poll(None if timeout_s is None else max(timeout_s, 0) * 1000)}
         if self._wake in happened:
             os.eventfd_read(self._wake)
         failed = []
-        for fd in happened & self._reporting.keys():
-            sitting = self._reporting[fd]
-            self._read_report(sitting)
-            if sitting.report is not None and not sitting.told:
-                failed.append(sitting)
-        for fd in happened & self._living.keys():
-            sitting = self._living[fd]
-            knew = sitting.report is not None
-            self._reap(sitting)
-            if not knew and sitting.ending().failed:
-                failed.append(sitting)
+        for one in living:
+            knew = one.ending.failed
+            if one.report_fd in happened:
+                self._read_report(one)
+            if one.pidfd in happened:
+                self._reap(one)
+            if one.ending.failed and not knew:
+                failed.append(one)
         return failed
 
-    def _read_report(self, sitting: _Sitting) -> None:
-        """Takes in what there is of a report; once it is whole, or its writer has gone, the pipe is done with."""
+    def _read_report(self, one: _Running) -> None:
+        """Takes in what there is of a report; once its writer has gone, the pipe is done with."""
         try:
-            while data := os.read(sitting.report_fd, 65536):
-                sitting.reported += data
+            while data := os.read(one.report_fd, 65536):
+                one.reported += data
         except BlockingIOError:
             pass
         else:
-            self._forget_report(sitting)
-        sitting.report = read_report(sitting.reported)
+            os.close(one.report_fd)
+            one.report_fd = -1
+        one.ending.report = read_report(one.reported)
 
-    def _forget_report(self, sitting: _Sitting) -> None:
-        if self._reporting.pop(sitting.report_fd, None) is not None:
-            self._poll.unregister(sitting.report_fd)
-            os.close(sitting.report_fd)
-
-    def _reap(self, sitting: _Sitting) -> None:
+    def _reap(self, one: _Running) -> None:
         """Takes note of an end. Before the process is waited for, nobody else can have its number, or its group's."""
-        if sitting.report_fd in self._reporting:
-            self._read_report(sitting)
-            self._forget_report(sitting)
+        if one.report_fd >= 0:
+            self._read_report(one)
+        if one.report_fd >= 0:  # what the rank has started holds the other end
+            os.close(one.report_fd)
+            one.report_fd = -1
         try:
-            found = os.waitid(os.P_PIDFD, sitting.pidfd, os.WEXITED | os.WNOWAIT)
-            if sitting.told or (found and found.si_status):
-                os.killpg(sitting.child.pid, signal.SIGTERM)  # what it has started and left behind
+            found = os.waitid(os.P_PIDFD, one.pidfd, os.WEXITED | os.WNOWAIT)
+            if one.ending.asked or (found and found.si_status):
+                os.killpg(one.child.pid, signal.SIGTERM)  # what it has started and left behind
         except OSError:  # it has left its group, or the program has waited for it: then its number is no longer its own
             pass
-        sitting.exitcode = sitting.child.reap()
-        del self._living[sitting.pidfd]
-        self._poll.unregister(sitting.pidfd)
-        os.close(sitting.pidfd)
+        one.ending.exitcode = one.child.reap()
+        os.close(one.pidfd)
+        one.pidfd = -1
 
     def _end(self, signals: Signals) -> None:
         """Ends all that live, in order."""
         self._look(0)
         begin = monotonic()
-        for sitting in self._living.values():
-            if sitting.report is None:  # one that has reported is on its way out
-                sitting.told = True
-                signal.pidfd_send_signal(sitting.pidfd, signal.SIGTERM)
-                signal.pidfd_send_signal(sitting.pidfd, signal.SIGCONT)  # it may have been stopped
+        for one in self._living:
+            if one.ending.report is None:  # one that has reported is on its way out
+                one.ending.asked = True
+                signal.pidfd_send_signal(one.pidfd, signal.SIGTERM)
+                signal.pidfd_send_signal(one.pidfd, signal.SIGCONT)  # it may have been stopped
         while self._living and (left := begin + self._grace_s - monotonic()) > 0:
             self._look(left)
             if signals.interrupted_since(begin + _DOUBLED_S):
                 break
-        for sitting in self._living.values():
-            sitting.killed = True
-            signal.pidfd_send_signal(sitting.pidfd, signal.SIGKILL)
+        for one in self._living:
+            one.ending.killed = True
+            signal.pidfd_send_signal(one.pidfd, signal.SIGKILL)
         while self._living:
             self._look(None)
 
-    def _close(self) -> None:
-        with self._waking:
-            os.close(self._wake)
-            self._wake = -1
 
+def start_forked(fn: Callable[..., object], args: tuple[Any, ...], rank_spec: RankSpec, ends: Ends) -> Child:
+    """Starts a rank that calls `fn(local_rank, *args)`, by a fork."""
+    target = (rank_spec, ends, os.getpid(), fn, args)
+    # the handle alone: what multiprocessing knows it would reap and wait for, whoever starts another process
+    process = popen_fork.Popen(ForkProcess(target=_forked, args=target, name=f"shmload rank {rank_spec.rank}", daemon=False))
 
-WAYS = ("spawn", "fork")
+    def reap() -> int:
+        code = process.wait()
+        process.close()
+        return code or 0
 
-
-class Function:
-    """Calls `fn(local_rank, *args)` in each rank."""
-
-    def __init__(self, fn: Callable[..., object], args: tuple[Any, ...], start_method: str) -> None:
-        if start_method not in WAYS:
-            raise ValueError(f"start_method is 'spawn' or 'fork'; got {start_method!r}")
-        self._fn = fn
-        self._args = args
-        self._forks = start_method == "fork"
-
-    def start(self, rank_spec: RankSpec, ends: Ends) -> Child:
-        """Starts the process of a rank.
-
-        Raises:
-            TypeError: pickle does not take `fn` or `args`.
-        """
-        name = f"shmload rank {rank_spec.rank}"
-        process: BaseProcess
-        if self._forks:
-            process = ForkProcess(
-                target=_forked, args=(rank_spec, ends, os.getpid(), self._fn, self._args), name=name, daemon=False
-            )
-        else:
-            process = _Process(
-                target=in_rank.main, args=(self._fn, self._args, rank_spec.local_rank, ends.report), name=name, daemon=False
-            )
-            process.place = (rank_spec, ends)
-        process.start()
-        # else whoever starts another process, in any thread, might reap this one, and at exit all would be waited for
-        multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # private
-        return Child(process.pid or 0, lambda: _reaped(process))
-
-
-def _reaped(process: BaseProcess) -> int:
-    process.join()
-    code = process.exitcode
-    process.close()
-    return code if code is not None else 0
-
-
-def _close(*fds: int) -> None:
-    for fd in fds:
-        os.close(fd)
+    return Child(process.pid, reap)
 
 
 def _forked(rank_spec: RankSpec, ends: Ends, launcher_pid: int, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
@@ -658,52 +612,17 @@ def _forked(rank_spec: RankSpec, ends: Ends, launcher_pid: int, fn: Callable[...
     in_rank.main(fn, args, rank_spec.local_rank, ends.report)
 
 
-class _Process(SpawnProcess):
-    place: tuple[RankSpec, Ends]
-
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802  # multiprocessing's name
-        return _Popen(process_obj)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "place"}
-
-
-class _Popen(popen_spawn_posix.Popen):
-    """multiprocessing's handle of a process that `booted` starts."""
+class _Pickled(popen_spawn_posix.Popen):
+    """A process as multiprocessing pickles it for a start by spawn; `start_spawned` starts it."""
 
     _fds: list[int]  # what pickled arguments take along
 
     def _launch(self, process_obj: Any) -> None:
-        rank_spec, ends = process_obj.place
-        tracker_fd = resource_tracker.getfd()
-        told = self._pickled(process_obj)
-        job_end, own_end = os.pipe()
-        keep = [*self._fds, tracker_fd, job_end, ends.report]
-        command = spawning_tools.get_command_line(tracker_fd=tracker_fd, pipe_handle=job_end)
-        try:
-            self._process = booted(command, rank_spec, ends, keep)
-        except BaseException:
-            os.close(own_end)
-            raise
-        finally:
-            os.close(job_end)
-        self.pid = self._process.pid
-        self.sentinel = os.pidfd_open(self.pid)
-        # the child takes the launcher for dead once this pipe has closed
-        self.finalizer = util.Finalize(self, _close, (own_end, self.sentinel))
-        try:
-            with open(own_end, "wb", closefd=False) as file:
-                file.write(told)
-        except BrokenPipeError:  # it has died already, which is noticed elsewhere
-            pass
-
-    def _pickled(self, process_obj: Any) -> memoryview:
-        told = io.BytesIO()
+        self.job = io.BytesIO()
         set_spawning_popen(self)
         try:
-            reduction.dump(spawning_tools.get_preparation_data(process_obj.name), told)
-            reduction.dump(process_obj, told)
+            reduction.dump(spawning_tools.get_preparation_data(process_obj.name), self.job)
+            reduction.dump(process_obj, self.job)
         except RuntimeError:  # a program that starts ranks while it is imported
             raise
         except Exception as error:
@@ -713,103 +632,43 @@ class _Popen(popen_spawn_posix.Popen):
             ) from error
         finally:
             set_spawning_popen(None)
-        return told.getbuffer()
-
-    def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """The exit code; negative: a signal's number; None: it lives."""
-        return self._process.poll() if flag == os.WNOHANG else self._process.wait()
 
 
-class SpawnedRanks:
-    """Ranks that run while the program goes on: what `spawn(..., join=False)` gives.
+def start_spawned(fn: Callable[..., object], args: tuple[Any, ...], rank_spec: RankSpec, ends: Ends) -> Child:
+    """Starts a rank that calls `fn(local_rank, *args)`, in an interpreter of its own.
 
-    A thread of the program watches them. They end with the program: in order if it ends by itself, at once if it is killed.
+    Raises:
+        TypeError: pickle does not take `fn` or `args`.
     """
+    target = (fn, args, rank_spec.local_rank, ends.report)
+    pickled = _Pickled(SpawnProcess(target=in_rank.main, args=target, name=f"shmload rank {rank_spec.rank}", daemon=False))
+    tracker_fd: Any = resource_tracker.getfd()
+    job_end, own_end = os.pipe()
+    command = spawning_tools.get_command_line(tracker_fd=tracker_fd, pipe_handle=job_end)
+    try:
+        process = booted(command, rank_spec, ends, [*pickled._fds, tracker_fd, job_end, ends.report])
+    except BaseException:
+        os.close(own_end)
+        raise
+    finally:
+        os.close(job_end)
+    try:
+        with open(own_end, "wb", closefd=False) as file:
+            file.write(pickled.job.getbuffer())
+    except BrokenPipeError:  # it has died already, which is noticed elsewhere
+        pass
 
-    def __init__(self, ranks: Ranks, port: HeldPort) -> None:
-        self._ranks = ranks
-        self._port = port
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="shmload launcher", daemon=True)
-        self._thread.start()
-        self._ranks.started.wait()
-        _running.add(self)
+    def reap() -> int:
+        code = process.wait()
+        os.close(own_end)  # by which multiprocessing knows in the rank that its parent lives
+        return code
 
-    def _run(self) -> None:
-        try:
-            self._ranks.run()
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._port.close()
-
-    def pids(self) -> list[int]:
-        """The processes' ids by local rank."""
-        return self._ranks.pids
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Waits for all ranks to end. Returns whether they have.
-
-        Args:
-            timeout_s: how long to wait; None: as long as it takes.
-
-        Raises:
-            RankFailed: one has failed, and the others have been ended.
-        """
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            return False
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def stop(self) -> None:
-        """Ends all ranks in order: SIGTERM, the grace, SIGKILL. What they had failed of before is for `join` to tell."""
-        self._ranks.ask_to_stop()
-        self._thread.join()
+    return Child(process.pid, reap)
 
 
-_running: weakref.WeakSet[SpawnedRanks] = weakref.WeakSet()
+STARTS = {"spawn": start_spawned, "fork": start_forked}
 
 
-@atexit.register
-def _stop_all() -> None:
-    """multiprocessing would wait for them."""
-    for ranks in list(_running):
-        ranks.stop()
-
-
-def _forget() -> None:
-    _running.clear()
-
-
-os.register_at_fork(after_in_child=_forget)
-
-
-@overload
-def spawn(
-    fn: Callable[..., object],
-    args: tuple[Any, ...] = ...,
-    nprocs: int | None = ...,
-    join: Literal[True] = ...,
-    *,
-    start_method: str = ...,
-    grace_s: float = ...,
-    pin: bool = ...,
-    logs: str | Path | None = ...,
-) -> None: ...
-@overload
-def spawn(
-    fn: Callable[..., object],
-    args: tuple[Any, ...] = ...,
-    nprocs: int | None = ...,
-    *,
-    join: Literal[False],
-    start_method: str = ...,
-    grace_s: float = ...,
-    pin: bool = ...,
-    logs: str | Path | None = ...,
-) -> SpawnedRanks: ...
 def spawn(
     fn: Callable[..., object],
     args: tuple[Any, ...] = (),
@@ -820,7 +679,7 @@ def spawn(
     grace_s: float = GRACE_S,
     pin: bool = True,
     logs: str | Path | None = None,
-) -> SpawnedRanks | None:
+) -> SpawnedRanks:
     """Runs `fn(local_rank, *args)` in one process per GPU, with torch.distributed's environment set in each.
 
     `torch.distributed.init_process_group()` needs no further word there, and a ShmLoader takes rank and world size by itself. Each
@@ -832,14 +691,14 @@ def spawn(
         fn: a function at the top of a module, unless processes are forked.
         args: what it is called with after the rank; pickled, unless processes are forked.
         nprocs: how many processes; None: one for each CUDA device that is visible, and one where there is none.
-        join: wait for the end of all. Else `SpawnedRanks` is returned, with `pids()`, `join()` and `stop()`.
+        join: wait for the end of all. Else they run on while the program does.
         start_method: "spawn", or "fork", which needs a process that has not used CUDA.
         grace_s: seconds that ranks have between SIGTERM and SIGKILL when the run is ended.
         pin: whether ranks get processors of their own: whole cores, all that this process may run on, by NUMA node. With fewer
             cores than ranks they share all.
         logs: a folder for one file a rank, `rank_0.log` and on, which its output is appended to instead.
     Returns:
-        nothing, or with `join=False` what to wait for.
+        the ranks, with `pids()`, `join()` and `stop()`.
     Raises:
         RankFailed: a rank raised, exited with another code than 0 or was killed; the text has its traceback. The others have been
             ended.
@@ -853,27 +712,25 @@ def spawn(
         raise RuntimeError(
             "spawn needs a process that may have children; this one is daemonic, as workers of pools and of data loaders are"
         )
-    way = Function(fn, args, start_method)
+    if start_method not in STARTS:
+        raise ValueError(f"start_method is 'spawn' or 'fork'; got {start_method!r}")
     host = Host()
     num_ranks = number_of_ranks(nprocs, host)
-    port = HeldPort()
+    port = held_port()
     try:
-        place = NodePlace(LOOPBACK, port.number, run_id=secrets.token_hex(8))
-        ranks = Ranks(way, rank_specs(place, num_ranks, host, pin=pin, logs=logs), grace_s)
+        place = NodePlace(LOOPBACK, port.getsockname()[1], run_id=secrets.token_hex(8))
+        start = partial(STARTS[start_method], fn, args)
+        ranks = SpawnedRanks(start, rank_specs(place, num_ranks, host, pin=pin, logs=logs), grace_s, port)
     except BaseException:
         port.close()
         raise
     if not join:
-        spawned = SpawnedRanks(ranks, port)
-        if len(spawned.pids()) < num_ranks:  # one could not be started
-            spawned.join()
-        return spawned
+        ranks.start()
+        return ranks
     try:
         ranks.run()
     except Stopped as stopped:
         if stopped.number == signal.SIGINT:
             raise KeyboardInterrupt from None
         os.kill(os.getpid(), stopped.number)
-    finally:
-        port.close()
-    return None
+    return ranks

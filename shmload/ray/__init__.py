@@ -16,13 +16,13 @@ notes, errors) is the local one, and batches cannot differ. `decoder.py` is what
 * One agent for all actors, because a Ray driver is the owner of what it puts and starts: the dataset is put once and fetched once
   by each node; when the agent ends, however it ends, Ray ends the actors and drops the objects. The agent ends with
   the trainer (`die_with`), so a killed trainer leaves nothing in the cluster either.
-* In seed mode an actor or node that dies costs a retry on another actor: what an task gives depends on nothing else. In torch
+* In seed mode an actor or node that dies costs a retry on another actor: what a task gives depends on nothing else. In torch
   mode its random streams and its iterator die with it; that is an error, as for any worker of torch's.
 * An actor has as many tasks under way as the trainer orders ahead, four at most, so that it decodes one while another travels
   and a third is copied. The dispatcher claims for the worker with the least under way, and sends in the order of claims, on
   which torch mode's streams depend. A batch is not divided: a part would be a call of its own. What an actor died of is not known
-  where it had several tasks: its successor does each of them alone, and only deaths of those count against an task.
-* Back-pressure is the ring's: an task has a slot that is there already. A batch is waited for without a limit, because Ray begins
+  where it had several tasks: its successor does each of them alone, and only deaths of those count against a task.
+* Back-pressure is the ring's: a task has a slot that is there already. A batch is waited for without a limit, because Ray begins
   the transfer of an object anew that was given up.
 * A sample that takes too long is seen on the actor (`decoder.py`), as only there it is known which one is read.
 

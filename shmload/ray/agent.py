@@ -37,10 +37,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,13 +48,12 @@ from shmload._core.mapping import Mapping
 from shmload._core.rows import copy_from
 from shmload._core.watch import die_with
 from shmload.batch.layout import ALIGNMENT, Layout
-from shmload.ray.cluster import Call, Cluster
+from shmload.ray.cluster import Briefing, Call, Cluster
 from shmload.ray.decoder import ActorSetting, Outcome, Task
 from shmload.shm.segment import Doorbell
 from shmload.worker.failure import Failure
 from shmload.worker.loop import process_begin_ns
 from shmload.worker.pool import GONE, open_memory
-from shmload.worker.reader import Post
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 from shmload.worker.snapshot import dump_note
 
@@ -64,23 +61,17 @@ HALF_LIFE_S = 20.0  # of a measure: each new attempt at what takes too long hold
 WEIGHT = 0.25  # of the newest measure
 
 
-class FetchTimes(Protocol):
-    """Tells what workers of a ring have done."""
-
-    def pace_of(self, worker_id: int) -> tuple[int, int]:
-        """Chunks done so far, and nanoseconds they took."""
-
-
 class Beside:
     """The processes of one ring, and what is known of the actors beside them.
 
     Args:
+        ring: a view of it, which says how many chunks its workers have done.
         processes: their worker numbers.
         num_ordered: batches that the trainer orders ahead.
         clock: seconds.
     """
 
-    def __init__(self, ring: FetchTimes, processes: range, num_ordered: int, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, ring: WorkerRing, processes: range, num_ordered: int, clock: Callable[[], float] = monotonic) -> None:
         self._ring, self._processes, self._num_ordered, self._clock = ring, processes, num_ordered, clock
         self._last = (0, 0)  # chunks and nanoseconds of all processes, at the last look
         self._process_s = 0.0  # what a batch takes a process; 0: not known
@@ -283,7 +274,7 @@ class Dispatcher:
         for place, of_worker in enumerate(stand_ins):
             for stand_in in of_worker:
                 self._sent[stand_in] = SimpleQueue()
-                threading.Thread(target=self._serve, args=(place, stand_in), daemon=True).start()
+                _started(self._serve, place, stand_in)
 
     def run(self) -> None:
         """Claims until the trainer closes the ring."""
@@ -341,32 +332,27 @@ class Dispatcher:
         self._take_back(0)
 
     def _serve(self, place: int, stand_in: StandIn) -> None:
+        while True:
+            self._sent[stand_in].get()
+            stand_in.end()
+            self._back.put((place, stand_in, monotonic()))
+            if self._beside is not None:  # its actor may have nothing left to do, and take what was left alone
+                self._orders.post_up_to(1)
+
+
+def _started(run: Callable[..., None], *args: object) -> threading.Thread:
+    """Starts a thread that ends the agent if it fails: a claim would stay open for ever, and the trainer must see a death."""
+
+    def run_or_die() -> None:
         try:
-            while True:
-                self._sent[stand_in].get()
-                stand_in.end()
-                self._back.put((place, stand_in, monotonic()))
-                if self._beside is not None:  # its actor may have nothing left to do, and take what was left alone
-                    self._orders.post_up_to(1)
-        except BaseException:  # its claim would stay open for ever: the trainer must see a death
+            run(*args)
+        except BaseException:
             traceback.print_exc()
             os._exit(1)
 
-
-@dataclass(frozen=True)
-class Briefing:
-    """What the agent is told: the workers' posts, where the cluster is, the program's sys.path."""
-
-    posts: tuple[Post, ...]
-    address: str
-    paths: tuple[str, ...]
-    is_seeded: bool
-    num_ahead: int  # tasks that each worker may have under way
-    num_beside: int  # workers of this machine that claim from the same ring
-    num_ordered: int  # batches that the trainer orders ahead, for all
-    connect_timeout_s: float
-    sample_timeout_s: float | None = None
-    is_again: bool = False  # another agent was there before
+    thread = threading.Thread(target=run_or_die, daemon=True)
+    thread.start()
+    return thread
 
 
 def main() -> None:
@@ -386,14 +372,7 @@ def main() -> None:
     rings = [[WorkerRing(control, post.worker_id) for _ in range(briefing.num_ahead)] for post in posts]
     sizes = rings[0][0].text_capacity, rings[0][0].layout_capacity
     settings = [ActorSetting(post, briefing.paths, *sizes, briefing.sample_timeout_s) for post in posts]
-    cluster = Cluster(
-        briefing.address,
-        pickled_job,
-        settings,
-        is_seeded=briefing.is_seeded,
-        connect_timeout_s=briefing.connect_timeout_s,
-        is_again=briefing.is_again,
-    )
+    cluster = Cluster(briefing, pickled_job, settings)
     del memory, pickled_job
     by_bell: dict[str, list[list[StandIn]]] = {name: [] for name in orders}
     for post, of_worker in zip(posts, rings, strict=True):
@@ -407,20 +386,9 @@ def main() -> None:
     dispatchers = [Dispatcher(cluster, stand_ins, orders[name], beside) for name, stand_ins in by_bell.items()]
     threading.Thread(target=cluster.connect, daemon=True).start()
     cluster.wait(lambda: not rings[0][0].is_closing)
-    threads = [threading.Thread(target=_run, args=(dispatcher,), daemon=True) for dispatcher in dispatchers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    for thread in [_started(dispatcher.run) for dispatcher in dispatchers]:
         thread.join()
     os._exit(0)  # Ray ends what a driver leaves: an orderly farewell would only take longer
-
-
-def _run(dispatcher: Dispatcher) -> None:
-    try:
-        dispatcher.run()
-    except BaseException:  # nobody would claim any more: the trainer must see a death
-        traceback.print_exc()
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -5,23 +5,16 @@ Which node decodes for which worker.
 Actors ask Ray for no CPU of their own: a request that the cluster cannot meet waits for ever, and two loaders would starve each
 other. Instead they are spread by hand, in proportion to the nodes' CPUs, over nodes without a GPU first: the others' CPUs
 are a trainer's.
-
-How many actors `num_workers="auto"` means: as many as the cluster's other nodes have CPUs.
-
-A process of its own asks the cluster, because the trainer imports no running Ray. This machine's own CPUs count only where there is
-no other node: they are the trainer's.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -32,6 +25,7 @@ from shmload._core.filler import ERROR
 from shmload.errors import ClusterUnreachable, StoreError, WorkerDied
 from shmload.ray.decoder import ActorSetting, Decoder, Outcome, Task, failure_in, forget_word, take_word
 from shmload.storage.transport import Retry, RetryPolicy, TransientError
+from shmload.worker.reader import Post
 
 
 class Node(NamedTuple):
@@ -93,34 +87,45 @@ class Call(NamedTuple):
     argument: tuple[Any, ...]
 
 
+@dataclass(frozen=True)
+class Briefing:
+    """What the agent is started with: the workers' posts, where the cluster is, the program's sys.path.
+
+    Attributes:
+        is_seeded: what a task gives depends on nothing but the task, so another actor may do it again.
+        num_ahead: tasks that each worker may have under way.
+        num_beside: workers of this machine that claim from the same ring.
+        num_ordered: batches that the trainer orders ahead, for all.
+        connect_timeout_s: how long the cluster may take to answer; what is sent there then takes as long as it takes.
+        sample_timeout_s: how long one sample may take before its actor is ended; None: for ever.
+        is_again: another agent was there before: a cluster that does not answer is asked again.
+    """
+
+    posts: tuple[Post, ...]
+    address: str
+    paths: tuple[str, ...]
+    is_seeded: bool
+    num_ahead: int
+    num_beside: int
+    num_ordered: int
+    connect_timeout_s: float
+    sample_timeout_s: float | None = None
+    is_again: bool = False
+
+
 class Cluster:
     """A connection to Ray, and one actor for each worker.
 
     Args:
         pickled_job: the pickled job.
         settings: of the actors, by worker.
-        is_seeded: what an task gives depends on nothing but the task, so another actor may do it again.
-        connect_timeout_s: how long the cluster may take to answer; what is sent there then takes as long as it takes.
-        is_again: an agent was connected before this one: a cluster that does not answer is asked again.
     """
 
-    def __init__(
-        self,
-        address: str,
-        pickled_job: NDArray[np.uint8],
-        settings: list[ActorSetting],
-        *,
-        is_seeded: bool,
-        connect_timeout_s: float,
-        is_again: bool = False,
-    ) -> None:
-        self._address = address
+    def __init__(self, briefing: Briefing, pickled_job: NDArray[np.uint8], settings: list[ActorSetting]) -> None:
+        self._briefing = briefing
         self._pickled_job = pickled_job
         self._pickled_job_nbytes = pickled_job.nbytes
         self._settings = settings
-        self._is_seeded = is_seeded
-        self._connect_timeout_s = connect_timeout_s
-        self._is_again = is_again
         self._is_connected = threading.Event()  # all is done, or has failed
         self._asked_at: float | None = None  # when the cluster was first asked; before that Ray is imported
         self._joined_at: float | None = None
@@ -137,33 +142,27 @@ class Cluster:
     def connect(self) -> None:
         """Joins the cluster, puts the dataset and asks for the actors."""
         try:
-            self._connect()
+            import ray
+
+            self._join()
+            self._joined_at = monotonic()
+            self.node_id = str(ray.get_runtime_context().get_node_id())
+            self._job = ray.put(self._pickled_job)
+            self._start_workers(self._settings)
         except Exception as error:
-            self._failure = error if isinstance(error, ClusterUnreachable) else unreachable(self._address, error)
+            self._failure = error if isinstance(error, ClusterUnreachable) else unreachable(self._briefing.address, error)
         finally:
             self._pickled_job = np.empty(0, np.uint8)
             self._is_connected.set()
 
-    def _connect(self) -> None:
-        import ray
-
-        self._join()
-        self._joined_at = monotonic()
-        self.node_id = str(ray.get_runtime_context().get_node_id())
-        self._job = ray.put(self._pickled_job)
-        nodes = place(alive_nodes(ray.nodes()), len(self._settings), os.getpid())
-        with self._lock:
-            for worker, node in enumerate(nodes):
-                self._start_worker(worker, node)
-
     def _join(self) -> None:
         self._asked_at = monotonic()
-        tries = Retry(RetryPolicy(timeout_s=self._connect_timeout_s), "join the Ray cluster")
+        tries = Retry(RetryPolicy(timeout_s=self._briefing.connect_timeout_s), "join the Ray cluster")
         while True:
             try:
-                return join(self._address, self._connect_timeout_s)
+                return join(self._briefing.address, self._briefing.connect_timeout_s)
             except ClusterUnreachable as error:
-                if not self._is_again:
+                if not self._briefing.is_again:
                     raise
                 try:
                     tries.failed(TransientError(str(error)))
@@ -171,15 +170,17 @@ class Cluster:
                     raise error from None
                 log.warning("%s; trying again", error)
 
-    def _start_worker(self, worker: int, node_id: str) -> None:
+    def _start_workers(self, settings: Iterable[ActorSetting]) -> None:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        setting = self._settings[worker]
-        # not soft: an actor that asks for no CPU is then put anywhere
-        strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        made = ray.remote(Decoder).options(num_cpus=0, scheduling_strategy=strategy, max_restarts=0)
-        self._actors[worker] = made.remote(setting, self._job)
+        nodes = place(alive_nodes(ray.nodes()), len(self._settings), os.getpid())
+        for setting in settings:
+            # not soft: an actor that asks for no CPU is then put anywhere
+            worker = setting.post.worker_id
+            strategy = NodeAffinitySchedulingStrategy(nodes[worker], soft=False)
+            made = ray.remote(Decoder).options(num_cpus=0, scheduling_strategy=strategy, max_restarts=0)
+            self._actors[worker] = made.remote(setting, self._job)
 
     def wait(self, is_wanted: Callable[[], bool]) -> None:
         """Returns once the connection stands or has failed, or as soon as nobody wants it.
@@ -197,14 +198,14 @@ class Cluster:
                 log.warning("%s, for %.0f s so far", self._waits_for(), now - began)
 
     def _is_late(self, now: float) -> bool:
-        return self._joined_at is None and self._asked_at is not None and now - self._asked_at > self._connect_timeout_s
+        return self._joined_at is None and self._asked_at is not None and now - self._asked_at > self._briefing.connect_timeout_s
 
     def _waits_for(self) -> str:
         if self._asked_at is None:
             return "Ray is being imported"
         if self._joined_at is None:
-            limit = f"connect_timeout_s={self._connect_timeout_s:g}"
-            return f"the Ray cluster at address={self._address!r} has not answered yet ({limit})"
+            limit = f"connect_timeout_s={self._briefing.connect_timeout_s:g}"
+            return f"the Ray cluster at address={self._briefing.address!r} has not answered yet ({limit})"
         return f"the dataset, {self._pickled_job_nbytes / 1e6:,.0f} MB, is on its way into Ray's object store"
 
     # ------------------------------------------------------------ tasks
@@ -218,8 +219,9 @@ class Cluster:
         """
         if not self._is_connected.is_set():
             raise ClusterUnreachable(
-                f"the Ray cluster at address={self._address!r} did not answer within {self._connect_timeout_s:g} s. Is its "
-                "head running, and does this machine belong to it (`ray status`)? If it is only slow, raise connect_timeout_s"
+                f"the Ray cluster at address={self._briefing.address!r} did not answer within "
+                f"{self._briefing.connect_timeout_s:g} s. Is its head running, and does this machine belong to it (`ray status`)? "
+                "If it is only slow, raise connect_timeout_s"
             )
         if self._failure is not None:
             raise self._failure
@@ -254,10 +256,10 @@ class Cluster:
             return ray.get(call.ref)
         except died as error:
             reason: Exception = error
-        if (late := self._late(worker, call)) is not None:
-            return late
+        num_deaths = 0  # the first may have been over another task
+        if (timed_out := self._timed_out(worker, call)) is not None:
+            return timed_out
         with self._repeats[worker]:  # alone: what it had been asked for besides would be blamed, too
-            num_deaths = 0  # the first may have been over another task
             while True:
                 self._see_to(worker, call.actor, reason, num_deaths)
                 call = self.begin(worker, call.method, *call.argument)
@@ -265,8 +267,8 @@ class Cluster:
                     return ray.get(call.ref)
                 except died as error:
                     reason, num_deaths = error, num_deaths + 1
-                if (late := self._late(worker, call)) is not None:
-                    return late
+                if (timed_out := self._timed_out(worker, call)) is not None:
+                    return timed_out
 
     def num_actors(self, worker: int, place: tuple[str, int]) -> int:
         """How many actors the worker has had, when the newest answer came from there."""
@@ -276,8 +278,8 @@ class Cluster:
                 self._newest[worker] = place, number + 1
             return self._newest[worker][1]
 
-    def _late(self, worker: int, call: Call) -> Outcome | None:
-        """What came of an task whose sample was too late: its failure, and another actor."""
+    def _timed_out(self, worker: int, call: Call) -> Outcome | None:
+        """What came of a task whose sample took too long: its failure, and another actor."""
         if self._settings[worker].sample_timeout_s is None:
             return None
         word, task = take_word(call.actor), call.argument[0]
@@ -285,13 +287,13 @@ class Cluster:
         if failure is None:
             return None
         forget_word(call.actor)
-        self._replace(worker, call.actor, "a sample was too late")
+        self._replace(worker, call.actor, "a sample took too long")
         dumped = failure.dumps(self._settings[worker].text_capacity)
         return Outcome(ERROR, np.empty(0, np.uint8), None, None, None, dumped, 0)
 
     def _see_to(self, worker: int, actor: Any, error: Exception, num_deaths: int) -> None:
         how = " ".join(str(error).split())
-        if not self._is_seeded:
+        if not self._briefing.is_seeded:
             self._ended.setdefault(
                 worker,
                 f"the Ray actor of DataLoader worker {worker} has died, and with it the worker's random streams, which torch mode "
@@ -313,8 +315,7 @@ class Cluster:
                 ray.kill(actor)  # one that only could not be reached would go on
             except Exception:
                 pass
-            nodes = place(alive_nodes(ray.nodes()), len(self._settings), os.getpid())
-            self._start_worker(worker, nodes[worker])
+            self._start_workers([self._settings[worker]])
 
 
 def join(given: str, timeout_s: float = HEAD_S) -> None:
@@ -343,46 +344,3 @@ def unreachable(address: str, error: Exception) -> ClusterUnreachable:
         f"there is no Ray cluster at address={address!r} ({type(error).__name__}: {error}). Start one with "
         "`ray start --head`, join it from this machine with `ray start --address=HEAD:6379`, or give the head's address"
     )
-
-
-def num_actors(address: str) -> int:
-    """Asks the cluster.
-
-    Raises:
-        ClusterUnreachable: there is none.
-    Cost: seconds, as it starts Ray.
-    """
-    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    environment = {**os.environ, "PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0"}
-    command = [sys.executable, "-m", "shmload.ray.cluster", address]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-    try:
-        number, error = json.loads(done.stdout.rpartition("\n")[2])
-    except ValueError:
-        raise ClusterUnreachable(f"the Ray cluster at address={address!r} could not be asked for its CPUs") from None
-    if error:
-        raise ClusterUnreachable(error)
-    return int(number)
-
-
-def cpus_elsewhere(nodes: list[Node], here: str) -> int:
-    """CPUs of the nodes but this one; this one's where there is no other. At least 1."""
-    others = sum(node.num_cpus for node in nodes if node.node_id != here)
-    return others or max(1, sum(node.num_cpus for node in nodes))
-
-
-def main(address: str) -> None:
-    try:
-        join(address)
-        import ray
-
-        number, error = cpus_elsewhere(alive_nodes(ray.nodes()), ray.get_runtime_context().get_node_id()), ""
-    except ClusterUnreachable as failure:
-        number, error = 0, str(failure)
-    sys.stdout.write("\n" + json.dumps([number, error]))
-    sys.stdout.flush()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -5,12 +5,12 @@ A ring of one slot in private memory: what a worker's body needs around it where
 The trainer's half is played at once, inside the worker's own call: when the body rings because it wants a layout settled or more
 room, the local ring grants that before the bell's `post` returns.
 
-What travels between the agent and an actor: the claim as an task, and what came of it.
+What travels between the agent and an actor: the claim as a task, and what came of it.
 
 Samples that take too long on an actor: a thread beside its body sees them, leaves word in the cluster, and ends the actor.
 
 The word goes through Ray's own key-value store, because an actor that is ended can return nothing: the agent looks there when the
-actor of an task has died. The thread needs the GIL, so a sample that stands still in C and holds it is not noticed.
+actor of a task has died. The thread needs the GIL, so a sample that stands still in C and holds it is not noticed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,33 +46,33 @@ ORDER_CAPACITY = 4096  # a larger order lies in memory of its own
 _ORDER = "order"
 
 
-class _Sizes(TypedDict):
-    order_capacity: int
-    text_capacity: int
-    layout_capacity: int
-
-
 class LocalRing:
     """The ring, its memory, and all of its bells in one.
 
     Attributes:
         ring: the worker's end.
         trainer: the trainer's end.
+        layout: the settled one; None: there is none, or samples have no fixed rows.
+        nrows: of the order.
     Args:
         worker_id: as the body and what it tells users name the worker.
         text_capacity, layout_capacity: of the real ring.
     """
 
     def __init__(self, worker_id: int, *, text_capacity: int, layout_capacity: int) -> None:
-        sizes = _Sizes(order_capacity=ORDER_CAPACITY, text_capacity=text_capacity, layout_capacity=layout_capacity)
+        sizes: dict[str, Any] = {
+            "order_capacity": ORDER_CAPACITY,
+            "text_capacity": text_capacity,
+            "layout_capacity": layout_capacity,
+        }
         control = private(control_nbytes(1, worker_id + 1, **sizes))
         self.trainer = TrainerRing(control, num_slots=1, num_workers=worker_id + 1, **sizes)
         self.ring = WorkerRing(control, worker_id)
         self._memory: dict[str, Mapping] = {}
         self._payload = ""
         self._num_made = 0
-        self._layout: Layout | None = None
-        self._nrows = 1
+        self.layout: Layout | None = None
+        self.nrows = 1
         self._lease: Lease | None = None  # of the batch made last
 
     # ------------------------------------------------------------ what a body asks for
@@ -99,15 +99,10 @@ class LocalRing:
 
     def settle(self, text: bytes) -> None:
         """Takes a layout; none in it: samples have no fixed rows."""
-        self._layout = Layout.loads(text) if text else None
-        if self._layout is not None:
-            self._make_room(self._layout.nbytes(self._nrows))
+        self.layout = Layout.loads(text) if text else None
+        if self.layout is not None:
+            self._make_room(self.layout.nbytes(self.nrows))
         self.trainer.accept_layout(text, is_packed=not text)
-
-    @property
-    def layout_text(self) -> bytes | None:
-        """The settled layout; None before that."""
-        return self.ring.layout_text if self.trainer.has_layout else None
 
     def order(self, raw: bytes, *, epoch: int, step: int, nrows: int, is_pickled: bool, is_packed: bool) -> None:
         """Publishes an order in the slot, where the one before is of no use any more, and claims it."""
@@ -115,9 +110,9 @@ class LocalRing:
         self._lease = None
         if ring.state(0) == ORDERED:
             ring.free(0)
-        self._nrows = nrows
-        if self._layout is not None and not is_packed:
-            self._make_room(self._layout.nbytes(nrows))
+        self.nrows = nrows
+        if self.layout is not None and not is_packed:
+            self._make_room(self.layout.nbytes(nrows))
         self._memory.pop(_ORDER, None)
         if len(raw) > ORDER_CAPACITY:
             self._memory[_ORDER] = private(len(raw))
@@ -135,43 +130,16 @@ class LocalRing:
         )
         self.ring.claim()
 
-    @property
-    def error(self) -> bytes:
-        """What the body has left of an order that failed; empty: it did not."""
-        if self.trainer.look(0) != FAILED:
-            return b""
-        return self.trainer.failure(0)[1] or b""
-
-    @property
-    def note(self) -> bytes:
-        """What the body has sent along."""
-        return self.trainer.note(0)
-
     def lease(self) -> int:
         """Keeps the batch that the body has made until the next order. Returns its bytes if it is packed; 0: it is rows."""
         self._lease = self.trainer.lease(0)
         return self._lease.used_nbytes
-
-    @property
-    def num_foreign(self) -> int:
-        """Objects that the body has pickled, ever."""
-        return int(self.trainer.worker(self.ring.worker_id)["num_foreign"])
 
     def payload(self, nbytes: int, at: int = 0) -> NDArray[np.uint8]:
         """Bytes of the slot, valid until the next order."""
         if not nbytes:
             return np.empty(0, np.uint8)
         return np.ndarray(nbytes, np.uint8, self._memory[self._payload], at)  # type: ignore[arg-type]  # a buffer
-
-    def row_nbytes(self) -> tuple[int, ...]:
-        """Bytes of one row of each field."""
-        assert self._layout is not None
-        return tuple(f.row_nbytes for f in self._layout.fields)
-
-    def rows_nbytes(self) -> int:
-        """Bytes of the order's rows."""
-        assert self._layout is not None
-        return self._layout.nbytes(self._nrows)
 
     def _make_room(self, nbytes: int) -> None:
         if self.trainer.payload_nbytes(0) >= nbytes:
@@ -225,7 +193,7 @@ class Task(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What an actor has made of an task.
+    """What an actor has made of a task.
 
     `own` is DONE or ERROR. `row_nbytes` has the bytes of one row for each field where the payload holds rows, and is None where it
     holds a packed batch (or, empty, nothing). `layout` is the text of the actor's own layout, b"" if its samples have no fixed
@@ -355,41 +323,40 @@ class Decoder:
             snapshots=snapshots,
             init_failure=failure,
         )
-        self._job = job
         self._place = (_node_id(), os.getpid())
-        self._settle_schema()
+        if (rows := job.plan.rows) is not None:  # what the dataset declares: the trainer has settled the same
+            self._local_ring.settle(rows.dumps())
         self._sample_timer: SampleTimer | None = None
         if setting.sample_timeout_s is not None:
             self._sample_timer = SampleTimer(self._local_ring.trainer, post.worker_id, setting.sample_timeout_s, leave_word)
             threading.Thread(target=self._sample_timer.watch, daemon=True).start()
 
-    def _settle_schema(self) -> None:
-        """The layout that the dataset declares: the trainer has settled the same."""
-        if (rows := self._job.plan.rows) is not None:
-            self._local_ring.settle(rows.dumps())
-
     def work(self, task: Task) -> Outcome:
         """Fills the task's rows."""
-        local_ring = self._local_ring
+        local_ring, ring = self._local_ring, self._local_ring.trainer
+        worker_id = local_ring.ring.worker_id
         raw, is_pickled = _part(task)
-        num_foreign = local_ring.num_foreign
+        num_foreign = -int(ring.worker(worker_id)["num_foreign"])
         if self._sample_timer is not None:
             self._sample_timer.begin(task)
         local_ring.order(
             raw, epoch=task.epoch, step=task.step, nrows=task.end - task.first, is_pickled=is_pickled, is_packed=task.is_packed
         )
         self._body.work()
-        num_foreign = local_ring.num_foreign - num_foreign
-        if text := local_ring.error:
+        num_foreign += int(ring.worker(worker_id)["num_foreign"])
+        if ring.look(0) == FAILED and (text := ring.failure(0)[1]):
             return self._outcome(ERROR, error=_shifted(text, task.first, local_ring.ring.text_capacity))
-        dumped = local_ring.note
+        dumped = ring.note(0)
         if dumped[:1] == END:
             return self._outcome(DONE, note=(_snapshot(dumped, local_ring), True))
-        used = local_ring.lease()
         note = (_snapshot(dumped, local_ring), False) if dumped else None
-        if used:
-            return self._outcome(DONE, nbytes=used, note=note, num_foreign=num_foreign)
-        return self._outcome(DONE, nbytes=local_ring.rows_nbytes(), is_rows=True, note=note)
+        if used := local_ring.lease():
+            return self._outcome(DONE, payload=local_ring.payload(used), note=note, num_foreign=num_foreign)
+        layout = local_ring.layout
+        assert layout is not None
+        row_nbytes = tuple(field.row_nbytes for field in layout.fields)
+        payload = local_ring.payload(layout.nbytes(local_ring.nrows))
+        return self._outcome(DONE, payload=payload, row_nbytes=row_nbytes, note=note)
 
     def pack_rows(self, made: Outcome, nrows: int) -> Outcome:
         """The rows of an outcome, an actor's of this worker, as a packed batch: the trainer's ring has no places for such rows."""
@@ -400,21 +367,22 @@ class Decoder:
         packed = self._body.packed([placer.get(row) for row in range(nrows)])
         payload = np.empty(packed.nbytes, np.uint8)
         packed.write(payload)
-        return self._outcome(DONE)._replace(payload=payload, num_foreign=packed.num_foreign)
+        return self._outcome(DONE, payload=payload, num_foreign=packed.num_foreign)
 
     def _outcome(
         self,
         own: int,
         *,
-        nbytes: int = 0,
-        is_rows: bool = False,
+        payload: NDArray[np.uint8] | None = None,
+        row_nbytes: tuple[int, ...] | None = None,
         note: tuple[bytes, bool] | None = None,
         error: bytes = b"",
         num_foreign: int = 0,
     ) -> Outcome:
-        local_ring = self._local_ring
-        row_nbytes = local_ring.row_nbytes() if is_rows else None
-        return Outcome(own, local_ring.payload(nbytes), row_nbytes, local_ring.layout_text, note, error, num_foreign, self._place)
+        if payload is None:
+            payload = np.empty(0, np.uint8)
+        text = self._local_ring.ring.layout_text if self._local_ring.trainer.has_layout else None
+        return Outcome(own, payload, row_nbytes, text, note, error, num_foreign, self._place)
 
 
 def _part(task: Task) -> tuple[bytes, bool]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
-import select
 import subprocess
 import sys
 import weakref
@@ -14,10 +13,10 @@ from time import monotonic
 from typing import Any
 
 from shmload import faults
-from shmload.ray.agent import Briefing
+from shmload.ray.cluster import Briefing
 from shmload.shm import owners
 from shmload.worker.pool import Death, PreparedWorkers, ProcessPool, WorkerPool, processes, with_pickled_job
-from shmload.worker.reader import Job, Post
+from shmload.worker.reader import Job
 
 MAX_AHEAD = 4  # tasks of a worker: one is decoded, one travels, one is copied, and one comes early
 
@@ -26,40 +25,12 @@ class RayPool:
     """The agent's process. If it ends, all of its workers have ended; a new one starts when the rows of all have been taken back.
 
     Args:
-        posts: one per worker.
-        address: of the cluster's head, or "auto".
-        num_ahead: batches that the trainer orders ahead for each worker.
-        connect_timeout_s: how long the cluster may take to answer.
-        num_beside: workers of the same ring that are this machine's.
-        sample_timeout_s: how long one sample may take before its actor is ended; None: for ever.
+        briefing: what the agent is started with.
     """
 
-    def __init__(
-        self,
-        posts: list[Post],
-        address: str,
-        *,
-        is_seeded: bool,
-        num_ahead: int,
-        connect_timeout_s: float,
-        num_beside: int = 0,
-        sample_timeout_s: float | None = None,
-    ) -> None:
-        self._posts = posts
-        paths = tuple(path or os.getcwd() for path in sys.path)
-        self._briefing = Briefing(
-            tuple(posts),
-            address,
-            paths,
-            is_seeded,
-            num_ahead=max(1, min(num_ahead, MAX_AHEAD)),
-            num_beside=num_beside,
-            num_ordered=num_ahead * (len(posts) + num_beside),
-            connect_timeout_s=connect_timeout_s,
-            sample_timeout_s=sample_timeout_s,
-        )
+    def __init__(self, briefing: Briefing) -> None:
+        self._briefing = briefing
         self._agent: subprocess.Popen[bytes] | None = None
-        self._watch = select.poll()  # readable once the agent has ended: cheaper to ask than Popen
         self._ending: Any = None  # the finalizer of the agent
         self._dead: set[int] = set()  # workers of an agent that has ended, whose rows are still to be taken back
         self._pid = os.getpid()
@@ -71,7 +42,7 @@ class RayPool:
     @property
     def pids(self) -> list[int]:
         """Of the workers now: the agent's, for each of them."""
-        return [] if self._agent is None else [self._agent.pid] * len(self._posts)
+        return [] if self._agent is None else [self._agent.pid] * len(self._briefing.posts)
 
     @property
     def processes(self) -> list[Any]:
@@ -89,10 +60,7 @@ class RayPool:
         agent = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         owners.watch(agent.pid)
         self._agent = agent
-        pidfd = os.pidfd_open(agent.pid)
-        self._watch = select.poll()
-        self._watch.register(pidfd, select.POLLIN)
-        self._ending = weakref.finalize(self, _end, agent, os.getpid(), pidfd)
+        self._ending = weakref.finalize(self, _end, agent, os.getpid())
         assert agent.stdin is not None
         try:
             agent.stdin.write(pickle.dumps(briefing))
@@ -111,11 +79,10 @@ class RayPool:
     def deaths(self) -> list[Death]:
         """All workers whose agent has ended, until they are replaced. Cost: one poll."""
         agent = self._agent
-        if agent is None or not self._watch.poll(0):
+        if agent is None or agent.poll() is None:
             return []
-        agent.wait()
         if not self._dead:
-            self._dead = set(range(len(self._posts)))
+            self._dead = set(range(len(self._briefing.posts)))
         return [Death(worker, agent.pid, agent.returncode) for worker in sorted(self._dead)]
 
     def replace(self, worker_id: int) -> None:
@@ -125,7 +92,7 @@ class RayPool:
             return
         self._ending()
         owners.forget(self._agent.pid)
-        posts = tuple(dataclasses.replace(post, resume=b"") for post in self._posts)
+        posts = tuple(dataclasses.replace(post, resume=b"") for post in self._briefing.posts)
         self._launch(dataclasses.replace(self._briefing, posts=posts, is_again=True))
 
     def stack(self, worker_id: int) -> str:
@@ -154,9 +121,8 @@ class RayPool:
             self._agent = None
 
 
-def _end(agent: subprocess.Popen[bytes], pid: int, pidfd: int) -> None:
+def _end(agent: subprocess.Popen[bytes], pid: int) -> None:
     """Kills an agent that is still there: of a loader that was not closed, at the end of its process."""
-    os.close(pidfd)
     if os.getpid() == pid and agent.poll() is None:
         agent.kill()
         agent.wait()
@@ -261,15 +227,19 @@ class OnCluster:
     def __call__(self, called: PreparedWorkers) -> RayPool | JointPool:
         """The worker pool, not started."""
         num_far = len(called.posts) - self.num_local_workers
-        actors = RayPool(
-            with_pickled_job(called.group, "pickled_job", pickled_by_value(called.job), called.posts[:num_far]),
+        posts = with_pickled_job(called.group, "pickled_job", pickled_by_value(called.job), called.posts[:num_far])
+        briefing = Briefing(
+            tuple(posts),
             self.address,
+            tuple(path or os.getcwd() for path in sys.path),
             is_seeded=called.job.seed is not None,
-            num_ahead=called.num_ahead,
-            connect_timeout_s=self.connect_timeout_s,
+            num_ahead=max(1, min(called.num_ahead, MAX_AHEAD)),
             num_beside=self.num_local_workers,
+            num_ordered=called.num_ahead * len(called.posts),
+            connect_timeout_s=self.connect_timeout_s,
             sample_timeout_s=called.sample_timeout_s,
         )
+        actors = RayPool(briefing)
         if not self.num_local_workers:
             return actors
         return JointPool(actors, processes(dataclasses.replace(called, posts=called.posts[num_far:])), num_far)

@@ -15,7 +15,11 @@ from shmload import ShmLoader
     [
         ({"backend": "threads"}, 'backend is "process" or "ray"; got \'threads\''),
         ({"address": "head:6379"}, "address='head:6379' is a Ray cluster's and needs backend=\"ray\""),
-        ({"backend": "ray"}, 'backend="ray" needs num_workers, the number of its actors, above 0 or "auto"; got 0'),
+        ({"backend": "ray"}, 'backend="ray" needs num_workers, the number of its actors (`ray status` shows the CPUs); got 0'),
+        (
+            {"backend": "ray", "num_workers": "auto"},
+            "backend=\"ray\" needs num_workers, the number of its actors (`ray status` shows the CPUs); got 'auto'",
+        ),
         (
             {"num_workers": 1, "num_local_workers": 2},
             'num_local_workers=2 goes with backend="ray": without actors, num_workers is the number of this machine\'s processes',
@@ -30,7 +34,7 @@ from shmload import ShmLoader
         ),
         (
             {"backend": "ray", "num_local_workers": 1},
-            'backend="ray" needs num_workers, the number of its actors, above 0 or "auto"; got 0',
+            'backend="ray" needs num_workers, the number of its actors (`ray status` shows the CPUs); got 0',
         ),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shmload.ray.agent import HALF_LIFE_S, Beside
 
 
@@ -19,7 +21,8 @@ class Ring:
 def measured(took_s: float, num_under_way: int = 0) -> tuple[Beside, list[float]]:
     """Of two processes with 8 batches ordered ahead, after an actor's answer took so long."""
     now = [100.0]
-    beside = Beside(Ring(), range(3, 5), 8, lambda: now[0])
+    ring: Any = Ring()
+    beside = Beside(ring, range(3, 5), 8, lambda: now[0])
     beside.answered(0, 0, 0.0, 10.0)  # was still starting
     beside.answered(0, num_under_way, 100.0 - took_s, 100.0)
     return beside, now
@@ -45,14 +48,15 @@ def test_an_actor_that_was_slow_is_tried_again() -> None:
 
 
 def test_what_was_asked_of_an_actor_that_was_still_starting_is_no_measure() -> None:
-    beside = Beside(Ring(), range(3, 5), 8, lambda: 100.0)
+    ring: Any = Ring()
+    beside = Beside(ring, range(3, 5), 8, lambda: 100.0)
     for began_s in (0.0, 1.0):
         beside.answered(0, 0, began_s, 99.0 + began_s)
         assert beside.may_claim(0, 0)
 
 
 def test_nothing_is_known_before_the_processes_have_done_something() -> None:
-    ring = Ring()
+    ring: Any = Ring()
     beside = Beside(ring, range(3, 5), 8, lambda: 100.0)
     ring.num_chunks = 0
     beside.answered(0, 0, 0.0, 1.0)

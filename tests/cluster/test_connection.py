@@ -12,19 +12,22 @@ from shmload import ShmLoader
 from shmload.errors import ClusterUnreachable
 from shmload.ray import cluster as module
 from shmload.ray import pool as pool_module
-from shmload.ray.agent import Briefing
-from shmload.ray.cluster import Cluster
+from shmload.ray.cluster import Briefing, Cluster
 from shmload.ray.pool import RayPool
 from shmload.storage import transport
 
 EARLY, LATE = -1e9, 1e18  # on the clock that is asked
 
 
+def briefing(address: str, **options: Any) -> Briefing:
+    given = {"is_seeded": True, "num_ahead": 1, "num_beside": 0, "num_ordered": 0, "connect_timeout_s": 60.0, **options}
+    return Briefing((), address, (), **given)
+
+
 def unconnected(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Cluster:
     monkeypatch.setattr(module, "LOOK_S", 0.0)
     monkeypatch.setattr(module, "TELL_S", -1.0)
-    given = {"is_seeded": True, "connect_timeout_s": 60.0, **options}
-    return Cluster("head:6379", np.empty(200_000_000, np.uint8), [], **given)
+    return Cluster(briefing("head:6379", **options), np.empty(200_000_000, np.uint8), [])
 
 
 def test_without_an_answer_in_time_an_task_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +118,7 @@ def test_an_agent_that_takes_anothers_place_knows_it(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(RayPool, "_launch", launch)
     monkeypatch.setattr(pool_module.owners, "forget", lambda pid: None)
-    pool = RayPool([], "auto", is_seeded=True, num_ahead=1, connect_timeout_s=7.5)
+    pool = RayPool(briefing("auto", connect_timeout_s=7.5))
     pool.start(0)
     pool.replace(0)
     assert [(briefing.is_again, briefing.connect_timeout_s) for briefing in launched] == [(False, 7.5), (True, 7.5)]

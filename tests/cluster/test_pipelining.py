@@ -103,7 +103,8 @@ def test_a_worker_that_does_an_task_again_gets_no_other_meanwhile() -> None:
 
 def test_what_would_wait_at_an_actor_leaves_the_oldest_orders_to_processes_of_this_machine() -> None:
     def claims(num_orders: int) -> list[int]:
-        return dispatched(num_orders, beside=Beside(Idle(), range(3, 5), 6)).claims
+        ring: Any = Idle()
+        return dispatched(num_orders, beside=Beside(ring, range(3, 5), 6)).claims
 
     assert claims(5) == [0, 1, 2]
     assert claims(6) == [0, 1, 2, 0]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shmload.errors import ShardCorrupt
 from shmload.formats import TFRecordWriter
-from shmload.growing import SampleCache
+from shmload.growing import SampleCache, files
 from shmload.growing import library as library_module
 from shmload.growing.files import Intake, count_records
 from tests.growing.growing_kit import RECORD_NBYTES, dataset_of, epoch_of, flip, loader_of, put_foreign
@@ -47,7 +47,8 @@ def test_where_nobody_can_say_who_writes_a_file_must_have_been_left_alone(
         raise OSError(errno.EINVAL, "no leases here")
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
-    cache = make_cache(settle_s=60.0)
+    monkeypatch.setattr(files, "SETTLE_S", 60.0)
+    cache = make_cache()
     path = put_foreign(cache.path / "fresh.tfrecord", range(3))
     assert cache.files() == []
     os.utime(path, (0, 0))

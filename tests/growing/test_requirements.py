@@ -215,7 +215,7 @@ def test_s12_samplers_are_supervised_and_feel_backpressure(make_cache: MakeCache
         held = []
 
         def waiting() -> Any:
-            held.append(cache._library.hold([file.name for file in cache.files()]))  # also what has come since
+            held.append(cache.folder.lease_many([file.name for file in cache.files()]))  # also what has come since
             writers = cache.stats().writers
             return len(writers) == 2 and all(one.is_waiting for one in writers) and writers
 

@@ -11,8 +11,8 @@ import pytest
 
 from shmload.errors import ShardCorrupt, StateMismatch
 from shmload.growing import SampleCache
-from shmload.growing.files import CacheFile, Snapshot, next_generation
-from shmload.growing.library import KEPT_SNAPSHOTS, GrowingRun, forget_runs, read_snapshot, run_name
+from shmload.growing.files import CacheFile, Snapshot, next_generation, read_snapshot, snapshot_path
+from shmload.growing.library import KEPT_SNAPSHOTS, GrowingRun, forget_runs, run_name
 from tests.growing.growing_kit import dataset_of, epoch_of, loader_of, put
 
 
@@ -64,7 +64,7 @@ def test_a_frozen_snapshot_stays_as_it_is(tmp_path: Path) -> None:
     assert run.freeze(snapshot(0, "a"))
     assert not run.freeze(snapshot(0, "b"))
     assert snapshot(0, "a") == run.read(0)
-    assert [run.file(0)] == [path for path in run.path.iterdir() if "epoch" in path.name]  # no partial one stays
+    assert [snapshot_path(run.path, 0)] == [path for path in run.path.iterdir() if "epoch" in path.name]  # no partial one stays
 
 
 def test_only_so_many_snapshots_are_kept(tmp_path: Path) -> None:

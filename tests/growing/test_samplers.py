@@ -96,8 +96,9 @@ def test_each_draws_numbers_of_its_own(cache: SampleCache) -> None:
 
 
 def test_stopped_samplers_publish_what_they_have(cache: SampleCache) -> None:
-    with cache.start(endless, 1, publish_s=1e9) as samplers:
-        wait_until(lambda: cache.stats().generation >= 2, "the first files")
+    samplers = cache.start(endless, 1, publish_s=1e9)
+    wait_until(lambda: cache.stats().generation >= 2, "the first files")
+    samplers.stop()
     names = [file.name for file in cache.files()]
     samplers.stop()
     assert names == [file.name for file in cache.files()]

@@ -145,13 +145,6 @@ def ignore(local_rank: int, folder: str) -> None:
     stay(local_rank, folder)
 
 
-def interrupt_itself(local_rank: int, told: int) -> None:
-    """Says who it is on a pipe, and ends by SIGINT."""
-    os.write(told, b"%d\n" % os.getpid())
-    os.kill(os.getpid(), signal.SIGINT)
-    signal.pause()
-
-
 def stay_and_leave(local_rank: int, folder: str) -> None:
     """Stays until it is told to end, and says that it was."""
 

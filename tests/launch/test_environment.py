@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shmload.launch.ranks import HeldPort, NodePlace, environment, number_of_ranks, rank_specs
+from shmload.launch.ranks import NodePlace, environment, held_port, number_of_ranks, rank_specs
 from shmload.shm.names import Host
 from shmload.world import rank_and_world_size
 
@@ -72,29 +72,30 @@ def test_a_loader_takes_rank_and_world_size_from_what_is_told(monkeypatch: pytes
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_a_held_port_is_rank_0s_alone(family: socket.AddressFamily) -> None:
-    held = HeldPort()
+    held = held_port()
+    port = held.getsockname()[1]
     address = "127.0.0.1" if family == socket.AF_INET else "::"
     try:
         with socket.socket(family) as other, pytest.raises(OSError, match="in use"):
-            other.bind((address, held.number))
+            other.bind((address, port))
         with socket.socket(family) as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind((address, held.number))
+            server.bind((address, port))
             server.listen()
-            socket.create_connection(("127.0.0.1", held.number)).close()
+            socket.create_connection(("127.0.0.1", port)).close()
     finally:
         held.close()
     with socket.socket(family) as other:
-        other.bind((address, held.number))
+        other.bind((address, port))
 
 
 def test_held_ports_are_all_different_and_are_given_to_nobody() -> None:
-    held = [HeldPort() for _ in range(200)]
+    held = [held_port() for _ in range(200)]
     given = [socket.socket() for _ in range(200)]
     try:
         for other in given:
             other.bind(("127.0.0.1", 0))
-        ports = [port.number for port in held] + [other.getsockname()[1] for other in given]
+        ports = [port.getsockname()[1] for port in held] + [other.getsockname()[1] for other in given]
         assert len(set(ports)) == 400
     finally:
         for end in [*held, *given]:
@@ -116,9 +117,9 @@ def test_without_ipv6_a_port_is_held_all_the_same(missing: str, monkeypatch: pyt
         monkeypatch.setattr(socket, "AF_INET6", 12345)
     else:
         monkeypatch.setattr(socket, "socket", WithoutAddress)
-    held = HeldPort()
+    held = held_port()
     try:
-        assert held.number > 0
+        assert held.getsockname()[1] > 0
     finally:
         held.close()
 

@@ -14,12 +14,12 @@ RAISED = RankReport("ValueError: broken", "Traceback (most recent call last):\n 
 
 def test_the_causes_own_traceback_comes_first() -> None:
     others = [
-        Ending(0, 10, -15, told=True),
+        Ending(0, 10, -15, asked=True),
         Ending(2, 12, 1, RankReport("RuntimeError: connection closed", "...", 6.0)),
-        Ending(3, 13, -9, told=True, killed=True),
-        Ending(4, 14, -15, told=True),
+        Ending(3, 13, -9, asked=True, killed=True),
+        Ending(4, 14, -15, asked=True),
         Ending(5, 15, 0),
-        Ending(6, 16, -9, told=True, killed=True),
+        Ending(6, 16, -9, asked=True, killed=True),
     ]
     assert (
         failure_text(Ending(1, 11, 1, RAISED), "noise", others, 7, 2.5)

@@ -6,7 +6,6 @@ import ast
 import multiprocessing
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +20,6 @@ import pytest
 
 import shmload
 from shmload import RankFailed
-from shmload.launch import supervisor
 from tests.launch import rank_functions
 from tests.launch.launch_kit import Run, all_end
 
@@ -160,26 +158,6 @@ def test_what_a_rank_has_started_ends_with_it(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="raised ValueError: broken"):
         shmload.spawn(rank_functions.leave_a_child, (barrier("fork", 2), str(tmp_path)), 2, start_method="fork")
     assert all_end([int((tmp_path / "child").read_text())])
-
-
-def test_a_signal_to_a_rank_may_be_one_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ^C's is where a scheduler sends it to every process: the rank's end is seen first, and is not what ended the run."""
-    monkeypatch.setattr(supervisor, "_BLAME_S", 30.0)
-    own, given = os.pipe()
-
-    def interrupt_once_it_is_reaped() -> None:
-        pid = os.read(own, 20).decode().strip()
-        while os.path.exists(f"/proc/{pid}"):
-            os.sched_yield()
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt_once_it_is_reaped)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        shmload.spawn(rank_functions.interrupt_itself, (given,), 1, start_method="fork")
-    thread.join()
-    os.close(own)
-    os.close(given)
 
 
 @pytest.mark.slow

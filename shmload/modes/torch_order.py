@@ -45,7 +45,17 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
 from shmload.errors import StateMismatch
-from shmload.schedule.state import CHECK, UsersOwn, check_checksum, check_head, differences, faults_in, opened, sealed, with_checksum
+from shmload.schedule.state import (
+    CHECK,
+    UsersOwn,
+    check_checksum,
+    check_head,
+    differences,
+    faults_in,
+    opened,
+    sealed,
+    with_checksum,
+)
 from shmload.worker.snapshot import SAME, Note, Snapshot
 from shmload.worker.torch_side import Origin, origin_of, randperm, replayed
 from shmload.world import is_stateful

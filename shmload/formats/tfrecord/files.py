@@ -7,8 +7,8 @@ process that was not forked after it, and CPU time.
 A file that is replaced or removed stays whole in its mapping. One that is written over or cut off is noticed, before and after each
 batch; what remains is a file cut off between the two, whose reader the system kills (SIGBUS), as with any mapping.
 
-Offsets are taken from our own file beside the shard (`<name>.shmload-index`), else from a tfindex file that fits it, else from a walk,
-whose result is then written beside it if the folder allows.
+Offsets are taken from our own file beside the shard (`<name>.shmload-index`), else from a tfindex file that fits it, else from a
+walk, whose result is then written beside it if the folder allows.
 
     our index: "SHMLOAD TFRECORD INDEX 1\n" | json of name, size, mtime_ns, crc32c of the offsets "\n" | int64 offsets
 

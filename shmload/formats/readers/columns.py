@@ -62,24 +62,29 @@ T = TypeVar("T")
 
 class PerProcess(Generic[T]):
     """What is opened once a process. It is given `open` at each use, not to keep it: its owner is freed as soon as it is
-    dropped."""
+    dropped.
 
-    def __init__(self) -> None:
+    Args:
+        is_inherited: a forked child goes on with its parent's, as it may where files are only mapped.
+    """
+
+    def __init__(self, is_inherited: bool = False) -> None:
+        self._is_inherited = is_inherited
         self._held: tuple[int, T] | None = None  # and the process it was opened in
         self._inherited: list[object] = []
         self._locks: dict[int, Lock] = {}  # by process
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PerProcess, ()  # it is opened again where it is unpickled
+        return PerProcess, (self._is_inherited,)  # it is opened again where it is unpickled
 
     @property
     def is_open(self) -> bool:
         """Whether this process has opened it."""
-        return self._held is not None and self._held[0] == os.getpid()
+        return self._held is not None and self._held[0] in (0, os.getpid())
 
     def get(self, open: Callable[[], T]) -> T:
         """This process's own, which `open` makes."""
-        pid, held = os.getpid(), self._held
+        pid, held = 0 if self._is_inherited else os.getpid(), self._held
         if held is not None and held[0] == pid:
             return held[1]
         with self._locks.setdefault(pid, Lock()):
@@ -181,7 +186,7 @@ class ColumnDataset(ABC):
             ShardCorrupt: the file is not what its format says.
         """
         opened = self._opened
-        opened.read(_checked(indices, opened.num_rows), out)
+        opened.read(checked_indices(indices, opened.num_rows), out)
 
     def __repr__(self) -> str:
         count = f"{len(self)} samples" if self._held.is_open else "not opened yet"
@@ -226,7 +231,12 @@ class ArrayTreeDataset(ColumnDataset):
             raise ShardCorrupt(f"{self.path}: no sound {kind} data: {type(error).__name__}: {error}") from error
 
 
-def _checked(indices: Any, num_rows: int) -> Indices:
+def checked_indices(indices: Any, num_rows: int) -> Indices:
+    """Numbers of rows, of which negative ones counted from the end.
+
+    Raises:
+        IndexError: there is no such row.
+    """
     given = np.asarray(indices)
     if given.size and given.dtype.kind not in "iu":
         raise TypeError(f"indices are integers; got {given.dtype}")

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from shmload.batch.layout import ElementType, fits, of_any
 from shmload.errors import SampleError, ShardCorrupt, ShmloadError
 from shmload.formats.images.decoder import ImageDecoder
 from shmload.formats.paths import Paths, expanded
+from shmload.formats.readers.columns import PerProcess
 from shmload.formats.tfrecord.files import CHANGED, COMPRESSIONS, FOREIGN_SUFFIXES, SUFFIX, RecordFile
 
 _FOUND = ("nothing", "a bytes_list", "a float_list", "an int64_list")
@@ -265,49 +265,35 @@ class TFRecordDataset:
         if records == "raw" and self.defaults:
             raise ValueError('records="raw" takes no defaults: no record lacks itself')
         self._file_nbytes: list[int] = []  # of each path when it was first opened, here or where this was pickled
-        self._begin()
-
-    def _begin(self) -> None:
-        self._lock = Lock()
-        self._reader: RecordReader | None = None
         self._num_records = -1
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_reader", "_num_records")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._begin()
+        self._held: PerProcess[RecordReader] = PerProcess(is_inherited=True)
 
     def _opened(self) -> RecordReader:
-        if self._reader is None:
-            with self._lock:
-                if self._reader is None:
-                    files = self._files()
-                    self._recognise([file.nbytes for file in files])
-                    offsets = [file.offsets() for file in files]
-                    ends = np.cumsum([len(o) - 1 for o in offsets], dtype=np.int64)
-                    starts = np.concatenate([np.empty(0, np.int64), *(o[:-1] for o in offsets)])
-                    self._num_records = int(ends[-1])
-                    self._reader = RecordReader(
-                        [file.data for file in files],
-                        [file.state for file in files],
-                        ends,
-                        starts,
-                        [f.native() for f in self._fields],
-                        FORMS.index(self.records),
-                        LEVELS.index(self.verify),
-                    )
-        return self._reader
+        return self._held.get(self._open)
+
+    def _open(self) -> RecordReader:
+        files = self._files()
+        for file, was in zip(files, self._file_nbytes, strict=False):
+            if was != file.nbytes:
+                raise ShardCorrupt(
+                    f"{file.path}: has {file.nbytes} bytes, and had {was} when this dataset first read it: make it anew"
+                )
+        self._file_nbytes = [file.nbytes for file in files]
+        offsets = [file.offsets() for file in files]
+        ends = np.cumsum([len(o) - 1 for o in offsets], dtype=np.int64)
+        self._num_records = int(ends[-1])
+        return RecordReader(
+            [file.data for file in files],
+            [file.state for file in files],
+            ends,
+            np.concatenate([np.empty(0, np.int64), *(o[:-1] for o in offsets)]),
+            [f.native() for f in self._fields],
+            FORMS.index(self.records),
+            LEVELS.index(self.verify),
+        )
 
     def _files(self) -> list[RecordFile]:
         return [RecordFile(path, self.compression, self.max_inflated_bytes) for path in self.paths]
-
-    def _recognise(self, file_nbytes: list[int]) -> None:
-        for path, was, now in zip(self.paths, self._file_nbytes, file_nbytes, strict=False):
-            if was != now:
-                raise ShardCorrupt(f"{path}: has {now} bytes, and had {was} when this dataset first read it: make it anew")
-        self._file_nbytes = file_nbytes
 
     def __len__(self) -> int:
         self._opened()

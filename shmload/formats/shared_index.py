@@ -81,20 +81,6 @@ class IndexLayout:
     row_type: type | None
     nbytes: int
 
-    @classmethod
-    def of(cls, builders: Sequence[ColumnBuilder], row_type: type | None) -> IndexLayout:
-        """Gives every built column its place."""
-        columns, end = [], 0
-        for number, builder in enumerate(builders):
-            has_words = builder.kind in ("str", "bytes")
-            ends = end if has_words else -1
-            data = aligned(end + builder.ends.nbytes)
-            end = aligned(data + builder.data.nbytes)
-            name = number if builder.name is None else builder.name
-            dtype = "" if has_words else _SCALARS.get(builder.kind) or str(builder.dtype)
-            columns.append(ColumnLayout(name, builder.kind, dtype, builder.shape, builder.is_nullable, ends, data))
-        return cls(builders[0].count, tuple(columns), row_type, end)
-
 
 _NUMERIC = "biufc"  # numpy's kinds of numbers
 
@@ -107,8 +93,17 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, builders: Sequence[ColumnBuilder], row_type: type | None) -> Packed:
-        """The built columns of entries of a type (see `IndexLayout`)."""
-        return cls(IndexLayout.of(builders, row_type), builders)
+        """Gives every built column its place."""
+        columns, end = [], 0
+        for number, builder in enumerate(builders):
+            has_words = builder.kind in ("str", "bytes")
+            ends = end if has_words else -1
+            data = aligned(end + builder.ends.nbytes)
+            end = aligned(data + builder.data.nbytes)
+            name = number if builder.name is None else builder.name
+            dtype = "" if has_words else _SCALARS.get(builder.kind) or str(builder.dtype)
+            columns.append(ColumnLayout(name, builder.kind, dtype, builder.shape, builder.is_nullable, ends, data))
+        return cls(IndexLayout(builders[0].count, tuple(columns), row_type, end), builders)
 
     def parts(self) -> Iterator[tuple[int, Any]]:
         """(place, bytes) of all that the memory holds."""

@@ -226,8 +226,10 @@ class HDF5Dataset(ArrayTreeDataset):
             return ListedColumn(
                 blocks(lambda a, b: [value.astype(dtype, copy=False) for value in dataset[a:b]], 1024), (dtype.name, (None,))
             )
-        offset = _offset_of(dataset, h5py)
-        if offset is not None:
+        # where the numbers lie, if they are one piece of this file; None: they are not, or nothing was written yet
+        offset, kind = dataset.id.get_offset(), dataset.id.get_type()
+        is_plain = dataset.dtype.kind in "iuf" and 8 * kind.get_size() == kind.get_precision() == 8 * dataset.dtype.itemsize
+        if offset is not None and is_plain and dataset.size:
             end = os.path.getsize(self.path)
             if not 0 <= offset <= end - dataset.nbytes:
                 raise ShardCorrupt(f"{where}, offset {offset}: {dataset.nbytes} bytes of it do not lie within the file's {end}")
@@ -246,16 +248,3 @@ def _all_of(file: Any, h5py: Any) -> dict[str, str]:
 
     file.visititems(visit)
     return found
-
-
-def _offset_of(dataset: Any, h5py: Any) -> int | None:
-    """Where the numbers lie in the file, if they are one piece of it and as numpy has them."""
-    kind, plist = dataset.id.get_type(), dataset.id.get_create_plist()
-    if dataset.dtype.kind not in "iuf" or dataset.size == 0 or plist.get_layout() != h5py.h5d.CONTIGUOUS:
-        return None
-    size = dataset.dtype.itemsize
-    is_plain = kind.get_size() == size and kind.get_precision() == 8 * size and kind.get_offset() == 0
-    if not is_plain or plist.get_external_count():
-        return None
-    offset: int | None = dataset.id.get_offset()  # None: nothing was written yet
-    return offset

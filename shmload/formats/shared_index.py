@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
-import importlib
 import json
 import os
 import pickle
@@ -28,6 +27,7 @@ from shmload._core.index_reader import PackedRows
 from shmload._core.mapping import Mapping as MappedMemory
 from shmload.batch.layout import aligned
 from shmload.errors import RingTooSmall
+from shmload.formats.readers.columns import library
 from shmload.shm import names, owners
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import SHM_DIR, meeting_stem, proc_self
@@ -466,11 +466,7 @@ def _table(file: Iterable[str], delimiter: str, types: Types) -> Iterator[dict[s
 
 
 def _pack_parquet(path: Path) -> Packed:
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ImportError(f"{path}: .parquet manifests need pyarrow: pip install pyarrow") from error
-    with parquet.ParquetFile(path) as file:
+    with library("pyarrow.parquet", "parquet").ParquetFile(path) as file:
         table = file.read()
     return pack_columns(
         {name: (value for chunk in table[name].chunks for value in chunk.to_pylist()) for name in table.column_names}

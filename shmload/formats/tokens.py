@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from shmload._core.tokens import WindowReader, by_window, check_offsets, cross, 
 from shmload._core.tokens import pack as _pack
 from shmload.batch.rows import place_of
 from shmload.errors import ShardCorrupt
-from shmload.formats.arrays import HeldArrays
+from shmload.formats.arrays import HeldArrays, HeldDataset
 from shmload.formats.paths import check_local
 from shmload.schedule.permutation import Permutation
 
@@ -114,7 +114,7 @@ def checked_offsets(index: Any, num_tokens: int, source: str = "") -> NDArray[np
 _NONE = np.empty(0, np.int64)
 
 
-class TokenDataset:
+class TokenDataset(HeldDataset):
     """Windows of tokens, widened straight into the batch.
 
     Without documents, window i begins at token `i * stride` and a short tail is left out. With documents (`separator`, which
@@ -255,21 +255,6 @@ class TokenDataset:
         if self._has_segments:
             segments, positions = (_place(name, out[name], len(indices) * self.window) for name in ("segment_ids", "position_ids"))
         self._reader.into(address, segments, positions, nbytes, np.ascontiguousarray(indices, np.int64))
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._held.share()
-        self._bind()
-        return {name: value for name, value in vars(self).items() if name != "_reader"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._bind()
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)} windows of {self.window} tokens, density {self.density:.4f}>"

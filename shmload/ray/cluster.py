@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from shmload._core.filler import ERROR
 from shmload.errors import ClusterUnreachable, StoreError, WorkerDied
-from shmload.ray.decoder import ActorSetting, Decoder, Outcome, Task, failure_in, forget_word, take_word
+from shmload.ray.decoder import NOTHING, ActorSetting, Decoder, Outcome, Task, take_failure
 from shmload.storage.transport import Retry, RetryPolicy, TransientError
 from shmload.worker.reader import Post
 
@@ -152,7 +152,7 @@ class Cluster:
         except Exception as error:
             self._failure = error if isinstance(error, ClusterUnreachable) else unreachable(self._briefing.address, error)
         finally:
-            self._pickled_job = np.empty(0, np.uint8)
+            self._pickled_job = NOTHING
             self._is_connected.set()
 
     def _join(self) -> None:
@@ -280,16 +280,13 @@ class Cluster:
 
     def _timed_out(self, worker: int, call: Call) -> Outcome | None:
         """What came of a task whose sample took too long: its failure, and another actor."""
-        if self._settings[worker].sample_timeout_s is None:
+        task = call.argument[0]
+        if self._settings[worker].sample_timeout_s is None or not isinstance(task, Task):
             return None
-        word, task = take_word(call.actor), call.argument[0]
-        failure = failure_in(word, task) if isinstance(task, Task) else None
-        if failure is None:
+        if (failure := take_failure(call.actor, task)) is None:
             return None
-        forget_word(call.actor)
         self._replace(worker, call.actor, "a sample took too long")
-        dumped = failure.dumps(self._settings[worker].text_capacity)
-        return Outcome(ERROR, np.empty(0, np.uint8), None, None, None, dumped, 0)
+        return Outcome(ERROR, error=failure.dumps(self._settings[worker].text_capacity))
 
     def _see_to(self, worker: int, actor: Any, error: Exception, num_deaths: int) -> None:
         how = " ".join(str(error).split())

@@ -119,7 +119,7 @@ def test_the_memory_is_private_to_its_user() -> None:
 
 def test_too_little_memory_is_an_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = names_of_ours()
-    monkeypatch.setattr(segment, "available_bytes", lambda: 0)
+    monkeypatch.setattr(segment, "available_bytes", lambda *_: 0)
     with pytest.raises(
         MemoryError, match=r"an index of 1 entries needs 128 bytes, and this process may take \d+ more: free memory, or hold"
     ):

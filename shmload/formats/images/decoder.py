@@ -53,6 +53,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -351,11 +352,7 @@ def _jpeg_library(library: str) -> str:
         return library
     if not unbound():
         return "libjpeg"
-    try:
-        import simplejpeg  # noqa: F401  # only whether it is there
-    except ImportError:
-        return "pillow"
-    return "simplejpeg"
+    return "pillow" if find_spec("simplejpeg") is None else "simplejpeg"
 
 
 def open_picture(data: bytes) -> Picture:

@@ -120,19 +120,6 @@ def map_file(path: str) -> tuple[mmap.mmap | bytes, os.stat_result]:
     return data, status
 
 
-def map_shard(index: ShardIndex) -> MappedFile:
-    """The shard's bytes.
-
-    Raises:
-        ShardCorrupt: it was written to since it was indexed.
-    """
-    file = MappedFile(os.fsencode(index.path))
-    _, _, nbytes, mtime_ns = file.state
-    if (nbytes, mtime_ns) != (index.nbytes, index.mtime_ns):
-        raise changed(index)
-    return file
-
-
 def changed(index: ShardIndex) -> ShardCorrupt:
     """The error for a shard that is not what its index says any more."""
     return ShardCorrupt(f"{index.path}: was changed since it was indexed, with {index.nbytes} bytes: make the dataset anew")
@@ -386,7 +373,9 @@ class TarSamples:
     def map(self, shard: int) -> tuple[NDArray[np.uint8], bytes | None, tuple[int, int, int, int] | None]:
         """(a shard's bytes, path and state of their file); None and None: nobody writes to it."""
         index = self.indexes[shard]
-        file = map_shard(index)
+        file = MappedFile(os.fsencode(index.path))
+        if file.state[2:] != (index.nbytes, index.mtime_ns):
+            raise changed(index)
         return np.frombuffer(memoryview(file), np.uint8), os.fsencode(index.path), file.state
 
     def _open(self, shard: int) -> NDArray[np.uint8]:

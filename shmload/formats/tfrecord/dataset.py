@@ -311,12 +311,12 @@ class TFRecordDataset:
         return out.sample()
 
     @property
-    def read_batch_into(self) -> Callable[[Any, Any], None] | None:
+    def read_batch_into(self) -> Callable[[Any, Any], object] | None:
         """Reads records into rows, `read(indices, out)` as docs/own_format.md says. None where a decoder does part of that.
 
         A decoder may draw random numbers, which are each sample's own only if samples are read one by one.
         """
-        return None if any(field.decode is not None for field in self._fields) else self._read_batch_into
+        return None if any(field.decode is not None for field in self._fields) else self._read
 
     def read_into(self, index: int, out: Any) -> None:
         """Reads one record into its row.
@@ -331,9 +331,6 @@ class TFRecordDataset:
         for field in self._fields:
             if field.decode is not None:
                 self._decoded(survey, field, partial(decode_into, field, texts[field.name][0], out))
-
-    def _read_batch_into(self, indices: Any, out: Any) -> None:
-        self._read(indices, out)
 
     def _read(self, indices: Any, out: Any) -> tuple[Survey, dict[str, list[Any]]]:
         """Writes rows of all but the fields with decoders; gives texts, and what is to be decoded."""

@@ -225,4 +225,3 @@ def _numbers(first: str, last: str, step: str | None) -> list[str]:
 def _range(first: int, last: int, step: str | None) -> range:
     by = abs(int(step or 1)) or 1
     return range(first, last + 1, by) if first <= last else range(first, last - 1, -by)
-

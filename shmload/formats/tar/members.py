@@ -271,7 +271,10 @@ _SAFE: dict[str, Decoder] = {
     "npy": decode_npy,
     "npz": decode_npz,
 }
-_UNSAFE: dict[str, Decoder] = {**dict.fromkeys(("pickle", "pkl", "pyd"), pickle.loads), "pth": lambda data: _torch().load(io.BytesIO(data), weights_only=False)}
+_UNSAFE: dict[str, Decoder] = {
+    **dict.fromkeys(("pickle", "pkl", "pyd"), pickle.loads),
+    "pth": lambda data: _torch().load(io.BytesIO(data), weights_only=False),
+}
 _MODULES = {"cbor": ("cbor", "loads"), **dict.fromkeys(("mp", "msg", "msgpack"), ("msgpack", "unpackb"))}
 
 

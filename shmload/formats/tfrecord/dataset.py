@@ -348,8 +348,15 @@ class TFRecordDataset:
                 targets.append(_memory_of(out.reserve(field.name, survey.steps(number))))
             else:
                 targets.append(_memory_of(out[field.name]))
-        texts = self._write(survey, targets)
+        # all of files that are as they were when it began
+        if not survey.write(targets):
+            raise self._error(survey)
+        texts: dict[str, list[Any]] = {f.name: survey.texts(number) for number, f in enumerate(self._fields) if f.is_text}
+        if not survey.is_still_so():
+            raise self._error(survey)
         for field in self._fields:
+            if field.is_str:
+                texts[field.name] = [self._str(text, survey, row, field.name) for row, text in enumerate(texts[field.name])]
             if field.is_text and field.decode is None:
                 out[field.name] = texts[field.name]
         return survey, texts
@@ -363,18 +370,6 @@ class TFRecordDataset:
         if survey.problem is not None:
             raise self._error(survey)
         return survey
-
-    def _write(self, survey: Survey, targets: list[Any]) -> dict[str, list[Any]]:
-        """Writes arrays' rows and gives texts; all of files that are as they were when it began."""
-        if not survey.write(targets):
-            raise self._error(survey)
-        found: dict[str, list[Any]] = {f.name: survey.texts(number) for number, f in enumerate(self._fields) if f.is_text}
-        if not survey.is_still_so():
-            raise self._error(survey)
-        for field in self._fields:
-            if field.is_str:
-                found[field.name] = [self._str(text, survey, row, field.name) for row, text in enumerate(found[field.name])]
-        return found
 
     def _error(self, survey: Survey) -> Exception:
         return error_of(survey.problem or (), self._fields, self.paths, self._file_nbytes, self._num_records)

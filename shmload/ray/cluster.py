@@ -73,7 +73,7 @@ def _turns(nodes: list[Node], first: int) -> list[str]:
 log = logging.getLogger("shmload")
 
 HEAD_S = 10.0  # for the head to take a connection; Ray itself tries for two minutes
-TELL_S = 5.0  # how often it is said what is still waited for
+LOG_S = 5.0  # how often it is logged what is still waited for
 LOOK_S = 0.1  # how often who waits for the connection looks whether it still should
 MAX_DEATHS = 3  # of actors over one task alone: then it is the task
 
@@ -188,17 +188,15 @@ class Cluster:
         The cluster has `connect_timeout_s` to answer. Importing Ray before that and sending the dataset behind it have no limit:
         they end with this process, and what they wait for is said now and then.
         """
-        began = told = monotonic()
+        began = logged = monotonic()
         while not self._is_connected.wait(LOOK_S):
             now = monotonic()
-            if not is_wanted() or self._is_late(now):
+            asked_at = self._asked_at if self._joined_at is None else None
+            if not is_wanted() or (asked_at is not None and now - asked_at > self._briefing.connect_timeout_s):
                 return
-            if now - told > TELL_S:
-                told = now
+            if now - logged > LOG_S:
+                logged = now
                 log.warning("%s, for %.0f s so far", self._waits_for(), now - began)
-
-    def _is_late(self, now: float) -> bool:
-        return self._joined_at is None and self._asked_at is not None and now - self._asked_at > self._briefing.connect_timeout_s
 
     def _waits_for(self) -> str:
         if self._asked_at is None:

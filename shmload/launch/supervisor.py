@@ -476,22 +476,14 @@ class SpawnedRanks:
     def _begin(self, rank_spec: RankSpec) -> None:
         ours: list[int] = []
         theirs: list[int] = []
-
-        def pipe() -> int:
-            """A pipe's end for the rank; ours is the last of `ours`."""
-            own, given = os.pipe()
-            ours.append(own)
-            theirs.append(given)
-            return given
-
         try:
             if rank_spec.log:
-                log = os.open(rank_spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-                theirs.append(log)
-                ends = Ends(log, log, pipe())
-            else:
-                ends = Ends(pipe(), pipe(), pipe())
-            child = self._start_one(rank_spec, ends)
+                theirs.append(os.open(rank_spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666))
+            for _ in range(1 if rank_spec.log else 3):  # of the report; stdout's and stderr's before it
+                own, given = os.pipe()
+                ours.append(own)
+                theirs.append(given)
+            child = self._start_one(rank_spec, Ends(theirs[0], theirs[-2], theirs[-1]))
         except BaseException:
             for fd in ours:
                 os.close(fd)

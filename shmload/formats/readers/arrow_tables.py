@@ -249,16 +249,14 @@ def _dtype_of(kind: Any) -> Any:
 
 
 def _is_list(kind: Any) -> bool:
-    types = pa.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+    return isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
 
 
 def _offset_nbytes(kind: Any) -> int:
     """Bytes of one offset of a type; 0 if it has none."""
-    types = pa.types
-    if types.is_large_list(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
-        return 8
-    return 0 if types.is_fixed_size_list(kind) else 4
+    if isinstance(kind, pa.FixedSizeListType):
+        return 0
+    return 8 if str(kind).startswith("large_") else 4  # of lists, strings and binary values
 
 
 def fields_of(schema: Any, path: str, names: Sequence[str] | None) -> list[Any]:
@@ -364,10 +362,10 @@ class Groups:
         self.schema = {field.name: spec_of(field, paths[0], asked.get(field.name)) for field in fields}
         self._fill_null = fill_null
         places = [(f, g) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
-        sizes = [self._files[f].metadata.row_group(g) for f, g in places]
-        self._places = [place for place, size in zip(places, sizes, strict=True) if size.num_rows > 0]
-        self._nbytes = np.array([size.total_byte_size for size in sizes if size.num_rows > 0], np.int64)
-        self.starts = np.cumsum([0, *(size.num_rows for size in sizes if size.num_rows > 0)], dtype=np.int64)
+        sizes = {(f, g): self._files[f].metadata.row_group(g) for f, g in places}
+        self._places = [place for place in places if sizes[place].num_rows > 0]
+        self._nbytes = np.array([sizes[place].total_byte_size for place in self._places], np.int64)
+        self.starts = np.cumsum([0, *(sizes[place].num_rows for place in self._places)], dtype=np.int64)
         self.num_rows = int(self.starts[-1])
         self._cache_bytes = cache_bytes
         self.cache = BlockCache(cache_bytes)

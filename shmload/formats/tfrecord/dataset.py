@@ -265,24 +265,23 @@ class TFRecordDataset:
         if records == "raw" and self.defaults:
             raise ValueError('records="raw" takes no defaults: no record lacks itself')
         self._file_nbytes: list[int] = []  # of each path when it was first opened, here or where this was pickled
-        self._num_records = -1
-        self._held: PerProcess[RecordReader] = PerProcess(is_inherited=True)
+        self._held: PerProcess[tuple[RecordReader, int]] = PerProcess(is_inherited=True)
 
-    def _opened(self) -> RecordReader:
+    def _opened(self) -> tuple[RecordReader, int]:
+        """What reads, and the number of records."""
         return self._held.get(self._open)
 
-    def _open(self) -> RecordReader:
+    def _open(self) -> tuple[RecordReader, int]:
         files = self._files()
         for file, was in zip(files, self._file_nbytes, strict=False):
             if was != file.nbytes:
                 raise ShardCorrupt(
                     f"{file.path}: has {file.nbytes} bytes, and had {was} when this dataset first read it: make it anew"
                 )
-        self._file_nbytes = [file.nbytes for file in files]
+        self._file_nbytes[:] = [file.nbytes for file in files]
         offsets = [file.offsets() for file in files]
         ends = np.cumsum([len(o) - 1 for o in offsets], dtype=np.int64)
-        self._num_records = int(ends[-1])
-        return RecordReader(
+        reader = RecordReader(
             [file.data for file in files],
             [file.state for file in files],
             ends,
@@ -291,13 +290,13 @@ class TFRecordDataset:
             FORMS.index(self.records),
             LEVELS.index(self.verify),
         )
+        return reader, int(ends[-1])
 
     def _files(self) -> list[RecordFile]:
         return [RecordFile(path, self.compression, self.max_inflated_bytes) for path in self.paths]
 
     def __len__(self) -> int:
-        self._opened()
-        return self._num_records
+        return self._opened()[1]
 
     def __repr__(self) -> str:
         return f"TFRecordDataset({len(self.paths)} files, {self.records}, {', '.join(self.schema)}, verify={self.verify!r})"
@@ -362,17 +361,17 @@ class TFRecordDataset:
         return survey, texts
 
     def _survey(self, indices: Any, targets: list[Any] | None = None) -> Survey:
-        reader = self._opened()
+        reader, num_records = self._opened()
         wanted = np.ascontiguousarray(indices, np.int64)
         if wanted.size and wanted.min() < 0:
-            wanted = np.where((wanted < 0) & (wanted >= -self._num_records), wanted + self._num_records, wanted)
+            wanted = np.where((wanted < 0) & (wanted >= -num_records), wanted + num_records, wanted)
         survey = reader.survey(wanted, targets)
         if survey.problem is not None:
             raise self._error(survey)
         return survey
 
     def _error(self, survey: Survey) -> Exception:
-        return error_of(survey.problem or (), self._fields, self.paths, self._file_nbytes, self._num_records)
+        return error_of(survey.problem or (), self._fields, self.paths, self._file_nbytes, len(self))
 
     def _decoded(self, survey: Survey, field: RecordField, decode: Callable[[], Any]) -> Any:
         try:

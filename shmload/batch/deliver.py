@@ -17,7 +17,7 @@ import math
 import pickle
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -201,17 +201,7 @@ def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_lea
     return of_leaf(batch)
 
 
-class BatchMemory(Protocol):
-    """Memory that holds a packed batch."""
-
-    def meta(self) -> bytes:
-        """Its last part, which says what the others are."""
-
-    def tensor(self, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
-        """A C-order tensor over it."""
-
-    def text(self, count: int, nbytes: int, offset: int, kind: int) -> list[Any]:
-        """The column that lies there, as objects of their own."""
+BatchMemory = LeasedBatch | PrivateBatch
 
 
 @faults.at("mapping")

@@ -36,16 +36,13 @@ class ElementType(NamedTuple):
 
 def _table() -> dict[str, ElementType]:
     table = {}
-    for code, kind, sizes in ((0, "int", (8, 16, 32, 64)), (1, "uint", (8, 16, 32, 64)), (2, "float", (16, 32, 64))):
-        for bits in sizes:
-            table[f"{kind}{bits}"] = ElementType(f"{kind}{bits}", bits // 8, code, np.dtype(f"{kind}{bits}"))
-    table["complex64"] = ElementType("complex64", 8, 5, np.dtype("complex64"))
-    table["complex128"] = ElementType("complex128", 16, 5, np.dtype("complex128"))
-    table["bool"] = ElementType("bool", 1, 6, np.dtype("bool"))
-    table["bfloat16"] = ElementType("bfloat16", 2, 4, None)
-    table["complex32"] = ElementType("complex32", 4, 5, None)
-    for code, name in enumerate(("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"), start=10):  # DLPack 1.1's codes
-        table[f"float8_{name}"] = ElementType(f"float8_{name}", 1, code, None)
+    numbers = ((0, "int", (8, 16, 32, 64)), (1, "uint", (8, 16, 32, 64)), (2, "float", (16, 32, 64)), (5, "complex", (64, 128)))
+    names = [(f"{kind}{bits}", code) for code, kind, sizes in numbers for bits in sizes]
+    for name, code in [*names, ("bool", 6)]:
+        table[name] = ElementType(name, np.dtype(name).itemsize, code, np.dtype(name))
+    floats = [f"float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")]  # from 10 on DLPack 1.1's codes
+    for name, nbytes, code in [("bfloat16", 2, 4), ("complex32", 4, 5), *((name, 1, 10 + i) for i, name in enumerate(floats))]:
+        table[name] = ElementType(name, nbytes, code, None)
     return table
 
 

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from shmload.formats.arrays import ArrayDataset
     from shmload.formats.images.decoder import CenterCrop, ImageDecoder, RandomResizedCrop, Resize, with_restart_markers
     from shmload.formats.images.folder import ImageFolder
-    from shmload.formats.readers.files import HDF5Dataset, SafetensorsDataset, ZarrDataset
-    from shmload.formats.readers.parquet import ParquetDataset
+    from shmload.formats.readers.columns import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
     from shmload.formats.tar.dataset import TarDataset
     from shmload.formats.tar.stream import TarStream
     from shmload.formats.tar.writer import TarWriter
@@ -23,8 +22,7 @@ _MODULES = {
     "arrays": ("ArrayDataset",),
     "images.decoder": ("CenterCrop", "ImageDecoder", "RandomResizedCrop", "Resize", "with_restart_markers"),
     "images.folder": ("ImageFolder",),
-    "readers.files": ("HDF5Dataset", "SafetensorsDataset", "ZarrDataset"),
-    "readers.parquet": ("ParquetDataset",),
+    "readers.columns": ("HDF5Dataset", "ParquetDataset", "SafetensorsDataset", "ZarrDataset"),
     "tar.dataset": ("TarDataset",),
     "tar.stream": ("TarStream",),
     "tar.writer": ("TarWriter",),

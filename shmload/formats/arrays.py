@@ -20,7 +20,7 @@ from shmload.batch.collate import OneSample
 from shmload.batch.layout import aligned, c_strides
 from shmload.batch.rows import ArrayRows, TypedArray, typed_array
 from shmload.errors import ShardCorrupt
-from shmload.formats.paths import check_local
+from shmload.formats.paths import check_local, npy_head
 from shmload.formats.shared_index import IndexMemory
 
 
@@ -45,11 +45,7 @@ def npy_place(path: str | os.PathLike[str]) -> ArrayPlace:
     path = os.fspath(path)
     with open(path, "rb") as file:
         try:
-            version = np.lib.format.read_magic(file)
-            if version not in ((1, 0), (2, 0), (3, 0)):
-                raise ValueError(f"its version {version} is none of 1.0, 2.0 and 3.0")
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, is_fortran, dtype = read(file)
+            shape, is_fortran, dtype = npy_head(file)
         except Exception as error:  # a hostile head fails in many ways inside numpy's parser
             raise ShardCorrupt(f"{path}, offset {file.tell()}: the head is not a .npy file's: {error}") from error
         offset, nbytes = file.tell(), os.fstat(file.fileno()).st_size
@@ -176,7 +172,35 @@ def _place_in_file(value: Any) -> ArrayPlace | None:
     return ArrayPlace(os.fspath(value.filename), offset, value.shape, value.strides, value.dtype.str, value.dtype.name)
 
 
-class ArrayDataset:
+class HeldDataset:
+    """A dataset of held arrays: what travels by pickle is where they are. `_bind` makes what does not travel."""
+
+    _held: HeldArrays
+
+    def _bind(self) -> None:
+        raise NotImplementedError
+
+    def shared(self) -> Self:
+        """This dataset, its arrays in shared memory from now on."""
+        self._held.share()
+        self._bind()
+        return self
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self.shared()).items() if name not in ("_rows", "_reader")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._bind()
+
+
+class ArrayDataset(HeldDataset):
     """Samples that are rows of arrays.
 
     Arrays in memory are read where they are, and not copied for forked workers; for others they are put into shared memory
@@ -225,12 +249,6 @@ class ArrayDataset:
         self._held.check()
         self._rows.read_batch_into(indices, out)
 
-    def shared(self) -> Self:
-        """This dataset, its arrays in shared memory from now on."""
-        self._held.share()
-        self._bind()
-        return self
-
     def __len__(self) -> int:
         return self._rows.num_rows
 
@@ -246,20 +264,6 @@ class ArrayDataset:
         if self.batch_type is dict:
             return sample
         return self.batch_type(*values) if hasattr(self.batch_type, "_fields") else self.batch_type(values)
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __getstate__(self) -> tuple[Any, HeldArrays]:
-        self.shared()
-        return self.batch_type, self._held
-
-    def __setstate__(self, state: tuple[Any, HeldArrays]) -> None:
-        self.batch_type, self._held = state
-        self._bind()
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {dtype}{list(shape)}" for name, (dtype, shape) in self.schema.items())

@@ -7,7 +7,7 @@ Names of many shards in one: `train-{000000..000099}.tar`, as bash and webdatase
     {a..e}                     letters
     {a}  \{                   literal
 
-`::` separates several, `${NAME}` stands for the environment's WDS_NAME.
+`::` separates several.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import zlib
 from collections.abc import Iterable
 from glob import glob
 from typing import Any
+
+import numpy as np
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # two letters at least: of one, it is another system's drive
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -89,6 +91,18 @@ def write_whole(path: str, data: bytes) -> None:
         os.unlink(half)
 
 
+def npy_head(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """(shape, whether it is in Fortran's order, dtype) that the head of a .npy file says, read up to its end.
+
+    Raises:
+        ValueError, and whatever numpy's parser makes of a hostile head: it is none.
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"its version {version} is none of 1.0, 2.0 and 3.0")
+    return (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
+
+
 _STEP = 1 << 20  # bytes inflated at a time
 
 
@@ -136,7 +150,7 @@ def shard_paths(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     Args:
         reader: what reads files of this machine only, for the error; None: URLs are welcome.
     Raises:
-        ValueError: there is none, a brace has no partner, an environment variable is missing, or the reader was given a URL.
+        ValueError: there is none, a brace has no partner, or the reader was given a URL.
     """
     names = [given] if isinstance(given, (str, os.PathLike)) else list(given)
     found: list[str] = []
@@ -147,7 +161,7 @@ def shard_paths(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
             for part in name.split("::"):
                 if reader is not None:
                     check_local(part, reader)
-                found += expand_braces(_with_environment(part))
+                found += expand_braces(part)
     if not found:
         raise ValueError(f"a tar dataset needs at least one shard; got {given!r}")
     return found
@@ -211,13 +225,3 @@ def _numbers(first: str, last: str, step: str | None) -> list[str]:
 def _range(first: int, last: int, step: str | None) -> range:
     by = abs(int(step or 1)) or 1
     return range(first, last + 1, by) if first <= last else range(first, last - 1, -by)
-
-
-def _with_environment(text: str) -> str:
-    def value(match: re.Match[str]) -> str:
-        found = os.environ.get(f"WDS_{match[1]}")
-        if found is None:
-            raise ValueError(f"{text!r} needs the environment variable WDS_{match[1]}, which is not set")
-        return found
-
-    return re.sub(r"\$\{(\w+)\}", value, text)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
-import importlib
 import json
 import os
 import pickle
@@ -28,6 +27,7 @@ from shmload._core.index_reader import PackedRows
 from shmload._core.mapping import Mapping as MappedMemory
 from shmload.batch.layout import aligned
 from shmload.errors import RingTooSmall
+from shmload.formats.readers.columns import library
 from shmload.shm import names, owners
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import SHM_DIR, meeting_stem, proc_self
@@ -81,20 +81,6 @@ class IndexLayout:
     row_type: type | None
     nbytes: int
 
-    @classmethod
-    def of(cls, builders: Sequence[ColumnBuilder], row_type: type | None) -> IndexLayout:
-        """Gives every built column its place."""
-        columns, end = [], 0
-        for number, builder in enumerate(builders):
-            has_words = builder.kind in ("str", "bytes")
-            ends = end if has_words else -1
-            data = aligned(end + builder.ends.nbytes)
-            end = aligned(data + builder.data.nbytes)
-            name = number if builder.name is None else builder.name
-            dtype = "" if has_words else _SCALARS.get(builder.kind) or str(builder.dtype)
-            columns.append(ColumnLayout(name, builder.kind, dtype, builder.shape, builder.is_nullable, ends, data))
-        return cls(builders[0].count, tuple(columns), row_type, end)
-
 
 _NUMERIC = "biufc"  # numpy's kinds of numbers
 
@@ -107,8 +93,17 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, builders: Sequence[ColumnBuilder], row_type: type | None) -> Packed:
-        """The built columns of entries of a type (see `IndexLayout`)."""
-        return cls(IndexLayout.of(builders, row_type), builders)
+        """Gives every built column its place."""
+        columns, end = [], 0
+        for number, builder in enumerate(builders):
+            has_words = builder.kind in ("str", "bytes")
+            ends = end if has_words else -1
+            data = aligned(end + builder.ends.nbytes)
+            end = aligned(data + builder.data.nbytes)
+            name = number if builder.name is None else builder.name
+            dtype = "" if has_words else _SCALARS.get(builder.kind) or str(builder.dtype)
+            columns.append(ColumnLayout(name, builder.kind, dtype, builder.shape, builder.is_nullable, ends, data))
+        return cls(IndexLayout(builders[0].count, tuple(columns), row_type, end), builders)
 
     def parts(self) -> Iterator[tuple[int, Any]]:
         """(place, bytes) of all that the memory holds."""
@@ -471,11 +466,7 @@ def _table(file: Iterable[str], delimiter: str, types: Types) -> Iterator[dict[s
 
 
 def _pack_parquet(path: Path) -> Packed:
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ImportError(f"{path}: .parquet manifests need pyarrow: pip install pyarrow") from error
-    with parquet.ParquetFile(path) as file:
+    with library("pyarrow.parquet", "parquet").ParquetFile(path) as file:
         table = file.read()
     return pack_columns(
         {name: (value for chunk in table[name].chunks for value in chunk.to_pylist()) for name in table.column_names}

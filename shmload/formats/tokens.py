@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from shmload._core.tokens import WindowReader, by_window, check_offsets, cross, 
 from shmload._core.tokens import pack as _pack
 from shmload.batch.rows import place_of
 from shmload.errors import ShardCorrupt
-from shmload.formats.arrays import HeldArrays
+from shmload.formats.arrays import HeldArrays, HeldDataset
 from shmload.formats.paths import check_local
 from shmload.schedule.permutation import Permutation
 
@@ -40,15 +40,8 @@ _HEAD = struct.Struct("<9sQBQQ")
 _DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
 
-class MegatronIndex(NamedTuple):
-    """What a .idx file says: the tokens' type, and the offsets in tokens where documents begin, the last one's end behind them."""
-
-    dtype: str
-    offsets: NDArray[np.int64]
-
-
-def read_index(path: str | os.PathLike[str]) -> MegatronIndex:
-    """Reads a .idx file.
+def read_index(path: str | os.PathLike[str]) -> tuple[str, NDArray[np.int64]]:
+    """What a .idx file says: the tokens' type, and the offsets in tokens where documents begin, the last one's end behind them.
 
     Raises:
         ShardCorrupt: it is none, its size is not what its head says, or its sequences do not lie end to end.
@@ -86,7 +79,7 @@ def read_index(path: str | os.PathLike[str]) -> MegatronIndex:
             f"{path}, offset {_HEAD.size + 12 * num_sequences}: document boundaries do not ascend from 0 to the "
             f"{num_sequences} sequences"
         )
-    return MegatronIndex(_DTYPES[code], starts[boundaries])
+    return _DTYPES[code], starts[boundaries]
 
 
 def checked_offsets(index: Any, num_tokens: int, source: str = "") -> NDArray[np.int64]:
@@ -114,7 +107,7 @@ def checked_offsets(index: Any, num_tokens: int, source: str = "") -> NDArray[np
 _NONE = np.empty(0, np.int64)
 
 
-class TokenDataset:
+class TokenDataset(HeldDataset):
     """Windows of tokens, widened straight into the batch.
 
     Without documents, window i begins at token `i * stride` and a short tail is left out. With documents (`separator`, which
@@ -177,8 +170,8 @@ class TokenDataset:
         if isinstance(document_index, (str, os.PathLike)) and os.fspath(document_index).endswith(".idx"):
             source = os.fspath(document_index)
             check_local(source, "TokenDataset")
-            index = read_index(source)
-            dtype, document_index = dtype or index.dtype, index.offsets
+            stored, document_index = read_index(source)
+            dtype = dtype or stored
         self.window, self.stride, self.pad, self.out_dtype = window, stride, pad, out_dtype
         self._held = HeldArrays({"tokens": _opened(tokens, dtype)})
         flat = self._held.arrays["tokens"].array
@@ -255,21 +248,6 @@ class TokenDataset:
         if self._has_segments:
             segments, positions = (_place(name, out[name], len(indices) * self.window) for name in ("segment_ids", "position_ids"))
         self._reader.into(address, segments, positions, nbytes, np.ascontiguousarray(indices, np.int64))
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._held.share()
-        self._bind()
-        return {name: value for name, value in vars(self).items() if name != "_reader"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._bind()
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)} windows of {self.window} tokens, density {self.density:.4f}>"

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import ShardCorrupt, StateMismatch
+from shmload.formats.readers.columns import PerProcess
 from shmload.formats.tfrecord.dataset import TFRecordDataset
 from shmload.growing.files import (
     EPOCH_SHIFT,
@@ -330,7 +331,7 @@ class SnapshotRecords(TFRecordDataset):
         self._taken = opened
         self.paths = [one.path for one in opened]
         self._file_nbytes = []
-        self._begin()
+        self._held = PerProcess(is_inherited=True)
 
     def _files(self) -> Any:
         return self._taken

@@ -188,25 +188,25 @@ def _write(stream: IO[Any], data: bytes) -> None:
 
 
 class Printer:
-    """The thread that brings out what all ranks print."""
+    """What brings out what all ranks print.
+
+    Attributes:
+        thread: started once all pipes have been added.
+    """
 
     def __init__(self) -> None:
         self._pipes: dict[int, Pipe] = {}
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread = threading.Thread(target=self._run, name="shmload output", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="shmload output", daemon=True)
 
     def add(self, fd: int, prefix: str, name: str) -> Pipe:
-        """Takes over the reading end of a pipe; before `start`.
+        """Takes over the reading end of a pipe, before the thread is started.
 
         Args:
             name: of the stream in `sys` that it goes to.
         """
         pipe = self._pipes[fd] = Pipe(fd, prefix, getattr(sys, name))
         return pipe
-
-    def start(self) -> None:
-        """Starts reading."""
-        self._thread.start()
 
     def finish(self, timeout_s: float | None = None) -> None:
         """Brings out what is there and ends; all ranks have ended. What others hold the pipes for is not waited for.
@@ -215,9 +215,9 @@ class Printer:
             timeout_s: how long to wait for whoever reads the output; None: as long as it takes.
         """
         os.eventfd_write(self._wake, 1)
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        if not self._thread.is_alive():
+        if self.thread.ident is not None:
+            self.thread.join(timeout_s)
+        if not self.thread.is_alive():
             for pipe in self._pipes.values():
                 pipe.close()
             self._pipes.clear()
@@ -448,7 +448,7 @@ class SpawnedRanks:
                     for rank_spec in self._rank_specs:
                         if not signals.caught and not self._asked:
                             self._begin(rank_spec)
-                    self._printer.start()
+                    self._printer.thread.start()
                     self._started.set()
                     while self._living and not failed and not number and not self._asked:
                         failed = self._look(None)
@@ -476,22 +476,14 @@ class SpawnedRanks:
     def _begin(self, rank_spec: RankSpec) -> None:
         ours: list[int] = []
         theirs: list[int] = []
-
-        def pipe() -> int:
-            """A pipe's end for the rank; ours is the last of `ours`."""
-            own, given = os.pipe()
-            ours.append(own)
-            theirs.append(given)
-            return given
-
         try:
             if rank_spec.log:
-                log = os.open(rank_spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-                theirs.append(log)
-                ends = Ends(log, log, pipe())
-            else:
-                ends = Ends(pipe(), pipe(), pipe())
-            child = self._start_one(rank_spec, ends)
+                theirs.append(os.open(rank_spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666))
+            for _ in range(1 if rank_spec.log else 3):  # of the report; stdout's and stderr's before it
+                own, given = os.pipe()
+                ours.append(own)
+                theirs.append(given)
+            child = self._start_one(rank_spec, Ends(theirs[0], theirs[-2], theirs[-1]))
         except BaseException:
             for fd in ours:
                 os.close(fd)

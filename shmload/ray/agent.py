@@ -47,7 +47,7 @@ from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.rows import copy_from
 from shmload._core.watch import die_with
-from shmload.batch.layout import ALIGNMENT, Layout
+from shmload.batch.layout import Layout, aligned
 from shmload.ray.cluster import Briefing, Call, Cluster
 from shmload.ray.decoder import ActorSetting, Outcome, Task
 from shmload.shm.segment import Doorbell
@@ -228,12 +228,12 @@ class StandIn:
         """Copies rows, dense field by field, to where the batch has them; both as `Layout.place` lays them out."""
         ring = self.ring
         num_rows = ring.end_row - ring.first_row
-        slot = self._memory.room(sum(_aligned(ring.nrows * nbytes) for nbytes in row_nbytes))
+        slot = self._memory.room(sum(aligned(ring.nrows * nbytes) for nbytes in row_nbytes))
         source, target = payload.ctypes.data, slot.ctypes.data
         for nbytes in row_nbytes:
             copy_from(target + ring.first_row * nbytes, source, num_rows * nbytes)
-            source += _aligned(num_rows * nbytes)
-            target += _aligned(ring.nrows * nbytes)
+            source += aligned(num_rows * nbytes)
+            target += aligned(ring.nrows * nbytes)
 
     def _send_note(self, note: tuple[bytes, bool]) -> int:
         """Passes on what the actor says of itself, behind the batch where it is long."""
@@ -247,10 +247,6 @@ class StandIn:
             dumped = dump_note((at, len(snapshot)), has_ended=has_ended)
         ring.write_note(dumped)
         return DONE
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 class Dispatcher:

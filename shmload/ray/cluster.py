@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from shmload._core.filler import ERROR
 from shmload.errors import ClusterUnreachable, StoreError, WorkerDied
-from shmload.ray.decoder import ActorSetting, Decoder, Outcome, Task, failure_in, forget_word, take_word
+from shmload.ray.decoder import NOTHING, ActorSetting, Decoder, Outcome, Task, take_failure
 from shmload.storage.transport import Retry, RetryPolicy, TransientError
 from shmload.worker.reader import Post
 
@@ -73,7 +73,7 @@ def _turns(nodes: list[Node], first: int) -> list[str]:
 log = logging.getLogger("shmload")
 
 HEAD_S = 10.0  # for the head to take a connection; Ray itself tries for two minutes
-TELL_S = 5.0  # how often it is said what is still waited for
+LOG_S = 5.0  # how often it is logged what is still waited for
 LOOK_S = 0.1  # how often who waits for the connection looks whether it still should
 MAX_DEATHS = 3  # of actors over one task alone: then it is the task
 
@@ -152,7 +152,7 @@ class Cluster:
         except Exception as error:
             self._failure = error if isinstance(error, ClusterUnreachable) else unreachable(self._briefing.address, error)
         finally:
-            self._pickled_job = np.empty(0, np.uint8)
+            self._pickled_job = NOTHING
             self._is_connected.set()
 
     def _join(self) -> None:
@@ -188,17 +188,15 @@ class Cluster:
         The cluster has `connect_timeout_s` to answer. Importing Ray before that and sending the dataset behind it have no limit:
         they end with this process, and what they wait for is said now and then.
         """
-        began = told = monotonic()
+        began = logged = monotonic()
         while not self._is_connected.wait(LOOK_S):
             now = monotonic()
-            if not is_wanted() or self._is_late(now):
+            asked_at = self._asked_at if self._joined_at is None else None
+            if not is_wanted() or (asked_at is not None and now - asked_at > self._briefing.connect_timeout_s):
                 return
-            if now - told > TELL_S:
-                told = now
+            if now - logged > LOG_S:
+                logged = now
                 log.warning("%s, for %.0f s so far", self._waits_for(), now - began)
-
-    def _is_late(self, now: float) -> bool:
-        return self._joined_at is None and self._asked_at is not None and now - self._asked_at > self._briefing.connect_timeout_s
 
     def _waits_for(self) -> str:
         if self._asked_at is None:
@@ -280,16 +278,13 @@ class Cluster:
 
     def _timed_out(self, worker: int, call: Call) -> Outcome | None:
         """What came of a task whose sample took too long: its failure, and another actor."""
-        if self._settings[worker].sample_timeout_s is None:
+        task = call.argument[0]
+        if self._settings[worker].sample_timeout_s is None or not isinstance(task, Task):
             return None
-        word, task = take_word(call.actor), call.argument[0]
-        failure = failure_in(word, task) if isinstance(task, Task) else None
-        if failure is None:
+        if (failure := take_failure(call.actor, task)) is None:
             return None
-        forget_word(call.actor)
         self._replace(worker, call.actor, "a sample took too long")
-        dumped = failure.dumps(self._settings[worker].text_capacity)
-        return Outcome(ERROR, np.empty(0, np.uint8), None, None, None, dumped, 0)
+        return Outcome(ERROR, error=failure.dumps(self._settings[worker].text_capacity))
 
     def _see_to(self, worker: int, actor: Any, error: Exception, num_deaths: int) -> None:
         how = " ".join(str(error).split())

@@ -138,7 +138,7 @@ class LocalRing:
     def payload(self, nbytes: int, at: int = 0) -> NDArray[np.uint8]:
         """Bytes of the slot, valid until the next order."""
         if not nbytes:
-            return np.empty(0, np.uint8)
+            return NOTHING
         return np.ndarray(nbytes, np.uint8, self._memory[self._payload], at)  # type: ignore[arg-type]  # a buffer
 
     def _make_room(self, nbytes: int) -> None:
@@ -192,6 +192,9 @@ class Task(NamedTuple):
         return int.from_bytes(self.order[8 * row : 8 * row + 8], sys.byteorder, signed=True)
 
 
+NOTHING = np.empty(0, np.uint8)
+
+
 class Outcome(NamedTuple):
     """What an actor has made of a task.
 
@@ -202,12 +205,12 @@ class Outcome(NamedTuple):
     """
 
     own: int
-    payload: NDArray[np.uint8]
-    row_nbytes: tuple[int, ...] | None
-    layout: bytes | None
-    note: tuple[bytes, bool] | None
-    error: bytes
-    num_foreign: int
+    payload: NDArray[np.uint8] = NOTHING
+    row_nbytes: tuple[int, ...] | None = None
+    layout: bytes | None = None
+    note: tuple[bytes, bool] | None = None
+    error: bytes = b""
+    num_foreign: int = 0
     place: tuple[str, int] | None = None
 
 
@@ -245,7 +248,8 @@ class SampleTimer:
         stack = "".join(traceback.format_stack(sys._current_frames().get(self._thread or 0)))
         what = f"{sample_at(task.key(row), task.epoch, row, task.step)} took longer than"
         text = timeout_text(what, self._limit_s, self._worker, os.getpid(), stack) + REMEDY
-        self._leave_word(dumped_word(task, Failure(SampleTimeout, text, "", "", (row,))))
+        failure = Failure(SampleTimeout, text, "", "", (row,))
+        self._leave_word(pickle.dumps((task.epoch, task.step, task.first, tuple(failure))))
         return True
 
     def watch(self) -> None:
@@ -254,11 +258,6 @@ class SampleTimer:
         while not self.look():
             pause.wait(self._limit_s / LOOKS)
         os._exit(1)
-
-
-def dumped_word(task: Task, failure: Failure) -> bytes:
-    """What is left behind: which task it was, and its failure."""
-    return pickle.dumps((task.epoch, task.step, task.first, tuple(failure)))
 
 
 def failure_in(word: bytes | None, task: Task) -> Failure | None:
@@ -274,24 +273,19 @@ def leave_word(word: bytes) -> None:
     import ray
     from ray.experimental import internal_kv
 
-    name = f"late-{ray.get_runtime_context().get_actor_id()}".encode()
+    name = f"timeout-{ray.get_runtime_context().get_actor_id()}".encode()
     internal_kv._internal_kv_put(name, word, namespace=NAMESPACE)
 
 
-def take_word(actor: Any) -> bytes | None:
-    """The last word of an actor that has died."""
+def take_failure(actor: Any, task: Task) -> Failure | None:
+    """The failure of this task that an actor has left behind, which nobody will ask for again; None: it has left none."""
     from ray.experimental import internal_kv
 
-    name = f"late-{actor._actor_id.hex()}".encode()
-    word: bytes | None = internal_kv._internal_kv_get(name, namespace=NAMESPACE)
-    return word
-
-
-def forget_word(actor: Any) -> None:
-    """Nobody will ask for it again."""
-    from ray.experimental import internal_kv
-
-    internal_kv._internal_kv_del(f"late-{actor._actor_id.hex()}".encode(), namespace=NAMESPACE)
+    name = f"timeout-{actor._actor_id.hex()}".encode()
+    failure = failure_in(internal_kv._internal_kv_get(name, namespace=NAMESPACE), task)
+    if failure is not None:
+        internal_kv._internal_kv_del(name, namespace=NAMESPACE)
+    return failure
 
 
 class Decoder:
@@ -369,20 +363,9 @@ class Decoder:
         packed.write(payload)
         return self._outcome(DONE, payload=payload, num_foreign=packed.num_foreign)
 
-    def _outcome(
-        self,
-        own: int,
-        *,
-        payload: NDArray[np.uint8] | None = None,
-        row_nbytes: tuple[int, ...] | None = None,
-        note: tuple[bytes, bool] | None = None,
-        error: bytes = b"",
-        num_foreign: int = 0,
-    ) -> Outcome:
-        if payload is None:
-            payload = np.empty(0, np.uint8)
+    def _outcome(self, own: int, **made: Any) -> Outcome:
         text = self._local_ring.ring.layout_text if self._local_ring.trainer.has_layout else None
-        return Outcome(own, payload, row_nbytes, text, note, error, num_foreign, self._place)
+        return Outcome(own, layout=text, place=self._place, **made)
 
 
 def _part(task: Task) -> tuple[bytes, bool]:

@@ -72,9 +72,7 @@ class RayPool:
         """Not possible: the loader refuses a worker pool of changing size."""
         raise NotImplementedError("a worker pool of Ray actors keeps its size")
 
-    def reap(self, worker_id: int) -> None:
-        """Not possible, as `start_worker`."""
-        raise NotImplementedError("a worker pool of Ray actors keeps its size")
+    reap = start_worker
 
     def deaths(self) -> list[Death]:
         """All workers whose agent has ended, until they are replaced. Cost: one poll."""

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.tar_rows import TarRows
+from shmload.formats.readers.columns import checked_indices
 from shmload.formats.tar.dataset import KEY, ShardIndex, TarDataset, TarSamples
 from shmload.formats.tar.members import Decode
 from shmload.remote.local_shards import LocalShards
@@ -197,6 +198,7 @@ class RemoteSamples(TarDataset):
         self.paths = urls
         self._source = source
         self._order: ShardShuffle | None = None
+        self._samples: _Held | None = None
         self._spans = threading.local()
 
     def __len__(self) -> int:
@@ -219,11 +221,7 @@ class RemoteSamples(TarDataset):
         return super().__getitem__(index)
 
     def _read_batch_into(self, indices: Sequence[int], out: Any) -> None:
-        numbers = np.array(indices, np.int64)
-        numbers[numbers < 0] += len(self)
-        if not len(numbers) or not (numbers.min() >= 0 and numbers.max() < len(self)):
-            super()._read_batch_into(indices, out)
-            return
+        numbers = checked_indices(indices, len(self))
         source = self._source
         source.begin()
         for shard in dict.fromkeys((np.searchsorted(source.starts, numbers, "right") - 1).tolist()):
@@ -272,15 +270,15 @@ class RemoteSamples(TarDataset):
 
     def _opened(self) -> TarSamples:
         held = self._samples
-        if held is None or held.num_dropped != self._source.local.num_dropped:  # type: ignore[attr-defined]  # ours
+        if held is None or held.num_dropped != self._source.local.num_dropped:
             held = self._samples = _Held(self._source, list((self._fields or {}).values()))
         return held
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_spans": None}
+        return {**self.__dict__, "_samples": None, "_spans": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        self.__dict__.update(state)
         self._spans = threading.local()
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ def briefing(address: str, **options: Any) -> Briefing:
 
 def unconnected(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Cluster:
     monkeypatch.setattr(module, "LOOK_S", 0.0)
-    monkeypatch.setattr(module, "TELL_S", -1.0)
+    monkeypatch.setattr(module, "LOG_S", -1.0)
     return Cluster(briefing("head:6379", **options), np.empty(200_000_000, np.uint8), [])
 
 

@@ -46,6 +46,8 @@ LISTS: dict[str, tuple[Any, list[Any]]] = {
     "fixed_fixed": (Sequence(Sequence(Value("int16"), length=2), length=3), filled("int16", 3, 2)),
     "even_even": (Sequence(Sequence(Value("int32"))), filled("int32", 2, 3)),
     "even_fixed": (Sequence(Sequence(Value("uint8"), length=2)), filled("uint8", 4, 2)),
+}
+ARRAYS: dict[str, tuple[Any, list[Any]]] = {
     "array2d": (Array2D((2, 3), "float32"), filled("float32", 2, 3)),
     "array3d": (Array3D((2, 1, 3), "uint8"), filled("uint8", 2, 1, 3)),
     "array2d_even": (Array2D((None, 3), "int32"), filled("int32", 2, 3)),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import Array2D, Dataset, Features, Sequence, Value
+from datasets import Dataset, Features, Sequence, Value
 
 from shmload import Jagged, Padded, ShmLoader
 from shmload.errors import SampleError
@@ -72,11 +72,7 @@ def test_the_direct_way_delivers_what_the_plain_way_does(mode: str) -> None:
 def test_rows_of_rows_are_ragged_in_the_first_dimension(form: str) -> None:
     rows = [np.arange(2 * (i % 3 + 1)).reshape(-1, 2).tolist() for i in range(N)]
     dataset = dataset_of(
-        {
-            "fixed": (Sequence(Sequence(Value("int32"), length=2)), rows),
-            "even": (Sequence(Sequence(Value("int32"))), rows),
-            "array2d": (Array2D((None, 2), "int32"), rows),
-        }
+        {"fixed": (Sequence(Sequence(Value("int32"), length=2)), rows), "even": (Sequence(Sequence(Value("int32"))), rows)}
     ).with_format(form)
     for batch in (batches := of_ours(dataset, 4, ragged="jagged")):
         assert {type(value) for value in batch.values()} == {Jagged}

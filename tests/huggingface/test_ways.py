@@ -18,12 +18,14 @@ from datasets.formatting.torch_formatter import TorchFormatter
 from shmload import ShmLoader
 from shmload.errors import SampleError
 from shmload.formats.readers.arrow_tables import column_of
-from tests.huggingface.hf_kit import LISTS, RAGGED, SCALARS, TEXTS, assert_same, batches_of, dataset_of, of_ours, of_torch
+from tests.huggingface.hf_kit import ARRAYS, LISTS, RAGGED, SCALARS, TEXTS, assert_same, batches_of, dataset_of, of_ours, of_torch
 
 WHEN = datetime.datetime(2026, 11, 21)
 PLAIN: dict[str, Callable[[], Any]] = {
     "lists of Python's": lambda: dataset_of({"x": LISTS["fixed"]}),
-    "arrays of Python's": lambda: dataset_of({"x": LISTS["array2d"]}),
+    "arrays of Python's": lambda: dataset_of({"x": ARRAYS["array2d"]}),
+    "arrays of torch's": lambda: dataset_of(ARRAYS).with_format("torch"),
+    "arrays of numpy's": lambda: dataset_of(ARRAYS).with_format("numpy"),
     "text in numpy's format": lambda: dataset_of(TEXTS).with_format("numpy"),
     "lists of bool": lambda: Dataset.from_dict({"x": [[True, False]] * 3}).with_format("torch"),
     "dicts": lambda: Dataset.from_dict({"x": [{"a": 1, "b": 2.0}] * 3}),

@@ -133,7 +133,7 @@ def test_parquet_gives_rows(tmp_path: Path) -> None:
 
 def test_parquet_without_pyarrow_says_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ImportError, match=r"m.parquet: .parquet manifests need pyarrow: pip install pyarrow"):
+    with pytest.raises(ImportError, match=r"needs the package pyarrow, which is not installed: pip install .shmload\[parquet\]"):
         SharedIndex.from_manifest(tmp_path / "m.parquet")
 
 

@@ -44,7 +44,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a group's fields stand in the order of the folder's entries",
-        "shmload/formats/readers/files.py",
+        "shmload/formats/readers/columns.py",
         "dict(sorted(found.arrays()))",
         "dict(found.arrays())",
         ("tests/formats/readers/test_zarr.py::test_fields_stand_in_the_order_of_their_names",),
@@ -150,8 +150,8 @@ CROSSED_DEFECTS = [
         "N1",
         "sending the dataset counts as connecting",
         "shmload/ray/cluster.py",
-        "        return self._joined_at is None and self._asked_at is not None and",
-        "        return self._asked_at is not None and",
+        "            asked_at = self._asked_at if self._joined_at is None else None",
+        "            asked_at = self._asked_at",
         (f"{CONNECTION}test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said",),
     ),
     Defect(

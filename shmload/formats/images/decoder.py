@@ -70,13 +70,6 @@ if TYPE_CHECKING:
 _LEAST_WIDTHS: dict[str, int] = {"tile": 48, "row": 0}
 
 
-class Recoded(NamedTuple):
-    """A file to keep, and why it is still the one that was given; "" if it is not."""
-
-    data: bytes
-    why_not: str
-
-
 def with_restart_markers(data: bytes, *, every: Literal["tile", "row"] = "tile") -> bytes:
     """A JPEG coded anew without loss, so that crops of it are decoded without what lies beside them.
 
@@ -105,24 +98,24 @@ def with_restart_markers(data: bytes, *, every: Literal["tile", "row"] = "tile")
         >>> with_restart_markers(b"GIF89a")
         b'GIF89a'
     """
-    return recoded(data, every=every).data
+    return recoded(data, every=every)[0]
 
 
-def recoded(data: bytes, *, every: Literal["tile", "row"] = "tile") -> Recoded:
-    """`with_restart_markers`, and why a file is returned as it was given."""
+def recoded(data: bytes, *, every: Literal["tile", "row"] = "tile") -> tuple[bytes, str]:
+    """`with_restart_markers`, and why a file is returned as it was given; "" if it is not."""
     if every not in _LEAST_WIDTHS:
         raise ValueError(f"every needs to be one of {tuple(_LEAST_WIDTHS)}; got {every!r}")
     if not data.startswith(JPEG):
-        return Recoded(data, "no JPEG")
+        return data, "no JPEG"
     if why := unbound():
         raise ImportError(f"restart markers: {why}; {HINT}")
     try:
         header = jpeg_header(data)
         if header.height * header.width > MAX_PIXELS:
-            return Recoded(data, f"{header.height} x {header.width} pixels, more than {MAX_PIXELS}")
-        return Recoded(recode(data, least_width=_LEAST_WIDTHS[every]), "")
+            return data, f"{header.height} x {header.width} pixels, more than {MAX_PIXELS}"
+        return recode(data, least_width=_LEAST_WIDTHS[every]), ""
     except ValueError as error:
-        return Recoded(data, str(error))
+        return data, str(error)
 
 
 Pixels = NDArray[np.uint8]  # (height, width, 3)

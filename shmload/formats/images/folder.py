@@ -106,16 +106,12 @@ class ImageFolder:
                 if len(labels) != len(entries):
                     raise ValueError(f"one label for each path is needed; got {len(labels)} for {len(entries)}")
                 entries = list(zip(entries, map(operator.index, labels), strict=True))
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self._has_labels = self.root is not None or labels is not None
         self.samples: Sequence[Any] = SharedIndex(entries) if len(entries) >= SHARED_FROM else entries
         self.schema: dict[str, Any] | None = None
         if transform is None:
             self.schema = {"image": self.image.spec, "label": "int64"} if self._has_labels else {"image": self.image.spec}
-
-    @property
-    def class_to_idx(self) -> dict[str, int]:
-        """Numbers of the classes by name."""
-        return {name: number for number, name in enumerate(self.classes)}
 
     @property
     def targets(self) -> NDArray[np.int64]:

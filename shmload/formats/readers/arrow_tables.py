@@ -151,32 +151,23 @@ def _strip_nul(addresses: Indices, lengths: Indices) -> None:
 
 def column_of(name: str, column: Any) -> ArrowColumn | None:
     """The addresses of a ChunkedArray; None if its rows are no plain numbers, text, or lists of numbers, or some are null."""
-    kind, shape = column.type, None
-    if isinstance(kind, pa.BaseExtensionType):
-        if not _is_array_xd(kind):
-            return None
-        kind, shape = kind.storage_type, kind.shape
-    depth, leaf = 0, kind
+    depth, leaf = 0, column.type
     while _is_list(leaf):
         depth, leaf = depth + 1, leaf.value_type
     dtype = _dtype_of(leaf)
     if column.null_count or dtype is None or (depth and (dtype in (str, bytes) or dtype == np.bool_)):
         return None
-    arrays = [c if shape is None else c.storage for c in column.chunks if len(c)]
-    if not arrays:
+    arrays = [chunk for chunk in column.chunks if len(chunk)]
+    walks = [walk for array in arrays if (walk := _walked(array, dtype)) is not None]
+    if not walks or len(walks) < len(arrays):
         return None
-    walks = [_walked(array, dtype, shape) for array in arrays]
-    if any(walk is None for walk in walks):
-        return None
-    chunks, extents = zip(*[walk for walk in walks if walk], strict=True)
+    chunks, extents = zip(*walks, strict=True)
     inner = {extents_of[1:] for extents_of in extents}
     outer = {extents_of[0] for extents_of in extents if extents_of}
     if len(inner) > 1 or 0 in next(iter(inner)):
         return None
     first = () if not outer else (outer.pop() if len(outer) == 1 else None,)
-    offset_nbytes = 0
-    if dtype in (str, bytes) or (depth and (shape is None or shape[0] is None)):
-        offset_nbytes = _offset_nbytes(kind)
+    offset_nbytes = _offset_nbytes(column.type) if depth or dtype in (str, bytes) else 0
     return ArrowColumn(
         name,
         dtype,
@@ -189,7 +180,7 @@ def column_of(name: str, column: Any) -> ArrowColumn | None:
     )
 
 
-def _walked(array: Any, dtype: Any, shape: tuple[int | None, ...] | None) -> tuple[Chunk, tuple[int | None, ...]] | None:
+def _walked(array: Any, dtype: Any) -> tuple[Chunk, tuple[int | None, ...]] | None:
     """One chunk and the shape of its rows; None if it has nulls inside, or lists in lists that differ in length."""
     if dtype in (str, bytes):
         _, offsets, data = array.buffers()
@@ -198,8 +189,6 @@ def _walked(array: Any, dtype: Any, shape: tuple[int | None, ...] | None) -> tup
         nbytes = 0 if data is None else data.size
         is_sound = 0 <= first <= last <= nbytes
         return ((data.address if data else 0, places.ctypes.data, first, last), ()) if is_sound else None
-    if shape is not None and shape[0] is not None:
-        return _walked_array_xd(array, dtype, shape)
     extents: list[int | None] = []
     outer: Any = None  # the first level's offsets, if it has any
     first, count = 0, len(array)
@@ -218,8 +207,6 @@ def _walked(array: Any, dtype: Any, shape: tuple[int | None, ...] | None) -> tup
         extents.append(length)
         if array.null_count or first + count > len(array):
             return None
-    if shape is not None and tuple(extents[1:]) != tuple(shape[1:]):
-        return None
     data = array.buffers()[1]
     at = array.offset + first
     if dtype == np.bool_:
@@ -230,23 +217,6 @@ def _walked(array: Any, dtype: Any, shape: tuple[int | None, ...] | None) -> tup
     element_nbytes = prod(e or 0 for e in extents[1:]) * dtype.itemsize
     origin = address - int(outer[0]) * element_nbytes
     return (origin, outer.ctypes.data, int(outer[0]), int(outer[-1])), tuple(extents)
-
-
-def _walked_array_xd(array: Any, dtype: Any, shape: tuple[Any, ...]) -> tuple[Chunk, tuple[int, ...]] | None:
-    """A chunk of Array2D to Array5D of a fixed shape: only how many values a row has counts, as in datasets itself."""
-    places = np.arange(len(array) + 1, dtype=np.int64)
-    for _ in shape:
-        offsets = _offsets_of(array, array.buffers()[1], 0, len(array))
-        if places[0] < 0 or places[-1] >= len(offsets):
-            return None
-        places = offsets[places]
-        array = array.values
-        if array.null_count:
-            return None
-    if not 0 <= places[0] <= places[-1] <= len(array) or _common_length(places) != prod(shape):
-        return None
-    address = array.buffers()[1].address + (array.offset + int(places[0])) * dtype.itemsize
-    return (address, 0, 0, int(places[-1])), tuple(shape)
 
 
 def _offsets_of(array: Any, buffer: Any, first: int, count: int) -> NDArray[Any]:
@@ -279,20 +249,14 @@ def _dtype_of(kind: Any) -> Any:
 
 
 def _is_list(kind: Any) -> bool:
-    types = pa.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+    return isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
 
 
 def _offset_nbytes(kind: Any) -> int:
     """Bytes of one offset of a type; 0 if it has none."""
-    types = pa.types
-    if types.is_large_list(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
-        return 8
-    return 0 if types.is_fixed_size_list(kind) else 4
-
-
-def _is_array_xd(kind: Any) -> bool:
-    return type(kind).__module__ == "datasets.features.features" and hasattr(kind, "shape")
+    if isinstance(kind, pa.FixedSizeListType):
+        return 0
+    return 8 if str(kind).startswith("large_") else 4  # of lists, strings and binary values
 
 
 def fields_of(schema: Any, path: str, names: Sequence[str] | None) -> list[Any]:
@@ -398,10 +362,10 @@ class Groups:
         self.schema = {field.name: spec_of(field, paths[0], asked.get(field.name)) for field in fields}
         self._fill_null = fill_null
         places = [(f, g) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
-        sizes = [self._files[f].metadata.row_group(g) for f, g in places]
-        self._places = [place for place, size in zip(places, sizes, strict=True) if size.num_rows > 0]
-        self._nbytes = np.array([size.total_byte_size for size in sizes if size.num_rows > 0], np.int64)
-        self.starts = np.cumsum([0, *(size.num_rows for size in sizes if size.num_rows > 0)], dtype=np.int64)
+        sizes = {(f, g): self._files[f].metadata.row_group(g) for f, g in places}
+        self._places = [place for place in places if sizes[place].num_rows > 0]
+        self._nbytes = np.array([sizes[place].total_byte_size for place in self._places], np.int64)
+        self.starts = np.cumsum([0, *(sizes[place].num_rows for place in self._places)], dtype=np.int64)
         self.num_rows = int(self.starts[-1])
         self._cache_bytes = cache_bytes
         self.cache = BlockCache(cache_bytes)

@@ -14,11 +14,26 @@ too: one that another thread held at the fork would never be released in the chi
 Decoded blocks of a file (row groups, chunks), the ones used last, within a number of bytes.
 
 What the datasets of columns share: rows by number, into a batch or one by one, of files that each process opens itself.
+
+ParquetDataset: rows of Parquet files by their number, copied from decoded row groups into the batch.
+
+ZarrDataset: rows of Zarr arrays by their number.
+
+SafetensorsDataset: rows of the tensors of a safetensors file by their number.
+
+    u64 little-endian: bytes of the header | JSON: name -> {dtype, shape, data_offsets: [begin, end]} | the tensors end to end
+
+The library checks the header (names, extents, that tensors lie end to end and fill the file); where they lie is then read from
+it, so that rows are copied from the mapped file, of whatever type they are: the library itself gives whole slices, and no
+bfloat16 to numpy.
+
+HDF5Dataset: rows of HDF5 datasets by their number.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import operator
 import os
 from abc import ABC, abstractmethod
@@ -26,17 +41,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import prod
 from threading import Lock, RLock
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.gather import gather_rows
 from shmload.batch.collate import OneSample
-from shmload.batch.layout import of_numpy
-from shmload.batch.rows import ArrayRows, TypedArray
+from shmload.batch.layout import ELEMENT_TYPES, of_numpy
+from shmload.batch.rows import ArrayRows, TypedArray, typed_array
 from shmload.errors import ShardCorrupt
-from shmload.formats.paths import check_local
+from shmload.formats.paths import Paths, check_local, expanded
 
 
 def library(name: str, extra: str) -> Any:
@@ -62,24 +77,29 @@ T = TypeVar("T")
 
 class PerProcess(Generic[T]):
     """What is opened once a process. It is given `open` at each use, not to keep it: its owner is freed as soon as it is
-    dropped."""
+    dropped.
 
-    def __init__(self) -> None:
+    Args:
+        is_inherited: a forked child goes on with its parent's, as it may where files are only mapped.
+    """
+
+    def __init__(self, is_inherited: bool = False) -> None:
+        self._is_inherited = is_inherited
         self._held: tuple[int, T] | None = None  # and the process it was opened in
         self._inherited: list[object] = []
         self._locks: dict[int, Lock] = {}  # by process
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PerProcess, ()  # it is opened again where it is unpickled
+        return PerProcess, (self._is_inherited,)  # it is opened again where it is unpickled
 
     @property
     def is_open(self) -> bool:
         """Whether this process has opened it."""
-        return self._held is not None and self._held[0] == os.getpid()
+        return self._held is not None and self._held[0] in (0, os.getpid())
 
     def get(self, open: Callable[[], T]) -> T:
         """This process's own, which `open` makes."""
-        pid, held = os.getpid(), self._held
+        pid, held = 0 if self._is_inherited else os.getpid(), self._held
         if held is not None and held[0] == pid:
             return held[1]
         with self._locks.setdefault(pid, Lock()):
@@ -181,7 +201,7 @@ class ColumnDataset(ABC):
             ShardCorrupt: the file is not what its format says.
         """
         opened = self._opened
-        opened.read(_checked(indices, opened.num_rows), out)
+        opened.read(checked_indices(indices, opened.num_rows), out)
 
     def __repr__(self) -> str:
         count = f"{len(self)} samples" if self._held.is_open else "not opened yet"
@@ -226,7 +246,12 @@ class ArrayTreeDataset(ColumnDataset):
             raise ShardCorrupt(f"{self.path}: no sound {kind} data: {type(error).__name__}: {error}") from error
 
 
-def _checked(indices: Any, num_rows: int) -> Indices:
+def checked_indices(indices: Any, num_rows: int) -> Indices:
+    """Numbers of rows, of which negative ones counted from the end.
+
+    Raises:
+        IndexError: there is no such row.
+    """
     given = np.asarray(indices)
     if given.size and given.dtype.kind not in "iu":
         raise TypeError(f"indices are integers; got {given.dtype}")
@@ -245,17 +270,8 @@ class NoField(ValueError):
     """What is sound, and cannot be a field of a batch: for the user to leave out."""
 
 
-class Column(Protocol):
-    """One field of the rows."""
-
-    spec: Any  # as a schema says it
-
-    def read(self, name: str, rows: Indices, out: Any) -> None:
-        """Writes these rows, which exist, to the field of a batch."""
-
-
 class Columns:
-    """Fields that are read one after the other."""
+    """Fields that are read one after the other. A column has a `spec`, as a schema says it."""
 
     def __init__(self, num_rows: int, columns: Mapping[str, Column]) -> None:
         self.num_rows = num_rows
@@ -292,8 +308,7 @@ class Blocks:
         self._num_rows = num_rows
         self.rows_per_block = rows_per_block
         self._load = load
-        self._cache = cache
-        self.capacity_bytes = cache.capacity_bytes
+        self.cache = cache
 
     def of(self, rows: Indices) -> Iterator[tuple[Any, Any, Any]]:
         """(places in the batch, block, rows within it), block by block."""
@@ -306,7 +321,7 @@ class Blocks:
 
     def block(self, number: int) -> Any:
         """One block, decoded."""
-        return self._cache.get((self.where, number), lambda: self._decoded(number))
+        return self.cache.get((self.where, number), lambda: self._decoded(number))
 
     def _decoded(self, number: int) -> tuple[Any, int]:
         first = number * self.rows_per_block
@@ -338,7 +353,7 @@ class FixedColumn:
         per_block = self._blocks.rows_per_block
         numbers, place = np.unique(rows // per_block, return_inverse=True)
         is_plain = target.dtype == self._dtype and target.flags.c_contiguous
-        if not is_plain or len(numbers) * per_block * self._row_nbytes > self._blocks.capacity_bytes:
+        if not is_plain or len(numbers) * per_block * self._row_nbytes > self._blocks.cache.capacity_bytes:
             for places, block, local in self._blocks.of(rows):
                 target[places] = block[local]
             return
@@ -372,6 +387,9 @@ class ListedColumn:
             np.concatenate(found, out=values)
 
 
+Column = MappedColumn | FixedColumn | ListedColumn
+
+
 def native(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
     """A stored dtype as a batch has it; None if no tensor has it."""
     found = of_numpy(dtype.newbyteorder("="))
@@ -393,3 +411,278 @@ def one_length(lengths: Mapping[str, int], where: str) -> int:
             "fields="
         )
     return next(iter(lengths.values()))
+
+
+class ParquetDataset(ColumnDataset):
+    """Rows of Parquet files, in the order of the files.
+
+    A row group is decoded whole, when a row of it is first read, and kept in a cache of this process; rows go from there into
+    the batch without Python objects. So random order over all rows decodes a row group for nearly every row unless all fit the
+    cache: read in blocks instead, with a `BlockShuffle` of `block_size` rows whose window fits the cache. Every worker reads
+    of every window, and each has a cache of its own.
+
+    Numbers and booleans become numbers, strings text, lists of numbers ragged arrays, fixed-size lists arrays; dates, times and
+    durations int64 in their own unit. Dictionaries are expanded.
+
+    Args:
+        paths: files, or patterns with * ? [ ], whose files are sorted by name.
+        columns: those that samples have; all by default.
+        schema: type and shape of some fields, in place of the stored ones: {"x": "float32"} converts; {"image": ("uint8", (28,
+            28))} says that lists have that many values, in every row.
+        fill_null: values in place of nulls, by column. Without, a null is an error.
+        cache_bytes: of decoded row groups, for each process that reads.
+    Raises:
+        FileNotFoundError: a pattern matches nothing.
+        ValueError: `columns` is empty.
+        ModuleNotFoundError: pyarrow is not installed (extra `parquet`).
+        ShardCorrupt: on reading: a file is not what the format says.
+        SampleError: on reading: a row has a null, or another number of values than the schema says.
+    Thread/process safety: any number of readers; one thread of a process decodes at a time.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        columns: Sequence[str] | None = None,
+        schema: Mapping[str, Any] | None = None,
+        *,
+        fill_null: Mapping[str, Any] | None = None,
+        cache_bytes: int = 1 << 28,
+    ) -> None:
+        self.paths = expanded(paths, "Parquet")
+        super().__init__(f"{len(self.paths)} Parquet files")
+        self._columns = None if columns is None else list(columns)
+        self._asked = dict(schema or {})
+        self._fill_null = dict(fill_null or {})
+        self._cache_bytes = cache_bytes
+        if self._columns is not None and not self._columns:
+            raise ValueError("columns needs at least one name; None takes all of them")
+
+    def _open(self) -> Opened:
+        library("pyarrow.parquet", "parquet")
+        from shmload.formats.readers.arrow_tables import Groups
+
+        return Groups(self.paths, self._columns, self._asked, self._fill_null, self._cache_bytes)
+
+    @property
+    def block_starts(self) -> NDArray[np.int64]:
+        """The row that each row group begins with, and the number of rows; int64, shape `(row groups + 1,)`."""
+        starts: NDArray[np.int64] = cast(Any, self._opened).starts
+        return starts
+
+    @property
+    def block_size(self) -> int:
+        """Rows of the largest row group: what `BlockShuffle` takes for its blocks. Groups of one size make the best use of it."""
+        return max(int(np.diff(self.block_starts).max(initial=0)), 1)
+
+    @property
+    def num_decoded(self) -> int:
+        """Row groups that this process has decoded."""
+        return int(cast(Any, self._opened).cache.num_decoded)
+
+
+class ZarrDataset(ArrayTreeDataset):
+    """Rows of the arrays of a Zarr group, or of one array, of format 2 or 3; the first axis counts samples.
+
+    Rows are decoded a chunk's (or shard's) at a time into a cache of this process; see `ParquetDataset` on random order and
+    blocks. A chunk that is not there holds the array's fill value: the format says so, and so a lost chunk is no error.
+
+    Args:
+        path: the folder.
+        fields: name -> path within the group, {"image": "train/x"}; by default its arrays, by name, or the one array as "data".
+        cache_bytes: of decoded chunks, for each process that reads.
+    Raises:
+        ModuleNotFoundError: zarr is not installed (extra `zarr`).
+        ShardCorrupt: on reading: metadata or a chunk is not what the format says.
+        ValueError: on reading: a field is no array of a type that tensors have, or fields differ in length.
+    Thread/process safety: any number of readers; one thread of a process decodes at a time.
+    """
+
+    _library = _extra = "zarr"
+
+    def _arrays(self, module: Any) -> Mapping[str, Any]:
+        found = module.open(self.path, mode="r")
+        arrays = {"data": found} if isinstance(found, module.Array) else dict(sorted(found.arrays()))
+        if self._fields is not None:
+            try:
+                arrays = {name: found[place] for name, place in self._fields.items()}
+            except KeyError as error:
+                raise NoField(f"{self.path}: fields names {error}, which is not there; it has {sorted(arrays)}") from error
+        for name, array in arrays.items():
+            if not isinstance(array, module.Array) or not array.shape:
+                what = "a single value" if isinstance(array, module.Array) else "a group"
+                raise NoField(f"{self.path}: field {name!r} is {what}; a field is an array whose first axis counts samples")
+        return arrays
+
+    def _column(self, name: str, array: Any, cache: BlockCache, module: Any) -> Column:
+        where = f"{self.path}, {array.path or '/'!r}"
+        rows = (getattr(array, "shards", None) or array.chunks)[0]
+        if array.dtype.kind in "TOU" and len(array.shape) == 1:
+            return ListedColumn(Blocks(where, array.shape[0], rows, lambda a, b: [str(v) for v in array[a:b]], cache), str)
+        dtype = native(array.dtype)
+        if dtype is None:
+            raise NoField(
+                f"{where}: rows of {array.dtype}, shape {array.shape[1:]}, are no field of a batch: those are numbers and "
+                f"text; name "
+                "the others in fields="
+            )
+        return FixedColumn(Blocks(where, array.shape[0], rows, lambda a, b: array[a:b], cache), dtype, array.shape[1:])
+
+
+_NUMBERS = [f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)]
+DTYPES = {name[0].upper() + name.lstrip("intufloa"): name for name in _NUMBERS if name in ELEMENT_TYPES} | {
+    "BF16": "bfloat16",
+    "BOOL": "bool",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+
+
+class SafetensorsDataset(ColumnDataset):
+    """Rows of the tensors of a safetensors file, which have equal first dimensions; those count samples.
+
+    The file is mapped, and rows are copied without the GIL; it must not be changed or shortened while it is in use.
+
+    Args:
+        path: the file.
+        fields: the tensors that samples have; all by default.
+    Raises:
+        ModuleNotFoundError: safetensors is not installed (extra `safetensors`).
+        ShardCorrupt: on reading: the file is not what the format says.
+        ValueError: on reading: tensors have no rows, or differ in their number.
+    Thread/process safety: any number of readers.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
+        check_local(path, type(self).__name__)
+        self.path = os.path.abspath(path)
+        super().__init__(self.path)
+        self._fields = None if fields is None else list(fields)
+
+    def _open(self) -> Opened:
+        places, begin = header_of(self.path)
+        names = sorted(places) if self._fields is None else self._fields
+        unknown = [name for name in names if name not in places]
+        if unknown:
+            raise NoField(f"{self.path}: fields names {unknown}, which are not there; it has {sorted(places)}")
+        single = [name for name in names if not places[name]["shape"]]
+        if single:
+            raise NoField(f"{self.path}: {single} have no axis to count samples: name the other tensors in fields=")
+        num_rows = one_length({name: places[name]["shape"][0] for name in names}, self.path)
+        data = np.memmap(self.path, np.uint8, "r").view(np.ndarray)
+        return Columns(num_rows, {name: MappedColumn(name, self._array(data, begin, name, places[name])) for name in names})
+
+    def _array(self, data: Any, begin: int, name: str, place: dict[str, Any]) -> TypedArray:
+        element = ELEMENT_TYPES.get(DTYPES.get(place["dtype"], ""))
+        if element is None:
+            raise NoField(f"{self.path}: tensor {name!r} of {place['dtype']}: no batch has this type; leave it out of fields=")
+        first, end = (begin + offset for offset in place["data_offsets"])
+        shape = tuple(place["shape"])
+        seen_as = element.numpy or np.dtype(f"u{element.itemsize}")
+        if not 0 <= first <= end <= len(data) or end - first != seen_as.itemsize * int(np.prod(shape, dtype=object)):
+            raise ShardCorrupt(f"{self.path}, offset {first}: tensor {name!r} of shape {shape} does not lie within the file")
+        return TypedArray(np.ndarray(shape, seen_as, data, first), element.name)
+
+
+def header_of(path: str) -> tuple[dict[str, Any], int]:
+    """(place of each tensor as the header says, offset of the first byte behind the header).
+
+    Raises:
+        ShardCorrupt: the file is none, or cut.
+    """
+    library("safetensors", "safetensors")
+    from safetensors import SafetensorError, safe_open
+
+    os.stat(path)  # whose error names the file
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+        with open(path, "rb") as file:
+            nbytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(nbytes))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ShardCorrupt(f"{path}, offset 0: {error}") from error
+    return {name: place for name, place in header.items() if name != "__metadata__"}, 8 + nbytes
+
+
+class HDF5Dataset(ArrayTreeDataset):
+    """Rows of the datasets of an HDF5 file; the first axis counts samples.
+
+    A dataset that lies in the file in one piece is mapped, and its rows are copied without the GIL. A chunked or compressed one
+    is decoded a chunk's rows at a time, through h5py, into a cache of this process; see `ParquetDataset` on random order and
+    blocks. Rows that are strings are text, rows of variable length ragged.
+
+    Args:
+        path: the file. It must not be changed or shortened while it is in use.
+        fields: name -> path within the file, {"image": "/train/x"}; by default every dataset of the file, by its path.
+        cache_bytes: of decoded chunks, for each process that reads.
+    Raises:
+        ModuleNotFoundError: h5py is not installed (extra `hdf5`).
+        ShardCorrupt: on reading: the file is not what the format says.
+        ValueError: on reading: a field is no array of a type that tensors have, or fields differ in length.
+    Thread/process safety: any number of readers; h5py holds a lock of its own while it decodes, so only processes do that in
+        parallel.
+    """
+
+    _library, _extra = "h5py", "hdf5"
+
+    def _arrays(self, module: Any) -> Mapping[str, Any]:
+        file = module.File(self.path, "r")
+        fields = self._fields if self._fields is not None else _all_of(file, module)
+        return {name: self._dataset(file, place, module) for name, place in fields.items()}
+
+    def _dataset(self, file: Any, place: str, h5py: Any) -> Any:
+        found = file.get(place)
+        if not isinstance(found, h5py.Dataset) or not found.shape:
+            what = "not there" if found is None else "a group" if isinstance(found, h5py.Group) else "a single value"
+            raise NoField(f"{self.path}: {place!r} is {what}; a field is a dataset whose first axis counts samples")
+        return found
+
+    def _column(self, name: str, array: Any, cache: BlockCache, module: Any) -> Column:
+        dataset, h5py = array, module
+        where, length = f"{self.path}, {dataset.name!r}", dataset.shape[0]
+        rows = dataset.chunks[0] if dataset.chunks else 0
+
+        def blocks(load: Any, row_nbytes: int) -> Blocks:
+            return Blocks(where, length, rows or max(BLOCK_NBYTES // max(row_nbytes, 1), 1), load, cache)
+
+        string, ragged = h5py.check_string_dtype(dataset.dtype), h5py.check_vlen_dtype(dataset.dtype)
+        if string is not None and len(dataset.shape) == 1:
+            if string.encoding == "utf-8":
+                return ListedColumn(blocks(lambda a, b: dataset.asstr()[a:b].tolist(), 64), str)
+            return ListedColumn(blocks(lambda a, b: [bytes(value) for value in dataset[a:b]], 64), bytes)
+        dtype = native(ragged or dataset.dtype)
+        if dtype is None or (ragged and len(dataset.shape) > 1):
+            raise NoField(
+                f"{where}: rows of {dataset.dtype}, shape {dataset.shape[1:]}, are no field of a batch: those are numbers, "
+                f"text, and "
+                "runs of numbers; name the others in fields="
+            )
+        if ragged:
+            return ListedColumn(
+                blocks(lambda a, b: [value.astype(dtype, copy=False) for value in dataset[a:b]], 1024), (dtype.name, (None,))
+            )
+        # where the numbers lie, if they are one piece of this file; None: they are not, or nothing was written yet
+        offset, kind = dataset.id.get_offset(), dataset.id.get_type()
+        is_plain = dataset.dtype.kind in "iuf" and 8 * kind.get_size() == kind.get_precision() == 8 * dataset.dtype.itemsize
+        if offset is not None and is_plain and dataset.size:
+            end = os.path.getsize(self.path)
+            if not 0 <= offset <= end - dataset.nbytes:
+                raise ShardCorrupt(f"{where}, offset {offset}: {dataset.nbytes} bytes of it do not lie within the file's {end}")
+            mapped = np.memmap(self.path, dataset.dtype, "r", offset, dataset.shape)
+            return MappedColumn(name, typed_array(name, mapped.view(np.ndarray)))
+        row_nbytes = dataset.nbytes // max(length, 1)
+        return FixedColumn(blocks(lambda a, b: dataset[a:b], row_nbytes), dtype, dataset.shape[1:])
+
+
+def _all_of(file: Any, h5py: Any) -> dict[str, str]:
+    found: dict[str, str] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and item.shape:
+            found[name] = name
+
+    file.visititems(visit)
+    return found

@@ -47,6 +47,7 @@ from shmload.batch.collate import OneSample, SingleRow
 from shmload.batch.layout import fits, of_any
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import Paths, shard_paths, write_whole
+from shmload.formats.readers.columns import PerProcess, checked_indices
 from shmload.formats.tar.members import INTEGERS, TEXTS, Decode, Decoders
 
 SUFFIX = ".index"
@@ -117,19 +118,6 @@ def map_file(path: str) -> tuple[mmap.mmap | bytes, os.stat_result]:
         status = os.fstat(file.fileno())
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
     return data, status
-
-
-def map_shard(index: ShardIndex) -> MappedFile:
-    """The shard's bytes.
-
-    Raises:
-        ShardCorrupt: it was written to since it was indexed.
-    """
-    file = MappedFile(os.fsencode(index.path))
-    _, _, nbytes, mtime_ns = file.state
-    if (nbytes, mtime_ns) != (index.nbytes, index.mtime_ns):
-        raise changed(index)
-    return file
 
 
 def changed(index: ShardIndex) -> ShardCorrupt:
@@ -385,7 +373,9 @@ class TarSamples:
     def map(self, shard: int) -> tuple[NDArray[np.uint8], bytes | None, tuple[int, int, int, int] | None]:
         """(a shard's bytes, path and state of their file); None and None: nobody writes to it."""
         index = self.indexes[shard]
-        file = map_shard(index)
+        file = MappedFile(os.fsencode(index.path))
+        if file.state[2:] != (index.nbytes, index.mtime_ns):
+            raise changed(index)
         return np.frombuffer(memoryview(file), np.uint8), os.fsencode(index.path), file.state
 
     def _open(self, shard: int) -> NDArray[np.uint8]:
@@ -459,19 +449,14 @@ class TarDataset:
             if self._fields is not None and name != KEY
         ]
         self._has_own_decoders = isinstance(decode, Mapping) and any(c.way == "decode" for c in self._columns)
-        self._samples: TarSamples | None = None
-        self._lock = threading.Lock()
+        self._held: PerProcess[TarSamples] = PerProcess(is_inherited=True)
 
     def __len__(self) -> int:
         return len(self._opened())
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         samples = self._opened()
-        number = operator.index(index)
-        if number < 0:
-            number += len(samples)
-        if not 0 <= number < len(samples):
-            raise IndexError(f"index {index} is out of range: the dataset has {len(samples)} samples")
+        number = int(checked_indices([operator.index(index)], len(samples))[0])
         if self.schema is not None:
             out = OneSample(self.schema)
             self._read_batch_into([number], out)
@@ -506,10 +491,7 @@ class TarDataset:
 
     def _read_batch_into(self, indices: Sequence[int], out: Any) -> None:
         samples = self._opened()
-        numbers = np.array(indices, np.int64)
-        numbers[numbers < 0] += len(samples)
-        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(samples)):
-            raise IndexError(f"an index of {list(indices)} is out of range: the dataset has {len(samples)} samples")
+        numbers = checked_indices(indices, len(samples))
         samples.open_all(numbers)
         for column in self._columns:
             members = samples.rows.find(numbers, column.number)
@@ -577,23 +559,15 @@ class TarDataset:
         return "npy" if last == "npy" else "int" if last in INTEGERS else "str" if last in TEXTS else "decode"
 
     def _opened(self) -> TarSamples:
-        if self._samples is None:
-            with self._lock:
-                if self._samples is None:
-                    with ThreadPoolExecutor(min(len(self.paths), os.cpu_count() or 1), "shmload-tar-index") as pool:
-                        indexes = list(pool.map(partial(load_index, cache=self._cache), self.paths))
-                    self._samples = TarSamples(indexes, list((self._fields or {}).values()))
-        return self._samples
+        return self._held.get(self._open)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_samples": None, "_lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
+    def _open(self) -> TarSamples:
+        with ThreadPoolExecutor(min(len(self.paths), os.cpu_count() or 1), "shmload-tar-index") as pool:
+            indexes = list(pool.map(partial(load_index, cache=self._cache), self.paths))
+        return TarSamples(indexes, list((self._fields or {}).values()))
 
     def __repr__(self) -> str:
-        count = "not indexed yet" if self._samples is None else f"{len(self._samples)} samples"
+        count = f"{len(self)} samples" if self._held.is_open else "not indexed yet"
         return f"<TarDataset of {len(self.paths)} shards, {count}>"
 
 

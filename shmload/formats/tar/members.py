@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.formats.paths import inflated
+from shmload.formats.paths import inflated, npy_head
 
 _NAMES = """
 blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib h5 hdf png apng jp2 j2k jpc jpf jpx j2c
@@ -160,9 +160,7 @@ def decode_npy(data: bytes) -> NDArray[Any]:
         ValueError: it is none, holds objects, or has more or fewer bytes than its header says.
     """
     file = io.BytesIO(data)
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, is_fortran, dtype = read(file)
+    shape, is_fortran, dtype = npy_head(file)
     if dtype.hasobject:
         raise ValueError("an .npy of objects is a pickle; store numbers, or give allow_pickle=True and the extension pkl")
     rest = len(data) - file.tell()
@@ -261,10 +259,8 @@ class Decoders:
         return _SAFE.get(last)
 
 
-def _torch_loaded(data: bytes) -> Any:
-    import torch
-
-    return torch.load(io.BytesIO(data), weights_only=False)
+def _torch() -> Any:
+    return importlib.import_module("torch")
 
 
 _SAFE: dict[str, Decoder] = {
@@ -275,7 +271,10 @@ _SAFE: dict[str, Decoder] = {
     "npy": decode_npy,
     "npz": decode_npz,
 }
-_UNSAFE: dict[str, Decoder] = {**dict.fromkeys(("pickle", "pkl", "pyd"), pickle.loads), "pth": _torch_loaded}
+_UNSAFE: dict[str, Decoder] = {
+    **dict.fromkeys(("pickle", "pkl", "pyd"), pickle.loads),
+    "pth": lambda data: _torch().load(io.BytesIO(data), weights_only=False),
+}
 _MODULES = {"cbor": ("cbor", "loads"), **dict.fromkeys(("mp", "msg", "msgpack"), ("msgpack", "unpackb"))}
 
 
@@ -304,9 +303,10 @@ def encode(extension: str, value: Any) -> bytes:
     return encoder(value)
 
 
-def _npy(value: Any) -> bytes:
+def _written(write: Callable[[Any], object]) -> bytes:
+    """What is written to a file."""
     file = io.BytesIO()
-    np.save(file, np.asarray(value), allow_pickle=False)
+    write(file)
     return file.getvalue()
 
 
@@ -314,21 +314,12 @@ def _npz(value: Any) -> bytes:
     arrays: dict[str, Any] = {name: np.asarray(each) for name, each in value.items()}
     if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
         raise ValueError(f"npz: {objects[0]!r} is an array of objects, which would be a pickle; give numbers or text")
-    file = io.BytesIO()
-    np.savez(file, **arrays)  # without allow_pickle=, which numpy before 2.2 would store as an array
-    return file.getvalue()  # its members are dated 1980: the bytes are the same every time
+    # without allow_pickle=, which numpy before 2.2 would store as an array; its members are dated 1980: always the same bytes
+    return _written(lambda file: np.savez(file, **arrays))
 
 
 def _not_text(value: Any) -> bytes:
     raise TypeError(f"text is str or bytes; got {type(value).__name__}")
-
-
-def _torch_saved(value: Any) -> bytes:
-    import torch
-
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
 
 
 def _encode_picture(kind: str, value: Any) -> bytes:
@@ -337,9 +328,7 @@ def _encode_picture(kind: str, value: Any) -> bytes:
     picture = value if isinstance(value, Image.Image) else Image.fromarray(np.asarray(value))
     if kind == "JPEG" and picture.mode not in ("L", "RGB", "CMYK"):
         picture = picture.convert("RGB")
-    file = io.BytesIO()
-    picture.save(file, format=kind, **({"quality": 100} if kind == "JPEG" else {}))
-    return file.getvalue()
+    return _written(lambda file: picture.save(file, format=kind, **({"quality": 100} if kind == "JPEG" else {})))
 
 
 _ENCODERS: dict[str, Encoder] = {
@@ -354,7 +343,7 @@ _ENCODERS: dict[str, Encoder] = {
     **dict.fromkeys(("pbm", "pgm", "ppm"), partial(_encode_picture, "PPM")),
     "png": partial(_encode_picture, "PNG"),
     "cbor": lambda value: importlib.import_module("cbor").dumps(value),
-    "npy": _npy,
+    "npy": lambda value: _written(lambda file: np.save(file, np.asarray(value), allow_pickle=False)),
     "npz": _npz,
-    "pth": _torch_saved,
+    "pth": lambda value: _written(lambda file: _torch().save(value, file)),
 }

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from shmload.batch.layout import ElementType, fits, of_any
 from shmload.errors import SampleError, ShardCorrupt, ShmloadError
 from shmload.formats.images.decoder import ImageDecoder
 from shmload.formats.paths import Paths, expanded
+from shmload.formats.readers.columns import PerProcess
 from shmload.formats.tfrecord.files import CHANGED, COMPRESSIONS, FOREIGN_SUFFIXES, SUFFIX, RecordFile
 
 _FOUND = ("nothing", "a bytes_list", "a float_list", "an int64_list")
@@ -265,53 +265,38 @@ class TFRecordDataset:
         if records == "raw" and self.defaults:
             raise ValueError('records="raw" takes no defaults: no record lacks itself')
         self._file_nbytes: list[int] = []  # of each path when it was first opened, here or where this was pickled
-        self._begin()
+        self._held: PerProcess[tuple[RecordReader, int]] = PerProcess(is_inherited=True)
 
-    def _begin(self) -> None:
-        self._lock = Lock()
-        self._reader: RecordReader | None = None
-        self._num_records = -1
+    def _opened(self) -> tuple[RecordReader, int]:
+        """What reads, and the number of records."""
+        return self._held.get(self._open)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_reader", "_num_records")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._begin()
-
-    def _opened(self) -> RecordReader:
-        if self._reader is None:
-            with self._lock:
-                if self._reader is None:
-                    files = self._files()
-                    self._recognise([file.nbytes for file in files])
-                    offsets = [file.offsets() for file in files]
-                    ends = np.cumsum([len(o) - 1 for o in offsets], dtype=np.int64)
-                    starts = np.concatenate([np.empty(0, np.int64), *(o[:-1] for o in offsets)])
-                    self._num_records = int(ends[-1])
-                    self._reader = RecordReader(
-                        [file.data for file in files],
-                        [file.state for file in files],
-                        ends,
-                        starts,
-                        [f.native() for f in self._fields],
-                        FORMS.index(self.records),
-                        LEVELS.index(self.verify),
-                    )
-        return self._reader
+    def _open(self) -> tuple[RecordReader, int]:
+        files = self._files()
+        for file, was in zip(files, self._file_nbytes, strict=False):
+            if was != file.nbytes:
+                raise ShardCorrupt(
+                    f"{file.path}: has {file.nbytes} bytes, and had {was} when this dataset first read it: make it anew"
+                )
+        self._file_nbytes[:] = [file.nbytes for file in files]
+        offsets = [file.offsets() for file in files]
+        ends = np.cumsum([len(o) - 1 for o in offsets], dtype=np.int64)
+        reader = RecordReader(
+            [file.data for file in files],
+            [file.state for file in files],
+            ends,
+            np.concatenate([np.empty(0, np.int64), *(o[:-1] for o in offsets)]),
+            [f.native() for f in self._fields],
+            FORMS.index(self.records),
+            LEVELS.index(self.verify),
+        )
+        return reader, int(ends[-1])
 
     def _files(self) -> list[RecordFile]:
         return [RecordFile(path, self.compression, self.max_inflated_bytes) for path in self.paths]
 
-    def _recognise(self, file_nbytes: list[int]) -> None:
-        for path, was, now in zip(self.paths, self._file_nbytes, file_nbytes, strict=False):
-            if was != now:
-                raise ShardCorrupt(f"{path}: has {now} bytes, and had {was} when this dataset first read it: make it anew")
-        self._file_nbytes = file_nbytes
-
     def __len__(self) -> int:
-        self._opened()
-        return self._num_records
+        return self._opened()[1]
 
     def __repr__(self) -> str:
         return f"TFRecordDataset({len(self.paths)} files, {self.records}, {', '.join(self.schema)}, verify={self.verify!r})"
@@ -325,12 +310,12 @@ class TFRecordDataset:
         return out.sample()
 
     @property
-    def read_batch_into(self) -> Callable[[Any, Any], None] | None:
+    def read_batch_into(self) -> Callable[[Any, Any], object] | None:
         """Reads records into rows, `read(indices, out)` as docs/own_format.md says. None where a decoder does part of that.
 
         A decoder may draw random numbers, which are each sample's own only if samples are read one by one.
         """
-        return None if any(field.decode is not None for field in self._fields) else self._read_batch_into
+        return None if any(field.decode is not None for field in self._fields) else self._read
 
     def read_into(self, index: int, out: Any) -> None:
         """Reads one record into its row.
@@ -345,9 +330,6 @@ class TFRecordDataset:
         for field in self._fields:
             if field.decode is not None:
                 self._decoded(survey, field, partial(decode_into, field, texts[field.name][0], out))
-
-    def _read_batch_into(self, indices: Any, out: Any) -> None:
-        self._read(indices, out)
 
     def _read(self, indices: Any, out: Any) -> tuple[Survey, dict[str, list[Any]]]:
         """Writes rows of all but the fields with decoders; gives texts, and what is to be decoded."""
@@ -365,36 +347,31 @@ class TFRecordDataset:
                 targets.append(_memory_of(out.reserve(field.name, survey.steps(number))))
             else:
                 targets.append(_memory_of(out[field.name]))
-        texts = self._write(survey, targets)
+        # all of files that are as they were when it began
+        if not survey.write(targets):
+            raise self._error(survey)
+        texts: dict[str, list[Any]] = {f.name: survey.texts(number) for number, f in enumerate(self._fields) if f.is_text}
+        if not survey.is_still_so():
+            raise self._error(survey)
         for field in self._fields:
+            if field.is_str:
+                texts[field.name] = [self._str(text, survey, row, field.name) for row, text in enumerate(texts[field.name])]
             if field.is_text and field.decode is None:
                 out[field.name] = texts[field.name]
         return survey, texts
 
     def _survey(self, indices: Any, targets: list[Any] | None = None) -> Survey:
-        reader = self._opened()
+        reader, num_records = self._opened()
         wanted = np.ascontiguousarray(indices, np.int64)
         if wanted.size and wanted.min() < 0:
-            wanted = np.where((wanted < 0) & (wanted >= -self._num_records), wanted + self._num_records, wanted)
+            wanted = np.where((wanted < 0) & (wanted >= -num_records), wanted + num_records, wanted)
         survey = reader.survey(wanted, targets)
         if survey.problem is not None:
             raise self._error(survey)
         return survey
 
-    def _write(self, survey: Survey, targets: list[Any]) -> dict[str, list[Any]]:
-        """Writes arrays' rows and gives texts; all of files that are as they were when it began."""
-        if not survey.write(targets):
-            raise self._error(survey)
-        found: dict[str, list[Any]] = {f.name: survey.texts(number) for number, f in enumerate(self._fields) if f.is_text}
-        if not survey.is_still_so():
-            raise self._error(survey)
-        for field in self._fields:
-            if field.is_str:
-                found[field.name] = [self._str(text, survey, row, field.name) for row, text in enumerate(found[field.name])]
-        return found
-
     def _error(self, survey: Survey) -> Exception:
-        return error_of(survey.problem or (), self._fields, self.paths, self._file_nbytes, self._num_records)
+        return error_of(survey.problem or (), self._fields, self.paths, self._file_nbytes, len(self))
 
     def _decoded(self, survey: Survey, field: RecordField, decode: Callable[[], Any]) -> Any:
         try:

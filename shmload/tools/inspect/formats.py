@@ -26,8 +26,7 @@ from shmload._core.records import record_starts
 from shmload.errors import ShardCorrupt
 from shmload.formats import tokens
 from shmload.formats.arrays import ArrayDataset
-from shmload.formats.readers.files import HDF5Dataset, SafetensorsDataset, ZarrDataset
-from shmload.formats.readers.parquet import ParquetDataset
+from shmload.formats.readers.columns import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
 from shmload.formats.tar.dataset import KEY, TarDataset, load_index
 from shmload.formats.tar.dataset import SUFFIX as TAR_SUFFIX
 from shmload.formats.tfrecord.files import SUFFIX, RecordFile

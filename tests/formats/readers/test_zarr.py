@@ -26,7 +26,7 @@ def test_shards_are_blocks(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "a.zarr", data=ROWS, chunks=(2, 3), shards=(10, 3))
     dataset = ZarrDataset(tmp_path / "a.zarr")
     np.testing.assert_array_equal(ROWS[11], dataset[11]["data"])
-    cache = dataset._opened._columns["data"]._blocks._cache  # type: ignore[attr-defined]  # Columns
+    cache = dataset._opened._columns["data"]._blocks.cache  # type: ignore[attr-defined]  # Columns
     assert cache.nbytes == 10 * 3 * 4
 
 

@@ -333,7 +333,7 @@ def test_rows_written_at_once_are_those_of_a_whole_survey(tmp_path):
 def test_rows_that_differ_in_size_are_not_written_at_once(tmp_path):
     (tmp_path / "a").write_bytes(framed(A))
     dataset = TFRecordDataset(tmp_path / "a", {"a": ("int64", (None,)), "b": bytes}, defaults={"b": b""})
-    reader = dataset._opened()
+    reader, _ = dataset._opened()
     indices, room = np.zeros(1, np.int64), np.empty(9, np.int64)
     with pytest.raises(ValueError, match="field 0 has no rows of a fixed size to write at once"):
         reader.survey(indices, [room, None])

@@ -380,32 +380,26 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result:
 
 
 USERS = f"{HIDDEN}/users"
-_LEASE_HEADER = struct.Struct("<8sQqQ")  # magic, capacity, most files or -1, how often the leases behind it have changed
-_LEASE_MAGIC = b"SHMLUSE1"
-_VERSION_AT = 24
+_LEASE_HEADER = struct.Struct("<QQ")  # capacity, how often the leases behind it have changed
+_VERSION_AT = 8
 
 
 class ProcessLeases:
     """This process among the users of a folder."""
 
-    def __init__(self, folder: str, capacity_bytes: int, max_files: int) -> None:
+    def __init__(self, folder: str, capacity_bytes: int) -> None:
         """To be made under the folder's lock: before its own lock is there, the file would seem a dead one's."""
         self._users = f"{folder}/{USERS}"
         self.name = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._path = f"{self._users}/{self.name}"
         self._fd = open_kept(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
-        os.pwrite(self._fd, _LEASE_HEADER.pack(_LEASE_MAGIC, capacity_bytes, max_files, 0), 0)
+        os.pwrite(self._fd, _LEASE_HEADER.pack(capacity_bytes, 0), 0)
         self._version = 0
         self._counts: dict[int, int] = {}  # leases in this process by inode
         self._slots: dict[int, int] = {}  # where in the file the inode stands
         self._free: list[int] = []
         self._others: dict[str, tuple[int, frozenset[int]]] = {}  # leases of other users, as of which change
-
-    @property
-    def num_leased(self) -> int:
-        """Files that this process has leased."""
-        return len(self._counts)
 
     def holds(self, ino: int) -> bool:
         return ino in self._counts
@@ -425,10 +419,10 @@ class ProcessLeases:
             for place, ino in enumerate(fresh, first):
                 self._slots[ino] = place
             os.pwrite(self._fd, array.array("Q", fresh).tobytes(), _LEASE_HEADER.size + 8 * first)
-        self.ring()
+        self._changed()
 
     def drop(self, inos: Iterable[int]) -> None:
-        """Takes leases back. Wakes who waits for room."""
+        """Takes leases back."""
         freed = []
         for ino in inos:
             self._counts[ino] -= 1
@@ -444,10 +438,10 @@ class ProcessLeases:
             for place in freed:
                 os.pwrite(self._fd, bytes(8), _LEASE_HEADER.size + 8 * place)
             self._free += freed
-        self.ring()
+        self._changed()
 
-    def ring(self) -> None:
-        """Wakes all that wait for something to change here."""
+    def _changed(self) -> None:
+        """Has the others read the leases again."""
         self._version += 1
         os.pwrite(self._fd, self._version.to_bytes(8, "little"), _VERSION_AT)
 
@@ -457,20 +451,19 @@ class ProcessLeases:
         for name in self._living():
             version, inos = self._others.get(name, (-1, frozenset()))
             data = _read(f"{self._users}/{name}", _LEASE_HEADER.size)
-            if len(data) == _LEASE_HEADER.size and version != (version_now := _LEASE_HEADER.unpack(data)[3]):
+            if len(data) == _LEASE_HEADER.size and version != (version_now := _LEASE_HEADER.unpack(data)[1]):
                 table = _read(f"{self._users}/{name}")[_LEASE_HEADER.size :]
                 inos = frozenset(array.array("Q", table[: len(table) // 8 * 8])) - {0}
                 self._others[name] = (version_now, inos)
             found |= inos
         return found
 
-    def budgets(self) -> Iterator[tuple[str, int, int]]:
-        """What the other living users say: name, capacity, most files."""
+    def budgets(self) -> Iterator[tuple[str, int]]:
+        """What the other living users say: name and capacity."""
         for name in self._living():
             data = _read(f"{self._users}/{name}", _LEASE_HEADER.size)
             if len(data) == _LEASE_HEADER.size:
-                _, capacity_bytes, max_files, _ = _LEASE_HEADER.unpack(data)
-                yield name, capacity_bytes, max_files
+                yield name, _LEASE_HEADER.unpack(data)[0]
 
     def close(self) -> None:
         """Ends all leases of this process."""
@@ -508,7 +501,7 @@ class Session:
         StoreError: the folder's file system has no locks.
     """
 
-    def __init__(self, folder: str, capacity_bytes: int, max_files: int | None, *, adopts: bool) -> None:
+    def __init__(self, folder: str, capacity_bytes: int, *, adopts: bool) -> None:
         self.folder = folder
         for part in (USERS, NEW):
             os.makedirs(f"{folder}/{part}", exist_ok=True)
@@ -518,15 +511,14 @@ class Session:
         self.descriptors: dict[str, int] = {}  # of the files that this process is writing, by temporary name
         self._lock = threading.Lock()
         self._dropped: deque[tuple[int, ...]] = deque()
-        files = -1 if max_files is None else max_files
         with self.ledger.locked():
-            self.process_leases = ProcessLeases(folder, capacity_bytes, files)
-            others = [each for each in self.process_leases.budgets() if each[1:] != (capacity_bytes, files)]
+            self.process_leases = ProcessLeases(folder, capacity_bytes)
+            others = [each for each in self.process_leases.budgets() if each[1] != capacity_bytes]
         if others:
             self.close()
             raise ValueError(
-                f"process {others[0][0].split('-')[0]} uses {folder} with a budget of {_budget(*others[0][1:])}; this one was "
-                f"given {_budget(capacity_bytes, files)}: give all users of a folder the same"
+                f"process {others[0][0].split('-')[0]} uses {folder} with a budget of {others[0][1]} bytes; this one was given "
+                f"{capacity_bytes} bytes: give all users of a folder the same"
             )
 
     @contextlib.contextmanager
@@ -567,7 +559,7 @@ class Session:
         self.descriptors[name] = fd
 
     def end_writing(self, name: str) -> None:
-        """Unlocks and closes it: waiters wake. Mappings of the file may live on."""
+        """Unlocks and closes it. Mappings of the file may live on."""
         fd = self.descriptors.pop(name)
         fcntl.flock(fd, fcntl.LOCK_UN)
         close_kept(fd)
@@ -593,10 +585,6 @@ class Session:
                     self.process_leases.drop(self._dropped.popleft())
             finally:
                 self._lock.release()
-
-
-def _budget(capacity_bytes: int, max_files: int) -> str:
-    return f"{capacity_bytes} bytes" + (f" and {max_files} files" if max_files >= 0 else "")
 
 
 def unlink(path: str) -> None:

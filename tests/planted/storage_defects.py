@@ -107,10 +107,10 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A15",
-        "who waits is not told of a lease taken back",
+        "others do not see a lease taken back",
         "shmload/storage/ledger.py",
-        "            self._free += freed\n        self.ring()\n",
-        "            self._free += freed\n        self._version += 1\n",
+        "            self._free += freed\n        self._changed()\n",
+        "            self._free += freed\n",
         (f"{FOLDER}test_a_waiter_gets_room_when_a_lease_ends",),
     ),
     Defect(

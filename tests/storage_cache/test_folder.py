@@ -44,14 +44,14 @@ def test_room_is_made_by_the_oldest_that_nobody_has_leased(place: str) -> None:
 
 
 def test_a_request_that_cannot_be_met_removes_nothing(place: str) -> None:
-    folder = BudgetedFolder(place, 100, max_files=7)
+    folder = BudgetedFolder(place, 100)
     put(folder, "free", 30)
     put(folder, "held", 50)
     lease = folder.lease("held")
     with folder.reserve(10), pytest.raises(CacheFull) as caught:
         folder.reserve(60)
     assert str(caught.value) == (
-        f"{place} has no room for 60 bytes more: 90 of its budget of 100 bytes are in use (2 files of at most 7, 1 being written), "
+        f"{place} has no room for 60 bytes more: 90 of its budget of 100 bytes are in use (2 files, 1 being written), "
         "50 of them are leased, 50 by this process, and 30 may be evicted: make the budget larger, hold fewer files at once, or wait longer"
     )
     assert names(folder) == ["free", "held"]
@@ -64,23 +64,8 @@ def test_a_file_larger_than_the_budget_is_refused_however_long_one_would_wait(pl
 
 
 def test_a_budget_must_be_one(place: str) -> None:
-    with pytest.raises(ValueError, match="at least 1 byte and 1 file; got capacity_bytes=0 and max_files=None"):
+    with pytest.raises(ValueError, match="at least 1 byte; got capacity_bytes=0"):
         BudgetedFolder(place, 0)
-    with pytest.raises(ValueError, match="got capacity_bytes=1 and max_files=0"):
-        BudgetedFolder(place, 1, max_files=0)
-
-
-def test_the_number_of_files_is_a_budget_too_and_counts_those_being_written(place: str) -> None:
-    folder = BudgetedFolder(place, 1000, max_files=2)
-    put(folder, "a", 1)
-    with folder.reserve(1) as one, folder.reserve(1) as other:
-        assert names(folder) == []
-        with pytest.raises(CacheFull, match="0 files of at most 2, 2 being written"):
-            folder.reserve(1)
-        one.publish("b")
-        other.publish("c")
-    put(folder, "d", 1)
-    assert names(folder) == ["c", "d"]
 
 
 def test_a_reservation_counts_in_full_and_is_seen_by_nobody(place: str) -> None:
@@ -205,13 +190,13 @@ def test_users_with_another_budget_are_refused_while_one_lives(place: str) -> No
     put(folder, "a", 60)
     put(folder, "b", 30)
     with pytest.raises(ValueError, match=re.escape(
-        f"process {os.getpid()} uses {place} with a budget of 100 bytes; this one was given 70 bytes and 3 files: "
+        f"process {os.getpid()} uses {place} with a budget of 100 bytes; this one was given 70 bytes: "
         "give all users of a folder the same"
     )):  # fmt: skip
-        BudgetedFolder(place, 70, max_files=3)
+        BudgetedFolder(place, 70)
     assert len(users(place)) == 1
     folder.close()
-    smaller = BudgetedFolder(place, 70, max_files=3)
+    smaller = BudgetedFolder(place, 70)
     assert names(smaller) == ["b"]
 
 

@@ -17,6 +17,7 @@ budget is no error: where the kernel finds no blocks for a file, as much is evic
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import math
@@ -28,7 +29,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, TypeVar
 
 from shmload import faults
 from shmload.errors import CacheFull, StoreError
@@ -36,6 +37,7 @@ from shmload.storage.ledger import FRESH, NEW, OURS, Durability, Kept, Ledger, S
 
 __all__ = ["BudgetedFolder", "FolderStatistics", "Lease", "Leases", "Reservation"]
 
+T = TypeVar("T")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05  # between two looks for room
 
 
@@ -43,14 +45,17 @@ Order = Callable[[Iterator[Kept]], Iterable[Kept]]
 """Of the files that nobody has leased, given oldest first, those that may be evicted, the first to go first."""
 
 
-def attempts(timeout_s: float | None) -> Iterator[None]:
-    """One at once; further ones after pauses that double, until the time is over."""
+def repeated(try_once: Callable[[], T], timeout_s: float | None) -> T:
+    """What a try returns, made again after pauses that double while there is no room and the time is not over."""
     deadline = math.inf if timeout_s is None else monotonic() + timeout_s
     pause_s = _FIRST_PAUSE_S
-    yield
-    while (left_s := deadline - monotonic()) > 0:
+    while True:
+        try:
+            return try_once()
+        except (CacheFull, TimeoutError):
+            if (left_s := deadline - monotonic()) <= 0:
+                raise
         sleep(min(pause_s, left_s))
-        yield
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
@@ -364,7 +369,8 @@ class BudgetedFolder:
         session = self._session()
         with session.locked() as ledger:
             session.sweep()
-            self._make_room(session, ledger, 0, self.order)  # a budget smaller than the last one
+            with contextlib.suppress(CacheFull):
+                self._make_room(session, ledger, 0, self.order)  # a budget smaller than the last one
 
     def reserve(self, nbytes: int, *, timeout_s: float | None = 0.0) -> Reservation:
         """Makes room for a file, and a file in it that nobody sees yet.
@@ -457,7 +463,8 @@ class BudgetedFolder:
         session = self._session()
         with session.locked() as ledger:
             ledger.list_again()
-            self._make_room(session, ledger, 0, self.order)
+            with contextlib.suppress(CacheFull):
+                self._make_room(session, ledger, 0, self.order)
 
     def statistics(self) -> FolderStatistics:
         """The folder now."""
@@ -486,15 +493,11 @@ class BudgetedFolder:
         session.let_go(inos)
 
     def _obtain(self, name: str | None, nbytes: int, timeout_s: float | None, order: Order) -> Lease | Reservation:
-        if not 0 <= nbytes <= self.capacity_bytes:
-            raise CacheFull(
-                f"a file of {nbytes} bytes can never lie in {self.path}: its budget is {self.capacity_bytes} bytes; make files "
-                f"smaller or the budget larger"
-            )
+        self._check_budget(nbytes)
         session = self._session()
         temporary = name or f"{os.getpid()}-{secrets.token_hex(4)}"
-        shortage: Exception | None = None
-        for _ in attempts(timeout_s):
+
+        def try_once() -> Lease | None:
             with session.locked() as ledger:
                 kept = ledger.files.get(name) if name else None
                 if kept is not None:
@@ -502,64 +505,61 @@ class BudgetedFolder:
                     return Lease(self.path, (kept,), functools.partial(self._let_go, session))
                 session.sweep()
                 if temporary in ledger.writing:
-                    shortage = TimeoutError(
+                    raise TimeoutError(
                         f"another process was still writing {name} into {self.path} after {timeout_s} s: wait longer"
                     )
-                    continue
-                shortage = self._make_room(session, ledger, nbytes, order)
-                if shortage is not None:
-                    continue
+                self._make_room(session, ledger, nbytes, order)
                 session.begin_writing(temporary, nbytes)
-            reservation = Reservation(self, session, temporary, nbytes)
-            faults.hit("after_reserve")
-            try:
-                self._allocate(session, session.descriptors[temporary], 0, nbytes, timeout_s, order)
-            except BaseException:
-                reservation.abandon()
-                raise
-            return reservation
-        assert shortage is not None
+            return None
+
+        lease = repeated(try_once, timeout_s)
+        if lease is not None:
+            return lease
+        reservation = Reservation(self, session, temporary, nbytes)
+        faults.hit("after_reserve")
         try:
-            raise shortage
-        finally:
-            del shortage  # its traceback has this frame: the two would keep each other, and the callers, alive
+            self._allocate(session, session.descriptors[temporary], 0, nbytes, timeout_s, order)
+        except BaseException:
+            reservation.abandon()
+            raise
+        return reservation
 
     def _grow(self, session: Session, name: str, nbytes: int, more: int, timeout_s: float | None) -> None:
         """For Reservation.grow."""
-        if more < 0 or nbytes + more > self.capacity_bytes:
-            raise CacheFull(
-                f"a file of {nbytes + more} bytes can never lie in {self.path}: its budget is {self.capacity_bytes} bytes; make "
-                f"files smaller or the budget larger"
-            )
-        fd, shortage = session.descriptors[name], None
-        for _ in attempts(timeout_s):
+        self._check_budget(nbytes + more)
+        fd = session.descriptors[name]
+
+        def set_nbytes(ledger: Ledger, nbytes: int) -> None:
+            ledger.changing()
+            os.ftruncate(fd, nbytes)
+            ledger.set_writing(name, nbytes)
+
+        def try_once() -> None:
             with session.locked() as ledger:
                 session.sweep()
-                shortage = self._make_room(session, ledger, more, self.order)
-                if shortage is None:
-                    ledger.changing()
-                    os.ftruncate(fd, nbytes + more)
-                    ledger.set_writing(name, nbytes + more)
-                    break
-        if shortage is not None:
-            try:
-                raise shortage
-            finally:
-                del shortage  # as in _obtain
+                self._make_room(session, ledger, more, self.order)
+                set_nbytes(ledger, nbytes + more)
+
+        repeated(try_once, timeout_s)
         try:
             self._allocate(session, fd, nbytes, more, timeout_s, self.order)
         except BaseException:
             with session.locked() as ledger:
-                ledger.changing()
-                os.ftruncate(fd, nbytes)
-                ledger.set_writing(name, nbytes)
+                set_nbytes(ledger, nbytes)
             raise
 
-    def _make_room(self, session: Session, ledger: Ledger, nbytes: int, order: Order) -> CacheFull | None:
-        """Evicts until so much fits; or says why it cannot, and then evicts nothing. The folder's lock is held."""
+    def _check_budget(self, nbytes: int) -> None:
+        if not 0 <= nbytes <= self.capacity_bytes:
+            raise CacheFull(
+                f"a file of {nbytes} bytes can never lie in {self.path}: its budget is {self.capacity_bytes} bytes; make files "
+                f"smaller or the budget larger"
+            )
+
+    def _make_room(self, session: Session, ledger: Ledger, nbytes: int, order: Order) -> None:
+        """Evicts until so much fits; or raises CacheFull, and then evicts nothing. The folder's lock is held."""
         excess = ledger.nbytes + nbytes - self.capacity_bytes
         if excess <= 0:
-            return None
+            return
         leased = session.process_leases.leased()
         victims, freed = [], 0
         for kept in order(kept for kept in ledger.files.values() if kept.ino not in leased):
@@ -571,10 +571,10 @@ class BudgetedFolder:
                     faults.hit("mid_evict")
                 self.num_evicted += len(victims)
                 self.nbytes_evicted += freed
-                return None
+                return
         held = [kept for kept in ledger.files.values() if kept.ino in leased]
         mine = sum(kept.nbytes for kept in held if session.process_leases.holds(kept.ino))
-        return CacheFull(
+        raise CacheFull(
             f"{self.path} has no room for {nbytes} bytes more: {ledger.nbytes} of its budget of {self.capacity_bytes} bytes are in "
             f"use ({len(ledger.files)} files, {len(ledger.writing)} being written), "
             f"{sum(kept.nbytes for kept in held)} of them are leased, {mine} by this process, and {freed} may be evicted: make the "
@@ -590,7 +590,8 @@ class BudgetedFolder:
         """Takes a file's blocks, so that no later write meets a full disk. A disk smaller than the budget evicts, too."""
         if not nbytes:
             return
-        for _ in attempts(timeout_s):
+
+        def try_once() -> None:
             while True:
                 try:
                     os.posix_fallocate(fd, start, nbytes)
@@ -600,12 +601,14 @@ class BudgetedFolder:
                         raise
                 if not self._free_disk(session, nbytes, order):
                     break
-        disk = os.statvfs(self.path)
-        raise CacheFull(
-            f"the disk of {self.path} has no room for {nbytes} bytes more: {disk.f_bavail * disk.f_frsize} bytes are free, and "
-            f"nothing more of the cache's budget of {self.capacity_bytes} bytes may be evicted: free some, or make the budget "
-            f"smaller"
-        )
+            disk = os.statvfs(self.path)
+            raise CacheFull(
+                f"the disk of {self.path} has no room for {nbytes} bytes more: {disk.f_bavail * disk.f_frsize} bytes are free, and "
+                f"nothing more of the cache's budget of {self.capacity_bytes} bytes may be evicted: free some, or make the budget "
+                f"smaller"
+            )
+
+        repeated(try_once, timeout_s)
 
     def _free_disk(self, session: Session, nbytes: int, order: Order) -> bool:
         """Evicts as much as a file needs that the disk has no room for, or what there is; whether that was anything."""
@@ -628,7 +631,7 @@ class BudgetedFolder:
             with self._opening:
                 if self._opened is None:
                     opened = Session(self.path, self.capacity_bytes, adopts=self.adopts)
-                    weakref.finalize(self, opened.close_if_mine)
+                    weakref.finalize(self, opened.close)
                     self._opened = opened
         return self._opened
 

@@ -1,13 +1,13 @@
 """What lies in a budgeted folder, as all its processes know it, without a listing each time.
 
-    <folder>/.shmload/ledger    a header, and behind it what came and went since the ledger was last written anew
+    <folder>/.shmload/ledger    which change of the folder was the last
     <folder>/.shmload/new/      files that are being written, each locked by its writer and as long as its reservation
 
-The folder is the truth and the ledger a copy of it: a listing of 10,000 files takes 40 ms, the ledger's news since the last look
-a microsecond. An exclusive flock on the ledger is the folder's lock; whoever holds it reads the news, and may change files. Before
-the first change it marks the ledger as dirty, behind the last as clean again, with the folder's time of change. A ledger that is
-dirty (its writer was killed), damaged, gone, of another boot, or older than the folder (somebody else put a file there, or took
-one) is written anew from a listing. So there is nothing to recover, and nothing to believe.
+The folder is the truth, and each process has a copy of it: a listing of 10,000 files takes 40 ms. An exclusive flock on the ledger
+is the folder's lock. Whoever holds it may change files: before the first change it marks the ledger as dirty, behind the last it
+writes a new token there with the folder's time of change. A process lists the folder if the token is another than that of its
+copy, or the ledger is dirty (its writer was killed), damaged, gone, of another boot, or older than the folder (somebody else put a
+file there, or took one). So there is nothing to recover, and nothing to believe.
 
 Descriptors whose locks say "this process lives", and so must not live on in anything it forks.
 
@@ -162,12 +162,9 @@ def boot_id() -> bytes | None:
 HIDDEN = ".shmload"
 NEW = f"{HIDDEN}/new"
 OURS = stat.S_ISVTX  # the mark of a published file; the bit has no other meaning on Linux, and a listing brings it along
-_MAGIC = b"SHMLLED1"
-_HEADER = struct.Struct("<8s16sQQQq")  # magic, boot, dirty, generation, where the news ends, the folder's time of change
+_MAGIC = b"SHMLLED2"
+_HEADER = struct.Struct("<8s16sQ8sq")  # magic, boot, dirty, token of the last change, the folder's time of change
 _DIRTY_AT = 24
-_NEWS = struct.Struct("<cQQqH")  # kind, bytes, inode, time of publication, length of the name that follows
-_ALLOCATED = 1 << 20  # bytes of the ledger that are reserved at once, so that a full disk does not stop it
-_MIN_COMPACTED = 256 << 10
 
 
 class Kept(NamedTuple):
@@ -202,10 +199,7 @@ class Ledger:
         self._adopts = adopts
         self._path = f"{folder}/{HIDDEN}/ledger"
         self._fd = open_kept(self._path, os.O_RDWR | os.O_CREAT)
-        self._generation = 0
-        self._end = 0  # of the news that this process has read
-        self._newest_ns = 0
-        self._news: list[bytes] = []
+        self._token = b""  # of the change that `files` and `writing` are as of; empty: they are not to be believed
         self._is_changing = False
 
     @contextlib.contextmanager
@@ -219,14 +213,13 @@ class Ledger:
             faults.hit("holding_lock")
             yield
             if self._is_changing:
-                self._write_news()
+                self._write()
         except BaseException:
             if self._is_changing or not is_known:
-                self._generation = 0
+                self._token = b""
             raise
         finally:
             self._is_changing = False
-            self._news.clear()
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def changing(self) -> None:
@@ -236,25 +229,45 @@ class Ledger:
             self._is_changing = True
 
     def add(self, kept: Kept) -> None:
-        self._apply(b"+", kept.nbytes, kept.ino, kept.published_ns, kept.name, is_news=True)
+        self.files[kept.name] = kept
+        self.nbytes += kept.nbytes
 
     def remove(self, name: str) -> None:
-        self._apply(b"-", 0, 0, 0, name, is_news=True)
+        self.nbytes -= self.files.pop(name).nbytes
 
     def set_writing(self, name: str, nbytes: int) -> None:
-        self._apply(b"w", nbytes, 0, 0, name, is_news=True)
+        self.nbytes += nbytes - self.writing.get(name, 0)
+        self.writing[name] = nbytes
 
     def end_writing(self, name: str) -> None:
-        self._apply(b"x", 0, 0, 0, name, is_news=True)
+        self.nbytes -= self.writing.pop(name, 0)
 
     def next_time(self) -> int:
         """A time of publication: now, and behind that of every file that is there."""
-        return max(time.time_ns(), self._newest_ns + 1)
+        newest = next(reversed(self.files.values()), None)
+        return max(time.time_ns(), newest.published_ns + 1 if newest else 0)
 
-    def list_again(self) -> None:
-        """Believes the folder and nothing else."""
-        self.changing()
-        self._list(is_same_boot=True)
+    def list_again(self, is_same_boot: bool = True) -> None:
+        """Believes the folder and nothing else. What another boot has left half on the disk goes."""
+        token, self._token = self._token, b""
+        self.num_listings += 1
+        found = []
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                status = _status(entry)
+                if not is_same_boot and status.st_mode & OURS and status.st_mode & FRESH:
+                    unlink(entry.path)
+                    continue
+                if stat.S_ISREG(status.st_mode) and (self._adopts or status.st_mode & OURS) and status.st_nlink:
+                    found.append(Kept(entry.name, status.st_size, status.st_mtime_ns, status.st_ino))
+        found.sort(key=lambda kept: (kept.published_ns, kept.name))
+        self.files = OrderedDict((kept.name, kept) for kept in found)
+        with os.scandir(f"{self.folder}/{NEW}") as entries:
+            self.writing = {entry.name: _status(entry).st_size for entry in entries}
+        self.nbytes = sum(kept.nbytes for kept in found) + sum(self.writing.values())
+        self._token = token
 
     def close(self) -> None:
         close_kept(self._fd)
@@ -265,106 +278,22 @@ class Ledger:
             raise StoreError(f"{self.folder}/{HIDDEN} was removed while this process used the folder: open it again")
         is_same_boot = False
         if len(header) == _HEADER.size:
-            magic, boot, dirty, generation, end, changed_ns = _HEADER.unpack(header)
+            magic, boot, dirty, token, changed_ns = _HEADER.unpack(header)
             is_same_boot = (magic, boot) == (_MAGIC, _boot())
             if is_same_boot and not dirty and changed_ns == os.stat(self.folder).st_mtime_ns:
-                if generation != self._generation:
-                    self._forget()
-                    self._generation, self._end = generation, _HEADER.size
-                if end > self._end:
-                    self._read_news(os.pread(self._fd, end - self._end, self._end))
-                    self._end = end
+                if token != self._token:
+                    self.list_again()
+                    self._token = token
                 return
         self.changing()
-        self._list(is_same_boot)
+        self.list_again(is_same_boot)
 
-    def _read_news(self, data: bytes) -> None:
-        at = 0
-        while at < len(data):
-            kind, nbytes, ino, published_ns, length = _NEWS.unpack_from(data, at)
-            at += _NEWS.size + length
-            self._apply(kind, nbytes, ino, published_ns, os.fsdecode(data[at - length : at]))
-
-    def _apply(self, kind: bytes, nbytes: int, ino: int, published_ns: int, name: str, *, is_news: bool = False) -> None:
-        if is_news:
-            self._news.append(_packed(kind, nbytes, ino, published_ns, name))
-        if kind in b"+-":
-            before = self.files.pop(name, None)
-            self.nbytes -= before.nbytes if before else 0
-        else:
-            self.nbytes -= self.writing.pop(name, 0)
-        if kind == b"+":
-            self.files[name] = Kept(name, nbytes, published_ns, ino)
-            self.nbytes += nbytes
-            if published_ns < self._newest_ns:
-                self._sort()
-            self._newest_ns = max(self._newest_ns, published_ns)
-        elif kind == b"w":
-            self.writing[name] = nbytes
-            self.nbytes += nbytes
-
-    def _sort(self) -> None:
-        oldest_first = sorted(self.files.values(), key=lambda kept: (kept.published_ns, kept.name))
-        self.files = OrderedDict((kept.name, kept) for kept in oldest_first)
-
-    def _forget(self) -> None:
-        self.files, self.writing, self.nbytes, self._newest_ns = OrderedDict(), {}, 0, 0
-
-    def _list(self, is_same_boot: bool) -> None:
-        """Reads the folder, and writes the ledger anew when the block ends. What another boot has left half on the disk goes."""
-        self._forget()
-        self.num_listings += 1
-        with os.scandir(self.folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                status = _status(entry)
-                if not is_same_boot and status.st_mode & OURS and status.st_mode & FRESH:
-                    unlink(entry.path)
-                    continue
-                if stat.S_ISREG(status.st_mode) and (self._adopts or status.st_mode & OURS) and status.st_nlink:
-                    kept = Kept(entry.name, status.st_size, status.st_mtime_ns, status.st_ino)
-                    self.files[kept.name] = kept
-                    self.nbytes += kept.nbytes
-        self._sort()
-        self._newest_ns = max((kept.published_ns for kept in self.files.values()), default=0)
-        with os.scandir(f"{self.folder}/{NEW}") as entries:
-            for entry in entries:
-                self.writing[entry.name] = _status(entry).st_size
-        self.nbytes += sum(self.writing.values())
-        self._end = 0  # all of it is news
-
-    def _write_news(self) -> None:
-        data = b"".join(self._news)
-        is_long = self._end > max(_MIN_COMPACTED, 400 * (len(self.files) + len(self.writing)))
-        if self._end == 0 or is_long:
-            header = os.pread(self._fd, _HEADER.size, 0)
-            known = _HEADER.unpack(header)[3] if len(header) == _HEADER.size else 0
-            self._generation = max(known % (1 << 62), self._generation) + 1
-            self._end = _HEADER.size
-            data = b"".join(self._everything())
-        end = self._end + len(data)
+    def _write(self) -> None:
+        self._token = os.urandom(8)
         try:
-            if end > os.fstat(self._fd).st_size:
-                os.posix_fallocate(self._fd, 0, -(-end // _ALLOCATED) * _ALLOCATED)
-            os.pwrite(self._fd, data, self._end)
-            header = _HEADER.pack(_MAGIC, _boot(), 0, self._generation, end, os.stat(self.folder).st_mtime_ns)
-            os.pwrite(self._fd, header, 0)
+            os.pwrite(self._fd, _HEADER.pack(_MAGIC, _boot(), 0, self._token, os.stat(self.folder).st_mtime_ns), 0)
         except OSError:  # the disk is full: the ledger stays dirty, and is a listing each time until there is room
-            self._generation = 0
-            return
-        self._end = end
-
-    def _everything(self) -> Iterator[bytes]:
-        for kept in self.files.values():
-            yield _packed(b"+", kept.nbytes, kept.ino, kept.published_ns, kept.name)
-        for name, nbytes in self.writing.items():
-            yield _packed(b"w", nbytes, 0, 0, name)
-
-
-def _packed(kind: bytes, nbytes: int, ino: int, published_ns: int, name: str) -> bytes:
-    encoded = os.fsencode(name)
-    return _NEWS.pack(kind, nbytes, ino, published_ns, len(encoded)) + encoded
+            self._token = b""
 
 
 def _boot() -> bytes:
@@ -565,18 +494,15 @@ class Session:
         close_kept(fd)
 
     def close(self) -> None:
-        """Ends everything this process holds of the folder."""
+        """Ends everything this process holds of the folder; nothing if a parent has left it to this process, or it is closed."""
+        if self.pid != os.getpid():
+            return
         for name in list(self.descriptors):
             unlink(f"{self.folder}/{NEW}/{name}")  # the next one that needs room takes it off the ledger
             self.end_writing(name)
         self.process_leases.close()
         self.ledger.close()
         self.pid = -1
-
-    def close_if_mine(self) -> None:
-        """`close`, unless a parent has left it to this process or it is closed."""
-        if self.pid == os.getpid():
-            self.close()
 
     def _settle(self) -> None:
         while self._dropped and self._lock.acquire(blocking=False):

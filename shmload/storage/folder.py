@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from shmload import faults
 from shmload.errors import CacheFull, StoreError
-from shmload.storage.ledger import FRESH, NEW, OURS, Durability, Kept, Ledger, Session, boot_id, unlink
+from shmload.storage.ledger import NEW, OURS, Kept, Ledger, Session, unlink
 
 __all__ = ["BudgetedFolder", "FolderStatistics", "Lease", "Leases", "Reservation"]
 
@@ -228,13 +228,9 @@ class Reservation:
             )
         if nbytes is not None and nbytes != written:
             os.ftruncate(fd, nbytes)
-        mark = OURS
         if self._folder.durable:
-            if boot_id() is None:
-                os.fdatasync(fd)
-            else:
-                mark |= FRESH
-        os.fchmod(fd, os.fstat(fd).st_mode | mark)
+            os.fdatasync(fd)
+        os.fchmod(fd, os.fstat(fd).st_mode | OURS)
         faults.hit("before_publish")
         with session.locked() as ledger:
             if os.path.lexists(f"{folder}/{name}"):
@@ -251,8 +247,6 @@ class Reservation:
             session.process_leases.hold([kept.ino])
         self._is_open = False
         session.end_writing(self.name)
-        if mark & FRESH:
-            self._folder.durability.published(f"{folder}/{name}")
         return Lease(folder, (kept,), functools.partial(self._folder._let_go, session))
 
     def abandon(self) -> None:
@@ -326,7 +320,7 @@ class BudgetedFolder:
         capacity_bytes: what its files' lengths may add up to.
         adopts: count all files that do not begin with ".", whoever put them there, and evict them like others. Those that others
             write into the folder count from the next look on, so only what is written through this class keeps the budget.
-        durable: no file is ever seen that a power failure has cut: one whose bytes were not on the disk yet is gone then.
+        durable: bytes are on the disk before the file has its name, so that no file is ever seen that a power failure has cut.
         order: which of the files that are not leased may be evicted, the first to go first; None: the oldest first.
     Raises:
         ValueError: no budget, or living processes use the folder with another one.
@@ -346,7 +340,6 @@ class BudgetedFolder:
 
     _opened: Session | None
     _opening: threading.Lock
-    durability: Durability
 
     def __init__(
         self,
@@ -639,11 +632,10 @@ class BudgetedFolder:
         """As in a process that has not used the folder yet; a forked child begins here."""
         self._opened = None
         self._opening = threading.Lock()
-        self.durability = Durability()
         _folders.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in ("_opened", "_opening", "durability")}
+        return {key: value for key, value in vars(self).items() if key not in ("_opened", "_opening")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -6,20 +6,13 @@
 The folder is the truth, and each process has a copy of it: a listing of 10,000 files takes 40 ms. An exclusive flock on the ledger
 is the folder's lock. Whoever holds it may change files: before the first change it marks the ledger as dirty, behind the last it
 writes a new token there with the folder's time of change. A process lists the folder if the token is another than that of its
-copy, or the ledger is dirty (its writer was killed), damaged, gone, of another boot, or older than the folder (somebody else put a
+copy, or the ledger is dirty (its writer was killed), damaged, gone, or older than the folder (somebody else put a
 file there, or took one). So there is nothing to recover, and nothing to believe.
 
 Descriptors whose locks say "this process lives", and so must not live on in anything it forks.
 
 A flock belongs to the open file: as long as a forked child keeps a copy of the descriptor, its dead parent would seem to live. They
 are opened close-on-exec and through here, which closes each forked child's copies. Closing a copy ends no lock of the parent's.
-
-How files become safe from a power failure without anybody waiting for the disk.
-
-A file has its name as soon as its bytes are in the page cache, which no kill can take. Until they are known to be on the disk it
-carries a mark; a minute later, when the kernel has long written them, a sync costs nothing and the mark goes. A file that still has
-it at the first look of another boot may lack bytes, and is removed (ledger.py). File systems write a file's mode and name in the
-order of their changes, so no file has its name without the mark. Rejected: a sync before the name, 0.5 s of a pass over 880 MB.
 
 What a process has open of a budgeted folder: its ledger, its leases of a process, its lock against its own threads.
 
@@ -45,7 +38,6 @@ import array
 import contextlib
 import errno
 import fcntl
-import functools
 import os
 import secrets
 import stat
@@ -56,7 +48,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from time import monotonic
 from typing import NamedTuple
 
 from shmload import faults
@@ -114,57 +105,10 @@ def _close_all() -> None:
 os.register_at_fork(after_in_child=_close_all)
 
 
-FRESH = stat.S_IXUSR  # the mark; a file of data is not executable otherwise, and a listing brings its mode along
-SETTLES_AFTER_S = 60.0  # the kernel begins to write what has been dirty for 30 s
-
-
-class Durability:
-    """The files that a process has published and not yet settled."""
-
-    def __init__(self) -> None:
-        self._fresh: deque[tuple[float, str]] = deque()
-        self._lock = threading.Lock()
-
-    def published(self, path: str) -> None:
-        """Notes one more, and settles those that are old enough."""
-        now, due = monotonic(), []
-        with self._lock:
-            self._fresh.append((now, path))
-            while self._fresh[0][0] < now - SETTLES_AFTER_S:
-                due.append(self._fresh.popleft()[1])
-        for each in due:
-            settle(each)
-
-
-def settle(path: str) -> None:
-    """Takes the mark off a file, once its bytes are on the disk; does nothing if the file is gone."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        os.fdatasync(fd)
-        os.fchmod(fd, os.fstat(fd).st_mode & ~FRESH)
-    finally:
-        os.close(fd)
-
-
-@functools.cache
-def boot_id() -> bytes | None:
-    """Which boot of the machine this is; None if nobody says."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return bytes.fromhex(file.read().strip().replace("-", ""))
-    except OSError:
-        return None
-
-
 HIDDEN = ".shmload"
 NEW = f"{HIDDEN}/new"
 OURS = stat.S_ISVTX  # the mark of a published file; the bit has no other meaning on Linux, and a listing brings it along
-_MAGIC = b"SHMLLED2"
-_HEADER = struct.Struct("<8s16sQ8sq")  # magic, boot, dirty, token of the last change, the folder's time of change
-_DIRTY_AT = 24
+_HEADER = struct.Struct("<Q8sq")  # dirty, token of the last change, the folder's time of change
 
 
 class Kept(NamedTuple):
@@ -225,7 +169,7 @@ class Ledger:
     def changing(self) -> None:
         """To be called before a file is made, renamed or removed."""
         if not self._is_changing:
-            os.pwrite(self._fd, b"\1", _DIRTY_AT)
+            os.pwrite(self._fd, b"\1", 0)
             self._is_changing = True
 
     def add(self, kept: Kept) -> None:
@@ -247,8 +191,8 @@ class Ledger:
         newest = next(reversed(self.files.values()), None)
         return max(time.time_ns(), newest.published_ns + 1 if newest else 0)
 
-    def list_again(self, is_same_boot: bool = True) -> None:
-        """Believes the folder and nothing else. What another boot has left half on the disk goes."""
+    def list_again(self) -> None:
+        """Believes the folder and nothing else."""
         token, self._token = self._token, b""
         self.num_listings += 1
         found = []
@@ -257,9 +201,6 @@ class Ledger:
                 if entry.name.startswith("."):
                     continue
                 status = _status(entry)
-                if not is_same_boot and status.st_mode & OURS and status.st_mode & FRESH:
-                    unlink(entry.path)
-                    continue
                 if stat.S_ISREG(status.st_mode) and (self._adopts or status.st_mode & OURS) and status.st_nlink:
                     found.append(Kept(entry.name, status.st_size, status.st_mtime_ns, status.st_ino))
         found.sort(key=lambda kept: (kept.published_ns, kept.name))
@@ -276,28 +217,22 @@ class Ledger:
         header = os.pread(self._fd, _HEADER.size, 0)
         if os.fstat(self._fd).st_nlink == 0:
             raise StoreError(f"{self.folder}/{HIDDEN} was removed while this process used the folder: open it again")
-        is_same_boot = False
         if len(header) == _HEADER.size:
-            magic, boot, dirty, token, changed_ns = _HEADER.unpack(header)
-            is_same_boot = (magic, boot) == (_MAGIC, _boot())
-            if is_same_boot and not dirty and changed_ns == os.stat(self.folder).st_mtime_ns:
+            dirty, token, changed_ns = _HEADER.unpack(header)
+            if not dirty and changed_ns == os.stat(self.folder).st_mtime_ns:
                 if token != self._token:
                     self.list_again()
                     self._token = token
                 return
         self.changing()
-        self.list_again(is_same_boot)
+        self.list_again()
 
     def _write(self) -> None:
         self._token = os.urandom(8)
         try:
-            os.pwrite(self._fd, _HEADER.pack(_MAGIC, _boot(), 0, self._token, os.stat(self.folder).st_mtime_ns), 0)
+            os.pwrite(self._fd, _HEADER.pack(0, self._token, os.stat(self.folder).st_mtime_ns), 0)
         except OSError:  # the disk is full: the ledger stays dirty, and is a listing each time until there is room
             self._token = b""
-
-
-def _boot() -> bytes:
-    return boot_id() or bytes(16)
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result:

@@ -344,49 +344,20 @@ def test_the_order_of_eviction_is_the_callers(place: str) -> None:
         folder.reserve(71)
 
 
-def after_a_power_failure(place: str) -> list[str]:
-    """What a folder has at the first look of another boot."""
-    with open(f"{place}/{HIDDEN}/ledger", "r+b") as file:
-        file.seek(8)
-        file.write(b"an earlier boot ")
-    return names(BudgetedFolder(place, 100, durable=True))
-
-
-def test_what_a_power_failure_may_have_cut_is_gone_in_the_next_boot(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, synced = BudgetedFolder(place, 100, durable=True), []
-    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
-    clock = iter([0.0, 1.0, 60.5, 61.5])
-    monkeypatch.setattr("shmload.storage.ledger.monotonic", lambda: next(clock))
-    for name in "abc":
-        put(folder, name, 1)
+def test_bytes_are_on_the_disk_before_a_durable_file_has_its_name(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[list[str]] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(list(really_there(place))))
+    put(BudgetedFolder(place, 100, durable=True), "x", 1)
     put(BudgetedFolder(place, 100), "careless", 1)
-    assert synced == ["a"]
-    put(folder, "d", 1)
-    assert synced == ["a", "b"]
-    assert names(folder) == ["a", "b", "c", "careless", "d"]
-    folder.close()
-    assert after_a_power_failure(place) == ["a", "b", "careless"]
-    assert after_a_power_failure(place) == ["a", "b", "careless"]
+    assert synced == [[]]
 
 
-def test_a_ledger_that_is_gone_does_not_say_which_boot_it_was(place: str) -> None:
-    folder = BudgetedFolder(place, 100, durable=True)
-    put(folder, "fresh", 1)
+def test_a_ledger_that_is_gone_takes_no_file_with_it(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "kept", 1)
     folder.close()
     shutil.rmtree(f"{place}/{HIDDEN}")
-    assert names(BudgetedFolder(place, 100, durable=True)) == []
-
-
-def test_where_no_boot_has_a_name_bytes_are_on_the_disk_before_the_file_has_its_name(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, synced = BudgetedFolder(place, 100, durable=True), []
-    monkeypatch.setattr("shmload.storage.folder.boot_id", lambda: None)
-    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(list(really_there(place))))
-    put(folder, "x", 1)
-    assert synced == [[]]
-    folder.close()
-    assert after_a_power_failure(place) == ["x"]
+    assert names(BudgetedFolder(place, 100)) == ["kept"]
 
 
 def test_a_file_system_without_locks_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

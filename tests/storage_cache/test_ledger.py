@@ -13,7 +13,7 @@ from shmload import faults
 from shmload.storage import ledger as ledger_module
 from shmload.storage.folder import BudgetedFolder
 from shmload.storage.ledger import HIDDEN
-from tests.storage_cache.folder_kit import names, put, really_there
+from tests.storage_cache.folder_kit import names, put
 
 
 def listings(folder: BudgetedFolder) -> int:
@@ -32,13 +32,13 @@ def damage(path: str, at: int, data: bytes) -> None:
     "harm",
     [
         lambda place: damage(place, 0, b"nonsense"),
-        lambda place: damage(place, 8, b"another boot"),
-        lambda place: damage(place, 24, struct.pack("<Q", 1)),
+        lambda place: damage(place, 8, b"another?"),
+        lambda place: damage(place, 0, struct.pack("<Q", 1)),
         lambda place: os.truncate(f"{place}/{HIDDEN}/ledger", 20),
         lambda place: os.truncate(f"{place}/{HIDDEN}/ledger", 0),
         lambda place: Path(place, "foreign").touch(),
     ],
-    ids=["magic", "boot", "dirty", "cut", "empty", "the folder is younger"],
+    ids=["nonsense", "token", "dirty", "cut", "empty", "the folder is younger"],
 )
 def test_a_ledger_that_is_not_to_be_believed_is_written_anew_from_the_folder(place: str, harm: Callable[[str], None]) -> None:
     folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)

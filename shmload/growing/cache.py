@@ -48,12 +48,7 @@ class SampleCache:
     """
 
     def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        capacity_bytes: int,
-        *,
-        file_nbytes: int | None = None,
-        headroom: float = 0.125,
+        self, folder: str | os.PathLike[str], capacity_bytes: int, *, file_nbytes: int | None = None, headroom: float = 0.125
     ) -> None:
         if not 0 < headroom < 1:
             raise ValueError(f"headroom is a share of the budget, between 0 and 1; got {headroom}")
@@ -63,7 +58,7 @@ class SampleCache:
                 f"file_nbytes is at most a quarter of capacity_bytes={capacity_bytes}, so that there is room for new files while "
                 f"an epoch reads the others; got {file_nbytes}"
             )
-        self.path = Path(folder).absolute()
+        self.path, self.capacity_bytes = Path(folder).absolute(), capacity_bytes
         self.headroom = headroom
         (self.path / CONTROL / BAD).mkdir(parents=True, exist_ok=True)
         self.folder = BudgetedFolder(self.path, capacity_bytes, adopts=True, order=are_samples)
@@ -82,11 +77,6 @@ class SampleCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._begin()
-
-    @property
-    def capacity_bytes(self) -> int:
-        """The budget."""
-        return self.folder.capacity_bytes
 
     # ------------------------------------------------------------ writing
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -297,6 +298,7 @@ class _Name:
         return self._url
 
 
+@dataclass(repr=False, eq=False)
 class RemoteUnits:
     """The items of a fluent pipeline by number: which samples make up the k-th of an epoch is known.
 
@@ -304,26 +306,27 @@ class RemoteUnits:
         source, order, seed, program: of the RemoteDataset.
     """
 
-    def __init__(self, source: RemoteSource, order: ShardShuffle, seed: int, program: Program) -> None:
-        self._source, self._order, self._seed, self._program = source, order, seed, program
+    source: RemoteSource
+    order: ShardShuffle
+    seed: int
+    program: Program
 
     def __len__(self) -> int:
-        return self._program.units.count(self._order.n)
+        return self.program.units.count(self.order.n)
 
     def __getitem__(self, number: int) -> Any:
         now = seed_and_epoch()
         epoch = 0 if now is None else now[1]
-        positions = self._program.units.samples(int(number), self._order.n)
-        source, order, seed = self._source, self._order, self._seed
-        begin, end = int(positions[0]), int(positions[-1]) + 1
-        indices = order.take(begin, end, seed=seed, epoch=epoch)[positions - begin].tolist()
+        positions = self.program.units.samples(int(number), self.order.n)
+        source, order, seed = self.source, self.order, self.seed
+        indices = taken_at(order, positions, seed, epoch).tolist()
 
         def read(index: int) -> dict[str, Any]:
             source.begin()
             source.enter(order, index, seed, epoch)
             return source.read(index)
 
-        items = list(run_stages(self._program.stages, map(read, indices), number))
+        items = list(run_stages(self.program.stages, map(read, indices), number))
         if len(items) != 1:
             raise ValueError(
                 f"item {number} of epoch {epoch}: the stages made {len(items)} items of its {len(indices)} samples, and seed mode "

@@ -73,7 +73,7 @@ class Samplers:
     def _start(self) -> None:
         reader, writer = self._context.Pipe(duplex=False)
         process = self._context.Process(  # type: ignore[attr-defined]  # every concrete context has it
-            target=keep, args=(os.getpid(), reader, self._report.path, *self._job), daemon=True, name="shmload supervisor"
+            target=SamplerSupervisor(os.getpid(), reader, self._report.path, *self._job).run, daemon=True, name="shmload supervisor"
         )
         with interrupts_held(), owners.ours(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
@@ -166,32 +166,20 @@ class _Place:
     state: dict[str, Any] = field(default_factory=lambda: {"pid": 0, "restarts": 0, "state": "starting", "error": ""})
 
 
-def keep(
-    trainer_pid: int, commands: Any, report: Path, sampler: Sampler, num_processes: int, max_restarts: int, make_writer: MakeWriter
-) -> None:
-    """Runs the supervisor until the trainer says so, or ends.
+@dataclass
+class SamplerSupervisor:
+    """The loop; see the module.
 
     Args:
+        trainer_pid: with whose end it ends.
         commands: the reading end of a pipe; anything that comes there means the end.
         report: the file for the samplers' states.
         max_restarts: failures in a row after which a sampler is given up.
         make_writer: opens the cache in a sampler, under a role.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _stop)
-    try:
-        trainer = os.pidfd_open(trainer_pid)
-    except ProcessLookupError:
-        return
-    SamplerSupervisor(trainer, commands.fileno(), report, sampler, num_processes, max_restarts, make_writer).run()
 
-
-@dataclass
-class SamplerSupervisor:
-    """The loop; see the module."""
-
-    trainer: int
-    commands: int
+    trainer_pid: int
+    commands: Any
     report: Path
     sampler: Sampler
     num_processes: int
@@ -204,6 +192,12 @@ class SamplerSupervisor:
 
     def run(self) -> None:
         """Until the end."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, _stop)
+        try:
+            self.trainer = os.pidfd_open(self.trainer_pid)
+        except ProcessLookupError:
+            return
         try:
             while not _is_asked_to_end:
                 now = monotonic()
@@ -212,8 +206,8 @@ class SamplerSupervisor:
                         self._start(one)
                 self._write()
                 due = min((one.due for one in self._places if one.pidfd < 0), default=float("inf"))
-                happened = self._wait((self.trainer, self.commands), due - now)
-                if not happened.isdisjoint((self.trainer, self.commands)):
+                happened = self._wait((self.trainer, self.commands.fileno()), due - now)
+                if not happened.isdisjoint((self.trainer, self.commands.fileno())):
                     break
                 for one in self._places:
                     if one.pidfd in happened:

@@ -333,6 +333,3 @@ class RemoteUnits:
                 "needs one: let map give something for every sample, and no handler leave any out"
             )
         return items[0]
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} items of remote samples>"

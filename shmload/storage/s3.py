@@ -293,13 +293,8 @@ class S3Store(WebReader):
         base_url = client.endpoint if in_path else f"{scheme}://{bucket}.{host}"
         self._transport = Transport(base_url, stall_s=client.retry_policy.stall_s, ca_file=client.ca_file)
         self._botos: dict[int, Any] = {}  # botocore's client, by the process that made it
-        self.prefix = ""
-        self.prefix = checked_prefix(folder.strip("/"), self.url)
-
-    @property
-    def url(self) -> str:
-        """s3://bucket/folder."""
-        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+        self.prefix = checked_prefix(folder.strip("/"), f"s3://{bucket}")
+        self.url = f"s3://{bucket}/{self.prefix}".rstrip("/")
 
     def list_objects(self, prefix: str = "") -> Iterator[StoredObject]:
         prefix = self.prefix + checked_prefix(prefix, self.url)

@@ -24,7 +24,7 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,7 +201,7 @@ class TFRecordWriter:
         self._starts = [0] if index else None
         self._compression = compression
         self._buffer = RecordBuffer()
-        self._file: Any = path if hasattr(path, "publish") else _HalfFile(self.path)  # the growing cache has its own
+        self._file: Any = cast(Any, path) if hasattr(path, "publish") else _HalfFile(self.path)  # the growing cache has its own
         self._sink: Any = self._file
         if compression == "gzip":
             self._sink = gzip.GzipFile("", "wb", fileobj=self._sink, mtime=0)

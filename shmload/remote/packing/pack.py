@@ -106,7 +106,7 @@ class PackedParts:
 
     def __init__(self, parts: Sequence[PackSource], part: Any, index: Any) -> None:
         self.parts, self.part, self.index = parts, part, index
-        self.draws = any(source.draws for source in parts)
+        self.draws: bool = any(source.draws for source in parts)
 
     def __len__(self) -> int:
         return len(self.part)

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -194,8 +195,8 @@ class RemoteSamples(TarDataset):
         allow_pickle: bool = False,
     ) -> None:
         urls = [shard.url for shard in source.local.shards.all]
-        super().__init__([_Name(url) for url in urls], fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
-        self.paths = urls
+        super().__init__(map(PurePath, urls), fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
+        self.paths = urls  # as they stand: nothing in them expands
         self._source = source
         self._order: ShardShuffle | None = None
         self._spans = threading.local()
@@ -286,16 +287,6 @@ class RemoteSamples(TarDataset):
 
     def __repr__(self) -> str:
         return f"<RemoteSamples of {len(self.paths)} shards>"
-
-
-class _Name:
-    """A URL that is taken as it stands, as paths are: nothing in it expands."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def __fspath__(self) -> str:
-        return self._url
 
 
 @dataclass(repr=False, eq=False)

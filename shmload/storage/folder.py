@@ -190,6 +190,8 @@ class Reservation:
             CacheFull: there is no room for it; the reservation stays as it was.
         """
         self._check_open()
+        if nbytes < 0:
+            raise ValueError(f"a reservation grows by 0 bytes or more; got {nbytes}")
         self._folder._grow(self._session, self.name, self.nbytes, nbytes, timeout_s)
         self.nbytes += nbytes
 

@@ -13,8 +13,7 @@
     ├── StateMismatch     (ValueError)     a saved state belongs to another loader
     └── StoreError        (OSError)        an object store could not be read or written
         ├── CacheFull                     a cache has no room: what it holds is leased, or needed sooner
-        ├── ObjectMissing (FileNotFoundError)  there is no such object
-        └── ObjectExists  (FileExistsError)    there is one already, and it was to be new
+        └── ObjectMissing (FileNotFoundError)  there is no such object
 
 Each class is also the fitting builtin, so that code written for torch's loader catches it.
 """
@@ -89,7 +88,3 @@ class CacheFull(StoreError):
 
 class ObjectMissing(StoreError, FileNotFoundError):
     """A store has no such object. The text names its URL."""
-
-
-class ObjectExists(StoreError, FileExistsError):
-    """A store has such an object already, and it was to be written only if it had none."""

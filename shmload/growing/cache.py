@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -16,7 +15,7 @@ from shmload.growing.samplers import Sampler, Samplers
 from shmload.growing.writer import CacheWriter
 from shmload.storage.folder import BudgetedFolder
 
-BUDGET = "budget.json"  # for stats readers
+BUDGET = "budget"  # for stats readers
 
 
 class SampleCache:
@@ -29,7 +28,6 @@ class SampleCache:
     Args:
         folder: made if it is not there. On a local disk; all who use it give the same budget.
         capacity_bytes: of all files together, what is being written included.
-        max_files: how many files at most; None: any number.
         file_nbytes: how large the files become that writers write, about; default 64 MB, or a 16th of the cache.
         headroom: the share of the budget that no epoch reads once the cache is full: its oldest files, which may then be
             evicted while the epoch runs. More makes the cache renew itself faster, less makes epochs larger.
@@ -50,13 +48,7 @@ class SampleCache:
     """
 
     def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        capacity_bytes: int,
-        *,
-        max_files: int | None = None,
-        file_nbytes: int | None = None,
-        headroom: float = 0.125,
+        self, folder: str | os.PathLike[str], capacity_bytes: int, *, file_nbytes: int | None = None, headroom: float = 0.125
     ) -> None:
         if not 0 < headroom < 1:
             raise ValueError(f"headroom is a share of the budget, between 0 and 1; got {headroom}")
@@ -66,12 +58,12 @@ class SampleCache:
                 f"file_nbytes is at most a quarter of capacity_bytes={capacity_bytes}, so that there is room for new files while "
                 f"an epoch reads the others; got {file_nbytes}"
             )
-        self.path = Path(folder).absolute()
+        self.path, self.capacity_bytes = Path(folder).absolute(), capacity_bytes
         self.headroom = headroom
         (self.path / CONTROL / BAD).mkdir(parents=True, exist_ok=True)
-        self.folder = BudgetedFolder(self.path, capacity_bytes, max_files=max_files, adopts=True, order=are_samples)
+        self.folder = BudgetedFolder(self.path, capacity_bytes, adopts=True, order=are_samples)
         self._begin()
-        write_whole(self.path / CONTROL / BUDGET, json.dumps([capacity_bytes, max_files]).encode())
+        write_whole(self.path / CONTROL / BUDGET, b"%d" % capacity_bytes)
         forget_runs(self.path, lambda name: (self.path / name).exists())
 
     def _begin(self) -> None:
@@ -85,11 +77,6 @@ class SampleCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._begin()
-
-    @property
-    def capacity_bytes(self) -> int:
-        """The budget."""
-        return self.folder.capacity_bytes
 
     # ------------------------------------------------------------ writing
 
@@ -232,8 +219,7 @@ class SampleCache:
         Raises:
             FileNotFoundError: there is none.
         """
-        capacity_bytes, max_files = json.loads((Path(folder) / CONTROL / BUDGET).read_bytes())
-        with cls(folder, capacity_bytes, max_files=max_files) as cache:
+        with cls(folder, int((Path(folder) / CONTROL / BUDGET).read_bytes())) as cache:
             return cache.stats()
 
     def __repr__(self) -> str:

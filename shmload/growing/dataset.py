@@ -34,8 +34,8 @@ from shmload.growing.files import (
     Snapshot,
     WalkedFile,
     read_snapshot,
+    report_bad,
     snapshot_path,
-    tell_bad,
 )
 from shmload.growing.library import GrowingEpochs
 from shmload.schedule.schedule import BatchSchedule, Schedule, Uneven
@@ -69,11 +69,6 @@ class SnapshotSchedule(BatchSchedule):
             uneven=uneven,
             world_size=self.world_size,
         )
-
-    @property
-    def n(self) -> int:
-        """Another in each epoch: `children` names the snapshot."""
-        return 0
 
     @property
     def stride(self) -> int:
@@ -253,15 +248,10 @@ class GrowingDataset:
         try:
             return read(records, local)
         except ShardCorrupt as error:
-            self._tell_bad(snapshot, local, str(error))
+            for name in {snapshot.place(int(record))[0] for record in local}:
+                if str(error).startswith(f"{self.folder / name}:"):
+                    report_bad(self.folder, name, str(error))
             raise
-
-    def _tell_bad(self, snapshot: Snapshot, records: NDArray[np.int64], text: str) -> None:
-        """Keeps a damaged file out of later epochs."""
-        for name in {snapshot.place(int(record))[0] for record in records}:
-            path = self.folder / name
-            if text.startswith(f"{path}:"):
-                tell_bad(self.folder, name, text)
 
     def _at(self, epoch: int) -> tuple[Snapshot, TFRecordDataset]:
         found = self._opened.get(epoch)
@@ -303,20 +293,18 @@ class _Opened:
         self._offsets = np.zeros(expected.num_records + 1, np.int64)
         try:
             file = WalkedFile(self.path, "auto", MAX_INFLATED_BYTES)
-            self._check(expected, file.nbytes, len(file.offsets()) - 1)
+            nbytes, num_records = file.nbytes, len(file.offsets()) - 1
+            if (nbytes, num_records) != (expected.nbytes, expected.num_records):
+                raise ShardCorrupt(
+                    f"{self.path}: has {num_records} records in {nbytes} bytes, and had {expected.num_records} in "
+                    f"{expected.nbytes} when the epoch was frozen"
+                )
         except FileNotFoundError:  # evicted before a resume: the order has nothing of it
             return
         except ShardCorrupt as error:
-            tell_bad(folder, expected.name, str(error))
+            report_bad(folder, expected.name, str(error))
             return
         self.nbytes, self.data, self.state, self._offsets = file.nbytes, file.data, file.state, file.offsets()
-
-    def _check(self, expected: CacheFile, nbytes: int, num_records: int) -> None:
-        if (nbytes, num_records) != (expected.nbytes, expected.num_records):
-            raise ShardCorrupt(
-                f"{self.path}: has {num_records} records in {nbytes} bytes, and had {expected.num_records} in {expected.nbytes} "
-                "when the epoch was frozen"
-            )
 
     def offsets(self) -> NDArray[np.int64]:
         """Where records begin; of a file that cannot be read, as many of them."""

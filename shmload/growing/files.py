@@ -156,7 +156,7 @@ BAD = "bad"
 log = logging.getLogger("shmload")
 
 
-def tell_bad(folder: Path, name: str, text: str) -> None:
+def report_bad(folder: Path, name: str, text: str) -> None:
     """Says that a file is damaged: it stays out of every later snapshot, and is listed in `stats()`."""
     path = folder / CONTROL / BAD / f"{crc32c(name.encode()):08x}.json"
     if not path.exists():
@@ -164,7 +164,7 @@ def tell_bad(folder: Path, name: str, text: str) -> None:
         write_whole(path, json.dumps({"name": name, "text": text}).encode())
 
 
-def told_bad(folder: Path) -> dict[str, str]:
+def reported_bad(folder: Path) -> dict[str, str]:
     """Files that were found damaged while they were read, and how."""
     found = {}
     for path in (folder / CONTROL / BAD).glob("*.json"):

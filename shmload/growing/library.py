@@ -53,9 +53,9 @@ from shmload.growing.files import (
     newest_generation,
     read_own_name,
     read_snapshot,
+    reported_bad,
     reports,
     snapshot_path,
-    told_bad,
     write_whole,
 )
 from shmload.growing.samplers import Samplers
@@ -130,7 +130,7 @@ class Library:
         """What an epoch could read now if there were no headroom to leave, oldest first. Looks into files dropped in by others."""
         self.folder.refresh()
         self._intake.load()
-        bad = told_bad(self.path)
+        bad = reported_bad(self.path)
         found: list[CacheFile] = []
         names = set()
         began, has_looked = monotonic(), False
@@ -163,7 +163,7 @@ class Library:
             own = read_own_name(kept.name)
             if own is not None and own[1] != kept.nbytes:
                 found[kept.name] = f"{self.path / kept.name}: has {kept.nbytes} bytes, and was published with {own[1]}"
-        return {**found, **self._intake.bad, **told_bad(self.path)}
+        return {**found, **self._intake.bad, **reported_bad(self.path)}
 
 
 def is_of_samples(name: str) -> bool:
@@ -503,7 +503,7 @@ class GrowingEpochs:
                 hold.release()
                 return False
             gone = Gone(snapshot, is_gone)
-            text = _told(gone)
+            text = _words_of(gone)
             if self._missing == "error" or all(is_gone):
                 hold.release()
                 raise StateMismatch(f"{text}. Remedy: {_REMEDY if not all(is_gone) else _REMEDY_ALL}")
@@ -545,7 +545,7 @@ class GrowingEpochs:
             self._holds.pop(earlier).release()
 
 
-def _told(gone: Gone) -> str:
+def _words_of(gone: Gone) -> str:
     snapshot = gone.snapshot
     names = [f"{file.name} ({file.num_records})" for file, is_gone in zip(snapshot.files, gone.is_gone, strict=True) if is_gone]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""

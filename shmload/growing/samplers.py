@@ -73,7 +73,7 @@ class Samplers:
     def _start(self) -> None:
         reader, writer = self._context.Pipe(duplex=False)
         process = self._context.Process(  # type: ignore[attr-defined]  # every concrete context has it
-            target=keep, args=(os.getpid(), reader, self._report.path, *self._job), daemon=True, name="shmload supervisor"
+            target=SamplerSupervisor(os.getpid(), reader, self._report.path, *self._job).run, daemon=True, name="shmload supervisor"
         )
         with interrupts_held(), owners.ours(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
@@ -166,47 +166,38 @@ class _Place:
     state: dict[str, Any] = field(default_factory=lambda: {"pid": 0, "restarts": 0, "state": "starting", "error": ""})
 
 
-def keep(
-    trainer_pid: int, commands: Any, report: Path, sampler: Sampler, num_processes: int, max_restarts: int, make_writer: MakeWriter
-) -> None:
-    """Runs the supervisor until the trainer says so, or ends.
+@dataclass
+class SamplerSupervisor:
+    """The loop; see the module.
 
     Args:
+        trainer_pid: with whose end it ends.
         commands: the reading end of a pipe; anything that comes there means the end.
         report: the file for the samplers' states.
         max_restarts: failures in a row after which a sampler is given up.
         make_writer: opens the cache in a sampler, under a role.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _stop)
-    try:
-        trainer = os.pidfd_open(trainer_pid)
-    except ProcessLookupError:
-        return
-    SamplerSupervisor(trainer, commands.fileno(), report, sampler, num_processes, max_restarts, make_writer).run()
 
+    trainer_pid: int
+    commands: Any
+    report: Path
+    sampler: Sampler
+    num_processes: int
+    max_restarts: int
+    make_writer: MakeWriter
 
-class SamplerSupervisor:
-    """The loop; see the module."""
-
-    def __init__(
-        self,
-        trainer: int,
-        commands: int,
-        report: Path,
-        sampler: Sampler,
-        num_processes: int,
-        max_restarts: int,
-        make_writer: MakeWriter,
-    ) -> None:
-        self._trainer, self._commands, self._report = trainer, commands, report
-        self._sampler, self._make_writer = sampler, make_writer
-        self._max_restarts = max_restarts
-        self._places = [_Place(worker_id) for worker_id in range(num_processes)]
+    def __post_init__(self) -> None:
+        self._places = [_Place(worker_id) for worker_id in range(self.num_processes)]
         self._written = ""
 
     def run(self) -> None:
         """Until the end."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, _stop)
+        try:
+            self.trainer = os.pidfd_open(self.trainer_pid)
+        except ProcessLookupError:
+            return
         try:
             while not _is_asked_to_end:
                 now = monotonic()
@@ -215,8 +206,8 @@ class SamplerSupervisor:
                         self._start(one)
                 self._write()
                 due = min((one.due for one in self._places if one.pidfd < 0), default=float("inf"))
-                happened = self._wait((self._trainer, self._commands), due - now)
-                if not happened.isdisjoint((self._trainer, self._commands)):
+                happened = self._wait((self.trainer, self.commands.fileno()), due - now)
+                if not happened.isdisjoint((self.trainer, self.commands.fileno())):
                     break
                 for one in self._places:
                     if one.pidfd in happened:
@@ -242,7 +233,7 @@ class SamplerSupervisor:
         supervisor = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _run(supervisor, self._sampler, one.worker_id, len(self._places), one.text, self._make_writer)
+            _run(supervisor, self.sampler, one.worker_id, len(self._places), one.text, self.make_writer)
         one.pidfd = os.pidfd_open(pid)
         one.state |= {"state": "running", "pid": pid}
 
@@ -255,7 +246,7 @@ class SamplerSupervisor:
             return
         one.in_a_row = 1 if has_published else one.in_a_row + 1
         error = one.state["error"] = text or f"sampler {one.worker_id} {describe_exit(code)}"
-        if one.in_a_row > self._max_restarts:
+        if one.in_a_row > self.max_restarts:
             one.state["state"] = "given up"
             log.error("sampler %d is given up after %d failures in a row: %s", one.worker_id, one.in_a_row, error)
             return
@@ -275,26 +266,26 @@ class SamplerSupervisor:
 
     def _end(self) -> None:
         """Lets samplers publish what they have, if the trainer lives; ends them."""
-        for number, others, grace_s in ((signal.SIGTERM, (self._trainer,), GRACE_S), (signal.SIGKILL, (), float("inf"))):
+        for number, others, grace_s in ((signal.SIGTERM, (self.trainer,), GRACE_S), (signal.SIGKILL, (), float("inf"))):
             running = [one for one in self._places if one.pidfd >= 0]
             for one in running:
                 signal.pidfd_send_signal(one.pidfd, number)
             deadline = monotonic() + grace_s
             while running and monotonic() < deadline:
                 happened = self._wait(others, deadline - monotonic())
-                if self._trainer in happened:
+                if self.trainer in happened:
                     break  # nobody waits for them
                 for one in running:
                     if one.pidfd in happened:
                         self._reap(one)
                 running = [one for one in running if one.pidfd >= 0]
-        self._report.unlink(missing_ok=True)
+        self.report.unlink(missing_ok=True)
 
     def _write(self) -> None:
         text = json.dumps([{"worker_id": one.worker_id, **one.state} for one in self._places])
         if text != self._written:
             self._written = text
-            write_whole(self._report, text.encode())
+            write_whole(self.report, text.encode())
 
 
 _is_asked_to_end = False  # an exception that is raised while a finalizer runs is lost; this is not

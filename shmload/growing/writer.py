@@ -76,7 +76,7 @@ class CacheWriter:
         self._control = Path(folder.path) / CONTROL
         self._file_nbytes, self._publish_s, self._timeout_s = file_nbytes, publish_s, timeout_s
         self._raw, self._compression = frozenset(raw), compression
-        self._file: _Reserved | None = None
+        self._file: TFRecordWriter | None = None
         self._began = 0.0  # when the file's first sample came
         self._slack = 0  # the most that a record has gone beyond the end of its file
         self._is_closed = False
@@ -103,12 +103,13 @@ class CacheWriter:
         if file.nbytes >= self._file_nbytes or monotonic() - self._began >= self._publish_s:
             self.publish()
 
-    def _opened(self) -> _Reserved:
+    def _opened(self) -> TFRecordWriter:
         if self._is_closed:
             raise ValueError(f"this writer into {self._folder.path} is closed")
         if self._file is None:
             nbytes = min(self._file_nbytes + self._slack, self._folder.capacity_bytes)
-            self._file = _Reserved(self, self._reserved(nbytes), self._raw, self._compression)
+            file = _ReservedFile(self, self._reserved(nbytes))
+            self._file = TFRecordWriter(file, compression=self._compression, raw=self._raw)
             self._began = monotonic()
         return self._file
 
@@ -155,11 +156,21 @@ class CacheWriter:
             file.abandon()
             return
         file.close()
+
+    def publish_file(self, reservation: Reservation, num_records: int, nbytes: int) -> None:
+        """Gives a file that is whole its name.
+
+        Args:
+            reservation: of the file.
+            num_records, nbytes: what was written.
+        """
+        name = own_name(next_generation(self._control), num_records, nbytes, self._compression)
+        reservation.publish(name, nbytes=nbytes)
         self.num_files += 1
         statistics = self._statistics
         statistics.num_files += 1
-        statistics.num_records += file.num_records
-        statistics.nbytes += file.written_nbytes
+        statistics.num_records += num_records
+        statistics.nbytes += nbytes
         self._report.write(asdict(statistics))
 
     def close(self) -> None:
@@ -192,56 +203,28 @@ class CacheWriter:
         return f"<CacheWriter into {self._folder.path}: {self.num_records} samples in {self.num_files} files>"
 
 
-class _Reserved(TFRecordWriter):
-    """A TFRecord file that is written into a reservation."""
+class _ReservedFile(os.PathLike[str]):
+    """A reservation as the file of a TFRecordWriter: reserves more before a record would go beyond its end."""
 
-    def __init__(self, owner: CacheWriter, reservation: Reservation, raw: Iterable[str], compression: str | None) -> None:
-        self._owner, self._reservation, self._compressed = owner, reservation, compression
-        self.nbytes = 0  # of the records so far: as they are before they are compressed, which tells its size only when it ends
-        super().__init__(reservation.path, compression=compression, raw=raw)
+    def __init__(self, owner: CacheWriter, reservation: Reservation) -> None:
+        self._owner, self._reservation = owner, reservation
+        self.nbytes = 0
+        self.abandon = reservation.abandon
 
-    def _appended(self, nbytes: int) -> None:
-        self.nbytes += nbytes
-        super()._appended(nbytes)
+    def __fspath__(self) -> str:
+        return self._reservation.path
 
-    @property
-    def written_nbytes(self) -> int:
-        """Of the file."""
-        return self._room.at
-
-    def _created(self) -> int:
-        return os.open(self._reservation.path, os.O_RDWR | os.O_CLOEXEC)
-
-    def _whole(self, file: Any) -> Any:
-        self._room = _Room(self._owner, self._reservation, file)
-        return self._room
-
-    def _published(self) -> None:
-        control = Path(self._owner._control)
-        name = own_name(next_generation(control), self.num_records, self._room.at, self._compressed)
-        self._file.close()  # a mapping or a writer must not outlive the reservation
-        self._reservation.publish(name, nbytes=self._room.at)
-
-    def _removed(self) -> None:
-        self._reservation.abandon()
-
-
-class _Room:
-    """A reservation as a file: writes all it is given, and reserves more before it would go beyond the end."""
-
-    def __init__(self, owner: CacheWriter, reservation: Reservation, file: Any) -> None:
-        self._owner, self._reservation, self._file = owner, reservation, file
-        self.at = 0
-
-    def write(self, data: Any) -> int:
+    def write(self, data: Any) -> None:
         view = memoryview(data).cast("B")
-        beyond = self.at + view.nbytes - self._reservation.nbytes
+        beyond = self.nbytes + view.nbytes - self._reservation.nbytes
         if beyond > 0:
             self._owner.grow(self._reservation, beyond)
-        done = 0
-        while done < view.nbytes:
-            done += self._file.write(view[done:])
-        self.at += done
-        return done
+        while view:
+            done = os.pwrite(self._reservation.fd, view, self.nbytes)
+            self.nbytes += done
+            view = view[done:]
 
     def flush(self) -> None: ...
+
+    def publish(self, num_records: int) -> None:
+        self._owner.publish_file(self._reservation, num_records, self.nbytes)

@@ -23,22 +23,16 @@ if TYPE_CHECKING:
     from shmload.schedule.samplers import ShardShuffle
     from shmload.storage.client import Client, make_client, open_store
 
+_STAGES = "shmload.remote.stages"
 _PLACES = {
     "Client": "shmload.storage.client",
-    "Continue": "shmload.remote.stages",
     "Manifest": "shmload.remote.fetch",
     "RemoteDataset": "shmload.remote.dataset",
     "RemoteSamples": "shmload.remote.indexed",
     "ShardShuffle": "shmload.schedule.samplers",
-    "default_collation_fn": "shmload.remote.stages",
-    "ignore_and_continue": "shmload.remote.stages",
-    "ignore_and_stop": "shmload.remote.stages",
     "make_client": "shmload.storage.client",
     "open_store": "shmload.storage.client",
-    "reraise_exception": "shmload.remote.stages",
     "upload_cv_dataset": "shmload.remote.packing.pack",
-    "warn_and_continue": "shmload.remote.stages",
-    "warn_and_stop": "shmload.remote.stages",
 }
 
 __all__ = [
@@ -60,4 +54,4 @@ __all__ = [
 ]
 
 
-__getattr__, __dir__ = lazy_names(__name__, _PLACES)
+__getattr__, __dir__ = lazy_names(__name__, {name: _PLACES.get(name, _STAGES) for name in __all__})

@@ -33,7 +33,7 @@ import mmap
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -276,28 +276,21 @@ class ShardEntry:
     index: IndexEntry
 
     @classmethod
-    def of(cls, given: Any, generation: str, where: str) -> Self:
+    def of(cls, given: Any, generation: str, where: str, place: str = "") -> Self:
         """An entry from what JSON has kept of it.
 
         Raises:
-            ShardCorrupt: it is none, or of another generation; the text begins with `where`.
+            ShardCorrupt: it is none, or of another generation; the text begins with `where` and names the place in that.
         """
-        try:
-            return cls._of(given, generation, "")
-        except _Wrong as error:
-            raise ShardCorrupt(f"{where}: {error}") from None
-
-    @classmethod
-    def _of(cls, given: Any, generation: str, where: str) -> Self:
-        before = f"{where}." if where else ""
-        _check(given, _SHARD_KINDS, where)
+        before = f"{place}." if place else ""
+        _check(given, _SHARD_KINDS, where, place)
         name, index = given["name"], given["index"]
         folder, _, file = name.partition("/") if isinstance(name, str) else ("", "", "")
         if folder != generation or not _SHARD.fullmatch(file):
-            raise _Wrong(f"{before}name", f"{generation}/shard-000000.tar or the like is needed; got {name!r}")
-        _check(index, _INDEX_KINDS, f"{before}index")
+            raise _wrong(where, f"{before}name", f"{generation}/shard-000000.tar or the like is needed; got {name!r}")
+        _check(index, _INDEX_KINDS, where, f"{before}index")
         if index["name"] != name + INDEX_SUFFIX:
-            raise _Wrong(f"{before}index.name", f"{name + INDEX_SUFFIX} is needed; got {index['name']!r}")
+            raise _wrong(where, f"{before}index.name", f"{name + INDEX_SUFFIX} is needed; got {index['name']!r}")
         return cls(**{**given, "index": IndexEntry(**index)})
 
 
@@ -335,32 +328,27 @@ class Manifest:
             given = json.loads(bytes(data), object_pairs_hook=_without_doubles)
         except (ValueError, RecursionError) as error:
             raise ShardCorrupt(f"{name}: is no manifest of shards: {error}") from error
-        try:
-            return cls._of(given)
-        except _Wrong as error:
-            raise ShardCorrupt(f"{name}: {error}") from None
-
-    @classmethod
-    def _of(cls, given: Any) -> Self:
         if not isinstance(given, dict) or given.get("format") != FORMAT:
-            raise _Wrong("", f"a manifest of shards, with format {FORMAT!r}, is needed; this is something else")
+            raise _wrong(name, "", f"a manifest of shards, with format {FORMAT!r}, is needed; this is something else")
         if given.get("version") != VERSION or type(given["version"]) is not int:
-            raise _Wrong("version", f"{VERSION} is known here, got {given.get('version')!r}; a newer shmload may read it")
-        _check(given, _MANIFEST_KINDS, "")
+            raise _wrong(name, "version", f"{VERSION} is known here, got {given.get('version')!r}; a newer shmload may read it")
+        _check(given, _MANIFEST_KINDS, name, "")
         generation, extensions = given["generation"], given["extensions"]
         for number, one in enumerate(extensions):
             if not isinstance(one, str) or not one or one != one.lower() or "/" in one or "\0" in one:
-                raise _Wrong(f"extensions[{number}]", f"an extension in lower case, without a slash, is needed; got {_short(one)}")
+                raise _wrong(
+                    name, f"extensions[{number}]", f"an extension in lower case, without a slash, is needed; got {_short(one)}"
+                )
         if extensions != sorted(set(extensions)):
-            raise _Wrong("extensions", "they are sorted and each is there once; these are not")
-        shards = tuple(ShardEntry._of(one, generation, f"shards[{number}]") for number, one in enumerate(given["shards"]))
+            raise _wrong(name, "extensions", "they are sorted and each is there once; these are not")
+        shards = tuple(ShardEntry.of(one, generation, name, f"shards[{number}]") for number, one in enumerate(given["shards"]))
         found = cls(generation, given["seed"], given["num_samples"], given["nbytes"], tuple(extensions), shards)
         if len({shard.name for shard in shards}) != len(shards):
-            raise _Wrong("shards", "two of them have the same name")
+            raise _wrong(name, "shards", "two of them have the same name")
         for what in ("num_samples", "nbytes"):
             said, summed = getattr(found, what), sum(getattr(shard, what) for shard in shards)
             if said != summed:
-                raise _Wrong(what, f"it says {said}, and its {len(shards)} shards have {summed}")
+                raise _wrong(name, what, f"it says {said}, and its {len(shards)} shards have {summed}")
         return found
 
     def dump(self) -> bytes:
@@ -369,11 +357,9 @@ class Manifest:
         return (json.dumps(content, indent=1) + "\n").encode("ascii")
 
 
-class _Wrong(Exception):
+def _wrong(name: str, place: str, what: str) -> ShardCorrupt:
     """What is wrong in a manifest, and where."""
-
-    def __init__(self, where: str, what: str) -> None:
-        super().__init__(f"{where}: {what}" if where else what)
+    return ShardCorrupt(f"{name}: {place}: {what}" if place else f"{name}: {what}")
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -411,17 +397,17 @@ _MANIFEST_KINDS = {
 }
 
 
-def _check(given: Any, kinds: dict[str, Kind], where: str) -> None:
+def _check(given: Any, kinds: dict[str, Kind], name: str, where: str) -> None:
     """Whether it is an object that has these values and no others."""
     if not isinstance(given, dict):
-        raise _Wrong(where, f"an object with {', '.join(kinds)} is needed; got {_short(given)}")
-    if absent := [name for name in kinds if name not in given]:
-        raise _Wrong(where, f"{', '.join(absent)} is missing")
-    if unknown := sorted(name for name in given if name not in kinds):
-        raise _Wrong(where, f"{_short(unknown[0])} is not known in version {VERSION}")
-    for name, (is_right, needed) in kinds.items():
-        if not is_right(given[name]):
-            raise _Wrong(f"{where}.{name}" if where else name, f"{needed} needed; got {_short(given[name])}")
+        raise _wrong(name, where, f"an object with {', '.join(kinds)} is needed; got {_short(given)}")
+    if absent := [key for key in kinds if key not in given]:
+        raise _wrong(name, where, f"{', '.join(absent)} is missing")
+    if unknown := sorted(key for key in given if key not in kinds):
+        raise _wrong(name, where, f"{_short(unknown[0])} is not known in version {VERSION}")
+    for key, (is_right, needed) in kinds.items():
+        if not is_right(given[key]):
+            raise _wrong(name, f"{where}.{key}" if where else key, f"{needed} needed; got {_short(given[key])}")
 
 
 def _short(given: Any) -> str:
@@ -562,14 +548,11 @@ def shards_of_urls(urls: str | Iterable[str], open_store: Callable[[str], Store]
             )
     places = [split_url(name) for name in names]
     stores = {parent: open_store(parent) for parent, _ in places}
-    return Shards(tuple(_looked_up([(stores[parent], key) for parent, key in places])))
 
-
-def _looked_up(places: Sequence[tuple[Store, str]]) -> list[RemoteShard]:
-    def look(place: tuple[Store, str]) -> RemoteShard:
-        store, key = place
+    def look(place: tuple[str, str]) -> RemoteShard:
+        store, key = stores[place[0]], place[1]
         found = store.head(key)
         return RemoteShard(store, key, found.nbytes, found.etag)
 
     with ThreadPoolExecutor(min(len(places), _AT_ONCE), "shmload-head") as pool:
-        return list(pool.map(look, places))
+        return Shards(tuple(pool.map(look, places)))

@@ -12,7 +12,9 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -194,8 +196,8 @@ class RemoteSamples(TarDataset):
         allow_pickle: bool = False,
     ) -> None:
         urls = [shard.url for shard in source.local.shards.all]
-        super().__init__([_Name(url) for url in urls], fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
-        self.paths = urls
+        super().__init__(map(PurePath, urls), fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
+        self.paths = urls  # as they stand: nothing in them expands
         self._source = source
         self._order: ShardShuffle | None = None
         self._samples: _Held | None = None
@@ -285,16 +287,7 @@ class RemoteSamples(TarDataset):
         return f"<RemoteSamples of {len(self.paths)} shards>"
 
 
-class _Name:
-    """A URL that is taken as it stands, as paths are: nothing in it expands."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def __fspath__(self) -> str:
-        return self._url
-
-
+@dataclass(repr=False, eq=False)
 class RemoteUnits:
     """The items of a fluent pipeline by number: which samples make up the k-th of an epoch is known.
 
@@ -302,32 +295,30 @@ class RemoteUnits:
         source, order, seed, program: of the RemoteDataset.
     """
 
-    def __init__(self, source: RemoteSource, order: ShardShuffle, seed: int, program: Program) -> None:
-        self._source, self._order, self._seed, self._program = source, order, seed, program
+    source: RemoteSource
+    order: ShardShuffle
+    seed: int
+    program: Program
 
     def __len__(self) -> int:
-        return self._program.units.count(self._order.n)
+        return self.program.units.count(self.order.n)
 
     def __getitem__(self, number: int) -> Any:
         now = seed_and_epoch()
         epoch = 0 if now is None else now[1]
-        positions = self._program.units.samples(int(number), self._order.n)
-        source, order, seed = self._source, self._order, self._seed
-        begin, end = int(positions[0]), int(positions[-1]) + 1
-        indices = order.take(begin, end, seed=seed, epoch=epoch)[positions - begin].tolist()
+        positions = self.program.units.samples(int(number), self.order.n)
+        source, order, seed = self.source, self.order, self.seed
+        indices = taken_at(order, positions, seed, epoch).tolist()
 
         def read(index: int) -> dict[str, Any]:
             source.begin()
             source.enter(order, index, seed, epoch)
             return source.read(index)
 
-        items = list(run_stages(self._program.stages, map(read, indices), number))
+        items = list(run_stages(self.program.stages, map(read, indices), number))
         if len(items) != 1:
             raise ValueError(
                 f"item {number} of epoch {epoch}: the stages made {len(items)} items of its {len(indices)} samples, and seed mode "
                 "needs one: let map give something for every sample, and no handler leave any out"
             )
         return items[0]
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} items of remote samples>"

@@ -93,9 +93,6 @@ class PrivateFolder:
         self._finish = None
         self.path = state["path"]  # another process's: its end is not this one's affair
 
-    def __repr__(self) -> str:
-        return f"<PrivateFolder {self.path}>"
-
 
 def remove_abandoned(place: Path) -> list[str]:
     """Removes this user's folders whose owners are dead; says which."""

@@ -162,6 +162,7 @@ MemberHandler = Callable[[str, bytes], Any]  # (".seg.png", bytes) -> the value,
 _PICKLES = frozenset({"pickle", "pkl", "pyd", "pth"})
 
 
+@dataclass
 class Continue:
     """What a handler gives that has only unpacked: the others go on with this.
 
@@ -170,8 +171,8 @@ class Continue:
         data: the bytes.
     """
 
-    def __init__(self, key: str, data: bytes) -> None:
-        self.key, self.data = key, data
+    key: str
+    data: bytes
 
 
 def _decoded_image(decode: Callable[[bytes], Any], key: str, data: bytes) -> Any:

@@ -25,7 +25,7 @@ from typing import Any
 from shmload import faults
 from shmload.errors import StoreError
 from shmload.storage.folder import BudgetedFolder, FolderStatistics, Lease, Reservation
-from shmload.storage.ledger import FRESH, SETTLES_AFTER_S, Kept, settle
+from shmload.storage.ledger import Kept
 
 __all__ = ["Cache", "CacheStatistics"]
 
@@ -67,8 +67,8 @@ class Cache:
     Args:
         folder: on a local disk; made if it is not there.
         capacity_bytes: what the files may add up to; all users of the folder give the same.
-        durable: no file is ever seen that a power failure has cut: what it may have cut is fetched again. Without it a file's bytes
-            may then be missing, though its length is right.
+        durable: a file's bytes are on the disk before it is seen, so that a power failure cuts none. Without it bytes may then be
+            missing, though the length is right.
     Attributes:
         path: the folder.
         capacity_bytes: the budget.
@@ -141,10 +141,7 @@ class Cache:
                 return self._fetched(found, name, nbytes, fetch)
             status = os.stat(found.path)
             if status.st_size == nbytes:
-                now_ns, published_ns = time.time_ns(), found.files[0].published_ns
-                os.utime(found.path, ns=(now_ns, published_ns))  # the time of its last use
-                if status.st_mode & FRESH and now_ns - published_ns > SETTLES_AFTER_S * 1e9:
-                    settle(found.path)  # its publisher has ended before
+                os.utime(found.path, ns=(time.time_ns(), found.files[0].published_ns))  # the time of its last use
                 self._num_hits += 1
                 return found
             path, length = found.path, status.st_size

@@ -117,9 +117,11 @@ def make_client(
         given = find_credentials(profile)
     url = url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
     at_amazon = _AWS_HOST.fullmatch(urlsplit(url).hostname or "") if url else None
-    environ = os.environ
     region = (
-        region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or (at_amazon[1] if at_amazon else "us-east-1")
+        region
+        or os.environ.get("AWS_REGION")
+        or os.environ.get("AWS_DEFAULT_REGION")
+        or (at_amazon[1] if at_amazon else "us-east-1")
     )
     if path_style is None:
         path_style = bool(url) and at_amazon is None

@@ -6,12 +6,8 @@ says (ledger.py), who lives is what locks say (process_leases.py), and both are 
 
 The hold of a process on files of a budgeted folder: while one lives, nobody evicts them.
 
-Waiting for room in a budgeted folder without asking again and again.
-
-The kernel's inotify tells what wakes a waiter: a lease taken back is a write into its user's file, an end of a process closes that
-file and those it was writing, a publication or an eviction is a rename or a removal. The kernel tells of a close shortly before it
-takes the lock away; so behind each event further looks follow, soon at first, then at doubled pauses. Where inotify is not to be
-had (too many instances; other machines on a network file system) the look that is due every half second has to do.
+Whoever waits for room looks again after pauses that double from 2 to 50 ms: a look costs 0.1 ms, and a process that dies frees its
+files without a word.
 
 Eviction in a budgeted folder: what is evicted for it, and what is said if there is none.
 
@@ -21,92 +17,46 @@ budget is no error: where the kernel finds no blocks for a file, as much is evic
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import errno
 import functools
+import math
 import os
 import secrets
-import select
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from time import monotonic
-from typing import TYPE_CHECKING, Any
+from time import monotonic, sleep
+from typing import Any, TypeVar
 
 from shmload import faults
 from shmload.errors import CacheFull, StoreError
-from shmload.storage.ledger import FRESH, NEW, OURS, USERS, Durability, Kept, Ledger, Session, boot_id, unlink
-
-if TYPE_CHECKING:
-    from shmload.storage.ledger import Session
+from shmload.storage.ledger import NEW, OURS, Kept, Ledger, Session, unlink
 
 __all__ = ["BudgetedFolder", "FolderStatistics", "Lease", "Leases", "Reservation"]
 
-LOOK_S = 0.5  # at the latest
-_SOON_S = 0.005
-_MODIFIED, _CLOSED_WRITTEN, _MOVED_FROM, _MOVED_TO, _DELETED = 0x2, 0x8, 0x40, 0x80, 0x200  # <sys/inotify.h>
-_COMING_AND_GOING = _CLOSED_WRITTEN | _MOVED_FROM | _DELETED
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class FolderWatch:
-    """What happens in a folder from now on. A context manager."""
-
-    def __init__(self, folder: str) -> None:
-        self._fd = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._pause_s = LOOK_S  # until the next look, if nothing happens
-        for path, events in (
-            (f"{folder}/{USERS}", _COMING_AND_GOING | _MODIFIED),
-            (f"{folder}/{NEW}", _COMING_AND_GOING),
-            (folder, _MOVED_FROM | _DELETED | _MOVED_TO),
-        ):
-            if self._fd >= 0:
-                _libc.inotify_add_watch(self._fd, os.fsencode(path), events)
-
-    def wait(self, deadline: float | None) -> bool:
-        """Returns when it is worth a look; False: the deadline, a value of the monotonic clock, is over."""
-        left = LOOK_S if deadline is None else deadline - monotonic()
-        if left <= 0:
-            return False
-        happened = select.select([self._fd] if self._fd >= 0 else [], [], [], min(left, self._pause_s))[0]
-        self._pause_s = _SOON_S if happened else min(2 * self._pause_s, LOOK_S)
-        if happened:
-            self._drain()
-        return True
-
-    def __enter__(self) -> FolderWatch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-
-    def _drain(self) -> None:
-        try:
-            while os.read(self._fd, 1 << 16):
-                pass
-        except OSError as error:
-            if error.errno != errno.EAGAIN:
-                raise
+T = TypeVar("T")
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05  # between two looks for room
 
 
 Order = Callable[[Iterator[Kept]], Iterable[Kept]]
 """Of the files that nobody has leased, given oldest first, those that may be evicted, the first to go first."""
 
 
-def attempts(path: str, timeout_s: float | None) -> Iterator[None]:
-    """One at once; further ones whenever something has happened in the folder, until the time is over."""
-    yield
-    if timeout_s == 0:
-        return
-    deadline = None if timeout_s is None else monotonic() + timeout_s
-    with FolderWatch(path) as watch:
-        yield
-        while watch.wait(deadline):
-            yield
+def repeated(try_once: Callable[[], T], timeout_s: float | None) -> T:
+    """What a try returns, made again after pauses that double while there is no room and the time is not over."""
+    deadline = math.inf if timeout_s is None else monotonic() + timeout_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return try_once()
+        except (CacheFull, TimeoutError):
+            if (left_s := deadline - monotonic()) <= 0:
+                raise
+        sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 Release = Callable[[tuple[int, ...]], None]
@@ -240,6 +190,8 @@ class Reservation:
             CacheFull: there is no room for it; the reservation stays as it was.
         """
         self._check_open()
+        if nbytes < 0:
+            raise ValueError(f"a reservation grows by 0 bytes or more; got {nbytes}")
         self._folder._grow(self._session, self.name, self.nbytes, nbytes, timeout_s)
         self.nbytes += nbytes
 
@@ -278,13 +230,9 @@ class Reservation:
             )
         if nbytes is not None and nbytes != written:
             os.ftruncate(fd, nbytes)
-        mark = OURS
         if self._folder.durable:
-            if boot_id() is None:
-                os.fdatasync(fd)
-            else:
-                mark |= FRESH
-        os.fchmod(fd, os.fstat(fd).st_mode | mark)
+            os.fdatasync(fd)
+        os.fchmod(fd, os.fstat(fd).st_mode | OURS)
         faults.hit("before_publish")
         with session.locked() as ledger:
             if os.path.lexists(f"{folder}/{name}"):
@@ -301,8 +249,6 @@ class Reservation:
             session.process_leases.hold([kept.ino])
         self._is_open = False
         session.end_writing(self.name)
-        if mark & FRESH:
-            self._folder.durability.published(f"{folder}/{name}")
         return Lease(folder, (kept,), functools.partial(self._folder._let_go, session))
 
     def abandon(self) -> None:
@@ -374,10 +320,9 @@ class BudgetedFolder:
     Args:
         path: of the folder, on a local disk or in memory; made if it is not there.
         capacity_bytes: what its files' lengths may add up to.
-        max_files: how many files it may have, also; None: any number.
         adopts: count all files that do not begin with ".", whoever put them there, and evict them like others. Those that others
             write into the folder count from the next look on, so only what is written through this class keeps the budget.
-        durable: no file is ever seen that a power failure has cut: one whose bytes were not on the disk yet is gone then.
+        durable: bytes are on the disk before the file has its name, so that no file is ever seen that a power failure has cut.
         order: which of the files that are not leased may be evicted, the first to go first; None: the oldest first.
     Raises:
         ValueError: no budget, or living processes use the folder with another one.
@@ -397,23 +342,20 @@ class BudgetedFolder:
 
     _opened: Session | None
     _opening: threading.Lock
-    durability: Durability
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         capacity_bytes: int,
         *,
-        max_files: int | None = None,
         adopts: bool = False,
         durable: bool = False,
         order: Order | None = None,
     ) -> None:
-        if capacity_bytes < 1 or (max_files is not None and max_files < 1):
-            raise ValueError(f"a budget is at least 1 byte and 1 file; got {capacity_bytes=} and {max_files=}")
+        if capacity_bytes < 1:
+            raise ValueError(f"a budget is at least 1 byte; got {capacity_bytes=}")
         self.path = os.path.abspath(os.fspath(path))
         self.capacity_bytes = int(capacity_bytes)
-        self.max_files = max_files
         self.adopts = adopts
         self.durable = durable
         self.order: Order = order or _oldest_first
@@ -422,7 +364,8 @@ class BudgetedFolder:
         session = self._session()
         with session.locked() as ledger:
             session.sweep()
-            self._make_room(session, ledger, 0, 0, self.order)  # a budget smaller than the last one
+            with contextlib.suppress(CacheFull):
+                self._make_room(session, ledger, 0, self.order)  # a budget smaller than the last one
 
     def reserve(self, nbytes: int, *, timeout_s: float | None = 0.0) -> Reservation:
         """Makes room for a file, and a file in it that nobody sees yet.
@@ -505,7 +448,6 @@ class BudgetedFolder:
             if kept is None or kept.ino in session.process_leases.leased():
                 return False
             self._remove(ledger, kept)
-            session.process_leases.ring()
             return True
 
     def refresh(self) -> None:
@@ -516,7 +458,8 @@ class BudgetedFolder:
         session = self._session()
         with session.locked() as ledger:
             ledger.list_again()
-            self._make_room(session, ledger, 0, 0, self.order)
+            with contextlib.suppress(CacheFull):
+                self._make_room(session, ledger, 0, self.order)
 
     def statistics(self) -> FolderStatistics:
         """The folder now."""
@@ -545,15 +488,11 @@ class BudgetedFolder:
         session.let_go(inos)
 
     def _obtain(self, name: str | None, nbytes: int, timeout_s: float | None, order: Order) -> Lease | Reservation:
-        if not 0 <= nbytes <= self.capacity_bytes:
-            raise CacheFull(
-                f"a file of {nbytes} bytes can never lie in {self.path}: its budget is {self.capacity_bytes} bytes; make files "
-                f"smaller or the budget larger"
-            )
+        self._check_budget(nbytes)
         session = self._session()
         temporary = name or f"{os.getpid()}-{secrets.token_hex(4)}"
-        shortage: Exception | None = None
-        for _ in attempts(self.path, timeout_s):
+
+        def try_once() -> Lease | None:
             with session.locked() as ledger:
                 kept = ledger.files.get(name) if name else None
                 if kept is not None:
@@ -561,83 +500,78 @@ class BudgetedFolder:
                     return Lease(self.path, (kept,), functools.partial(self._let_go, session))
                 session.sweep()
                 if temporary in ledger.writing:
-                    shortage = TimeoutError(
+                    raise TimeoutError(
                         f"another process was still writing {name} into {self.path} after {timeout_s} s: wait longer"
                     )
-                    continue
-                shortage = self._make_room(session, ledger, nbytes, 1, order)
-                if shortage is not None:
-                    continue
+                self._make_room(session, ledger, nbytes, order)
                 session.begin_writing(temporary, nbytes)
-            reservation = Reservation(self, session, temporary, nbytes)
-            faults.hit("after_reserve")
-            try:
-                self._allocate(session, session.descriptors[temporary], 0, nbytes, timeout_s, order)
-            except BaseException:
-                reservation.abandon()
-                raise
-            return reservation
-        assert shortage is not None
+            return None
+
+        lease = repeated(try_once, timeout_s)
+        if lease is not None:
+            return lease
+        reservation = Reservation(self, session, temporary, nbytes)
+        faults.hit("after_reserve")
         try:
-            raise shortage
-        finally:
-            del shortage  # its traceback has this frame: the two would keep each other, and the callers, alive
+            self._allocate(session, session.descriptors[temporary], 0, nbytes, timeout_s, order)
+        except BaseException:
+            reservation.abandon()
+            raise
+        return reservation
 
     def _grow(self, session: Session, name: str, nbytes: int, more: int, timeout_s: float | None) -> None:
         """For Reservation.grow."""
-        if more < 0 or nbytes + more > self.capacity_bytes:
-            raise CacheFull(
-                f"a file of {nbytes + more} bytes can never lie in {self.path}: its budget is {self.capacity_bytes} bytes; make "
-                f"files smaller or the budget larger"
-            )
-        fd, shortage = session.descriptors[name], None
-        for _ in attempts(self.path, timeout_s):
+        self._check_budget(nbytes + more)
+        fd = session.descriptors[name]
+
+        def set_nbytes(ledger: Ledger, nbytes: int) -> None:
+            ledger.changing()
+            os.ftruncate(fd, nbytes)
+            ledger.set_writing(name, nbytes)
+
+        def try_once() -> None:
             with session.locked() as ledger:
                 session.sweep()
-                shortage = self._make_room(session, ledger, more, 0, self.order)
-                if shortage is None:
-                    ledger.changing()
-                    os.ftruncate(fd, nbytes + more)
-                    ledger.set_writing(name, nbytes + more)
-                    break
-        if shortage is not None:
-            try:
-                raise shortage
-            finally:
-                del shortage  # as in _obtain
+                self._make_room(session, ledger, more, self.order)
+                set_nbytes(ledger, nbytes + more)
+
+        repeated(try_once, timeout_s)
         try:
             self._allocate(session, fd, nbytes, more, timeout_s, self.order)
         except BaseException:
             with session.locked() as ledger:
-                ledger.changing()
-                os.ftruncate(fd, nbytes)
-                ledger.set_writing(name, nbytes)
+                set_nbytes(ledger, nbytes)
             raise
 
-    def _make_room(self, session: Session, ledger: Ledger, nbytes: int, files: int, order: Order) -> CacheFull | None:
-        """Evicts until so much fits; or says why it cannot, and then evicts nothing. The folder's lock is held."""
+    def _check_budget(self, nbytes: int) -> None:
+        if not 0 <= nbytes <= self.capacity_bytes:
+            raise CacheFull(
+                f"a file of {nbytes} bytes can never lie in {self.path}: its budget is {self.capacity_bytes} bytes; make files "
+                f"smaller or the budget larger"
+            )
+
+    def _make_room(self, session: Session, ledger: Ledger, nbytes: int, order: Order) -> None:
+        """Evicts until so much fits; or raises CacheFull, and then evicts nothing. The folder's lock is held."""
         excess = ledger.nbytes + nbytes - self.capacity_bytes
-        too_many = 0 if self.max_files is None else len(ledger.files) + len(ledger.writing) + files - self.max_files
-        if excess <= 0 and too_many <= 0:
-            return None
+        if excess <= 0:
+            return
         leased = session.process_leases.leased()
         victims, freed = [], 0
         for kept in order(kept for kept in ledger.files.values() if kept.ino not in leased):
             victims.append(kept)
             freed += kept.nbytes
-            if freed >= excess and len(victims) >= too_many:
+            if freed >= excess:
                 for victim in victims:
                     self._remove(ledger, victim)
                     faults.hit("mid_evict")
                 self.num_evicted += len(victims)
                 self.nbytes_evicted += freed
-                return None
+                return
         held = [kept for kept in ledger.files.values() if kept.ino in leased]
         mine = sum(kept.nbytes for kept in held if session.process_leases.holds(kept.ino))
-        files_allowed = "" if self.max_files is None else f" of at most {self.max_files}"
-        return CacheFull(
+        raise CacheFull(
             f"{self.path} has no room for {nbytes} bytes more: {ledger.nbytes} of its budget of {self.capacity_bytes} bytes are in "
-            f"use ({len(ledger.files)} files{files_allowed}, {len(ledger.writing)} being written), "
+            f"use ({len(ledger.files)} files, {len(ledger.writing)} being written), "
             f"{sum(kept.nbytes for kept in held)} of them are leased, {mine} by this process, and {freed} may be evicted: make the "
             f"budget larger, hold fewer files at once, or wait longer"
         )
@@ -651,7 +585,8 @@ class BudgetedFolder:
         """Takes a file's blocks, so that no later write meets a full disk. A disk smaller than the budget evicts, too."""
         if not nbytes:
             return
-        for _ in attempts(self.path, timeout_s):
+
+        def try_once() -> None:
             while True:
                 try:
                     os.posix_fallocate(fd, start, nbytes)
@@ -661,12 +596,14 @@ class BudgetedFolder:
                         raise
                 if not self._free_disk(session, nbytes, order):
                     break
-        disk = os.statvfs(self.path)
-        raise CacheFull(
-            f"the disk of {self.path} has no room for {nbytes} bytes more: {disk.f_bavail * disk.f_frsize} bytes are free, and "
-            f"nothing more of the cache's budget of {self.capacity_bytes} bytes may be evicted: free some, or make the budget "
-            f"smaller"
-        )
+            disk = os.statvfs(self.path)
+            raise CacheFull(
+                f"the disk of {self.path} has no room for {nbytes} bytes more: {disk.f_bavail * disk.f_frsize} bytes are free, and "
+                f"nothing more of the cache's budget of {self.capacity_bytes} bytes may be evicted: free some, or make the budget "
+                f"smaller"
+            )
+
+        repeated(try_once, timeout_s)
 
     def _free_disk(self, session: Session, nbytes: int, order: Order) -> bool:
         """Evicts as much as a file needs that the disk has no room for, or what there is; whether that was anything."""
@@ -688,8 +625,8 @@ class BudgetedFolder:
         if self._opened is None:
             with self._opening:
                 if self._opened is None:
-                    opened = Session(self.path, self.capacity_bytes, self.max_files, adopts=self.adopts)
-                    weakref.finalize(self, opened.close_if_mine)
+                    opened = Session(self.path, self.capacity_bytes, adopts=self.adopts)
+                    weakref.finalize(self, opened.close)
                     self._opened = opened
         return self._opened
 
@@ -697,11 +634,10 @@ class BudgetedFolder:
         """As in a process that has not used the folder yet; a forked child begins here."""
         self._opened = None
         self._opening = threading.Lock()
-        self.durability = Durability()
         _folders.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in ("_opened", "_opening", "durability")}
+        return {key: value for key, value in vars(self).items() if key not in ("_opened", "_opening")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

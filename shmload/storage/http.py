@@ -391,13 +391,8 @@ class HttpStore(WebReader):
         self.retry_policy = retry_policy or RetryPolicy()
         self.parallel = parallel
         self.ca_file = ca_file
-        self._url = f"{parts.scheme}://{parts.netloc}{quote(unquote(parts.path), safe='/-_.~')}".rstrip("/")
+        self.url = f"{parts.scheme}://{parts.netloc}{quote(unquote(parts.path), safe='/-_.~')}".rstrip("/")
         self._transports: dict[str, Transport] = {}
-
-    @property
-    def url(self) -> str:
-        """The URL it was made with."""
-        return self._url
 
     def put(self, *_: Any) -> NoReturn:
         """A web server is only read."""

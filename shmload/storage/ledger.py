@@ -1,25 +1,18 @@
 """What lies in a budgeted folder, as all its processes know it, without a listing each time.
 
-    <folder>/.shmload/ledger    a header, and behind it what came and went since the ledger was last written anew
+    <folder>/.shmload/ledger    which change of the folder was the last
     <folder>/.shmload/new/      files that are being written, each locked by its writer and as long as its reservation
 
-The folder is the truth and the ledger a copy of it: a listing of 10,000 files takes 40 ms, the ledger's news since the last look
-a microsecond. An exclusive flock on the ledger is the folder's lock; whoever holds it reads the news, and may change files. Before
-the first change it marks the ledger as dirty, behind the last as clean again, with the folder's time of change. A ledger that is
-dirty (its writer was killed), damaged, gone, of another boot, or older than the folder (somebody else put a file there, or took
-one) is written anew from a listing. So there is nothing to recover, and nothing to believe.
+The folder is the truth, and each process has a copy of it: a listing of 10,000 files takes 40 ms. An exclusive flock on the ledger
+is the folder's lock. Whoever holds it may change files: before the first change it marks the ledger as dirty, behind the last it
+writes a new token there with the folder's time of change. A process lists the folder if the token is another than that of its
+copy, or the ledger is dirty (its writer was killed), damaged, gone, or older than the folder (somebody else put a
+file there, or took one). So there is nothing to recover, and nothing to believe.
 
 Descriptors whose locks say "this process lives", and so must not live on in anything it forks.
 
 A flock belongs to the open file: as long as a forked child keeps a copy of the descriptor, its dead parent would seem to live. They
 are opened close-on-exec and through here, which closes each forked child's copies. Closing a copy ends no lock of the parent's.
-
-How files become safe from a power failure without anybody waiting for the disk.
-
-A file has its name as soon as its bytes are in the page cache, which no kill can take. Until they are known to be on the disk it
-carries a mark; a minute later, when the kernel has long written them, a sync costs nothing and the mark goes. A file that still has
-it at the first look of another boot may lack bytes, and is removed (ledger.py). File systems write a file's mode and name in the
-order of their changes, so no file has its name without the mark. Rejected: a sync before the name, 0.5 s of a pass over 880 MB.
 
 What a process has open of a budgeted folder: its ledger, its leases of a process, its lock against its own threads.
 
@@ -45,7 +38,6 @@ import array
 import contextlib
 import errno
 import fcntl
-import functools
 import os
 import secrets
 import stat
@@ -56,7 +48,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from time import monotonic
 from typing import NamedTuple
 
 from shmload import faults
@@ -114,60 +105,10 @@ def _close_all() -> None:
 os.register_at_fork(after_in_child=_close_all)
 
 
-FRESH = stat.S_IXUSR  # the mark; a file of data is not executable otherwise, and a listing brings its mode along
-SETTLES_AFTER_S = 60.0  # the kernel begins to write what has been dirty for 30 s
-
-
-class Durability:
-    """The files that a process has published and not yet settled."""
-
-    def __init__(self) -> None:
-        self._fresh: deque[tuple[float, str]] = deque()
-        self._lock = threading.Lock()
-
-    def published(self, path: str) -> None:
-        """Notes one more, and settles those that are old enough."""
-        now, due = monotonic(), []
-        with self._lock:
-            self._fresh.append((now, path))
-            while self._fresh[0][0] < now - SETTLES_AFTER_S:
-                due.append(self._fresh.popleft()[1])
-        for each in due:
-            settle(each)
-
-
-def settle(path: str) -> None:
-    """Takes the mark off a file, once its bytes are on the disk; does nothing if the file is gone."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        os.fdatasync(fd)
-        os.fchmod(fd, os.fstat(fd).st_mode & ~FRESH)
-    finally:
-        os.close(fd)
-
-
-@functools.cache
-def boot_id() -> bytes | None:
-    """Which boot of the machine this is; None if nobody says."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return bytes.fromhex(file.read().strip().replace("-", ""))
-    except OSError:
-        return None
-
-
 HIDDEN = ".shmload"
 NEW = f"{HIDDEN}/new"
 OURS = stat.S_ISVTX  # the mark of a published file; the bit has no other meaning on Linux, and a listing brings it along
-_MAGIC = b"SHMLLED1"
-_HEADER = struct.Struct("<8s16sQQQq")  # magic, boot, dirty, generation, where the news ends, the folder's time of change
-_DIRTY_AT = 24
-_NEWS = struct.Struct("<cQQqH")  # kind, bytes, inode, time of publication, length of the name that follows
-_ALLOCATED = 1 << 20  # bytes of the ledger that are reserved at once, so that a full disk does not stop it
-_MIN_COMPACTED = 256 << 10
+_HEADER = struct.Struct("<Q8sq")  # dirty, token of the last change, the folder's time of change
 
 
 class Kept(NamedTuple):
@@ -202,10 +143,7 @@ class Ledger:
         self._adopts = adopts
         self._path = f"{folder}/{HIDDEN}/ledger"
         self._fd = open_kept(self._path, os.O_RDWR | os.O_CREAT)
-        self._generation = 0
-        self._end = 0  # of the news that this process has read
-        self._newest_ns = 0
-        self._news: list[bytes] = []
+        self._token = b""  # of the change that `files` and `writing` are as of; empty: they are not to be believed
         self._is_changing = False
 
     @contextlib.contextmanager
@@ -219,42 +157,58 @@ class Ledger:
             faults.hit("holding_lock")
             yield
             if self._is_changing:
-                self._write_news()
+                self._write()
         except BaseException:
             if self._is_changing or not is_known:
-                self._generation = 0
+                self._token = b""
             raise
         finally:
             self._is_changing = False
-            self._news.clear()
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def changing(self) -> None:
         """To be called before a file is made, renamed or removed."""
         if not self._is_changing:
-            os.pwrite(self._fd, b"\1", _DIRTY_AT)
+            os.pwrite(self._fd, b"\1", 0)
             self._is_changing = True
 
     def add(self, kept: Kept) -> None:
-        self._apply(b"+", kept.nbytes, kept.ino, kept.published_ns, kept.name, is_news=True)
+        self.files[kept.name] = kept
+        self.nbytes += kept.nbytes
 
     def remove(self, name: str) -> None:
-        self._apply(b"-", 0, 0, 0, name, is_news=True)
+        self.nbytes -= self.files.pop(name).nbytes
 
     def set_writing(self, name: str, nbytes: int) -> None:
-        self._apply(b"w", nbytes, 0, 0, name, is_news=True)
+        self.nbytes += nbytes - self.writing.get(name, 0)
+        self.writing[name] = nbytes
 
     def end_writing(self, name: str) -> None:
-        self._apply(b"x", 0, 0, 0, name, is_news=True)
+        self.nbytes -= self.writing.pop(name, 0)
 
     def next_time(self) -> int:
         """A time of publication: now, and behind that of every file that is there."""
-        return max(time.time_ns(), self._newest_ns + 1)
+        newest = next(reversed(self.files.values()), None)
+        return max(time.time_ns(), newest.published_ns + 1 if newest else 0)
 
     def list_again(self) -> None:
         """Believes the folder and nothing else."""
-        self.changing()
-        self._list(is_same_boot=True)
+        token, self._token = self._token, b""
+        self.num_listings += 1
+        found = []
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                status = _status(entry)
+                if stat.S_ISREG(status.st_mode) and (self._adopts or status.st_mode & OURS) and status.st_nlink:
+                    found.append(Kept(entry.name, status.st_size, status.st_mtime_ns, status.st_ino))
+        found.sort(key=lambda kept: (kept.published_ns, kept.name))
+        self.files = OrderedDict((kept.name, kept) for kept in found)
+        with os.scandir(f"{self.folder}/{NEW}") as entries:
+            self.writing = {entry.name: _status(entry).st_size for entry in entries}
+        self.nbytes = sum(kept.nbytes for kept in found) + sum(self.writing.values())
+        self._token = token
 
     def close(self) -> None:
         close_kept(self._fd)
@@ -263,112 +217,22 @@ class Ledger:
         header = os.pread(self._fd, _HEADER.size, 0)
         if os.fstat(self._fd).st_nlink == 0:
             raise StoreError(f"{self.folder}/{HIDDEN} was removed while this process used the folder: open it again")
-        is_same_boot = False
         if len(header) == _HEADER.size:
-            magic, boot, dirty, generation, end, changed_ns = _HEADER.unpack(header)
-            is_same_boot = (magic, boot) == (_MAGIC, _boot())
-            if is_same_boot and not dirty and changed_ns == os.stat(self.folder).st_mtime_ns:
-                if generation != self._generation:
-                    self._forget()
-                    self._generation, self._end = generation, _HEADER.size
-                if end > self._end:
-                    self._read_news(os.pread(self._fd, end - self._end, self._end))
-                    self._end = end
+            dirty, token, changed_ns = _HEADER.unpack(header)
+            if not dirty and changed_ns == os.stat(self.folder).st_mtime_ns:
+                if token != self._token:
+                    self.list_again()
+                    self._token = token
                 return
         self.changing()
-        self._list(is_same_boot)
+        self.list_again()
 
-    def _read_news(self, data: bytes) -> None:
-        at = 0
-        while at < len(data):
-            kind, nbytes, ino, published_ns, length = _NEWS.unpack_from(data, at)
-            at += _NEWS.size + length
-            self._apply(kind, nbytes, ino, published_ns, os.fsdecode(data[at - length : at]))
-
-    def _apply(self, kind: bytes, nbytes: int, ino: int, published_ns: int, name: str, *, is_news: bool = False) -> None:
-        if is_news:
-            self._news.append(_packed(kind, nbytes, ino, published_ns, name))
-        if kind in b"+-":
-            before = self.files.pop(name, None)
-            self.nbytes -= before.nbytes if before else 0
-        else:
-            self.nbytes -= self.writing.pop(name, 0)
-        if kind == b"+":
-            self.files[name] = Kept(name, nbytes, published_ns, ino)
-            self.nbytes += nbytes
-            if published_ns < self._newest_ns:
-                self._sort()
-            self._newest_ns = max(self._newest_ns, published_ns)
-        elif kind == b"w":
-            self.writing[name] = nbytes
-            self.nbytes += nbytes
-
-    def _sort(self) -> None:
-        oldest_first = sorted(self.files.values(), key=lambda kept: (kept.published_ns, kept.name))
-        self.files = OrderedDict((kept.name, kept) for kept in oldest_first)
-
-    def _forget(self) -> None:
-        self.files, self.writing, self.nbytes, self._newest_ns = OrderedDict(), {}, 0, 0
-
-    def _list(self, is_same_boot: bool) -> None:
-        """Reads the folder, and writes the ledger anew when the block ends. What another boot has left half on the disk goes."""
-        self._forget()
-        self.num_listings += 1
-        with os.scandir(self.folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                status = _status(entry)
-                if not is_same_boot and status.st_mode & OURS and status.st_mode & FRESH:
-                    unlink(entry.path)
-                    continue
-                if stat.S_ISREG(status.st_mode) and (self._adopts or status.st_mode & OURS) and status.st_nlink:
-                    kept = Kept(entry.name, status.st_size, status.st_mtime_ns, status.st_ino)
-                    self.files[kept.name] = kept
-                    self.nbytes += kept.nbytes
-        self._sort()
-        self._newest_ns = max((kept.published_ns for kept in self.files.values()), default=0)
-        with os.scandir(f"{self.folder}/{NEW}") as entries:
-            for entry in entries:
-                self.writing[entry.name] = _status(entry).st_size
-        self.nbytes += sum(self.writing.values())
-        self._end = 0  # all of it is news
-
-    def _write_news(self) -> None:
-        data = b"".join(self._news)
-        is_long = self._end > max(_MIN_COMPACTED, 400 * (len(self.files) + len(self.writing)))
-        if self._end == 0 or is_long:
-            header = os.pread(self._fd, _HEADER.size, 0)
-            known = _HEADER.unpack(header)[3] if len(header) == _HEADER.size else 0
-            self._generation = max(known % (1 << 62), self._generation) + 1
-            self._end = _HEADER.size
-            data = b"".join(self._everything())
-        end = self._end + len(data)
+    def _write(self) -> None:
+        self._token = os.urandom(8)
         try:
-            if end > os.fstat(self._fd).st_size:
-                os.posix_fallocate(self._fd, 0, -(-end // _ALLOCATED) * _ALLOCATED)
-            os.pwrite(self._fd, data, self._end)
-            header = _HEADER.pack(_MAGIC, _boot(), 0, self._generation, end, os.stat(self.folder).st_mtime_ns)
-            os.pwrite(self._fd, header, 0)
+            os.pwrite(self._fd, _HEADER.pack(0, self._token, os.stat(self.folder).st_mtime_ns), 0)
         except OSError:  # the disk is full: the ledger stays dirty, and is a listing each time until there is room
-            self._generation = 0
-            return
-        self._end = end
-
-    def _everything(self) -> Iterator[bytes]:
-        for kept in self.files.values():
-            yield _packed(b"+", kept.nbytes, kept.ino, kept.published_ns, kept.name)
-        for name, nbytes in self.writing.items():
-            yield _packed(b"w", nbytes, 0, 0, name)
-
-
-def _packed(kind: bytes, nbytes: int, ino: int, published_ns: int, name: str) -> bytes:
-    encoded = os.fsencode(name)
-    return _NEWS.pack(kind, nbytes, ino, published_ns, len(encoded)) + encoded
-
-
-def _boot() -> bytes:
-    return boot_id() or bytes(16)
+            self._token = b""
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result:
@@ -380,32 +244,26 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result:
 
 
 USERS = f"{HIDDEN}/users"
-_LEASE_HEADER = struct.Struct("<8sQqQ")  # magic, capacity, most files or -1, how often the leases behind it have changed
-_LEASE_MAGIC = b"SHMLUSE1"
-_VERSION_AT = 24
+_LEASE_HEADER = struct.Struct("<QQ")  # capacity, how often the leases behind it have changed
+_VERSION_AT = 8
 
 
 class ProcessLeases:
     """This process among the users of a folder."""
 
-    def __init__(self, folder: str, capacity_bytes: int, max_files: int) -> None:
+    def __init__(self, folder: str, capacity_bytes: int) -> None:
         """To be made under the folder's lock: before its own lock is there, the file would seem a dead one's."""
         self._users = f"{folder}/{USERS}"
         self.name = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._path = f"{self._users}/{self.name}"
         self._fd = open_kept(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
-        os.pwrite(self._fd, _LEASE_HEADER.pack(_LEASE_MAGIC, capacity_bytes, max_files, 0), 0)
+        os.pwrite(self._fd, _LEASE_HEADER.pack(capacity_bytes, 0), 0)
         self._version = 0
         self._counts: dict[int, int] = {}  # leases in this process by inode
         self._slots: dict[int, int] = {}  # where in the file the inode stands
         self._free: list[int] = []
         self._others: dict[str, tuple[int, frozenset[int]]] = {}  # leases of other users, as of which change
-
-    @property
-    def num_leased(self) -> int:
-        """Files that this process has leased."""
-        return len(self._counts)
 
     def holds(self, ino: int) -> bool:
         return ino in self._counts
@@ -425,10 +283,10 @@ class ProcessLeases:
             for place, ino in enumerate(fresh, first):
                 self._slots[ino] = place
             os.pwrite(self._fd, array.array("Q", fresh).tobytes(), _LEASE_HEADER.size + 8 * first)
-        self.ring()
+        self._changed()
 
     def drop(self, inos: Iterable[int]) -> None:
-        """Takes leases back. Wakes who waits for room."""
+        """Takes leases back."""
         freed = []
         for ino in inos:
             self._counts[ino] -= 1
@@ -444,10 +302,10 @@ class ProcessLeases:
             for place in freed:
                 os.pwrite(self._fd, bytes(8), _LEASE_HEADER.size + 8 * place)
             self._free += freed
-        self.ring()
+        self._changed()
 
-    def ring(self) -> None:
-        """Wakes all that wait for something to change here."""
+    def _changed(self) -> None:
+        """Has the others read the leases again."""
         self._version += 1
         os.pwrite(self._fd, self._version.to_bytes(8, "little"), _VERSION_AT)
 
@@ -457,20 +315,19 @@ class ProcessLeases:
         for name in self._living():
             version, inos = self._others.get(name, (-1, frozenset()))
             data = _read(f"{self._users}/{name}", _LEASE_HEADER.size)
-            if len(data) == _LEASE_HEADER.size and version != (version_now := _LEASE_HEADER.unpack(data)[3]):
+            if len(data) == _LEASE_HEADER.size and version != (version_now := _LEASE_HEADER.unpack(data)[1]):
                 table = _read(f"{self._users}/{name}")[_LEASE_HEADER.size :]
                 inos = frozenset(array.array("Q", table[: len(table) // 8 * 8])) - {0}
                 self._others[name] = (version_now, inos)
             found |= inos
         return found
 
-    def budgets(self) -> Iterator[tuple[str, int, int]]:
-        """What the other living users say: name, capacity, most files."""
+    def budgets(self) -> Iterator[tuple[str, int]]:
+        """What the other living users say: name and capacity."""
         for name in self._living():
             data = _read(f"{self._users}/{name}", _LEASE_HEADER.size)
             if len(data) == _LEASE_HEADER.size:
-                _, capacity_bytes, max_files, _ = _LEASE_HEADER.unpack(data)
-                yield name, capacity_bytes, max_files
+                yield name, _LEASE_HEADER.unpack(data)[0]
 
     def close(self) -> None:
         """Ends all leases of this process."""
@@ -508,7 +365,7 @@ class Session:
         StoreError: the folder's file system has no locks.
     """
 
-    def __init__(self, folder: str, capacity_bytes: int, max_files: int | None, *, adopts: bool) -> None:
+    def __init__(self, folder: str, capacity_bytes: int, *, adopts: bool) -> None:
         self.folder = folder
         for part in (USERS, NEW):
             os.makedirs(f"{folder}/{part}", exist_ok=True)
@@ -518,15 +375,14 @@ class Session:
         self.descriptors: dict[str, int] = {}  # of the files that this process is writing, by temporary name
         self._lock = threading.Lock()
         self._dropped: deque[tuple[int, ...]] = deque()
-        files = -1 if max_files is None else max_files
         with self.ledger.locked():
-            self.process_leases = ProcessLeases(folder, capacity_bytes, files)
-            others = [each for each in self.process_leases.budgets() if each[1:] != (capacity_bytes, files)]
+            self.process_leases = ProcessLeases(folder, capacity_bytes)
+            others = [each for each in self.process_leases.budgets() if each[1] != capacity_bytes]
         if others:
             self.close()
             raise ValueError(
-                f"process {others[0][0].split('-')[0]} uses {folder} with a budget of {_budget(*others[0][1:])}; this one was "
-                f"given {_budget(capacity_bytes, files)}: give all users of a folder the same"
+                f"process {others[0][0].split('-')[0]} uses {folder} with a budget of {others[0][1]} bytes; this one was given "
+                f"{capacity_bytes} bytes: give all users of a folder the same"
             )
 
     @contextlib.contextmanager
@@ -567,24 +423,21 @@ class Session:
         self.descriptors[name] = fd
 
     def end_writing(self, name: str) -> None:
-        """Unlocks and closes it: waiters wake. Mappings of the file may live on."""
+        """Unlocks and closes it. Mappings of the file may live on."""
         fd = self.descriptors.pop(name)
         fcntl.flock(fd, fcntl.LOCK_UN)
         close_kept(fd)
 
     def close(self) -> None:
-        """Ends everything this process holds of the folder."""
+        """Ends everything this process holds of the folder; nothing if a parent has left it to this process, or it is closed."""
+        if self.pid != os.getpid():
+            return
         for name in list(self.descriptors):
             unlink(f"{self.folder}/{NEW}/{name}")  # the next one that needs room takes it off the ledger
             self.end_writing(name)
         self.process_leases.close()
         self.ledger.close()
         self.pid = -1
-
-    def close_if_mine(self) -> None:
-        """`close`, unless a parent has left it to this process or it is closed."""
-        if self.pid == os.getpid():
-            self.close()
 
     def _settle(self) -> None:
         while self._dropped and self._lock.acquire(blocking=False):
@@ -593,10 +446,6 @@ class Session:
                     self.process_leases.drop(self._dropped.popleft())
             finally:
                 self._lock.release()
-
-
-def _budget(capacity_bytes: int, max_files: int) -> str:
-    return f"{capacity_bytes} bytes" + (f" and {max_files} files" if max_files >= 0 else "")
 
 
 def unlink(path: str) -> None:

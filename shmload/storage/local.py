@@ -19,9 +19,9 @@ import contextlib
 import errno
 import os
 import posixpath
+import secrets
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -218,12 +218,12 @@ class LocalStore:
             if str(path.parent) not in _tidied:
                 _tidied.add(str(path.parent))
                 remove_abandoned(path.parent)
-            number, half = tempfile.mkstemp(prefix=HALF, dir=path.parent)
-            with open(number, "wb", buffering=0) as file:
+            beside = f"{path.parent}/{HALF}{secrets.token_hex(8)}"
+            with open(beside, "xb", buffering=0) as file:
+                half = beside
                 write(file)
-                os.fchmod(number, 0o666 & ~_umask())  # mkstemp's 0600 would hide it from other users of the folder
-                os.fsync(number)
-                made = _describe(key, os.fstat(number))
+                os.fsync(file.fileno())
+                made = _describe(key, os.fstat(file.fileno()))
                 os.replace(half, path)
                 half = None
             _sync_folder(path.parent)
@@ -278,12 +278,6 @@ def _sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(number)
-
-
-def _umask() -> int:
-    """This process's, without setting it for a moment as os.umask does."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
-        return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
 
 
 def _failed(verb: str, path: Path, error: OSError) -> StoreError:

@@ -48,7 +48,7 @@ from shmload.storage.transport import Answer, TransientError, Transport
 if TYPE_CHECKING:
     from shmload.storage.client import Client
 
-__all__ = ["Credentials", "S3Store", "failure_of_answer", "failure_of_call", "find_credentials", "library"]
+__all__ = ["Credentials", "S3Store", "failure_of_call", "find_credentials", "library"]
 
 
 def library(name: str) -> Any:
@@ -102,9 +102,7 @@ class Credentials:
 
     def redacted(self, text: str) -> str:
         """The text without any of them."""
-        for secret in self._values():
-            text = text.replace(secret, "***") if secret else text
-        return text
+        return functools.reduce(lambda text, secret: text.replace(secret, "***"), filter(None, self._values()), text)
 
     def _values(self) -> tuple[str | None, ...]:
         return () if self.anonymous else self._keys or tuple(self.frozen())[:3]
@@ -231,19 +229,6 @@ def failure_of_call(error: Exception, url: str, doing: str, client: Client) -> S
     return _redacted(found, client)
 
 
-def failure_of_answer(answer: Answer, url: str, doing: str, client: Client) -> StoreError | TransientError:
-    """The error to raise for an answer that is no success."""
-    try:
-        body = answer.text()
-    except TransientError:
-        body = b""
-    parser = library("botocore.parsers").create_parser("rest-xml")
-    status = max(answer.status, 301)  # what is below would be no failure to it
-    response = parser.parse({"status_code": status, "headers": dict(answer.headers), "body": body}, None)
-    response["ResponseMetadata"]["HTTPStatusCode"] = answer.status
-    return _redacted(_failure_of(response, url, doing, client), client)
-
-
 def _failure_of(response: Mapping[str, Any], url: str, doing: str, client: Client) -> StoreError | TransientError:
     """Of an error as botocore parses it."""
     status, headers = response["ResponseMetadata"]["HTTPStatusCode"], response["ResponseMetadata"]["HTTPHeaders"]
@@ -308,13 +293,8 @@ class S3Store(WebReader):
         base_url = client.endpoint if in_path else f"{scheme}://{bucket}.{host}"
         self._transport = Transport(base_url, stall_s=client.retry_policy.stall_s, ca_file=client.ca_file)
         self._botos: dict[int, Any] = {}  # botocore's client, by the process that made it
-        self.prefix = ""
-        self.prefix = checked_prefix(folder.strip("/"), self.url)
-
-    @property
-    def url(self) -> str:
-        """s3://bucket/folder."""
-        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+        self.prefix = checked_prefix(folder.strip("/"), f"s3://{bucket}")
+        self.url = f"s3://{bucket}/{self.prefix}".rstrip("/")
 
     def list_objects(self, prefix: str = "") -> Iterator[StoredObject]:
         prefix = self.prefix + checked_prefix(prefix, self.url)
@@ -451,7 +431,15 @@ class S3Store(WebReader):
         return {**vars(self), "_botos": {}}
 
     def failure(self, answer: Answer, url: str, doing: str) -> StoreError | TransientError:
-        return failure_of_answer(answer, url, doing, self.client)
+        try:
+            body = answer.text()
+        except TransientError:
+            body = b""
+        parser = library("botocore.parsers").create_parser("rest-xml")
+        status = max(answer.status, 301)  # what is below would be no failure to it
+        response = parser.parse({"status_code": status, "headers": dict(answer.headers), "body": body}, None)
+        response["ResponseMetadata"]["HTTPStatusCode"] = answer.status
+        return _redacted(_failure_of(response, url, doing, self.client), self.client)
 
     def close(self) -> None:
         """Closes idle connections; the store opens others when it is used again."""

@@ -129,13 +129,6 @@ def test_a_writer_tells_what_it_does(cache: SampleCache) -> None:
     assert tuple(cache.stats().writers) == ()
 
 
-def test_a_cache_holds_so_many_files_at_most(make_cache: Callable[..., SampleCache]) -> None:
-    cache = make_cache(max_files=3)
-    for number in range(5):
-        put(cache, [number])
-    assert [file.generation - 1 for file in cache.files()] == [2, 3, 4]
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [

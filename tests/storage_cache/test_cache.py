@@ -12,7 +12,6 @@ import pytest
 
 from shmload import CacheFull, StoreError
 from shmload.storage.cache import Cache
-from shmload.storage.ledger import FRESH, settle
 from tests.storage_cache.folder_kit import being_written, really_there
 
 
@@ -46,18 +45,6 @@ def test_an_object_is_fetched_once_and_then_found(place: str) -> None:
     found = cache.statistics()
     assert (found.num_hits, found.num_fetched, found.nbytes_fetched, found.folder.nbytes) == (1, 1, 7, 7)
     assert (place, 100, f"<Cache {place} of 100 bytes>") == (cache.path, cache.capacity_bytes, repr(cache))
-
-
-def test_an_object_found_a_minute_later_is_safe_from_a_power_failure(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = Cache(place, 100)
-    cache.open("x", 7, filled(b"payload"), etag="1").release()
-    cache.open("x", 7, no_fetch, etag="1").release()
-    path = next(f"{place}/{name}" for name in really_there(place))
-    assert os.stat(path).st_mode & FRESH
-    monkeypatch.setattr("shmload.storage.cache.SETTLES_AFTER_S", 0.0)
-    cache.open("x", 7, no_fetch, etag="1").release()
-    assert not os.stat(path).st_mode & FRESH
-    settle(f"{path}-gone")  # no error
 
 
 def test_a_changed_object_is_another_file_and_the_old_one_goes_when_nobody_reads_it(place: str) -> None:

@@ -44,14 +44,14 @@ def test_room_is_made_by_the_oldest_that_nobody_has_leased(place: str) -> None:
 
 
 def test_a_request_that_cannot_be_met_removes_nothing(place: str) -> None:
-    folder = BudgetedFolder(place, 100, max_files=7)
+    folder = BudgetedFolder(place, 100)
     put(folder, "free", 30)
     put(folder, "held", 50)
     lease = folder.lease("held")
     with folder.reserve(10), pytest.raises(CacheFull) as caught:
         folder.reserve(60)
     assert str(caught.value) == (
-        f"{place} has no room for 60 bytes more: 90 of its budget of 100 bytes are in use (2 files of at most 7, 1 being written), "
+        f"{place} has no room for 60 bytes more: 90 of its budget of 100 bytes are in use (2 files, 1 being written), "
         "50 of them are leased, 50 by this process, and 30 may be evicted: make the budget larger, hold fewer files at once, or wait longer"
     )
     assert names(folder) == ["free", "held"]
@@ -64,23 +64,8 @@ def test_a_file_larger_than_the_budget_is_refused_however_long_one_would_wait(pl
 
 
 def test_a_budget_must_be_one(place: str) -> None:
-    with pytest.raises(ValueError, match="at least 1 byte and 1 file; got capacity_bytes=0 and max_files=None"):
+    with pytest.raises(ValueError, match="at least 1 byte; got capacity_bytes=0"):
         BudgetedFolder(place, 0)
-    with pytest.raises(ValueError, match="got capacity_bytes=1 and max_files=0"):
-        BudgetedFolder(place, 1, max_files=0)
-
-
-def test_the_number_of_files_is_a_budget_too_and_counts_those_being_written(place: str) -> None:
-    folder = BudgetedFolder(place, 1000, max_files=2)
-    put(folder, "a", 1)
-    with folder.reserve(1) as one, folder.reserve(1) as other:
-        assert names(folder) == []
-        with pytest.raises(CacheFull, match="0 files of at most 2, 2 being written"):
-            folder.reserve(1)
-        one.publish("b")
-        other.publish("c")
-    put(folder, "d", 1)
-    assert names(folder) == ["c", "d"]
 
 
 def test_a_reservation_counts_in_full_and_is_seen_by_nobody(place: str) -> None:
@@ -205,13 +190,13 @@ def test_users_with_another_budget_are_refused_while_one_lives(place: str) -> No
     put(folder, "a", 60)
     put(folder, "b", 30)
     with pytest.raises(ValueError, match=re.escape(
-        f"process {os.getpid()} uses {place} with a budget of 100 bytes; this one was given 70 bytes and 3 files: "
+        f"process {os.getpid()} uses {place} with a budget of 100 bytes; this one was given 70 bytes: "
         "give all users of a folder the same"
     )):  # fmt: skip
-        BudgetedFolder(place, 70, max_files=3)
+        BudgetedFolder(place, 70)
     assert len(users(place)) == 1
     folder.close()
-    smaller = BudgetedFolder(place, 70, max_files=3)
+    smaller = BudgetedFolder(place, 70)
     assert names(smaller) == ["b"]
 
 
@@ -359,49 +344,20 @@ def test_the_order_of_eviction_is_the_callers(place: str) -> None:
         folder.reserve(71)
 
 
-def after_a_power_failure(place: str) -> list[str]:
-    """What a folder has at the first look of another boot."""
-    with open(f"{place}/{HIDDEN}/ledger", "r+b") as file:
-        file.seek(8)
-        file.write(b"an earlier boot ")
-    return names(BudgetedFolder(place, 100, durable=True))
-
-
-def test_what_a_power_failure_may_have_cut_is_gone_in_the_next_boot(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, synced = BudgetedFolder(place, 100, durable=True), []
-    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
-    clock = iter([0.0, 1.0, 60.5, 61.5])
-    monkeypatch.setattr("shmload.storage.ledger.monotonic", lambda: next(clock))
-    for name in "abc":
-        put(folder, name, 1)
+def test_bytes_are_on_the_disk_before_a_durable_file_has_its_name(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[list[str]] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(list(really_there(place))))
+    put(BudgetedFolder(place, 100, durable=True), "x", 1)
     put(BudgetedFolder(place, 100), "careless", 1)
-    assert synced == ["a"]
-    put(folder, "d", 1)
-    assert synced == ["a", "b"]
-    assert names(folder) == ["a", "b", "c", "careless", "d"]
-    folder.close()
-    assert after_a_power_failure(place) == ["a", "b", "careless"]
-    assert after_a_power_failure(place) == ["a", "b", "careless"]
+    assert synced == [[]]
 
 
-def test_a_ledger_that_is_gone_does_not_say_which_boot_it_was(place: str) -> None:
-    folder = BudgetedFolder(place, 100, durable=True)
-    put(folder, "fresh", 1)
+def test_a_ledger_that_is_gone_takes_no_file_with_it(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "kept", 1)
     folder.close()
     shutil.rmtree(f"{place}/{HIDDEN}")
-    assert names(BudgetedFolder(place, 100, durable=True)) == []
-
-
-def test_where_no_boot_has_a_name_bytes_are_on_the_disk_before_the_file_has_its_name(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, synced = BudgetedFolder(place, 100, durable=True), []
-    monkeypatch.setattr("shmload.storage.folder.boot_id", lambda: None)
-    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(list(really_there(place))))
-    put(folder, "x", 1)
-    assert synced == [[]]
-    folder.close()
-    assert after_a_power_failure(place) == ["x"]
+    assert names(BudgetedFolder(place, 100)) == ["kept"]
 
 
 def test_a_file_system_without_locks_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from shmload.storage.folder import BudgetedFolder, Lease, Reservation
 from shmload.storage.ledger import HIDDEN
 from tests.storage_cache.folder_kit import being_written, content, die, really_there
 
-CAPACITY, MAX_FILES = 100, 6
+CAPACITY = 100
 SIZES = st.integers(1, 60)
 WHO = st.integers(0, 2)
 ANY = st.integers(0, 1000)
@@ -58,7 +58,7 @@ class Machine(RuleBasedStateMachine):
         shutil.rmtree(self.path)
 
     def opened(self) -> BudgetedFolder:
-        return BudgetedFolder(self.path, CAPACITY, max_files=MAX_FILES)
+        return BudgetedFolder(self.path, CAPACITY)
 
     def harm(self, point: str) -> None:
         if point == self.point:
@@ -71,18 +71,16 @@ class Machine(RuleBasedStateMachine):
     def reserved(self) -> list[int]:
         return [reservation.nbytes for process in self.processes for reservation in process.writing]
 
-    def victims(self, nbytes: int, num_files: int) -> list[str] | None:
+    def victims(self, nbytes: int) -> list[str] | None:
         """Whom the model would evict, oldest first; None: there is no room."""
         used = sum(self.files.values()) + sum(self.reserved()) + nbytes
-        count = len(self.files) + len(self.reserved()) + num_files
         found: list[str] = []
         for name in [name for name in self.files if name not in self.leased()]:
-            if used <= CAPACITY and count <= MAX_FILES:
+            if used <= CAPACITY:
                 break
             found.append(name)
             used -= self.files[name]
-            count -= 1
-        return found if used <= CAPACITY and count <= MAX_FILES else None
+        return found if used <= CAPACITY else None
 
     def evict(self, names: list[str]) -> None:
         for name in names:
@@ -95,7 +93,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(who=WHO, nbytes=SIZES)
     def reserve(self, who: int, nbytes: int) -> None:
-        process, victims = self.processes[who], self.victims(nbytes, 1)
+        process, victims = self.processes[who], self.victims(nbytes)
         self.orphans = []
         if victims is None:
             with pytest.raises(CacheFull):
@@ -106,7 +104,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(who=WHO, nbytes=SIZES, point=st.sampled_from(["holding_lock", "after_reserve", "mid_evict"]))
     def die_while_reserving(self, who: int, nbytes: int, point: str) -> None:
-        process, victims = self.processes[who], self.victims(nbytes, 1)
+        process, victims = self.processes[who], self.victims(nbytes)
         self.point = point
         try:
             process.writing.append(process.folder.reserve(nbytes))
@@ -172,7 +170,7 @@ class Machine(RuleBasedStateMachine):
             with pytest.raises(CacheFull, match="can never"):
                 reservation.grow(nbytes)
             return
-        victims = self.victims(nbytes, 0)
+        victims = self.victims(nbytes)
         self.orphans = []
         if victims is None:
             with pytest.raises(CacheFull):

@@ -24,7 +24,7 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,33 +196,17 @@ class TFRecordWriter:
             raise ValueError("index=True needs compression=None: a compressed file cannot be sought in")
         self.path = os.fspath(path)
         self.num_records = 0
+        self.nbytes = 0  # of the records so far, before they are compressed
         self._raw = frozenset(raw)
         self._starts = [0] if index else None
         self._compression = compression
         self._buffer = RecordBuffer()
-        self._file: Any = os.fdopen(self._created(), "wb", buffering=0)
-        self._sink: Any = self._whole(self._file)
+        self._file: Any = cast(Any, path) if hasattr(path, "publish") else _HalfFile(self.path)  # the growing cache has its own
+        self._sink: Any = self._file
         if compression == "gzip":
             self._sink = gzip.GzipFile("", "wb", fileobj=self._sink, mtime=0)
         elif compression:
             self._sink = _Deflated(self._sink)
-
-    def _created(self) -> int:
-        """A descriptor of the file that is written."""
-        descriptor, self._name = make_half(self.path)
-        return descriptor
-
-    def _whole(self, file: Any) -> Any:
-        """What bytes are written to, all that are given."""
-        return _Whole(file)
-
-    def _published(self) -> None:
-        """Gives the file its name, when all is written."""
-        os.replace(self._name, self.path)
-
-    def _removed(self) -> None:
-        """Leaves nothing of the file."""
-        os.unlink(self._name)
 
     def write(self, record: Any) -> None:
         """Writes one record: bytes as they are, or a dict as a tf.train.Example with its keys sorted.
@@ -262,8 +246,9 @@ class TFRecordWriter:
 
     def _appended(self, nbytes: int) -> None:
         self.num_records += 1
+        self.nbytes += nbytes
         if self._starts is not None:
-            self._starts.append(self._starts[-1] + nbytes)
+            self._starts.append(self.nbytes)
         if self._buffer.nbytes >= _FULL:
             self._buffer.write_to(self._sink)
 
@@ -299,12 +284,10 @@ class TFRecordWriter:
             self._buffer.write_to(self._sink)
             if self._compression:
                 self._sink.close()
-            status = os.fstat(self._file.fileno())
-            self._published()
+            status = self._file.publish(self.num_records)
         except BaseException:
             self.abandon()
             raise
-        self._file.close()
         self._file = None
         if self._starts is not None:
             identity = {"name": Path(self.path).name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
@@ -313,9 +296,8 @@ class TFRecordWriter:
     def abandon(self) -> None:
         """Gives up: leaves no file, and an older one untouched."""
         if self._file is not None:
-            self._file.close()
-            self._file = None
-            self._removed()
+            file, self._file = self._file, None
+            file.abandon()
 
     def __enter__(self) -> TFRecordWriter:
         return self
@@ -327,11 +309,13 @@ class TFRecordWriter:
             self.abandon()
 
 
-class _Whole:
-    """An unbuffered file that writes all it is given: a single write() may stop short."""
+class _HalfFile:
+    """A file beside its place, which it takes when it is whole. It writes all it is given: a single write() may stop short."""
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
+    def __init__(self, path: str) -> None:
+        self._path = path
+        descriptor, self._name = make_half(path)
+        self._file = os.fdopen(descriptor, "wb", buffering=0)
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
@@ -341,6 +325,16 @@ class _Whole:
         return at
 
     def flush(self) -> None: ...
+
+    def publish(self, num_records: int) -> os.stat_result:
+        status = os.fstat(self._file.fileno())
+        os.replace(self._name, self._path)
+        self._file.close()
+        return status
+
+    def abandon(self) -> None:
+        self._file.close()
+        os.unlink(self._name)
 
 
 class _Deflated:

@@ -26,7 +26,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -47,29 +47,19 @@ NUM_PROBED_FILES = 4  # samples of a dataset of files that are compared
 _TRANSFORMS = ("transform", "transforms", "target_transform")
 
 
-class PackSource(Protocol):
-    """A dataset as the packer reads it. Picklable."""
-
-    draws: bool  # whether reading a sample may draw random numbers
-
-    def __len__(self) -> int: ...
-
-    def members(self, index: int) -> tuple[str, Members]:
-        """What a sample's key begins with, and its members, sorted by extension."""
-
-
 @dataclass
 class PackedSamples:
     """Any dataset, whose samples are encoded."""
 
     dataset: Any
     quality: int | None
-    draws: bool = True
+    draws: bool = True  # whether reading a sample may draw random numbers
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def members(self, index: int) -> tuple[str, Members]:
+        """What a sample's key begins with, and its members, sorted by extension."""
         sample = self.dataset[index]
         key = sample.get(KEY) if isinstance(sample, Mapping) else None
         return (f"{key}-" if isinstance(key, str) else ""), members_of(sample, self.quality)
@@ -116,13 +106,16 @@ class PackedParts:
 
     def __init__(self, parts: Sequence[PackSource], part: Any, index: Any) -> None:
         self.parts, self.part, self.index = parts, part, index
-        self.draws = any(source.draws for source in parts)
+        self.draws: bool = any(source.draws for source in parts)
 
     def __len__(self) -> int:
         return len(self.part)
 
     def members(self, index: int) -> tuple[str, Members]:
         return self.parts[int(self.part[index])].members(int(self.index[index]))
+
+
+PackSource = PackedSamples | Files | PackedParts  # a dataset as the packer reads it; picklable
 
 
 def source_of(dataset: Any, quality: int | None) -> PackSource:
@@ -225,25 +218,22 @@ class EncodedSamples:
             Exception: as reading it raised; a note names the sample.
         """
         try:
-            return self._pieces(index)
+            if self.source.draws:
+                begin_sample(self.seed, 0, index, 0, reseed=True)
+            prefix, members = self.source.members(index)
+            number = f"{index:0{self._width}d}"
+            pieces: list[bytes] = []
+            for extension, data in members:
+                if self.restart_markers and extension.rpartition(".")[2] in ("jpg", "jpeg"):
+                    from shmload.formats.images.decoder import with_restart_markers
+
+                    data = with_restart_markers(data)
+                name = member_name(prefix + number, extension) if prefix else number.encode() + _behind(extension)
+                pieces += [member_header(name, len(data)), data, bytes(-len(data) % BLOCK)]
+            return pieces
         except Exception as error:
             error.add_note(f"sample {index} of the dataset")
             raise
-
-    def _pieces(self, index: int) -> list[bytes]:
-        if self.source.draws:
-            begin_sample(self.seed, 0, index, 0, reseed=True)
-        prefix, members = self.source.members(index)
-        number = f"{index:0{self._width}d}"
-        pieces: list[bytes] = []
-        for extension, data in members:
-            if self.restart_markers and extension.rpartition(".")[2] in ("jpg", "jpeg"):
-                from shmload.formats.images.decoder import with_restart_markers
-
-                data = with_restart_markers(data)
-            name = member_name(prefix + number, extension) if prefix else number.encode() + _behind(extension)
-            pieces += [member_header(name, len(data)), data, bytes(-len(data) % BLOCK)]
-        return pieces
 
 
 @lru_cache(maxsize=1024)

@@ -267,9 +267,7 @@ def shown(
 
 def _rate(since: tuple[float, int, float], now: tuple[float, int, float]) -> str:
     elapsed, rows, waited = (b - a for a, b in zip(since, now, strict=True))
-    if elapsed <= 0:
-        return ""
-    return f"{rows / elapsed:,.0f} samples/s, waiting {waited / elapsed:.0%}"
+    return f"{rows / elapsed:,.0f} samples/s, waiting {waited / elapsed:.0%}" if elapsed > 0 else ""
 
 
 class InlineReader:
@@ -337,13 +335,12 @@ class InlineReader:
             samples = job.dataset.__getitems__(keys)
             self._reads_many = not drew_for_many()  # what a sample draws is keyed by the sample
         if not self._reads_many:
-            samples = [self._sample(row, key, epoch) for row, key in enumerate(keys)]
+            samples = []
+            for row, key in enumerate(keys):
+                self._begin(row, key, epoch)
+                samples.append(job.plan.sample(job.dataset, key))
             self._row = -1
         return (job.collate_fn or partial(collated, ragged=job.plan.ragged))(samples)
-
-    def _sample(self, row: int, key: Any, epoch: int) -> Any:
-        self._begin(row, key, epoch)
-        return self._job.plan.sample(self._job.dataset, key)
 
     def _begin(self, row: int, key: Any, epoch: int) -> None:
         self._row = row

@@ -74,9 +74,8 @@ class TorchPasses:
         origin, generator = Origin.loads(state["sampler"]["origin"]), self.config.generator
         if generator is not None and origin.own is not None:
             generator.set_state(origin.own)
-        if origin.is_now():  # as where a program restores its generators itself: then they move on, as they did
-            return kind(loader, self, state)
-        with replayed(origin, generator):
+        # where a program restores its generators itself, they move on, as they did
+        with nullcontext() if origin.is_now() else replayed(origin, generator):
             return kind(loader, self, state)
 
     def state_dict(self, now: Callable[[], LoaderConfig]) -> dict[str, Any]:
@@ -304,7 +303,12 @@ class TorchIterator(_Iterator):
         if last is not None:
             self.progress.follows(last)
         if state is not None:
-            self._go_on(state)
+            self.progress.resumed(state)
+            self._num_yielded = self.progress.num_delivered
+            self._num_sent = state["sampler"]["taken"]
+            is_same = state["num_workers"] == self._num_workers
+            for _ in range(state["last_worker"] + 1 if is_same else state["snapshot"] % self._num_workers):
+                next(self._turns)
         if state is not None and self._dataset_kind == _DatasetKind.Iterable:
             counted = [0] * self._num_workers if fast_forward(state) else state["counted"]
             self._read_again([now - then for now, then in zip(state["counts"], counted, strict=True)])
@@ -350,14 +354,6 @@ class TorchIterator(_Iterator):
             self._num_active[order.worker] -= 1
             self.progress.noted(order.worker, note)
             self.progress.done.add(order.step)
-
-    def _go_on(self, state: TorchState) -> None:
-        self.progress.resumed(state)
-        self._num_yielded = self.progress.num_delivered
-        self._num_sent = state["sampler"]["taken"]
-        is_same = state["num_workers"] == self._num_workers
-        for _ in range(state["last_worker"] + 1 if is_same else state["snapshot"] % self._num_workers):
-            next(self._turns)
 
     def _try_put_index(self) -> None:
         assert self._engine is not None

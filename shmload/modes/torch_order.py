@@ -222,10 +222,7 @@ class PassProgress:
         }
         if self._is_iterable:
             state.update(counts=list(self._counts), counted=counted, last_worker=self.last_worker, beyond=[])
-        if self._num_workers:
-            state["workers"] = [pickle.loads(note) if note else {} for note in notes]
-        else:
-            state["workers"] = [copy.deepcopy(self._read_here())]
+        state["workers"] = [pickle.loads(note) if note else {} for note in notes] or [copy.deepcopy(self._read_here())]
         return state
 
     def _read_here(self) -> Snapshot:
@@ -272,7 +269,8 @@ def fresh_state(config: LoaderConfig, finished: PassProgress | None) -> TorchSta
             base_seed = finished.base_seed  # workers that stay are not seeded anew
     elif not config.num_workers and is_stateful(config.dataset):
         workers = [{"dataset": copy.deepcopy(config.dataset.state_dict())}]
-    sampler = state_before(config.index_sampler, config.generator, None if finished is None else finished.sampler.own_at_end())
+    own = None if finished is None else copy.deepcopy(finished.sampler.own_at_end)
+    sampler = state_before(config.index_sampler, config.generator, own)
     return {
         **identity(config),
         "position": 0,
@@ -302,11 +300,12 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
     check_checksum(state)
     differing = differences(state, identity(config))
     loaded = _unpacked(state, config.trust_state)
-    is_in_parts = _kind_of(loaded["sampler"]) == DATASET  # an iterable one, by worker
+    sampler = loaded["sampler"]
+    saved = OWN if "own" in sampler else SAMPLER if "origin" in sampler else DATASET
     own_states = any("dataset" in s or "iterator" in s for s in loaded["workers"])
-    if (own_states or is_in_parts) and loaded["num_workers"] != config.total_workers and not state["is_finished"]:
+    if (own_states or saved == DATASET) and loaded["num_workers"] != config.total_workers and not state["is_finished"]:
         differing.append(f"num_workers: saved {loaded['num_workers']!r}, now {config.total_workers!r}")
-    saved, possible = _kind_of(loaded["sampler"]), _kinds_now(config)
+    possible = _kinds_now(config)
     if saved not in possible:
         differing.append(f"order: saved {saved}, now {' or '.join(possible)}")
     if differing:
@@ -315,11 +314,6 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
             "start a new run without this state"
         )
     return loaded
-
-
-def _kind_of(sampler: SamplerState) -> str:
-    """What a pass goes on by."""
-    return OWN if "own" in sampler else SAMPLER if "origin" in sampler else DATASET
 
 
 def _kinds_now(config: LoaderConfig) -> list[str]:
@@ -363,7 +357,6 @@ def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
 
 
 SamplerState = dict[str, Any]
-range_iterator = type(iter(range(0)))
 
 
 class SamplerReader:
@@ -393,17 +386,20 @@ class SamplerReader:
         self._every = every
         self._origin = origin
         self._is_seed_between = is_seed_between
-        self._iterator: Any = self._faster(0) or iterator
-        self.is_sliced = isinstance(self._iterator, _Slices)  # batches are arrays of ours, not what the sampler gives
+        faster = self._faster(0)
+        self._iterator: Any = faster or iterator
+        # whether batches are arrays of ours, not what the sampler gives
+        self.is_sliced = faster is not None and type(index_sampler) is BatchSampler and is_torchs_own(index_sampler)
+        self._ended: SamplerState | None = None  # what a stateful iterator was loaded with that is at its end for good
         self.num_taken = 0
         self._taken_early: list[Any] = []
         self._begin()
 
     def _begin(self) -> None:
         self._epoch = getattr(_innermost(self._sampler), "epoch", None)
-        self._is_stateful = is_stateful(self._sampler) or is_stateful(self._iterator)
+        self._is_stateful = is_stateful(self._sampler) or is_stateful(self._iterator) or self._ended is not None
         self._states: deque[tuple[int, Any]] = deque()  # (batches taken, the sampler's own state)
-        self._own_at_end: SamplerState | None = None
+        self.own_at_end: SamplerState | None = None  # however seldom they are asked on the way; None: they have no state
         self._note_state()
 
     def _faster(self, num_skipped: int) -> Iterator[Any] | None:
@@ -425,7 +421,7 @@ class SamplerReader:
             self._load(own)
             if self.num_taken == length_hint(self._sampler, -1) and list(islice(self._iterator, 1)):
                 self._load(own)  # a sampler that begins its next pass by itself is put back to this one's end
-                self._iterator = _Ended(own)
+                self._iterator, self._ended = iter(()), own
         elif not is_endless(self._sampler):
             self._origin = Origin.loads(state["origin"])
             self._is_seed_between = state["seed_between"]
@@ -459,7 +455,7 @@ class SamplerReader:
         if self._is_seed_between:
             torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         faster = self._faster(self.num_taken)
-        if isinstance(faster, _Slices | range_iterator):
+        if faster is not None and is_torchs_own(self._sampler):
             iterator = faster
         else:
             iterator = faster or iterator
@@ -478,7 +474,7 @@ class SamplerReader:
         try:
             keys = self._taken_early.pop() if self._taken_early else next(self._iterator)
         except StopIteration:
-            self._own_at_end = self._own()
+            self.own_at_end = self._own()
             raise
         self.num_taken += 1
         if self._is_stateful:
@@ -486,9 +482,7 @@ class SamplerReader:
         return keys
 
     def _note_state(self) -> None:
-        if not self._is_stateful:
-            return
-        if not self._states or (self._every and self.num_taken % self._every == 0):
+        if self._is_stateful and (not self._states or (self._every and self.num_taken % self._every == 0)):
             self._states.append((self.num_taken, self._own()))
 
     def _own(self) -> SamplerState | None:
@@ -496,12 +490,11 @@ class SamplerReader:
         if not self._is_stateful:
             return None
         sampler = self._sampler.state_dict() if is_stateful(self._sampler) else None
-        iterator = self._iterator.state_dict() if is_stateful(self._iterator) else None
+        if self._ended is not None:
+            iterator = self._ended["iterator"]
+        else:
+            iterator = self._iterator.state_dict() if is_stateful(self._iterator) else None
         return copy.deepcopy({"sampler": sampler, "iterator": iterator})
-
-    def own_at_end(self) -> SamplerState | None:
-        """What they told when the pass was at its end, however seldom they are asked on the way; None if they tell nothing."""
-        return copy.deepcopy(self._own_at_end)
 
     def state(self, num_delivered: int) -> SamplerState:
         """Where the pass stood when so many batches had been taken, or at the last state before; what is older is forgotten."""
@@ -558,26 +551,6 @@ def is_torchs_own(index_sampler: Any) -> bool:
     return all(kind.__module__.startswith("torch.utils.data") for kind in kinds)
 
 
-class _Ended:
-    """A stateful iterator at its end."""
-
-    def __init__(self, own: SamplerState) -> None:
-        self._own = own
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        raise StopIteration
-
-    def state_dict(self) -> Any:
-        """As it was."""
-        return self._own["iterator"]
-
-    def load_state_dict(self, state: Any) -> None:
-        """Never asked for: it is at its end for good."""
-
-
 class _Batches:
     """torch's BatchSampler over a sampler of the user's, which may have a state, or its iterator may."""
 
@@ -615,19 +588,6 @@ class _Batches:
             self._iterator.load_state_dict(state["iterator"])
 
 
-class _Slices:
-    """The batches of an order that is drawn when the first is asked for, as torch's samplers draw it."""
-
-    def __init__(self, batch_sampler: BatchSampler, random: RandomSampler | None, num_skipped: int) -> None:
-        self._slices = _slices(batch_sampler, random, num_skipped)
-
-    def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        return self._slices
-
-    def __next__(self) -> NDArray[np.int64]:
-        return next(self._slices)
-
-
 def batches_of(index_sampler: Any, num_skipped: int = 0) -> Iterator[Any] | None:
     """What the sampler yields, without the first few, if it is one of torch's own; batches as arrays. Else None."""
     if type(index_sampler) is SequentialSampler:  # samples come one by one
@@ -636,13 +596,14 @@ def batches_of(index_sampler: Any, num_skipped: int = 0) -> Iterator[Any] | None
         return None
     sampler = index_sampler.sampler
     if type(sampler) is SequentialSampler:
-        return _Slices(index_sampler, None, num_skipped)
+        return _slices(index_sampler, None, num_skipped)
     if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler.data_source):
-        return _Slices(index_sampler, sampler, num_skipped)
+        return _slices(index_sampler, sampler, num_skipped)
     return None
 
 
 def _slices(batch_sampler: BatchSampler, random: RandomSampler | None, num_skipped: int) -> Iterator[NDArray[np.int64]]:
+    """The batches of an order that is drawn when the first is asked for, as torch's samplers draw it."""
     n, batch_size = len(batch_sampler.sampler), batch_sampler.batch_size  # type: ignore[arg-type]  # both have a length
     generator, order = None, None
     if random is not None:

@@ -104,7 +104,7 @@ class LoaderConfig:
             collate_fn=self.custom_collate_fn,
             auto_collation=self.auto_collation,
             ragged=self.ragged,
-            is_torch_mode=self.seed is None,
+            is_torch=self.seed is None,
         )
 
     @property
@@ -217,8 +217,7 @@ def _check_backend(given: Mapping[str, Any]) -> None:
         if num_local:
             raise ValueError(
                 f'num_local_workers={num_local} goes with backend="ray": without actors, num_workers is the number of this '
-                f"machine's "
-                "processes"
+                "machine's processes"
             )
         if address is not None:
             raise ValueError(f'address={address!r} is a Ray cluster\'s and needs backend="ray"')
@@ -253,8 +252,8 @@ def _check_seed(given: Mapping[str, Any]) -> None:
         raise ValueError("seed and generator exclude each other: in seed mode the seed orders everything")
     if isinstance(given["dataset"], IterableDataset):
         raise ValueError(
-            "seed mode orders samples by index, which an IterableDataset has not: give it __getitem__ and __len__, "
-            "or leave out seed"
+            "seed mode orders samples by index, which an IterableDataset does not have: give it __getitem__ and "
+            "__len__, or leave out seed"
         )
 
 

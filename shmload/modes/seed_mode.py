@@ -38,19 +38,10 @@ from shmload.engine.ring import NOTHING, BatchSource, DeliveryLog, Turns
 from shmload.errors import StateMismatch
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, next_of_dataset
 from shmload.modes.torch_order import SamplerReader, state_before
+from shmload.schedule import state as states
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, KeyedOrder, Schedule
-from shmload.schedule.state import (
-    STATE_VERSION,
-    UsersOwn,
-    check_checksum,
-    differences,
-    make_state,
-    opened,
-    resume,
-    sealed,
-    with_checksum,
-)
+from shmload.schedule.state import STATE_VERSION, UsersOwn, make_state, opened, resume, sealed
 from shmload.worker.failure import no_end
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.torch_side import origin_of
@@ -85,9 +76,7 @@ class SampledOrder:
     def _from(self, epoch: int, step: int) -> SamplerReader:
         origin, is_loaded = origin_of(None), self._loaded_at == (epoch, step)
         with kept_generators() if is_loaded else nullcontext():  # a sampler may draw when it is begun
-            batches = SamplerReader(
-                self._sampler, None, every=1, iterator=iter(self._sampler), origin=origin, is_seed_between=False
-            )
+            batches = SamplerReader(self._sampler, None, every=1, iterator=iter(self._sampler), origin=origin, seed_between=False)
         if is_loaded:
             if "own" in self._loaded and not self._loaded["taken"]:
                 batches.start_after(self._loaded)  # it may be at the end of its last pass
@@ -107,7 +96,7 @@ class SampledOrder:
             sampler = state_before(self._sampler, None)
         if "own" in sampler:
             sampler = {**sampler, "own": UsersOwn(sampler["own"])}
-        return with_checksum({**self._identity, "epoch": epoch, "step": step, "sampler": sealed(sampler)})
+        return states.with_checksum({**self._identity, "epoch": epoch, "step": step, "sampler": sealed(sampler)})
 
     def load_state_dict(self, state: Any, *, is_trusted: bool) -> tuple[int, int]:
         """Goes to where a state was taken: (epoch, step).
@@ -118,10 +107,10 @@ class SampledOrder:
             StateMismatch: it was taken of another kind of loader, or of another seed, or is damaged, or holds a pickle.
         """
         saved = state if isinstance(state, Mapping) else {}
-        if differing := differences(saved, self._identity):
+        if differing := states.differences(saved, self._identity):
             what = "; ".join(differing)
             raise StateMismatch(f"the state belongs to another loader: {what}. Remedy: build the loader as it was at saving")
-        check_checksum(saved)
+        states.check_checksum(saved)
         try:
             sampler = opened(saved["sampler"], is_trusted=is_trusted)
             is_place = all(type(saved[name]) is int and saved[name] >= 0 for name in ("epoch", "step"))

@@ -286,7 +286,7 @@ class TorchIterator(_Iterator):
         with kept_generators() if is_resumed else nullcontext():  # a sampler may draw when it is begun
             origin = origin_of(self._generator)
             super()._reset(loader, first_iter)
-            reader = self._reader_of_sampler(origin, self._generator, every=self._every, is_seed_between=False)
+            reader = self._reader_of_sampler(origin, self._generator, every=self._every, seed_between=False)
         self._epoch += 1
         self._num_sent = 0
         self._num_active = [0] * self._num_workers  # orders under way, by worker; -1: its iterator has ended
@@ -463,7 +463,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
         is_resumed = state is not None and not state["is_finished"]
         with kept_generators() if is_resumed else nullcontext():
             super().__init__(loader)
-            reader = self._reader_of_sampler(origin, config.generator, every=1, is_seed_between=True)
+            reader = self._reader_of_sampler(origin, config.generator, every=1, seed_between=True)
         job = config.job()
         self._reader = InlineReader(job, passes.builder.bad_samples) if config.reads_inline else None
         if job.plan.ragged is not None and job.collate_fn is None and self._auto_collation:

@@ -40,23 +40,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Generator
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
 from shmload.errors import StateMismatch
-from shmload.schedule.state import (
-    CHECK,
-    UsersOwn,
-    check_checksum,
-    check_head,
-    differences,
-    faults_in,
-    opened,
-    sealed,
-    with_checksum,
-)
-from shmload.worker.snapshot import SAME, Note, Snapshot
+from shmload.schedule import state as states
+from shmload.schedule.state import CHECK, UsersOwn, opened, sealed, with_checksum
+from shmload.worker.snapshot import SAME, Note, Snapshot, own_states
 from shmload.worker.torch_side import Origin, origin_of, randperm, replayed
 from shmload.world import is_stateful
 
@@ -173,7 +165,7 @@ class PassProgress:
 
     def workers_at_end(self) -> list[Snapshot]:
         """Where workers stand between two passes, however seldom they are asked on the way."""
-        told = [pickle.loads(note) if note else {} for note in self._notes] or [copy.deepcopy(self._read_here())]
+        told = [pickle.loads(note) if note else {} for note in self._notes] or [self._read_here()]
         return [{name: of[name] for name in ("dataset", "streams") if name in of} for of in told]
 
     @contextmanager
@@ -222,19 +214,13 @@ class PassProgress:
         }
         if self._is_iterable:
             state.update(counts=list(self._counts), counted=counted, last_worker=self.last_worker, beyond=[])
-        state["workers"] = [pickle.loads(note) if note else {} for note in notes] or [copy.deepcopy(self._read_here())]
+        state["workers"] = [pickle.loads(note) if note else {} for note in notes] or [self._read_here()]
         return state
 
     def _read_here(self) -> Snapshot:
-        fetcher, snapshot = self.fetcher, {}
-        iterator = getattr(fetcher, "dataset_iter", None)
-        if iterator is not fetcher.dataset and is_stateful(fetcher.dataset):
-            snapshot["dataset"] = fetcher.dataset.state_dict()
-        if is_stateful(iterator):
-            snapshot["iterator"] = iterator.state_dict()  # type: ignore[union-attr]  # None has none
-        if getattr(fetcher, "ended", False):
-            snapshot["has_ended"] = True
-        return snapshot
+        fetcher = self.fetcher
+        iterator, has_ended = getattr(fetcher, "dataset_iter", None), getattr(fetcher, "ended", False)
+        return copy.deepcopy(own_states(fetcher.dataset, iterator, has_ended=has_ended))
 
 
 def between_passes(note: bytes) -> bytes:
@@ -296,9 +282,9 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
     if not isinstance(state, Mapping) or "mode" not in state or (state["mode"] == "torch" and "details" not in state):
         shown = f"a dict with the keys {sorted(map(str, state))}" if isinstance(state, dict) else type(state).__name__
         raise StateMismatch(f"a state is a dict as state_dict() returns it, got {shown}")
-    check_head(state, "torch", TORCH_STATE_VERSION, f"give ShmLoader the seed {state.get('seed')!r} it was saved with")
-    check_checksum(state)
-    differing = differences(state, identity(config))
+    states.check_head(state, "torch", TORCH_STATE_VERSION, f"give ShmLoader the seed {state.get('seed')!r} it was saved with")
+    states.check_checksum(state)
+    differing = states.differences(state, identity(config))
     loaded = _unpacked(state, config.trust_state)
     sampler = loaded["sampler"]
     saved = OWN if "own" in sampler else SAMPLER if "origin" in sampler else DATASET
@@ -340,7 +326,7 @@ def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
         raise StateMismatch(f"the state's details cannot be read: {error!r}. Load what state_dict() returned") from error
     del loaded["details"], loaded[CHECK]
     found = {name: value for name, value in loaded.items() if name not in _IDENTITY}
-    faults = faults_in(found, _KINDS, optional=("counts", "counted"), signed=("last_worker", "base_seed", "shared_seed"))
+    faults = states.faults_in(found, _KINDS, optional=("counts", "counted"), signed=("last_worker", "base_seed", "shared_seed"))
     if not faults:
         sampler = loaded["sampler"]
         is_sampler = all(isinstance(sampler[name], _OF_SAMPLER.get(name, ())) for name in sampler)
@@ -363,33 +349,23 @@ class SamplerReader:
     """One pass over a loader's index sampler.
 
     Args:
-        index_sampler: yields what one batch is made of.
+        sampler: yields what one batch is made of.
         generator: the loader's own, if it was given one.
         every: a stateful sampler is asked for its state at every so many batches; 0: only at the pass's start.
         iterator: of the sampler, just begun as torch begins it.
         origin: where the generators stood before that.
-        is_seed_between: whether torch draws its workers' base seed after beginning the iterator, not before.
+        seed_between: whether torch draws its workers' base seed after beginning the iterator, not before.
     """
 
     def __init__(
-        self,
-        index_sampler: Any,
-        generator: torch.Generator | None,
-        *,
-        every: int,
-        iterator: Iterator[Any],
-        origin: Origin,
-        is_seed_between: bool,
+        self, sampler: Any, generator: Generator | None, *, every: int, iterator: Iterator[Any], origin: Origin, seed_between: bool
     ) -> None:
-        self._sampler = index_sampler
-        self._generator = generator
-        self._every = every
-        self._origin = origin
-        self._is_seed_between = is_seed_between
+        self._sampler, self._generator, self._every = sampler, generator, every
+        self._origin, self._is_seed_between = origin, seed_between
         faster = self._faster(0)
         self._iterator: Any = faster or iterator
         # whether batches are arrays of ours, not what the sampler gives
-        self.is_sliced = faster is not None and type(index_sampler) is BatchSampler and is_torchs_own(index_sampler)
+        self.is_sliced = faster is not None and type(sampler) is BatchSampler and is_torchs_own(sampler)
         self._ended: SamplerState | None = None  # what a stateful iterator was loaded with that is at its end for good
         self.num_taken = 0
         self._taken_early: list[Any] = []

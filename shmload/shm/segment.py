@@ -52,6 +52,7 @@ from typing import Literal, NamedTuple, Self
 import posix_ipc
 
 from shmload._core.bell import Bell, make_semaphore
+from shmload._core.mapping import Mapping
 from shmload.errors import RingTooSmall
 from shmload.shm import names, owners
 from shmload.shm.names import NEW, SHM_DIR, new_stem, proc_self
@@ -271,6 +272,15 @@ def open_segment(path: str) -> int:
         os.close(fd)
         raise PermissionError(f"{path} is no segment of user {os.geteuid()}")
     return fd
+
+
+def map_segment(path: str, **options: bool) -> Mapping:
+    """All of a segment that another process has made, mapped; OSError as `open_segment`."""
+    fd = open_segment(path)
+    try:
+        return Mapping(fd, os.fstat(fd).st_size, **options)
+    finally:
+        os.close(fd)
 
 
 def _create_named(name: str, nbytes: int) -> int:

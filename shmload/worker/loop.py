@@ -130,7 +130,13 @@ class WorkerLoop:
         self._reader.end()
         self._has_ended = False
         try:
-            own = self._fill_or_end()
+            try:
+                own = self._fill()
+            except StopIteration:
+                if self._source is None:
+                    raise
+                self._has_ended = self._source.has_ended = True  # as torch, which takes a collate_fn's for the iterator's
+                own = DONE
             if own == DONE and self._snapshots is not None:
                 own = self._send_note()
         except Exception as error:
@@ -157,15 +163,6 @@ class WorkerLoop:
         self._ring.write_error(failure.dumps(self._ring.text_capacity))
 
     # ------------------------------------------------------------ filling
-
-    def _fill_or_end(self) -> int:
-        try:
-            return self._fill()
-        except StopIteration:
-            if self._source is None:
-                raise
-            self._has_ended = self._source.has_ended = True  # as torch, which takes a collate_fn's for the iterator's
-            return DONE
 
     def _fill(self) -> int:
         if self._init_failure is not None:
@@ -401,12 +398,12 @@ class HelpedRank:
         pidfd = pidfd_of(peer_ring.trainer_pid, peer_ring.trainer_began)
         if pidfd < 0:
             raise FileNotFoundError(f"process {peer_ring.trainer_pid} has ended")
-        self._pidfd = pidfd
+        self.pidfd = pidfd
         try:
             self._poll = select.poll()
             self._poll.register(pidfd, select.POLLIN)
             control = open_memory(peer_ring.control_path)
-            self._neighbour = Neighbour(control)
+            self.neighbour = Neighbour(control)
             self._ring = HelperRing(control, peer_ring.first_record + worker_id, worker_id)
             ready, grants = Doorbell.attach(peer_ring.ready_bell), Doorbell.attach(peer_ring.grants_bell)
             self.body = WorkerLoop(
@@ -417,23 +414,14 @@ class HelpedRank:
             raise
 
     @property
-    def waits_since_ns(self) -> int:
-        """When its trainer began to wait for a batch; 0: it does not."""
-        return self._neighbour.waiting_since_ns
-
-    @property
     def has_gone(self) -> bool:
         """Whether its loader is closed or its trainer has ended."""
-        return self._neighbour.is_closing or bool(self._poll.poll(0))
+        return self.neighbour.is_closing or bool(self._poll.poll(0))
 
     def claims(self, ticket: int) -> bool:
         """Claims a chunk, if there is one for a helper and the trainer has let this one in."""
         ring = self._ring
         return ring.request(ticket) and ring.has_layout and ring.claim()
-
-    def leave(self) -> None:
-        """Watches it no more."""
-        os.close(self._pidfd)
 
 
 class Visits:
@@ -461,7 +449,7 @@ class Visits:
             who does what is claimed; None: there is nothing to do.
         """
         self._look()
-        for host in sorted(self._hosts, key=lambda host: host.waits_since_ns or 1 << 64):
+        for host in sorted(self._hosts, key=lambda host: host.neighbour.waiting_since_ns or 1 << 64):
             if host.claims(self._ticket):
                 faults.hit("visiting")
                 return host.body
@@ -483,5 +471,5 @@ class Visits:
             self._peer_rings = None
         gone = [host for host in self._hosts if host.has_gone]
         for host in gone:
-            host.leave()
+            os.close(host.pidfd)
             self._hosts.remove(host)  # and with it all that was mapped

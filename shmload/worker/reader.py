@@ -312,7 +312,7 @@ class ReadPlan:
 
     def in_place(self, dataset: Any) -> InPlace | None:
         """The means by which the dataset, in this process, writes into the batch; None: it does not."""
-        return in_place_of(dataset, self.ragged) if self.is_in_place else None
+        return None if self.layout is None else in_place_of(dataset, self.ragged)
 
     def sample(self, dataset: Any, key: Any) -> Any:
         """One sample, by `__getitems__` where the dataset has it: perhaps it has nothing else."""
@@ -338,12 +338,7 @@ PLAIN = ReadPlan()  # samples one by one, as torch's collate takes them
 
 
 def plan_of(
-    dataset: Any,
-    *,
-    collate_fn: Callable[[Any], Any] | None,
-    auto_collation: bool,
-    ragged: str | Mapping[str, str],
-    is_torch_mode: bool,
+    dataset: Any, *, collate_fn: Callable[[Any], Any] | None, auto_collation: bool, ragged: str | Mapping[str, str], is_torch: bool
 ) -> ReadPlan:
     """The plan of a loader.
 
@@ -355,11 +350,11 @@ def plan_of(
     """
     has_getitems = auto_collation and bool(ability_of(dataset, "__getitems__"))
     is_default = isinstance(ragged, AsTorchOrList)
-    rule = (None if is_torch_mode else AS_LISTS) if is_default else ragged_of(ragged, None, is_torch_mode=is_torch_mode)
+    rule = (None if is_torch else AS_LISTS) if is_default else ragged_of(ragged, None, is_torch_mode=is_torch)
     in_place = in_place_of(dataset, rule)
     schema = ability_of(in_place or dataset, "schema")
     if isinstance(schema, Mapping) and not (is_default and all(map(_is_fixed, schema.values()))):
-        rule = ragged_of(ragged, schema, is_torch_mode=is_torch_mode)
+        rule = ragged_of(ragged, schema, is_torch_mode=is_torch)
         in_place = in_place_of(dataset, rule)
     if collate_fn is not None:
         return ReadPlan("collate_fn", None, rule, is_whole=True, has_getitems=has_getitems)

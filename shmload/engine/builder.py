@@ -131,7 +131,7 @@ class LoaderConfig:
     @property
     def reads_inline(self) -> bool:
         """Whether, without workers, the dataset is read by our reader and not by torch's."""
-        if self.plan.is_in_place or self.on_error != "raise":
+        if self.plan.layout is not None or self.on_error != "raise":
             return True
         if self.is_iterable or not self.auto_collation:
             return False
@@ -376,10 +376,8 @@ class EngineBuilder:
         if calls is None and config.pin_memory and config.share is None:
             calls = calls_of_cuda()
         make, of_kind = self._kind(config, self)
-        size: dict[str, Any] = {
-            "num_workers": config.total_workers,
-            "num_ordered": (config.prefetch_factor or 0) * config.total_workers,
-        }
+        num_workers = config.total_workers
+        size: dict[str, Any] = {"num_workers": num_workers, "num_ordered": (config.prefetch_factor or 0) * num_workers}
         if self.tuner is not None:
             size = self.tuner.engine_options()
         engine = make(

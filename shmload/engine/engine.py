@@ -393,7 +393,7 @@ class Engine:
             hook.look()
         if self._options.config.sample_timeout_s is not None:
             with interrupts_held():
-                num_timed_out = self._supervisor.see_to_timeouts()
+                num_timed_out = sum(map(self._supervisor.end_if_timed_out, range(self._ring.num_workers)))
             for bell in self._orders if num_timed_out else ():
                 bell.post_up_to(1)
         deaths = self.pool.deaths()
@@ -470,11 +470,8 @@ class Engine:
         for worker, pid in zip(report["workers"], pids, strict=False):  # none is left when it is closed
             worker["pid"] = worker["pid"] or pid
         add_memory(report)
-        report |= {
-            "num_repacked": self._writer.num_repacked,
-            "num_taken_back": self._supervisor.num_taken_back,
-            "num_queued": len(self._queue),
-        }
+        report |= {"num_repacked": self._writer.num_repacked, "num_taken_back": self._supervisor.num_taken_back}
+        report["num_queued"] = len(self._queue)
         for hook in self._hooks:
             report |= hook.counters()
         return report

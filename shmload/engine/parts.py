@@ -229,11 +229,8 @@ class Parts:
     def _build_ring(self, job: Job, hooks: Sequence[Hook]) -> None:
         options, group, config = self.options, self.group, self.options.config
         is_static = job.seed is None  # torch mode: each order is one worker's
-        sizes = {
-            "order_capacity": max(8 * options.max_rows, ORDER_CAPACITY),
-            "text_capacity": TEXT_CAPACITY,
-            "layout_capacity": LAYOUT_CAPACITY,
-        }
+        order_capacity = max(8 * options.max_rows, ORDER_CAPACITY)
+        sizes = {"order_capacity": order_capacity, "text_capacity": TEXT_CAPACITY, "layout_capacity": LAYOUT_CAPACITY}
         num_records = options.num_workers + options.num_helpers
         nbytes = control_nbytes(self.num_slots, num_records, **sizes)
         self.control_segment = group.segment("control", nbytes)
@@ -424,8 +421,7 @@ class DeviceFeed:
         assert options.calls is not None
         assert options.num_sent is not None
         self._engine = weakref.ref(engine)  # the engine has this
-        self._calls: Calls = options.calls
-        self._num_sent = options.num_sent
+        self._calls, self._num_sent = options.calls, options.num_sent
         self.ahead: deque[Arrival] = deque()
         self._side: Any = None  # made with the first batch: workers that are forked should find the device untouched
 
@@ -451,9 +447,7 @@ class DeviceFeed:
                 break
             with interrupts_held():
                 self.ahead.append(self._sent(engine, ready))
-        return self._arrived(engine, self.ahead.popleft())
-
-    def _arrived(self, engine: Engine, arrival: Arrival) -> Delivery:
+        arrival = self.ahead.popleft()
         if arrival.error is not None:
             engine.lost = arrival.order
             raise arrival.error
@@ -652,11 +646,7 @@ class Supervisor:
         self._num_restarts += 1
         return None
 
-    def see_to_timeouts(self) -> int:
-        """Ends and replaces workers whose sample takes too long; their batches fail over it. Returns how many."""
-        return sum(self._end_if_timed_out(worker) for worker in range(self._ring.num_workers))
-
-    def _end_if_timed_out(self, worker: int) -> bool:
+    def end_if_timed_out(self, worker: int) -> bool:
         if not self._pool.reads_samples(worker):  # an actor is watched where it is
             return False
         held = self._ring.held_by(worker)

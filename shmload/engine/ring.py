@@ -237,9 +237,7 @@ class BadSamples:
     """
 
     def __init__(self, on_error: OnError, max_bad: int | None, next_index: NextIndex | None = None) -> None:
-        self._on_error = on_error
-        self._max_bad = max_bad
-        self.next_index = next_index
+        self._on_error, self._max_bad, self.next_index = on_error, max_bad, next_index
         self.count = 0
         self.listed: list[dict[str, Any]] = []
 

@@ -17,27 +17,22 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
 from time import monotonic, monotonic_ns
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from shmload._core.trainer import Order
 from shmload.batch.collate import RowOut, pack_samples, private_rows, private_tensors, registered_functions
 from shmload.batch.deliver import PrivateBatch, unpack
 from shmload.batch.layout import structure
 from shmload.batch.ragged import Arenas, Ragged, RaggedRows
-from shmload.engine.ring import NOTHING, BadSamples
+from shmload.engine.builder import EngineBuilder, LoaderConfig
+from shmload.engine.ring import NOTHING, BadSamples, DeliveryLog
 from shmload.metrics import EpochCallback, EpochMetrics, callbacks_of_environment
 from shmload.worker.reader import Job, no_room
 from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples, kept_generators
 from shmload.world import rank_and_world_size
-
-if TYPE_CHECKING:
-    from shmload.engine.builder import EngineBuilder, LoaderConfig
-    from shmload.engine.ring import DeliveryLog
 
 log = logging.getLogger("shmload")
 
@@ -192,16 +187,18 @@ LOOK_S = 0.1  # between two drawings
 NUM_LOOKS = 30  # over which samples/s and the share of waiting are taken
 
 
-def shown(
-    batches: Iterator[T], total: int | None, done: int, log: DeliveryLog, description: str, console: Console | None
-) -> Iterator[T]:
+def shown(batches: Iterator[T], total: int | None, done: int, log: DeliveryLog, description: str, console: Any) -> Iterator[T]:
     """The batches of one pass, with a bar.
 
     Args:
         total: batches of a whole pass, of which `done` lie behind; None: nobody knows.
         log: knows of how many samples the batch just yielded is made.
-        console: where it is drawn; None: stderr.
+        console: rich's, where it is drawn; None: stderr.
     """
+    # slow to import, and few loaders show a bar
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     console = Console(stderr=True) if console is None else console
     columns = (
         TextColumn("{task.description}", markup=False),

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from shmload import faults
 from shmload._core.trainer import Order
 from shmload.device.sending import NUM_SENT, sent_now
 from shmload.engine.autotune import Autotuner
+from shmload.engine.builder import EngineBuilder, LoaderConfig
 from shmload.engine.ring import NOTHING, BatchSource, DeliveryLog, Turns
 from shmload.errors import StateMismatch
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, next_of_dataset
@@ -46,9 +47,6 @@ from shmload.worker.failure import no_end
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.torch_side import origin_of
 from shmload.world import ability_of, rank_and_world_size, users_frame
-
-if TYPE_CHECKING:
-    from shmload.engine.builder import EngineBuilder, LoaderConfig
 
 MODE = "seed, with a sampler"
 

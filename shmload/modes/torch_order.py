@@ -35,7 +35,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice
 from operator import length_hint
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,15 +45,13 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
+from shmload.engine.builder import LoaderConfig
 from shmload.errors import StateMismatch
 from shmload.schedule import state as states
 from shmload.schedule.state import CHECK, UsersOwn, opened, sealed, with_checksum
 from shmload.worker.snapshot import SAME, Note, Snapshot, own_states
 from shmload.worker.torch_side import Origin, origin_of, randperm, replayed
 from shmload.world import is_stateful
-
-if TYPE_CHECKING:
-    from shmload.engine.builder import LoaderConfig
 
 log = logging.getLogger("shmload")
 
@@ -126,8 +124,7 @@ class PassProgress:
         self._goes_by_number = not self._is_iterable and not config.in_order and config.total_workers > 1
         # then the snapshot is of now, whenever someone asks; what is read out of order is not read again up to a place
         self.is_always_current = self._every == 1 or self._goes_by_number
-        self.sampler = sampler
-        self.base_seed, self._shared_seed = base_seed, shared_seed
+        self.sampler, self.base_seed, self._shared_seed = sampler, base_seed, shared_seed
         self._notes: list[bytes] = [SAME] * self._num_workers
         self._is_current = [True] * self._num_workers
         self.fetcher: Any = None
@@ -138,8 +135,7 @@ class PassProgress:
         self._counts = [0] * max(self._num_workers, 1)  # orders behind that were no iterator's end, by worker
         # (step, notes, last worker, counts, the sampler's state); the last is made when it is asked for
         self._snapshot: tuple[int, list[bytes], int, list[int], SamplerState | None]
-        self._take_snapshot()
-        self._snapshot = (*self._snapshot[:4], sampler.state(0))
+        self._take_snapshot(sampler.state(0))
 
     def resumed(self, state: TorchState) -> None:
         """Stands where that state's snapshot was taken."""
@@ -150,13 +146,12 @@ class PassProgress:
             self.last_worker = state["last_worker"]
         if self._is_iterable:
             self._counts = list(state["counted"])
-        self._take_snapshot()
-        self._snapshot = (*self._snapshot[:4], self.sampler.state(self.done.first))
+        self._take_snapshot(self.sampler.state(self.done.first))
         if self._is_iterable:
             self._counts = list(state["counts"])  # what comes between is read again by worker, and not counted again
 
-    def _take_snapshot(self) -> None:
-        self._snapshot = (self.done.first, list(self._notes), self.last_worker, list(self._counts), None)
+    def _take_snapshot(self, sampler: SamplerState | None = None) -> None:
+        self._snapshot = (self.done.first, list(self._notes), self.last_worker, list(self._counts), sampler)
 
     def follows(self, last: PassProgress) -> None:
         """The same workers have made another pass before."""

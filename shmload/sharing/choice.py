@@ -232,7 +232,16 @@ class FollowingEngine:
         try:
             if lease is None:
                 raise self._failure(order, slot)
-            batch = self._delivered(order, lease)
+            if lease.used_nbytes:
+                batch = unpack(LeasedBatch(lease))
+            else:
+                if self.layout is None:
+                    self.layout = Layout.loads(self._ring.layout_text)
+                batch, _ = deliver_rows(self.layout, lease, order.nrows)
+            if self._ring.num_leased < self._ring.num_lendable:
+                self._copy_out.has_collected = False
+            elif self._copy_out.must_copy(str):
+                batch = copied(batch)
         finally:
             del lease
             self._queue.popleft()
@@ -284,19 +293,6 @@ class FollowingEngine:
         self._places[slot] = version, path
         for unused in self._memory.keys() - {used for _, used in self._places.values()}:
             del self._memory[unused]
-
-    def _delivered(self, order: Order, lease: Lease) -> Any:
-        if lease.used_nbytes:
-            batch = unpack(LeasedBatch(lease))
-        else:
-            if self.layout is None:
-                self.layout = Layout.loads(self._ring.layout_text)
-            batch, _ = deliver_rows(self.layout, lease, order.nrows)
-        if self._ring.num_leased < self._ring.num_lendable:
-            self._copy_out.has_collected = False
-        elif self._copy_out.must_copy(str):
-            batch = copied(batch)
-        return batch
 
     def _failure(self, order: Order, slot: int) -> BaseException:
         text = self._ring.failure(slot)

@@ -203,10 +203,8 @@ class Segment:
     """
 
     def __init__(self, name: str, nbytes: int, fd: int, kind: Literal["shm", "memfd"]) -> None:
-        self.name = name
-        self.nbytes = nbytes
+        self.name, self.nbytes, self.kind = name, nbytes, kind
         self.fd = names.keep(fd)
-        self.kind = kind
         self.path = f"{SHM_DIR}/{name}" if kind == "shm" else memfd_path(name, fd)
         self._pid = os.getpid()
         self._is_closed = False
@@ -359,8 +357,7 @@ class Doorbell(Bell):
     """
 
     def __init__(self, name: str, fd: int = -1, *, is_owner: bool) -> None:
-        self.name = name
-        self._fd = fd
+        self.name, self._fd = name, fd
         self._owner_pid = os.getpid() if is_owner else 0
 
     @classmethod

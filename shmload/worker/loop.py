@@ -81,14 +81,9 @@ class WorkerLoop:
         is_helper: bool = False,
         init_failure: Failure | None = None,
     ) -> None:
-        self._ring = ring
-        self._job = job
-        self._ready, self._orders = ready, orders
+        self._ring, self._job, self._ready, self._orders = ring, job, ready, orders
         self._memory = SlotMemory(ring, ready, grants, open_memory, is_helper=is_helper)
-        self._source = source
-        self._snapshots = snapshots
-        self._visits = visits
-        self._init_failure = init_failure
+        self._source, self._snapshots, self._visits, self._init_failure = source, snapshots, visits, init_failure
         self._plan = job.plan
         self._in_place = self._plan.in_place(job.dataset)
         self._has_ended = False  # the iterable dataset, at the claimed order
@@ -214,9 +209,7 @@ class WorkerLoop:
     def _read_into(self, keys: list[Any]) -> int:
         ring = self._ring
         placer = self._memory.placer()
-        assert self._in_place is not None
-        read_into = self._in_place.read_into
-        assert read_into is not None
+        read_into: Any = self._in_place.read_into  # type: ignore[union-attr]  # whose path this is
         if self._reader.threads is not None:
             for _ in self._reader.by_threads(lambda row: read_into(keys[row], placer.out(row)), keys, ring.first_row, ring.end_row):
                 if ring.is_abandoned:
@@ -231,9 +224,7 @@ class WorkerLoop:
 
     def _read_batch_into(self, keys: Any) -> int:
         ring = self._ring
-        assert self._in_place is not None
-        read_batch_into = self._in_place.read_batch_into
-        assert read_batch_into is not None
+        read_batch_into: Any = self._in_place.read_batch_into  # type: ignore[union-attr]  # whose path this is
         first, end = ring.first_row, ring.end_row
         self._reader.begin_all(first, keys[first])
         read_batch_into(np.asarray(keys[first:end], np.int64), self._memory.placer().out(slice(first, end)))

@@ -233,10 +233,7 @@ class ProcessPool:
         self, posts: list[Post], job: Job, context: BaseContext, *, travels: bool, stacks: abc.Mapping[int, Segment]
     ) -> None:
         self._posts = {post.worker_id: post for post in posts}
-        self._job = job
-        self._context = context
-        self._travels = travels
-        self._stacks = stacks
+        self._job, self._context, self._travels, self._stacks = job, context, travels, stacks
         self._processes: dict[int, BaseProcess] = {}
         self._pidfds: dict[int, int] = {}  # pidfd -> worker_id
         self._poll = select.poll()

@@ -37,11 +37,9 @@ class IterablePass:
     """
 
     def __init__(self, dataset: Any, iterator_state: Any = None, *, has_ended: bool = False) -> None:
-        self.dataset = dataset
-        self._iterator_state = iterator_state
+        self.dataset, self._iterator_state, self.has_ended = dataset, iterator_state, has_ended
         self._epoch: int | None = None
         self.iterator: Any = None
-        self.has_ended = has_ended
 
     def enter(self, epoch: int, shared_seed: int) -> None:
         """Begins the pass of this number, if it is not the one under way.
@@ -108,10 +106,8 @@ class Snapshots:
     """
 
     def __init__(self, job: Job, source: IterablePass | None, num_workers: int) -> None:
-        self._every = job.snapshot_every
-        self._dataset = job.dataset
-        self._source = source
-        self._num_workers = num_workers
+        self._every, self._dataset = job.snapshot_every, job.dataset
+        self._source, self._num_workers = source, num_workers
         self._streams = Streams()
         self._last_streams = self._streams.positions()
         self._last = b""

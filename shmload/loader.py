@@ -29,7 +29,7 @@ from shmload.engine.engine import Engine
 from shmload.engine.parts import Holder
 from shmload.engine.ring import BadSamples, OnError
 from shmload.metrics import EpochCallback
-from shmload.modes.passes import EpochWatches
+from shmload.modes.passes import EpochWatches, shown
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
@@ -406,8 +406,6 @@ class ShmLoader(DataLoader[T]):
             description: what stands before the bar.
             console: rich's, to draw elsewhere.
         """
-        from shmload.modes.passes import shown  # rich is slow to import, and few loaders show a bar
-
         try:
             total: int | None = len(self)
         except TypeError:  # it has none

@@ -22,7 +22,7 @@ log = logging.getLogger("shmload")
 class EpochMetrics(TypedDict):
     """One pass over a loader, from its first `next()` to its end, or to the last batch of one that was broken off.
 
-    A wait is what one `next()` took. p50 and p99 are right to 3 %.
+    A wait is what one `next()` took. p50 and p99 are of the newest 65,536 of an epoch.
     """
 
     epoch: int  # in torch mode: how many passes were begun before

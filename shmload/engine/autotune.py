@@ -64,10 +64,7 @@ WAITS = 0.04  # of the time: from here on the trainer waits too much
 WAITS_NOT = 0.01  # below this it does not wait
 WAITS_LONG = 0.12  # it waits so much that one look is enough
 BUSY = 0.75  # of their time: such workers have none to spare
-GROW, SHRINK = (
-    0.25,
-    0.5,
-)  # so many more than the formula says, times its root: what a worker pool grows to, and what it shrinks to
+GROW, SHRINK = 0.25, 0.5  # so many more than the formula says, times its root: what a pool grows to, and what it shrinks to
 GAIN = 0.03  # batches a second that a change must bring to stay
 ALIKE = 1.3  # loads within this factor are the same
 PAYBACK_S = 60.0  # within this time what starting a worker takes must come back
@@ -390,8 +387,7 @@ class Autotuner:
     """
 
     def __init__(self, config: LoaderConfig, on_change: Callable[[Setting], None]) -> None:
-        self._on_change = on_change
-        self._ring_bytes = config.ring_bytes
+        self._on_change, self._ring_bytes = on_change, config.ring_bytes
         given = Setting(config.total_workers, int(config.prefetch_factor or 1))
         least, most = given, given
         if is_auto(config.num_workers) and config.seed is not None:

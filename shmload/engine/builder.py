@@ -104,7 +104,7 @@ class LoaderConfig:
             collate_fn=self.custom_collate_fn,
             auto_collation=self.auto_collation,
             ragged=self.ragged,
-            is_torch_mode=self.seed is None,
+            is_torch=self.seed is None,
         )
 
     @property
@@ -131,7 +131,7 @@ class LoaderConfig:
     @property
     def reads_inline(self) -> bool:
         """Whether, without workers, the dataset is read by our reader and not by torch's."""
-        if self.plan.is_in_place or self.on_error != "raise":
+        if self.plan.layout is not None or self.on_error != "raise":
             return True
         if self.is_iterable or not self.auto_collation:
             return False
@@ -217,8 +217,7 @@ def _check_backend(given: Mapping[str, Any]) -> None:
         if num_local:
             raise ValueError(
                 f'num_local_workers={num_local} goes with backend="ray": without actors, num_workers is the number of this '
-                f"machine's "
-                "processes"
+                "machine's processes"
             )
         if address is not None:
             raise ValueError(f'address={address!r} is a Ray cluster\'s and needs backend="ray"')
@@ -253,8 +252,8 @@ def _check_seed(given: Mapping[str, Any]) -> None:
         raise ValueError("seed and generator exclude each other: in seed mode the seed orders everything")
     if isinstance(given["dataset"], IterableDataset):
         raise ValueError(
-            "seed mode orders samples by index, which an IterableDataset has not: give it __getitem__ and __len__, "
-            "or leave out seed"
+            "seed mode orders samples by index, which an IterableDataset does not have: give it __getitem__ and "
+            "__len__, or leave out seed"
         )
 
 
@@ -377,10 +376,8 @@ class EngineBuilder:
         if calls is None and config.pin_memory and config.share is None:
             calls = calls_of_cuda()
         make, of_kind = self._kind(config, self)
-        size: dict[str, Any] = {
-            "num_workers": config.total_workers,
-            "num_ordered": (config.prefetch_factor or 0) * config.total_workers,
-        }
+        num_workers = config.total_workers
+        size: dict[str, Any] = {"num_workers": num_workers, "num_ordered": (config.prefetch_factor or 0) * num_workers}
         if self.tuner is not None:
             size = self.tuner.engine_options()
         engine = make(

@@ -23,9 +23,10 @@ from shmload._core.trainer import ANY_SLOT, FAILED, FILLING, HELD, ORDERED, READ
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
 from shmload.device.calls import Releases
-from shmload.engine.parts import DeviceFeed, EngineOptions, Holders, Hook, LoaderEnd, Parts
+from shmload.engine.parts import DeviceFeed, EngineOptions, Holders, Hook, Parts
 from shmload.engine.ring import NOTHING, BadSamples, Delivery, Turns
 from shmload.engine.stats import RingReader, add_memory
+from shmload.errors import WorkerDied
 from shmload.shm import owners
 from shmload.worker.failure import Failure
 from shmload.worker.pool import STOP_GRACE_S, interrupts_held
@@ -60,7 +61,7 @@ class Engine:
         self.lost: Order | None = None
         self._death_look = 0.0
         self.on_delivery: Callable[[], None] | None = None
-        self._broken: LoaderEnd | None = None
+        self._broken: Callable[[], WorkerDied] | None = None
         self._pid = os.getpid()
         self._is_closed = False
         self.turns = Turns()
@@ -74,6 +75,8 @@ class Engine:
         self._ring, self._memory, self._writer, self._supervisor = (parts.ring, parts.memory, parts.writer, parts.supervisor)
         self._ready, self._grants, self._orders = parts.ready, parts.grants, parts.orders
         self._pending_copies, self._copy_out = parts.pending_copies, parts.copy_out
+        self.releases: Releases | None = None if parts.pending_copies is None else parts.pending_copies.releases
+        self.holders = next((hook for hook in self._hooks if isinstance(hook, Holders)), None)
         # what is sent ahead is copied by us alone
         self._names_streams = options.calls is not None and options.num_sent is None
         self._feed = None if options.num_sent is None else DeviceFeed(self, options)
@@ -229,7 +232,7 @@ class Engine:
         return next((order for order in self._queue if self._is_done(order)), self._queue[0])
 
     def _why_closed(self) -> BaseException:
-        return RuntimeError("this loader is closed: make a new one") if self._broken is None else self._broken.error()
+        return RuntimeError("this loader is closed: make a new one") if self._broken is None else self._broken()
 
     def deliver(self, order: Order) -> Delivery:
         """Delivers a ready order with whatever its worker sent along."""
@@ -330,8 +333,7 @@ class Engine:
         bad: Sequence[int]
         error: Callable[[], BaseException]
         if text is None:
-            death = self._supervisor.death_over(slot)
-            bad, error = death.rows, death.error
+            bad, error = self._supervisor.death_over(slot)
         else:
             failure = Failure.loads(text)
             bad, error = failure.rows, failure.exception
@@ -391,7 +393,7 @@ class Engine:
             hook.look()
         if self._options.config.sample_timeout_s is not None:
             with interrupts_held():
-                num_timed_out = self._supervisor.see_to_timeouts()
+                num_timed_out = sum(map(self._supervisor.end_if_timed_out, range(self._ring.num_workers)))
             for bell in self._orders if num_timed_out else ():
                 bell.post_up_to(1)
         deaths = self.pool.deaths()
@@ -402,7 +404,7 @@ class Engine:
                 self._broken = self._supervisor.see_to(death)
                 if self._broken is not None:
                     self.close(grace_s=0)
-                    raise self._broken.error()
+                    raise self._broken()
         for bell in self._orders:
             bell.post_up_to(1)
 
@@ -468,11 +470,8 @@ class Engine:
         for worker, pid in zip(report["workers"], pids, strict=False):  # none is left when it is closed
             worker["pid"] = worker["pid"] or pid
         add_memory(report)
-        report |= {
-            "num_repacked": self._writer.num_repacked,
-            "num_taken_back": self._supervisor.num_taken_back,
-            "num_queued": len(self._queue),
-        }
+        report |= {"num_repacked": self._writer.num_repacked, "num_taken_back": self._supervisor.num_taken_back}
+        report["num_queued"] = len(self._queue)
         for hook in self._hooks:
             report |= hook.counters()
         return report
@@ -488,11 +487,6 @@ class Engine:
         return totals["wait_s"], totals["busy_s"], int(totals["num_restarts"])
 
     @property
-    def holders(self) -> Holders | None:
-        """Who has taken its batches, where that is noted."""
-        return next((hook for hook in self._hooks if isinstance(hook, Holders)), None)
-
-    @property
     def layout(self) -> Layout | None:
         """Where fields lie, once it is known."""
         return self._writer.layout
@@ -501,8 +495,3 @@ class Engine:
     def wants_pinned(self) -> bool:
         """Whether a batch that is not pinned is to be copied to pinned memory: not where the ring could not be, nor on a device."""
         return self._options.num_sent is None and (self._pending_copies is None or not self._pending_copies.pins.has_failed)
-
-    @property
-    def releases(self) -> Releases | None:
-        """What ends of leases leave behind; None where nothing is pinned."""
-        return None if self._pending_copies is None else self._pending_copies.releases

@@ -31,8 +31,9 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic, monotonic_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -86,20 +87,18 @@ class CopyOut:
                 return False
         if not self._has_warned:
             self._has_warned = True
-            self._warn(
+            text = (
                 f"{ring.num_leased - 1} batches are still in use, all but one of the {ring.num_lendable} {self._whose}: from now "
                 "on batches are copied to private memory while that is so. Drop batches you no longer need, or raise "
                 f"prefetch_factor or ring_bytes{who_holds()}"
             )
+            try:
+                warnings.warn(text, stacklevel=users_frame()[1])
+            except UserWarning as error:
+                # a program makes errors of warnings: raised here it would lose this batch, and its traceback hold the last slot
+                self.refused = error.with_traceback(None)
         ring.count_copied_out()
         return True
-
-    def _warn(self, text: str) -> None:
-        try:
-            warnings.warn(text, stacklevel=users_frame()[1])
-        except UserWarning as error:
-            # a program that makes errors of warnings: raised here it would lose this batch, and its traceback hold the last slot
-            self.refused = error.with_traceback(None)
 
     def raise_refused(self) -> None:
         """Raises the warning that has been made an error, if one has; once."""
@@ -230,11 +229,8 @@ class Parts:
     def _build_ring(self, job: Job, hooks: Sequence[Hook]) -> None:
         options, group, config = self.options, self.group, self.options.config
         is_static = job.seed is None  # torch mode: each order is one worker's
-        sizes = {
-            "order_capacity": max(8 * options.max_rows, ORDER_CAPACITY),
-            "text_capacity": TEXT_CAPACITY,
-            "layout_capacity": LAYOUT_CAPACITY,
-        }
+        order_capacity = max(8 * options.max_rows, ORDER_CAPACITY)
+        sizes = {"order_capacity": order_capacity, "text_capacity": TEXT_CAPACITY, "layout_capacity": LAYOUT_CAPACITY}
         num_records = options.num_workers + options.num_helpers
         nbytes = control_nbytes(self.num_slots, num_records, **sizes)
         self.control_segment = group.segment("control", nbytes)
@@ -425,8 +421,7 @@ class DeviceFeed:
         assert options.calls is not None
         assert options.num_sent is not None
         self._engine = weakref.ref(engine)  # the engine has this
-        self._calls: Calls = options.calls
-        self._num_sent = options.num_sent
+        self._calls, self._num_sent = options.calls, options.num_sent
         self.ahead: deque[Arrival] = deque()
         self._side: Any = None  # made with the first batch: workers that are forked should find the device untouched
 
@@ -452,9 +447,7 @@ class DeviceFeed:
                 break
             with interrupts_held():
                 self.ahead.append(self._sent(engine, ready))
-        return self._arrived(engine, self.ahead.popleft())
-
-    def _arrived(self, engine: Engine, arrival: Arrival) -> Delivery:
+        arrival = self.ahead.popleft()
         if arrival.error is not None:
             engine.lost = arrival.order
             raise arrival.error
@@ -590,47 +583,16 @@ def num_slots(num_ordered: int) -> int:
     return max(num_ordered + 2, LEAST_SLOTS)
 
 
+# rows of an order that are not to be read again, none if it is not known which, and what to raise over them
+Fatal: TypeAlias = tuple[tuple[int, ...], Callable[[], ShmloadError]]
 VAIN_DEATHS = 10  # in a row, of workers with no claim and no batch delivered between: the next would die, too
-
-
-class LoaderEnd(NamedTuple):
-    """A death that may not be mended: what WorkerDied says, its cause in torch's words, what the worker was at."""
-
-    text: str
-    cause: str
-    note: str
-
-    def error(self) -> WorkerDied:
-        """A new exception each time: one kept would keep, by its traceback, everything alive."""
-        error = WorkerDied(self.text)
-        error.__cause__ = RuntimeError(self.cause)
-        if self.note:
-            error.add_note(self.note)
-        return error
-
-
-class FatalRow(NamedTuple):
-    """A row whose reading ended its worker, too often, or which took too long; -1: it is not known which."""
-
-    text: str
-    row: int
-    kind: type[ShmloadError] = WorkerDied
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """The row, if it is known."""
-        return () if self.row < 0 else (self.row,)
-
-    def error(self) -> ShmloadError:
-        """What to raise over it."""
-        return self.kind(self.text)
 
 
 class Supervisor:
     """Sees to the deaths of one worker pool.
 
     Args:
-        worker_set: which workers there are to be.
+        workers: which workers there are to be.
         order_in: the order that stands in a slot, if one does.
 
     Attributes:
@@ -640,34 +602,28 @@ class Supervisor:
     """
 
     def __init__(
-        self,
-        ring: TrainerRing,
-        pool: WorkerPool,
-        worker_set: WorkerSet,
-        config: LoaderConfig,
-        order_in: Callable[[int], Order | None],
+        self, ring: TrainerRing, pool: WorkerPool, workers: WorkerSet, config: LoaderConfig, order_in: Callable[[int], Order | None]
     ) -> None:
-        self._ring, self._pool, self._worker_set, self._order_in = ring, pool, worker_set, order_in
+        self._ring, self._pool, self._workers, self._order_in = ring, pool, workers, order_in
         self._max_restarts = 0 if config.max_restarts is None and config.seed is None else config.max_restarts  # None: any number
         self._sample_timeout_s = config.sample_timeout_s
         self._tolerates_bad_samples = config.on_error != "raise"
         self.helpers: Any = None
         self._kills: Counter[str] = Counter()  # by what a worker died over, in words
-        self._poisoned: dict[int, FatalRow] = {}  # by slot
-        self._unbegun: dict[
-            int, int
-        ] = {}  # worker that has timed out -> the order of which it had begun no row when last looked at
+        self._poisoned: dict[int, Fatal] = {}  # by slot
+        # worker that has timed out -> the order of which it had begun no row when last looked at
+        self._unbegun: dict[int, int] = {}
         self._num_restarts = 0
         self._last_pid = 0  # of the process that died last
         self.num_vain = 0
         self.num_taken_back = 0
 
-    def see_to(self, death: Death) -> LoaderEnd | None:
+    def see_to(self, death: Death) -> Callable[[], WorkerDied] | None:
         """Opens a dead worker's rows again and replaces it, if it is wanted; or says why that may not be."""
         held = self._ring.held_by(death.worker_id)
-        if held is None and death.worker_id in self._worker_set.leaving:
+        if held is None and death.worker_id in self._workers.leaving:
             self._ring.recover(death.worker_id)
-            self._worker_set.has_gone(death.worker_id)
+            self._workers.has_gone(death.worker_id)
             return None
         is_idle = held is None or not self._pool.reads_samples(death.worker_id)
         slot, row = (-1, -1) if held is None else (held[0], held[3])
@@ -681,20 +637,16 @@ class Supervisor:
         self._last_pid = death.pid
         is_deadly = work is not None and self._kills[work] >= 2
         if is_deadly:
-            self._poisoned[slot] = FatalRow(f"{work} ended its worker twice: {death}", row)
+            self._poisoned[slot] = (row,) if row >= 0 else (), partial(WorkerDied, f"{work} ended its worker twice: {death}")
         while self._ring.recover(death.worker_id, poison=is_deadly) >= 0:  # a Ray worker pool's worker holds several
             self.num_taken_back += 1
-        fate = "when it was about to leave" if death.worker_id in self._worker_set.leaving else "it is replaced"
+        fate = "when it was about to leave" if death.worker_id in self._workers.leaving else "it is replaced"
         log.warning("%s%s; %s", death, "" if work is None else f" on {work}", fate)
         self._replace(death.worker_id)
         self._num_restarts += 1
         return None
 
-    def see_to_timeouts(self) -> int:
-        """Ends and replaces workers whose sample takes too long; their batches fail over it. Returns how many."""
-        return sum(self._end_if_timed_out(worker) for worker in range(self._ring.num_workers))
-
-    def _end_if_timed_out(self, worker: int) -> bool:
+    def end_if_timed_out(self, worker: int) -> bool:
         if not self._pool.reads_samples(worker):  # an actor is watched where it is
             return False
         held = self._ring.held_by(worker)
@@ -721,7 +673,7 @@ class Supervisor:
         text = timeout_text(what, self._sample_timeout_s, worker, death.pid, stack)
         if row >= 0:  # else it stood still before its first sample, which says nothing of any
             text += REMEDY
-            self._poisoned[slot] = FatalRow(text, row, SampleTimeout)
+            self._poisoned[slot] = (row,), partial(SampleTimeout, text)
         is_raised = row >= 0 and not self._tolerates_bad_samples  # with all that is said here
         log.log(logging.DEBUG if is_raised else logging.WARNING, "%s", text)
         self._ring.recover(worker, poison=row >= 0)
@@ -730,8 +682,8 @@ class Supervisor:
 
     def _replace(self, worker: int) -> None:
         """Starts another in the place of one that has ended, unless it was about to leave anyway."""
-        if worker in self._worker_set.leaving:
-            self._worker_set.has_gone(worker)
+        if worker in self._workers.leaving:
+            self._workers.has_gone(worker)
         else:
             self._owner_of(worker).replace(worker)
         self._ring.count_restart(worker)
@@ -740,9 +692,9 @@ class Supervisor:
         """Who has this worker in hand."""
         return self._pool if self.helpers is None or worker < self._ring.num_wanted else self.helpers
 
-    def death_over(self, slot: int) -> FatalRow:
+    def death_over(self, slot: int) -> Fatal:
         """What happened to the workers of a slot that was given up."""
-        return self._poisoned.pop(slot, FatalRow("a sample ended its worker twice", -1))
+        return self._poisoned.pop(slot, ((), partial(WorkerDied, "a sample ended its worker twice")))
 
     def _blame(self, slot: int, row: int) -> str | None:
         """Notes that a worker died over a row of the slot (-1: over the batch); says in words what it worked on."""
@@ -760,7 +712,7 @@ class Supervisor:
         return sample_at(order.indices[row], order.epoch, row, batch)
 
 
-def _verdict(text: str, death: Death, work: str | None) -> LoaderEnd:
+def _verdict(text: str, death: Death, work: str | None) -> Callable[[], WorkerDied]:
     code = death.exitcode or 0
     if code < 0:
         cause = f"DataLoader worker (pid {death.pid}) is killed by signal: {signal.strsignal(-code)}. "
@@ -772,4 +724,12 @@ def _verdict(text: str, death: Death, work: str | None) -> LoaderEnd:
             f"DataLoader worker (pid {death.pid}) exited unexpectedly with exit code {code}. Details are lost due to "
             "multiprocessing. Rerunning with num_workers=0 may give better error trace."
         )
-    return LoaderEnd(text, cause, "" if work is None else f"shmload: it was at {work}")
+
+    def error() -> WorkerDied:
+        made = WorkerDied(text)
+        made.__cause__ = RuntimeError(cause)
+        if work is not None:
+            made.add_note(f"shmload: it was at {work}")
+        return made
+
+    return error  # a new one each time: an error that was raised holds the frames it went through

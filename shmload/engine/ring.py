@@ -29,7 +29,7 @@ import mmap
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from weakref import WeakSet
@@ -40,16 +40,13 @@ from shmload import faults
 from shmload._core.mapping import Mapping, give_back_pages
 from shmload._core.trainer import FREE, PARKED, Order, TrainerRing
 from shmload.batch.layout import Layout
-from shmload.device.calls import Pins
+from shmload.device.calls import Pins, Releases
 from shmload.errors import RingTooSmall, SampleError
 from shmload.shm.segment import Doorbell, Group, JointBell, Segment, shm_free_bytes
 from shmload.worker.pool import STOP_GRACE_S
 from shmload.worker.snapshot import Note
 
 if TYPE_CHECKING:
-    from shmload._core.mapping import Mapping
-    from shmload.batch.layout import Layout
-    from shmload.device.calls import Releases
     from shmload.engine.builder import LoaderConfig
     from shmload.engine.parts import Holders
 
@@ -240,9 +237,7 @@ class BadSamples:
     """
 
     def __init__(self, on_error: OnError, max_bad: int | None, next_index: NextIndex | None = None) -> None:
-        self._on_error = on_error
-        self._max_bad = max_bad
-        self.next_index = next_index
+        self._on_error, self._max_bad, self.next_index = on_error, max_bad, next_index
         self.count = 0
         self.listed: list[dict[str, Any]] = []
 
@@ -268,7 +263,7 @@ class BadSamples:
         indices = list(order.indices)
         cause = error()
         for row in bad:
-            self._count(order, row, indices[row], cause)
+            self._count(order, indices[row], cause)
             first_row, tries = origins[row]
             if self._on_error == "substitute":
                 if tries == SUBSTITUTES_MAX:
@@ -285,7 +280,7 @@ class BadSamples:
         order.origins = origins
         return np.array(indices, np.int64) if isinstance(order.indices, np.ndarray) else indices
 
-    def _count(self, order: Order, row: int, index: Any, error: BaseException) -> None:
+    def _count(self, order: Order, index: Any, error: BaseException) -> None:
         self.count += 1
         if len(self.listed) < LISTED_MAX:
             lines = str(error).strip().splitlines() or [""]
@@ -328,16 +323,12 @@ class RingMemory:
         ring: TrainerRing,
         limit: int | None,
         *,
-        may_park: bool = False,
+        may_park: bool,
         pins: Pins | None = None,
         is_private: bool = False,
     ) -> None:
-        self._group = group
-        self._ring = ring
-        self._limit = limit
-        self._may_park = may_park
-        self._pins = pins
-        self._is_private = is_private
+        self._group, self._ring, self._limit = group, ring, limit
+        self._may_park, self._pins, self._is_private = may_park, pins, is_private
         self.nbytes = 0  # of payloads, now
         self._slot_nbytes = 0  # the most that a slot has been given
         self._is_asked = False  # batches have no fixed size: the next may be larger
@@ -514,10 +505,7 @@ class OrderWriter:
     """
 
     def __init__(self, ring: TrainerRing, memory: RingMemory, orders: Sequence[Doorbell | JointBell], *, is_packed: bool) -> None:
-        self._ring = ring
-        self._memory = memory
-        self._orders = orders
-        self.is_packed = is_packed
+        self._ring, self._memory, self._orders, self.is_packed = ring, memory, orders, is_packed
         self.layout: Layout | None = None  # where fields lie, once it is known
         self.num_repacked = 0
 
@@ -543,15 +531,15 @@ class OrderWriter:
     @faults.at("publishing")
     def write(self, order: Order, slot: int, *, is_packed: bool = False) -> None:
         """Publishes an order in a slot that is held, or in its own again."""
-        indices = order.indices
-        is_pickled = False
+        indices, is_pickled = order.indices, False
+        raw: Any = None
         if isinstance(indices, np.ndarray) and not order.is_given:
-            raw: Any = indices
-        else:
-            try:
-                raw = _as_int64(indices)
-            except (TypeError, ValueError, OverflowError):
-                raw, is_pickled = pickle.dumps(indices), True
+            raw = indices
+        elif type(indices) is list and set(map(type, indices)) <= {int}:
+            with suppress(OverflowError):
+                raw = np.array(indices, np.int64)
+        if raw is None:
+            raw, is_pickled = pickle.dumps(indices), True
         path = self._memory.order_path(slot, raw)
         is_packed = is_packed or self.is_packed
         if not is_packed and self.layout is not None:
@@ -584,10 +572,3 @@ class OrderWriter:
     def ring_workers(self, order: Order, nchunks: int) -> None:
         """Tells those who may claim the order that it is there."""
         self._orders[order.worker].post_up_to(min(nchunks, self._ring.num_wanted))
-
-
-def _as_int64(indices: Any) -> np.ndarray[Any, Any]:
-    """The indices as int64; TypeError if one is not exactly an int (its worker must see the sampler's own key)."""
-    if type(indices) is not list or not set(map(type, indices)) <= {int}:
-        raise TypeError("what is no list of int travels pickled")
-    return np.array(indices, np.int64)

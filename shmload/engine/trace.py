@@ -21,7 +21,6 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -40,7 +39,6 @@ log = logging.getLogger("shmload")
 _WORDS = ("begin_ns", "end_ns", "order", "epoch", "step", "kind", "slot", "place", "rows", "amount")
 EVENT = np.dtype(list(zip(_WORDS, ["<u8", "<u8", "<u8", "<i8", "<i8", "<u4", "<u4", "<u4", "<u4", "<u8"], strict=True)))
 assert EVENT.itemsize == EVENT_NBYTES
-KIND_OF = {name: number for number, name in KINDS.items()}
 FULL_SHARE = 4  # a recorder is read when one in so many of its places is taken
 
 
@@ -57,7 +55,7 @@ class Tape:
     def __init__(self, control: Mapping, *, with_history: bool) -> None:
         self._recorders = recorders = Recorders(control)
         self.owner_pid = recorders.owner_pid
-        self.num_workers = recorders.num_workers
+        self.num_workers, self.capacity = recorders.num_workers, recorders.capacity
         self._next = [0] * (recorders.num_workers + 1) if with_history else recorders.heads()
         self._raw: list[list[bytes]] = [[] for _ in self._next]
         self._due = max(1, recorders.capacity // FULL_SHARE)
@@ -65,11 +63,6 @@ class Tape:
         if with_history:
             self.drain()
             self.num_lost = 0  # what was before all memory is not missed
-
-    @property
-    def capacity(self) -> int:
-        """Events that a recorder keeps."""
-        return self._recorders.capacity
 
     def pids(self) -> list[int]:
         """Each worker's process, as it knows its number; 0: it has not started."""
@@ -98,7 +91,6 @@ class Tape:
 
 
 TRAINER = "trainer"
-NESTED = ("room", "layout")  # kinds that lie within a fill
 
 
 @dataclass(frozen=True)
@@ -336,7 +328,7 @@ class Trace:
         self._engines.add(engine)
         engine.on_delivery = tape.drain_if_due
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._builder.trace = None
         for engine in self._engines:
             engine.on_delivery = None

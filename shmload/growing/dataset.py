@@ -58,6 +58,8 @@ class SnapshotSchedule(BatchSchedule):
     batch_size: int
     is_shuffled: bool
 
+    grows = True
+
     def of(self, epoch: int) -> Schedule:
         """The schedule within an epoch."""
         uneven: Uneven = self.uneven
@@ -85,10 +87,6 @@ class SnapshotSchedule(BatchSchedule):
     @property
     def rows_per_rank(self) -> int | None:
         return self.batch_size
-
-    @property
-    def grows(self) -> bool:
-        return True
 
     def end_of(self, epoch: int, rank: int) -> int:
         return self.of(epoch).num_steps_of(rank) * self.stride if self.order.is_settled(epoch) else 0

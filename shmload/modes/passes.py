@@ -17,61 +17,26 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
 from time import monotonic, monotonic_ns
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from shmload._core.trainer import Order
 from shmload.batch.collate import RowOut, pack_samples, private_rows, private_tensors, registered_functions
 from shmload.batch.deliver import PrivateBatch, unpack
 from shmload.batch.layout import structure
 from shmload.batch.ragged import Arenas, Ragged, RaggedRows
-from shmload.engine.ring import NOTHING, BadSamples
+from shmload.engine.builder import EngineBuilder, LoaderConfig
+from shmload.engine.ring import NOTHING, BadSamples, DeliveryLog
 from shmload.metrics import EpochCallback, EpochMetrics, callbacks_of_environment
 from shmload.worker.reader import Job, no_room
 from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples, kept_generators
 from shmload.world import rank_and_world_size
 
-if TYPE_CHECKING:
-    from shmload.engine.builder import EngineBuilder, LoaderConfig
-    from shmload.engine.ring import DeliveryLog
-
-SUB_BITS = 4  # buckets per power of two, as bits: a bucket is at most 1/16 of its values wide
-
-
-class Waits:
-    """A count per bucket of durations in ns. A bucket spans less than 1/16 of its values, so its middle is right to 1/32."""
-
-    def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
-        self.count = 0
-        self.total_ns = 0
-
-    def add(self, ns: int) -> None:
-        """Takes one in."""
-        self.count += 1
-        self.total_ns += ns
-        shift = max(ns.bit_length() - SUB_BITS - 1, 0)
-        bucket = (shift << (SUB_BITS + 1)) | (ns >> shift)
-        self._counts[bucket] = self._counts.get(bucket, 0) + 1
-
-    def quantile(self, q: float) -> float:
-        """The value in ns below or at which a share `q` of them lie; 0 if there is none."""
-        wanted = q * self.count
-        seen = 0
-        for bucket in sorted(self._counts):
-            seen += self._counts[bucket]
-            if seen >= wanted:
-                shift, head = bucket >> (SUB_BITS + 1), bucket & ((1 << (SUB_BITS + 1)) - 1)
-                return (head << shift) + ((1 << shift) - 1) / 2
-        return 0.0
-
-
 log = logging.getLogger("shmload")
 
+WAITS_KEPT = 1 << 16  # the newest of a pass, of which the quantiles are taken
 NO_TOTALS = {"nbytes": 0, "num_restarts": 0, "busy_s": 0.0}
 
 
@@ -86,11 +51,9 @@ class EpochWatches:
         self.callbacks = callbacks_of_environment()
         self._newest: weakref.ref[EpochWatch] | None = None
 
-    def begin(self, config: LoaderConfig, builder: EngineBuilder, deliveries: DeliveryLog, epoch: int) -> EpochWatch | None:
-        """Begins a pass; None if nobody wants to know. One before it that has not ended was broken off."""
+    def begin(self, config: LoaderConfig, builder: EngineBuilder, deliveries: DeliveryLog, epoch: int) -> EpochWatch:
+        """Begins a pass that somebody wants to know of. One before it that has not ended was broken off."""
         self.close()
-        if not self.callbacks:
-            return None
         watch = EpochWatch(config, builder, deliveries, epoch, self.callbacks)
         self._newest = weakref.ref(watch)
         return watch
@@ -115,8 +78,8 @@ class EpochWatch:
         self._engine = builder.last
         self._totals = NO_TOTALS if self._engine is None else self._engine.totals()
         self._is_iterable = config.is_iterable
-        self._waits = Waits()
-        self._samples = self._nbytes = 0
+        self._waits: deque[int] = deque(maxlen=WAITS_KEPT)
+        self._num_batches = self._waited_ns = self._samples = self._nbytes = 0
         self._asked_ns = self._began_ns = self._last_ns = 0
         self._has_ended = False
         self._pid = os.getpid()
@@ -128,12 +91,14 @@ class EpochWatch:
     def delivered(self, batch: Any) -> None:
         """It is handed out."""
         now = monotonic_ns()
-        if self._waits.count == 0:
+        if self._num_batches == 0:
             self._began_ns = self._asked_ns
             if self._builder.last is not self._engine:  # workers have started only now
                 self._engine, self._totals = self._builder.last, NO_TOTALS
         self._last_ns = now
-        self._waits.add(now - self._asked_ns)
+        self._waits.append(now - self._asked_ns)
+        self._num_batches += 1
+        self._waited_ns += now - self._asked_ns
         order = self._deliveries.last
         assert order is not None
         self._samples += rows_of(batch, order.nrows) if self._is_iterable else order.nrows
@@ -145,10 +110,10 @@ class EpochWatch:
         if self._has_ended or self._pid != os.getpid():  # a forked worker has a copy
             return
         self._has_ended = True
-        if not is_complete and self._waits.count == 0:
+        if not is_complete and self._num_batches == 0:
             return
         now = monotonic_ns() if is_complete else self._last_ns
-        metrics = self._metrics(now - self._began_ns if self._waits.count else 0, is_complete)
+        metrics = self._metrics(now - self._began_ns if self._num_batches else 0, is_complete)
         for callback in list(self._callbacks):
             try:
                 callback(metrics)
@@ -158,7 +123,7 @@ class EpochWatch:
     def _metrics(self, wall_ns: int, is_complete: bool) -> EpochMetrics:
         totals = self._totals if self._engine is None else self._engine.totals()
         wall_s = wall_ns / 1e9
-        busy = None
+        busy, quantiles = None, np.quantile(list(self._waits) or [0], (0.5, 0.99)) / 1e9
         if self._num_workers:
             self._nbytes = int(totals["nbytes"] - self._totals["nbytes"])
             busy = min((totals["busy_s"] - self._totals["busy_s"]) / (self._num_workers * wall_s), 1.0) if wall_s else 0.0
@@ -167,15 +132,15 @@ class EpochWatch:
             "rank": self._place[0],
             "world_size": self._place[1],
             "is_complete": is_complete,
-            "batches": self._waits.count,
+            "batches": self._num_batches,
             "samples": self._samples,
             "nbytes": self._nbytes,
             "wall_s": wall_s,
             "samples_per_s": self._samples / wall_s if wall_s else 0.0,
             "nbytes_per_s": self._nbytes / wall_s if wall_s else 0.0,
-            "wait_share": self._waits.total_ns / wall_ns if wall_ns else 0.0,
-            "wait_p50_s": self._waits.quantile(0.5) / 1e9,
-            "wait_p99_s": self._waits.quantile(0.99) / 1e9,
+            "wait_share": self._waited_ns / wall_ns if wall_ns else 0.0,
+            "wait_p50_s": float(quantiles[0]),
+            "wait_p99_s": float(quantiles[1]),
             "workers_busy_share": busy,
             "num_bad_samples": self._builder.bad_samples.count - self._num_bad,
             "num_restarts": int(totals["num_restarts"] - self._totals["num_restarts"]),
@@ -222,16 +187,18 @@ LOOK_S = 0.1  # between two drawings
 NUM_LOOKS = 30  # over which samples/s and the share of waiting are taken
 
 
-def shown(
-    batches: Iterator[T], total: int | None, done: int, log: DeliveryLog, description: str, console: Console | None
-) -> Iterator[T]:
+def shown(batches: Iterator[T], total: int | None, done: int, log: DeliveryLog, description: str, console: Any) -> Iterator[T]:
     """The batches of one pass, with a bar.
 
     Args:
         total: batches of a whole pass, of which `done` lie behind; None: nobody knows.
         log: knows of how many samples the batch just yielded is made.
-        console: where it is drawn; None: stderr.
+        console: rich's, where it is drawn; None: stderr.
     """
+    # slow to import, and few loaders show a bar
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     console = Console(stderr=True) if console is None else console
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -267,9 +234,7 @@ def shown(
 
 def _rate(since: tuple[float, int, float], now: tuple[float, int, float]) -> str:
     elapsed, rows, waited = (b - a for a, b in zip(since, now, strict=True))
-    if elapsed <= 0:
-        return ""
-    return f"{rows / elapsed:,.0f} samples/s, waiting {waited / elapsed:.0%}"
+    return f"{rows / elapsed:,.0f} samples/s, waiting {waited / elapsed:.0%}" if elapsed > 0 else ""
 
 
 class InlineReader:
@@ -337,13 +302,12 @@ class InlineReader:
             samples = job.dataset.__getitems__(keys)
             self._reads_many = not drew_for_many()  # what a sample draws is keyed by the sample
         if not self._reads_many:
-            samples = [self._sample(row, key, epoch) for row, key in enumerate(keys)]
+            samples = []
+            for row, key in enumerate(keys):
+                self._begin(row, key, epoch)
+                samples.append(job.plan.sample(job.dataset, key))
             self._row = -1
         return (job.collate_fn or partial(collated, ragged=job.plan.ragged))(samples)
-
-    def _sample(self, row: int, key: Any, epoch: int) -> Any:
-        self._begin(row, key, epoch)
-        return self._job.plan.sample(self._job.dataset, key)
 
     def _begin(self, row: int, key: Any, epoch: int) -> None:
         self._row = row

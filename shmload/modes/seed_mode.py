@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,30 +34,19 @@ from shmload import faults
 from shmload._core.trainer import Order
 from shmload.device.sending import NUM_SENT, sent_now
 from shmload.engine.autotune import Autotuner
+from shmload.engine.builder import EngineBuilder, LoaderConfig
 from shmload.engine.ring import NOTHING, BatchSource, DeliveryLog, Turns
 from shmload.errors import StateMismatch
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, next_of_dataset
 from shmload.modes.torch_order import SamplerReader, state_before
+from shmload.schedule import state as states
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, KeyedOrder, Schedule
-from shmload.schedule.state import (
-    STATE_VERSION,
-    UsersOwn,
-    check_checksum,
-    differences,
-    make_state,
-    opened,
-    resume,
-    sealed,
-    with_checksum,
-)
+from shmload.schedule.state import STATE_VERSION, UsersOwn, make_state, opened, resume, sealed
 from shmload.worker.failure import no_end
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.torch_side import origin_of
 from shmload.world import ability_of, rank_and_world_size, users_frame
-
-if TYPE_CHECKING:
-    from shmload.engine.builder import EngineBuilder, LoaderConfig
 
 MODE = "seed, with a sampler"
 
@@ -85,9 +74,7 @@ class SampledOrder:
     def _from(self, epoch: int, step: int) -> SamplerReader:
         origin, is_loaded = origin_of(None), self._loaded_at == (epoch, step)
         with kept_generators() if is_loaded else nullcontext():  # a sampler may draw when it is begun
-            batches = SamplerReader(
-                self._sampler, None, every=1, iterator=iter(self._sampler), origin=origin, is_seed_between=False
-            )
+            batches = SamplerReader(self._sampler, None, every=1, iterator=iter(self._sampler), origin=origin, seed_between=False)
         if is_loaded:
             if "own" in self._loaded and not self._loaded["taken"]:
                 batches.start_after(self._loaded)  # it may be at the end of its last pass
@@ -107,7 +94,7 @@ class SampledOrder:
             sampler = state_before(self._sampler, None)
         if "own" in sampler:
             sampler = {**sampler, "own": UsersOwn(sampler["own"])}
-        return with_checksum({**self._identity, "epoch": epoch, "step": step, "sampler": sealed(sampler)})
+        return states.with_checksum({**self._identity, "epoch": epoch, "step": step, "sampler": sealed(sampler)})
 
     def load_state_dict(self, state: Any, *, is_trusted: bool) -> tuple[int, int]:
         """Goes to where a state was taken: (epoch, step).
@@ -118,10 +105,10 @@ class SampledOrder:
             StateMismatch: it was taken of another kind of loader, or of another seed, or is damaged, or holds a pickle.
         """
         saved = state if isinstance(state, Mapping) else {}
-        if differing := differences(saved, self._identity):
+        if differing := states.differences(saved, self._identity):
             what = "; ".join(differing)
             raise StateMismatch(f"the state belongs to another loader: {what}. Remedy: build the loader as it was at saving")
-        check_checksum(saved)
+        states.check_checksum(saved)
         try:
             sampler = opened(saved["sampler"], is_trusted=is_trusted)
             is_place = all(type(saved[name]) is int and saved[name] >= 0 for name in ("epoch", "step"))
@@ -152,6 +139,7 @@ class Epochs:
         behind: the step that follows one.
         stride: from one step to the next.
         is_uniform: every epoch has the same steps, numbered one by one.
+        grows: the samples of an epoch are not to be settled before the one before it has been read.
         sampled: the draws of a sampler of the user's; None: there is a schedule.
     """
 
@@ -161,8 +149,8 @@ class Epochs:
         self._schedule: Schedule | BatchSchedule | None = None
         self.num_steps: int | None = 0  # of every epoch; None where they may differ
         self._block = _NO_BLOCK  # epoch, first step and indices of batches that are asked for next
-        self.stride, self.is_uniform = 1, True
-        self.behind: Callable[[int], int] = _next_step
+        self.stride, self.is_uniform, self.grows = 1, True, False
+        self.behind: Callable[[int], int] = lambda step: step + 1
         self.sampled = SampledOrder(config.index_sampler, config.seed or 0) if config.has_own_order else None
         self.refresh(config)
 
@@ -201,7 +189,7 @@ class Epochs:
             schedule = Schedule(n, **common, **of_samples, drop_last=config.drop_last, order=order)
             num_steps = schedule.num_steps_of(ranks[0])
         self.rank, self._world_size = ranks
-        self._schedule, self.num_steps, self._block = schedule, num_steps, _NO_BLOCK
+        self._schedule, self.num_steps, self._block, self.grows = schedule, num_steps, _NO_BLOCK, schedule.grows
         self.stride, self.behind, self.is_uniform = schedule.stride, schedule.behind, num_steps is not None
         return True
 
@@ -236,11 +224,6 @@ class Epochs:
         """Whether an epoch has no end."""
         order = getattr(self._schedule, "order", None)
         return isinstance(order, KeyedOrder) and order.is_endless
-
-    @property
-    def grows(self) -> bool:
-        """Whether the samples of an epoch are not to be settled before the one before it has been read."""
-        return self._schedule is not None and self._schedule.grows
 
     def end_of(self, epoch: int) -> int:
         """The first step that the epoch does not have."""
@@ -327,10 +310,6 @@ class Epochs:
         return epoch, step
 
 
-def _next_step(step: int) -> int:
-    return step + 1
-
-
 END = object()  # what a stream gives beyond an epoch's last batch: a StopIteration that comes out of it is the user's
 
 
@@ -379,7 +358,7 @@ class SeedIterator:
             raise no_end(error, who) from error
         if batch is END:
             self.place.is_over = True
-            self._stream.ended(self.place)
+            self._stream.log.ended(self.place.epoch, self._stream.epochs.step_number(step))
             if watch is not None:
                 watch.end(is_complete=True)
             raise StopIteration
@@ -406,7 +385,7 @@ class SeedStream:
 
     def __init__(self, config: LoaderConfig, builder: EngineBuilder, log: DeliveryLog, watches: EpochWatches) -> None:
         self.config = config
-        self._builder, self._log, self._watches = builder, log, watches
+        self._builder, self.log, self._watches = builder, log, watches
         self._is_closed = False
         self._engine: BatchSource | None = None
         self._inline: InlineReader | None = None
@@ -445,7 +424,7 @@ class SeedStream:
         with self.turns.lock:
             place = self._begun()
         watches = self._watches
-        return place, watches.begin(self.config, self._builder, self._log, place.epoch) if watches.callbacks else None
+        return place, watches.begin(self.config, self._builder, self.log, place.epoch) if watches.callbacks else None
 
     def _begun(self) -> BatchPlace:
         config = self.config
@@ -456,17 +435,13 @@ class SeedStream:
         if config.device is not None:
             self._num_ahead += NUM_SENT
         self._place = BatchPlace(self._next_epoch, self._first_step)
-        if self._log.is_on:
+        if self.log.is_on:
             step = self.epochs.step_number(self._first_step)
-            self._log.begins(config, self._next_epoch, step, schedule=self.epochs.formula, rank=self.epochs.rank)
+            self.log.begins(config, self._next_epoch, step, schedule=self.epochs.formula, rank=self.epochs.rank)
         self._next_epoch, self._first_step = self._next_epoch + 1, 0
         if self._engine is not None:
             self._tell_length(self._engine)
         return self._place
-
-    def ended(self, place: BatchPlace) -> None:
-        """Hears that a pass has come to its end."""
-        self._log.ended(place.epoch, self.epochs.step_number(place.step))
 
     def leave(self, place: BatchPlace) -> None:
         """Hears that the newest pass goes no further than a place; ranks that share the ring must know if that is not its end."""
@@ -484,45 +459,53 @@ class SeedStream:
         epoch, step = place.epoch, place.step
         if self._is_closed:
             raise RuntimeError("this loader is closed: make a new one")
+        engine: BatchSource | None = None
         if self.config.num_workers == 0:
-            return self._read_inline(place, watch)
-        engine = self._engine
-        if engine is None or self._pid != os.getpid():  # a forked child makes its own
-            engine = self._made_engine()
-        front = engine.front
-        if front is None or (front.epoch, front.step) != (epoch, step):
-            if self.epochs.sampled is None and step >= self.epochs.end_of(epoch):
-                return END  # what is ordered ahead is the next pass's
-            if front is not None:
-                engine.abandon()
-            self._cursor = (epoch, step)
-            self._fill(engine)
+            front = self.epochs.order(epoch, step)
+        else:
+            engine = self._engine
+            if engine is None or self._pid != os.getpid():  # a forked child makes its own
+                engine = self._made_engine()
             front = engine.front
             if front is None or (front.epoch, front.step) != (epoch, step):
-                return END
+                front = self._ordered_anew(engine, epoch, step)
+        if front is None:
+            return END
         try:
-            _, batch, _ = engine.next()
+            batch = self._inline_reader().read(front) if engine is None else engine.next()[1]
         except Exception:
-            if engine.front is not front:  # that batch is lost
+            if engine is None or engine.front is not front:  # that batch is lost
                 place.step = self.epochs.behind(place.step)
             raise
-        self._delivered(front, batch)
-        if self._tuner is not None:
-            self._num_ahead = self._tuner.counted(engine)
-        self._fill(engine)
-        if watch is not None and batch is not NOTHING:
-            watch.delivered(batch)
-        if self._pins and engine.wants_pinned:
-            batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own; leaves alone what is pinned
+        self.valid = self.epochs.num_valid(front)
+        if batch is not NOTHING:
+            self.log.last = front
+        if self.log.is_on:
+            self.log.delivered(front, batch, valid=self.valid, step=self.epochs.step_number(step))
+        if engine is not None:
+            if self._tuner is not None:
+                self._num_ahead = self._tuner.counted(engine)
+            self._fill(engine)
+        if batch is not NOTHING:
+            if watch is not None:
+                watch.delivered(batch)
+            if self._pins and (engine is None or engine.wants_pinned):
+                batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own; leaves alone what is pinned
+            if engine is None:
+                batch = sent_now(batch, self._builder.calls(self.config.device))
         place.step = step + 1 if self.epochs.is_uniform else self.epochs.behind(step)
         return batch
 
-    def _delivered(self, order: Order, batch: Any) -> None:
-        self.valid = self.epochs.num_valid(order)
-        if batch is not NOTHING:
-            self._log.last = order
-        if self._log.is_on:
-            self._log.delivered(order, batch, valid=self.valid, step=self.epochs.step_number(order.step))
+    def _ordered_anew(self, engine: BatchSource, epoch: int, step: int) -> Order | None:
+        """Orders from a batch on that was not the next to come; None beyond the epoch's last."""
+        if self.epochs.sampled is None and step >= self.epochs.end_of(epoch):
+            return None  # what is ordered ahead is the next pass's
+        if engine.front is not None:
+            engine.abandon()
+        self._cursor = (epoch, step)
+        self._fill(engine)
+        front = engine.front
+        return front if front is not None and (front.epoch, front.step) == (epoch, step) else None
 
     def _fill(self, engine: BatchSource) -> None:
         """Orders ahead, into the next epoch if this one is all ordered."""
@@ -556,26 +539,10 @@ class SeedStream:
             num_steps = 0  # it is for stats readers alone
         engine.begin_pass(num_steps, step_stride=self.epochs.stride)
 
-    def _read_inline(self, place: BatchPlace, watch: EpochWatch | None) -> Any:
+    def _inline_reader(self) -> InlineReader:
         if self._inline is None:
             self._inline = InlineReader(self.config.job(), self._builder.bad_samples)
-        order = self.epochs.order(place.epoch, place.step)
-        if order is None:
-            return END
-        try:
-            batch = self._inline.read(order)
-        except Exception:
-            place.step = self.epochs.behind(place.step)
-            raise
-        self._delivered(order, batch)
-        if watch is not None and batch is not NOTHING:
-            watch.delivered(batch)
-        if self._pins:
-            batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own
-        if batch is not NOTHING:
-            batch = sent_now(batch, self._builder.calls(self.config.device))
-        place.step = self.epochs.behind(place.step)
-        return batch
+        return self._inline
 
     # ------------------------------------------------------------ position
 
@@ -584,7 +551,7 @@ class SeedStream:
         if self._place is None and epoch == self._next_epoch:
             return
         self._next_epoch, self._first_step, self._place = epoch, 0, None
-        self._log.resumed(epoch, 0, by="set_epoch")
+        self.log.resumed(epoch, 0, by="set_epoch")
 
     def state_dict(self, now: Callable[[], LoaderConfig] | None = None) -> dict[str, Any]:
         """The state of the batch that comes next; the schedule says all of it."""
@@ -600,7 +567,7 @@ class SeedStream:
         trust = self.config.trust_state if is_trusted is None else is_trusted
         epoch, step = self.epochs.load_state_dict(state, is_trusted=trust)
         self._next_epoch, self._first_step, self._place = epoch, step, None
-        self._log.resumed(epoch, self.epochs.step_number(step))
+        self.log.resumed(epoch, self.epochs.step_number(step))
 
     def state_of_copy(self) -> dict[str, Any]:
         """What a copy of the loader goes on from."""

@@ -13,15 +13,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe, _utils
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _sharding_worker_init_fn, _SingleProcessDataLoaderIter
 
 from shmload import faults
 from shmload._core.trainer import Order
 from shmload.device.sending import sent_now
+from shmload.engine.builder import EngineBuilder, LoaderConfig
 from shmload.engine.engine import Engine
 from shmload.engine.ring import NOTHING, DeliveryLog, Turns
 from shmload.errors import WorkerDied
@@ -30,11 +31,6 @@ from shmload.modes.torch_order import PassProgress, SamplerReader, TorchState, c
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.snapshot import NO_NEWS, with_shared_seed
 from shmload.worker.torch_side import Origin, origin_of, replayed
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
-    from shmload.engine.builder import EngineBuilder, LoaderConfig
 
 log = logging.getLogger("shmload")
 
@@ -74,9 +70,8 @@ class TorchPasses:
         origin, generator = Origin.loads(state["sampler"]["origin"]), self.config.generator
         if generator is not None and origin.own is not None:
             generator.set_state(origin.own)
-        if origin.is_now():  # as where a program restores its generators itself: then they move on, as they did
-            return kind(loader, self, state)
-        with replayed(origin, generator):
+        # where a program restores its generators itself, they move on, as they did
+        with nullcontext() if origin.is_now() else replayed(origin, generator):
             return kind(loader, self, state)
 
     def state_dict(self, now: Callable[[], LoaderConfig]) -> dict[str, Any]:
@@ -280,14 +275,15 @@ class TorchIterator(_Iterator):
             self._begin_pass(loader, first_iter, state)
 
     def _begin_pass(self, loader: DataLoader[Any], first_iter: bool, state: TorchState | None) -> None:
-        assert self._engine is not None
+        engine = self._engine
+        assert engine is not None
         if not first_iter:
-            self._finish(self._engine)
+            self._finish(engine)
         is_resumed = state is not None and not state["is_finished"]
         with kept_generators() if is_resumed else nullcontext():  # a sampler may draw when it is begun
             origin = origin_of(self._generator)
             super()._reset(loader, first_iter)
-            reader = self._reader_of_sampler(origin, self._generator, every=self._every, is_seed_between=False)
+            reader = self._reader_of_sampler(origin, self._generator, every=self._every, seed_between=False)
         self._epoch += 1
         self._num_sent = 0
         self._num_active = [0] * self._num_workers  # orders under way, by worker; -1: its iterator has ended
@@ -304,12 +300,17 @@ class TorchIterator(_Iterator):
         if last is not None:
             self.progress.follows(last)
         if state is not None:
-            self._go_on(state)
+            self.progress.resumed(state)
+            self._num_yielded = self.progress.num_delivered
+            self._num_sent = state["sampler"]["taken"]
+            is_same = state["num_workers"] == self._num_workers
+            for _ in range(state["last_worker"] + 1 if is_same else state["snapshot"] % self._num_workers):
+                next(self._turns)
         if state is not None and self._dataset_kind == _DatasetKind.Iterable:
             counted = [0] * self._num_workers if fast_forward(state) else state["counted"]
             self._read_again([now - then for now, then in zip(state["counts"], counted, strict=True)])
-        for _ in range(self._prefetch_factor * self._num_workers - self._engine.num_queued):
-            self._try_put_index()
+        for _ in range(self._prefetch_factor * self._num_workers - engine.num_queued):
+            self._order_next(engine)
         if state is not None and self._dataset_kind != _DatasetKind.Iterable:
             self._read_again_to(state["done"])
         self._begin_record(passes)
@@ -317,7 +318,7 @@ class TorchIterator(_Iterator):
             num_steps = 0 if self._dataset_kind == _DatasetKind.Iterable else len(self._index_sampler)
         except Exception:  # a sampler of the user's that cannot say: it is for stats readers alone
             num_steps = 0
-        self._engine.begin_pass(num_steps, epoch_base=self._pass - self._epoch)
+        engine.begin_pass(num_steps, epoch_base=self._pass - self._epoch)
 
     def _finish(self, engine: Engine) -> None:
         """Has every order made and forgets the batches: torch's workers, too, work off what they were sent."""
@@ -338,7 +339,7 @@ class TorchIterator(_Iterator):
             for worker in range(self._num_workers):
                 if num_to_send[worker] and engine.num_queued < self._prefetch_factor * self._num_workers:
                     num_to_send[worker] -= 1
-                    self._send(next(self._batches), worker)
+                    self._send(engine, next(self._batches), worker)
             try:
                 order, _, note = engine.next()
             except Exception:
@@ -351,16 +352,7 @@ class TorchIterator(_Iterator):
             self.progress.noted(order.worker, note)
             self.progress.done.add(order.step)
 
-    def _go_on(self, state: TorchState) -> None:
-        self.progress.resumed(state)
-        self._num_yielded = self.progress.num_delivered
-        self._num_sent = state["sampler"]["taken"]
-        is_same = state["num_workers"] == self._num_workers
-        for _ in range(state["last_worker"] + 1 if is_same else state["snapshot"] % self._num_workers):
-            next(self._turns)
-
-    def _try_put_index(self) -> None:
-        assert self._engine is not None
+    def _order_next(self, engine: Engine) -> None:
         try:
             index = next(self._batches)
             while self._num_sent in self.progress.done:  # a resumed pass takes no notice of these
@@ -370,14 +362,13 @@ class TorchIterator(_Iterator):
             return
         worker = next(self._turns) if self._takes_turns else self._next_worker()
         if worker >= 0:
-            self._send(index, worker)
+            self._send(engine, index, worker)
 
-    def _send(self, index: Any, worker: int) -> None:
-        assert self._engine is not None
+    def _send(self, engine: Engine, index: Any, worker: int) -> None:
         if self._dataset_kind == _DatasetKind.Iterable:
             index = [self._shared_seed or 0] * len(index) if self._auto_collation else self._shared_seed or 0
         keys = index if self._auto_collation else [index]
-        self._engine.submit(Order(self._epoch, self._num_sent, keys, worker, is_given=self._is_given))
+        engine.submit(Order(self._epoch, self._num_sent, keys, worker, is_given=self._is_given))
         self._num_active[worker] += 1
         self._num_sent += 1
 
@@ -385,12 +376,12 @@ class TorchIterator(_Iterator):
         """Orders as many batches as have come: one, unless the number ahead is another now."""
         tuner = self._tuner
         if tuner is None:
-            self._try_put_index()
+            self._order_next(engine)
             return
         num_ahead = tuner.counted(engine)
         self._prefetch_factor = num_ahead // self._num_workers
         for _ in range(num_ahead - engine.num_queued):
-            self._try_put_index()
+            self._order_next(engine)
 
     def _next_worker(self) -> int:
         """Whose turn it is: round about, without those whose iterator has ended or, unless in_order, that have their share."""
@@ -467,7 +458,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
         is_resumed = state is not None and not state["is_finished"]
         with kept_generators() if is_resumed else nullcontext():
             super().__init__(loader)
-            reader = self._reader_of_sampler(origin, config.generator, every=1, is_seed_between=True)
+            reader = self._reader_of_sampler(origin, config.generator, every=1, seed_between=True)
         job = config.job()
         self._reader = InlineReader(job, passes.builder.bad_samples) if config.reads_inline else None
         if job.plan.ragged is not None and job.collate_fn is None and self._auto_collation:

@@ -35,33 +35,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice
 from operator import length_hint
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Generator
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
+from shmload.engine.builder import LoaderConfig
 from shmload.errors import StateMismatch
-from shmload.schedule.state import (
-    CHECK,
-    UsersOwn,
-    check_checksum,
-    check_head,
-    differences,
-    faults_in,
-    opened,
-    sealed,
-    with_checksum,
-)
-from shmload.worker.snapshot import SAME, Note, Snapshot
+from shmload.schedule import state as states
+from shmload.schedule.state import CHECK, UsersOwn, opened, sealed, with_checksum
+from shmload.worker.snapshot import SAME, Note, Snapshot, own_states
 from shmload.worker.torch_side import Origin, origin_of, randperm, replayed
 from shmload.world import is_stateful
-
-if TYPE_CHECKING:
-    from shmload.engine.builder import LoaderConfig
 
 log = logging.getLogger("shmload")
 
@@ -134,8 +124,7 @@ class PassProgress:
         self._goes_by_number = not self._is_iterable and not config.in_order and config.total_workers > 1
         # then the snapshot is of now, whenever someone asks; what is read out of order is not read again up to a place
         self.is_always_current = self._every == 1 or self._goes_by_number
-        self.sampler = sampler
-        self.base_seed, self._shared_seed = base_seed, shared_seed
+        self.sampler, self.base_seed, self._shared_seed = sampler, base_seed, shared_seed
         self._notes: list[bytes] = [SAME] * self._num_workers
         self._is_current = [True] * self._num_workers
         self.fetcher: Any = None
@@ -146,8 +135,7 @@ class PassProgress:
         self._counts = [0] * max(self._num_workers, 1)  # orders behind that were no iterator's end, by worker
         # (step, notes, last worker, counts, the sampler's state); the last is made when it is asked for
         self._snapshot: tuple[int, list[bytes], int, list[int], SamplerState | None]
-        self._take_snapshot()
-        self._snapshot = (*self._snapshot[:4], sampler.state(0))
+        self._take_snapshot(sampler.state(0))
 
     def resumed(self, state: TorchState) -> None:
         """Stands where that state's snapshot was taken."""
@@ -158,13 +146,12 @@ class PassProgress:
             self.last_worker = state["last_worker"]
         if self._is_iterable:
             self._counts = list(state["counted"])
-        self._take_snapshot()
-        self._snapshot = (*self._snapshot[:4], self.sampler.state(self.done.first))
+        self._take_snapshot(self.sampler.state(self.done.first))
         if self._is_iterable:
             self._counts = list(state["counts"])  # what comes between is read again by worker, and not counted again
 
-    def _take_snapshot(self) -> None:
-        self._snapshot = (self.done.first, list(self._notes), self.last_worker, list(self._counts), None)
+    def _take_snapshot(self, sampler: SamplerState | None = None) -> None:
+        self._snapshot = (self.done.first, list(self._notes), self.last_worker, list(self._counts), sampler)
 
     def follows(self, last: PassProgress) -> None:
         """The same workers have made another pass before."""
@@ -173,7 +160,7 @@ class PassProgress:
 
     def workers_at_end(self) -> list[Snapshot]:
         """Where workers stand between two passes, however seldom they are asked on the way."""
-        told = [pickle.loads(note) if note else {} for note in self._notes] or [copy.deepcopy(self._read_here())]
+        told = [pickle.loads(note) if note else {} for note in self._notes] or [self._read_here()]
         return [{name: of[name] for name in ("dataset", "streams") if name in of} for of in told]
 
     @contextmanager
@@ -222,22 +209,13 @@ class PassProgress:
         }
         if self._is_iterable:
             state.update(counts=list(self._counts), counted=counted, last_worker=self.last_worker, beyond=[])
-        if self._num_workers:
-            state["workers"] = [pickle.loads(note) if note else {} for note in notes]
-        else:
-            state["workers"] = [copy.deepcopy(self._read_here())]
+        state["workers"] = [pickle.loads(note) if note else {} for note in notes] or [self._read_here()]
         return state
 
     def _read_here(self) -> Snapshot:
-        fetcher, snapshot = self.fetcher, {}
-        iterator = getattr(fetcher, "dataset_iter", None)
-        if iterator is not fetcher.dataset and is_stateful(fetcher.dataset):
-            snapshot["dataset"] = fetcher.dataset.state_dict()
-        if is_stateful(iterator):
-            snapshot["iterator"] = iterator.state_dict()  # type: ignore[union-attr]  # None has none
-        if getattr(fetcher, "ended", False):
-            snapshot["has_ended"] = True
-        return snapshot
+        fetcher = self.fetcher
+        iterator, has_ended = getattr(fetcher, "dataset_iter", None), getattr(fetcher, "ended", False)
+        return copy.deepcopy(own_states(fetcher.dataset, iterator, has_ended=has_ended))
 
 
 def between_passes(note: bytes) -> bytes:
@@ -272,7 +250,8 @@ def fresh_state(config: LoaderConfig, finished: PassProgress | None) -> TorchSta
             base_seed = finished.base_seed  # workers that stay are not seeded anew
     elif not config.num_workers and is_stateful(config.dataset):
         workers = [{"dataset": copy.deepcopy(config.dataset.state_dict())}]
-    sampler = state_before(config.index_sampler, config.generator, None if finished is None else finished.sampler.own_at_end())
+    own = None if finished is None else copy.deepcopy(finished.sampler.own_at_end)
+    sampler = state_before(config.index_sampler, config.generator, own)
     return {
         **identity(config),
         "position": 0,
@@ -298,15 +277,16 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
     if not isinstance(state, Mapping) or "mode" not in state or (state["mode"] == "torch" and "details" not in state):
         shown = f"a dict with the keys {sorted(map(str, state))}" if isinstance(state, dict) else type(state).__name__
         raise StateMismatch(f"a state is a dict as state_dict() returns it, got {shown}")
-    check_head(state, "torch", TORCH_STATE_VERSION, f"give ShmLoader the seed {state.get('seed')!r} it was saved with")
-    check_checksum(state)
-    differing = differences(state, identity(config))
+    states.check_head(state, "torch", TORCH_STATE_VERSION, f"give ShmLoader the seed {state.get('seed')!r} it was saved with")
+    states.check_checksum(state)
+    differing = states.differences(state, identity(config))
     loaded = _unpacked(state, config.trust_state)
-    is_in_parts = _kind_of(loaded["sampler"]) == DATASET  # an iterable one, by worker
+    sampler = loaded["sampler"]
+    saved = OWN if "own" in sampler else SAMPLER if "origin" in sampler else DATASET
     own_states = any("dataset" in s or "iterator" in s for s in loaded["workers"])
-    if (own_states or is_in_parts) and loaded["num_workers"] != config.total_workers and not state["is_finished"]:
+    if (own_states or saved == DATASET) and loaded["num_workers"] != config.total_workers and not state["is_finished"]:
         differing.append(f"num_workers: saved {loaded['num_workers']!r}, now {config.total_workers!r}")
-    saved, possible = _kind_of(loaded["sampler"]), _kinds_now(config)
+    possible = _kinds_now(config)
     if saved not in possible:
         differing.append(f"order: saved {saved}, now {' or '.join(possible)}")
     if differing:
@@ -315,11 +295,6 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
             "start a new run without this state"
         )
     return loaded
-
-
-def _kind_of(sampler: SamplerState) -> str:
-    """What a pass goes on by."""
-    return OWN if "own" in sampler else SAMPLER if "origin" in sampler else DATASET
 
 
 def _kinds_now(config: LoaderConfig) -> list[str]:
@@ -346,7 +321,7 @@ def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
         raise StateMismatch(f"the state's details cannot be read: {error!r}. Load what state_dict() returned") from error
     del loaded["details"], loaded[CHECK]
     found = {name: value for name, value in loaded.items() if name not in _IDENTITY}
-    faults = faults_in(found, _KINDS, optional=("counts", "counted"), signed=("last_worker", "base_seed", "shared_seed"))
+    faults = states.faults_in(found, _KINDS, optional=("counts", "counted"), signed=("last_worker", "base_seed", "shared_seed"))
     if not faults:
         sampler = loaded["sampler"]
         is_sampler = all(isinstance(sampler[name], _OF_SAMPLER.get(name, ())) for name in sampler)
@@ -363,47 +338,39 @@ def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
 
 
 SamplerState = dict[str, Any]
-range_iterator = type(iter(range(0)))
 
 
 class SamplerReader:
     """One pass over a loader's index sampler.
 
     Args:
-        index_sampler: yields what one batch is made of.
+        sampler: yields what one batch is made of.
         generator: the loader's own, if it was given one.
         every: a stateful sampler is asked for its state at every so many batches; 0: only at the pass's start.
         iterator: of the sampler, just begun as torch begins it.
         origin: where the generators stood before that.
-        is_seed_between: whether torch draws its workers' base seed after beginning the iterator, not before.
+        seed_between: whether torch draws its workers' base seed after beginning the iterator, not before.
     """
 
     def __init__(
-        self,
-        index_sampler: Any,
-        generator: torch.Generator | None,
-        *,
-        every: int,
-        iterator: Iterator[Any],
-        origin: Origin,
-        is_seed_between: bool,
+        self, sampler: Any, generator: Generator | None, *, every: int, iterator: Iterator[Any], origin: Origin, seed_between: bool
     ) -> None:
-        self._sampler = index_sampler
-        self._generator = generator
-        self._every = every
-        self._origin = origin
-        self._is_seed_between = is_seed_between
-        self._iterator: Any = self._faster(0) or iterator
-        self.is_sliced = isinstance(self._iterator, _Slices)  # batches are arrays of ours, not what the sampler gives
+        self._sampler, self._generator, self._every = sampler, generator, every
+        self._origin, self._is_seed_between = origin, seed_between
+        faster = self._faster(0)
+        self._iterator: Any = faster or iterator
+        # whether batches are arrays of ours, not what the sampler gives
+        self.is_sliced = faster is not None and type(sampler) is BatchSampler and is_torchs_own(sampler)
+        self._ended: SamplerState | None = None  # what a stateful iterator was loaded with that is at its end for good
         self.num_taken = 0
         self._taken_early: list[Any] = []
         self._begin()
 
     def _begin(self) -> None:
         self._epoch = getattr(_innermost(self._sampler), "epoch", None)
-        self._is_stateful = is_stateful(self._sampler) or is_stateful(self._iterator)
+        self._is_stateful = is_stateful(self._sampler) or is_stateful(self._iterator) or self._ended is not None
         self._states: deque[tuple[int, Any]] = deque()  # (batches taken, the sampler's own state)
-        self._own_at_end: SamplerState | None = None
+        self.own_at_end: SamplerState | None = None  # however seldom they are asked on the way; None: they have no state
         self._note_state()
 
     def _faster(self, num_skipped: int) -> Iterator[Any] | None:
@@ -425,7 +392,7 @@ class SamplerReader:
             self._load(own)
             if self.num_taken == length_hint(self._sampler, -1) and list(islice(self._iterator, 1)):
                 self._load(own)  # a sampler that begins its next pass by itself is put back to this one's end
-                self._iterator = _Ended(own)
+                self._iterator, self._ended = iter(()), own
         elif not is_endless(self._sampler):
             self._origin = Origin.loads(state["origin"])
             self._is_seed_between = state["seed_between"]
@@ -459,7 +426,7 @@ class SamplerReader:
         if self._is_seed_between:
             torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         faster = self._faster(self.num_taken)
-        if isinstance(faster, _Slices | range_iterator):
+        if faster is not None and is_torchs_own(self._sampler):
             iterator = faster
         else:
             iterator = faster or iterator
@@ -478,7 +445,7 @@ class SamplerReader:
         try:
             keys = self._taken_early.pop() if self._taken_early else next(self._iterator)
         except StopIteration:
-            self._own_at_end = self._own()
+            self.own_at_end = self._own()
             raise
         self.num_taken += 1
         if self._is_stateful:
@@ -486,9 +453,7 @@ class SamplerReader:
         return keys
 
     def _note_state(self) -> None:
-        if not self._is_stateful:
-            return
-        if not self._states or (self._every and self.num_taken % self._every == 0):
+        if self._is_stateful and (not self._states or (self._every and self.num_taken % self._every == 0)):
             self._states.append((self.num_taken, self._own()))
 
     def _own(self) -> SamplerState | None:
@@ -496,12 +461,11 @@ class SamplerReader:
         if not self._is_stateful:
             return None
         sampler = self._sampler.state_dict() if is_stateful(self._sampler) else None
-        iterator = self._iterator.state_dict() if is_stateful(self._iterator) else None
+        if self._ended is not None:
+            iterator = self._ended["iterator"]
+        else:
+            iterator = self._iterator.state_dict() if is_stateful(self._iterator) else None
         return copy.deepcopy({"sampler": sampler, "iterator": iterator})
-
-    def own_at_end(self) -> SamplerState | None:
-        """What they told when the pass was at its end, however seldom they are asked on the way; None if they tell nothing."""
-        return copy.deepcopy(self._own_at_end)
 
     def state(self, num_delivered: int) -> SamplerState:
         """Where the pass stood when so many batches had been taken, or at the last state before; what is older is forgotten."""
@@ -558,26 +522,6 @@ def is_torchs_own(index_sampler: Any) -> bool:
     return all(kind.__module__.startswith("torch.utils.data") for kind in kinds)
 
 
-class _Ended:
-    """A stateful iterator at its end."""
-
-    def __init__(self, own: SamplerState) -> None:
-        self._own = own
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        raise StopIteration
-
-    def state_dict(self) -> Any:
-        """As it was."""
-        return self._own["iterator"]
-
-    def load_state_dict(self, state: Any) -> None:
-        """Never asked for: it is at its end for good."""
-
-
 class _Batches:
     """torch's BatchSampler over a sampler of the user's, which may have a state, or its iterator may."""
 
@@ -615,19 +559,6 @@ class _Batches:
             self._iterator.load_state_dict(state["iterator"])
 
 
-class _Slices:
-    """The batches of an order that is drawn when the first is asked for, as torch's samplers draw it."""
-
-    def __init__(self, batch_sampler: BatchSampler, random: RandomSampler | None, num_skipped: int) -> None:
-        self._slices = _slices(batch_sampler, random, num_skipped)
-
-    def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        return self._slices
-
-    def __next__(self) -> NDArray[np.int64]:
-        return next(self._slices)
-
-
 def batches_of(index_sampler: Any, num_skipped: int = 0) -> Iterator[Any] | None:
     """What the sampler yields, without the first few, if it is one of torch's own; batches as arrays. Else None."""
     if type(index_sampler) is SequentialSampler:  # samples come one by one
@@ -636,13 +567,14 @@ def batches_of(index_sampler: Any, num_skipped: int = 0) -> Iterator[Any] | None
         return None
     sampler = index_sampler.sampler
     if type(sampler) is SequentialSampler:
-        return _Slices(index_sampler, None, num_skipped)
+        return _slices(index_sampler, None, num_skipped)
     if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler.data_source):
-        return _Slices(index_sampler, sampler, num_skipped)
+        return _slices(index_sampler, sampler, num_skipped)
     return None
 
 
 def _slices(batch_sampler: BatchSampler, random: RandomSampler | None, num_skipped: int) -> Iterator[NDArray[np.int64]]:
+    """The batches of an order that is drawn when the first is asked for, as torch's samplers draw it."""
     n, batch_size = len(batch_sampler.sampler), batch_sampler.batch_size  # type: ignore[arg-type]  # both have a length
     generator, order = None, None
     if random is not None:

@@ -13,7 +13,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from shmload.engine.ring import NOTHING, Turns
 from shmload.errors import StateMismatch
@@ -22,10 +22,6 @@ from shmload.pipeline.stages import ItemErrors, NamedErrors, Outcome, called, co
 from shmload.pipeline.stream import ItemStream, StreamSchedule
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
-
-if TYPE_CHECKING:
-    from shmload.loader import ShmLoader
-
 
 WORTH_S = 1e-3  # of a worker's time for what is fetched at once: above it, fetching costs little
 MOST = 64
@@ -56,6 +52,11 @@ class Conveyer:
             batches are to come, and Maps of whole batches.
         options: some of ShmLoader's arguments: address, audit, backend, connect_timeout_s, max_bad, max_restarts,
             multiprocessing_context, num_local_workers, on_error, pin_memory, ring_bytes, worker_init_fn.
+
+    Attributes:
+        is_endless: it never ends.
+        has_equal_ranks: every rank is given as much as any other.
+
     Raises:
         TypeError, ValueError: the stages make no pipeline, or the options are none of its.
     Iteration goes on where the pipeline stands: without an end if the source repeats, else to the end of its epoch; iterating an
@@ -80,6 +81,8 @@ class Conveyer:
                 "behind it; catch that, or add Collate"
             )
         plan = self.plan
+        self.is_endless = plan.source.repeating
+        self.has_equal_ranks = self.is_endless or plan.partition.n_ranks == 1 or plan.uneven != "exact"
         self._rank = plan.partition.rank
         self._stream = ItemStream(plan.source, None if plan.collate is None else plan.collate.batch_size)
         self._schedule: StreamSchedule = self._stream.schedule(
@@ -122,15 +125,11 @@ class Conveyer:
             for name, function in self.plan.batch_steps:
                 batch = called(function, batch, name)
         except Exception as error:
-            error.add_note(f"shmload: {self._newest_batch()}")
+            step, stride, n = self._position - self._schedule.stride, self._schedule.stride, self._schedule.n
+            epoch, first = divmod(step, n) if self.is_endless else (self._epoch, step)
+            error.add_note(f"shmload: batch {step // stride}, whose step begins with item {first} of epoch {epoch}")
             raise
         return batch
-
-    def _newest_batch(self) -> str:
-        """The batch just given, for people."""
-        schedule, step = self._schedule, self._position - self._schedule.stride
-        epoch, first = divmod(step, schedule.n) if self.is_endless else (self._epoch, step)
-        return f"batch {step // schedule.stride}, whose step begins with item {first} of epoch {epoch}"
 
     def __iter__(self) -> Self:
         if self.is_ended and (self._is_over or not self._has_moved):  # else only other ranks have something left of the epoch
@@ -311,19 +310,9 @@ class Conveyer:
     # ------------------------------------------------------------ as a member of a Join
 
     @property
-    def is_endless(self) -> bool:
-        """Whether it never ends."""
-        return self.plan.source.repeating
-
-    @property
     def is_ended(self) -> bool:
         """Whether it has nothing more to give until its next epoch begins."""
         return self._position >= self._schedule.end_of(self._epoch, self._rank)
-
-    @property
-    def has_equal_ranks(self) -> bool:
-        """Whether every rank is given as much as any other."""
-        return self.is_endless or self.plan.partition.n_ranks == 1 or self.plan.uneven != "exact"
 
     def begin_next_epoch(self) -> None:
         """Goes to the start of the next epoch, of a pipeline that does not repeat."""

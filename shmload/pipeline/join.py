@@ -79,6 +79,11 @@ class Join:
             each has been read whole, those that end sooner beginning their next epoch; "repeat": never. In the Join's next epoch
             its members go on where they stand.
         seed: as the first stage of a Conveyer: of what is drawn at random for each item.
+
+    Attributes:
+        is_endless: it never ends.
+        has_equal_ranks: every rank is given as much as any other.
+
     Raises:
         TypeError, ValueError: for what cannot be joined.
     Source: R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980.
@@ -107,6 +112,7 @@ class Join:
             raise ValueError("the same pipeline is in a Join twice: make one for each, or add up the weights")
         self.stop, self.seed = stop, seed
         self._draws = Draws([_size(pipeline) for pipeline in self.members], self.weights, stop)
+        self.is_endless, self.has_equal_ranks = self._draws.is_endless, True
         self._epoch = 0
         self._counters = [0] * len(members)  # of each member, this epoch
         self.last_member: int | None = None
@@ -162,19 +168,9 @@ class Join:
         return sum(map(len, self.members)) if self.is_endless else self._draws.n
 
     @property
-    def is_endless(self) -> bool:
-        """Whether it never ends."""
-        return self._draws.is_endless
-
-    @property
     def is_ended(self) -> bool:
         """Whether it has nothing more to give until its next epoch begins."""
         return not self.is_endless and sum(self._counters) >= self._draws.n
-
-    @property
-    def has_equal_ranks(self) -> bool:
-        """Whether every rank is given as much as any other."""
-        return True
 
     def begin_next_epoch(self) -> None:
         """Goes to the start of the next epoch; the members go on where they stand."""

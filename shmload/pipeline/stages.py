@@ -78,12 +78,7 @@ class ItemErrors(NamedErrors):
 
 
 def items_of(
-    schedule: StreamSchedule,
-    rank: int,
-    step: int,
-    items: Sequence[Any],
-    errors: Mapping[int, BaseException],
-    lost: BaseException | None,
+    schedule: StreamSchedule, rank: int, step: int, items: list[Any], errors: Mapping[int, BaseException], lost: Exception | None
 ) -> Iterator[Outcome]:
     """The outcomes of a step's items, in order.
 

@@ -163,7 +163,13 @@ Uneven = Literal["pad", "drop", "exact"]
 
 
 class AnySchedule:
-    """What a loader asks of its schedule besides the batches; the answers of one whose epochs are alike."""
+    """What a loader asks of its schedule besides the batches; the answers of one whose epochs are alike.
+
+    Attributes:
+        grows: an epoch's samples are settled only shortly before it begins: nothing is ordered ahead of the next one's end.
+    """
+
+    grows = False
 
     @property
     def stride(self) -> int:
@@ -174,11 +180,6 @@ class AnySchedule:
     def stream(self) -> dict[str, Any] | None:
         """What positions and keys mean where they number the items of a stream, as a pipeline's do; else None."""
         return None
-
-    @property
-    def grows(self) -> bool:
-        """Whether an epoch's samples are settled only shortly before it begins: nothing is ordered ahead of the next one's end."""
-        return False
 
     def behind(self, step: int) -> int:
         """The step that follows one."""
@@ -543,9 +544,7 @@ class BatchSchedule(AnySchedule):
     def end_of(self, epoch: int, rank: int) -> int:
         """Steps from here on do not exist in that epoch, for that rank."""
         num_batches = self.order.num_batches(seed=self.seed, epoch=epoch)
-        if self.uneven == "drop":
-            return max(num_batches - self.world_size + 1, 0)
-        return max(num_batches - rank, 0) if self.uneven == "exact" else num_batches
+        return stream_end(num_batches, rank, uneven=self.uneven, stride=self.world_size)
 
     def batch(self, epoch: int, step: int, rank: int = 0) -> NDArray[np.int64]:
         """The sample indices of a rank's step, as a new array."""

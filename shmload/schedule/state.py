@@ -122,13 +122,7 @@ def _pickled(value: Any) -> dict[str, Any]:
     return {"$pickle": [f"{type(value).__module__}.{type(value).__qualname__}", _text(pickle.dumps(value))]}
 
 
-_HOLDERS: dict[str, Callable[[list[Any]], Any]] = {
-    "$tuple": tuple,
-    "$set": set,
-    "$frozenset": frozenset,
-    "$dict": dict,
-    "$ordered": OrderedDict,
-}
+_HOLDERS: dict[str, type[Any]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset, "$dict": dict, "$ordered": OrderedDict}
 _WORDS: dict[Any, str] = {kind: word for word, kind in _HOLDERS.items()}
 
 

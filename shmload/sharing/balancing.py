@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 from shmload._core.neighbour import Neighbour
 from shmload._core.trainer import TrainerRing
 from shmload.engine.parts import Hook, Parts
-from shmload.sharing.rank_group import RankGroup, mapped, poll_of
+from shmload.sharing.rank_group import RankGroup, poll_of
 from shmload.shm import names
 from shmload.shm.names import of_ticket, pidfd_of
-from shmload.shm.segment import Doorbell, open_segment
+from shmload.shm.segment import Doorbell, map_segment, open_segment
 from shmload.worker.pool import Death, interrupts_held, written_stack
 from shmload.worker.reader import PeerRing
 
@@ -186,7 +186,7 @@ class Balancer(Hook):
                 continue
             ring, member = rings[number], rank_group.members[number]
             try:
-                self._peer_pools[number] = PeerPool(Neighbour(mapped(ring["control"])), Doorbell.attach(ring["orders"]))
+                self._peer_pools[number] = PeerPool(Neighbour(map_segment(ring["control"])), Doorbell.attach(ring["orders"]))
             except OSError:  # it has closed its loader meanwhile
                 continue
             peer_rings.append(

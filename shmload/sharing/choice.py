@@ -25,8 +25,8 @@ from shmload.engine.ring import BadSamples, BatchSource, Delivery, Turns
 from shmload.engine.stats import RingReader
 from shmload.errors import RankLeft, WorkerDied
 from shmload.sharing.balancing import Balancer
-from shmload.sharing.rank_group import RankGroup, RankSync, gather, mapped
-from shmload.shm.segment import Doorbell
+from shmload.sharing.rank_group import RankGroup, RankSync, gather
+from shmload.shm.segment import Doorbell, map_segment
 from shmload.worker.failure import Failure
 from shmload.worker.reader import Job
 from shmload.world import rank_and_world_size
@@ -161,8 +161,8 @@ class FollowingEngine:
         self.on_delivery: Callable[[], None] | None = None
         try:
             way = rank_group.ring()
-            self.control = mapped(way["control"])
-            share = Share(mapped(way["share"]), me=rank_group.me)
+            self.control = map_segment(way["control"])
+            share = Share(map_segment(way["share"]), me=rank_group.me)
             self._ring = FollowerRing(self.control, share)
             self._ready = Doorbell.attach(way["ready"])
         except BaseException:
@@ -232,7 +232,16 @@ class FollowingEngine:
         try:
             if lease is None:
                 raise self._failure(order, slot)
-            batch = self._delivered(order, lease)
+            if lease.used_nbytes:
+                batch = unpack(LeasedBatch(lease))
+            else:
+                if self.layout is None:
+                    self.layout = Layout.loads(self._ring.layout_text)
+                batch, _ = deliver_rows(self.layout, lease, order.nrows)
+            if self._ring.num_leased < self._ring.num_lendable:
+                self._copy_out.has_collected = False
+            elif self._copy_out.must_copy(str):
+                batch = copied(batch)
         finally:
             del lease
             self._queue.popleft()
@@ -274,7 +283,7 @@ class FollowingEngine:
         memory = self._memory.get(path)
         if memory is None:
             try:
-                memory = self._memory[path] = mapped(path.decode(), private=True)
+                memory = self._memory[path] = map_segment(path.decode(), private=True)
             except FileNotFoundError:
                 raise RankLeft(
                     f'{self._rank_group.members[0]}, whose ring this rank reads (share="node"), has closed its loader before this '
@@ -284,19 +293,6 @@ class FollowingEngine:
         self._places[slot] = version, path
         for unused in self._memory.keys() - {used for _, used in self._places.values()}:
             del self._memory[unused]
-
-    def _delivered(self, order: Order, lease: Lease) -> Any:
-        if lease.used_nbytes:
-            batch = unpack(LeasedBatch(lease))
-        else:
-            if self.layout is None:
-                self.layout = Layout.loads(self._ring.layout_text)
-            batch, _ = deliver_rows(self.layout, lease, order.nrows)
-        if self._ring.num_leased < self._ring.num_lendable:
-            self._copy_out.has_collected = False
-        elif self._copy_out.must_copy(str):
-            batch = copied(batch)
-        return batch
 
     def _failure(self, order: Order, slot: int) -> BaseException:
         text = self._ring.failure(slot)

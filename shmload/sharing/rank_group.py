@@ -15,25 +15,14 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
 
-from shmload._core.mapping import Mapping
-from shmload._core.trainer import (
-    TOLD_CLOSED,
-    TOLD_COUNT,
-    TOLD_ENDED,
-    TOLD_EPOCH,
-    TOLD_GENERATION,
-    TOLD_LEFT,
-    TOLD_ODD,
-    TOLD_STEP,
-    Order,
-    Share,
-)
+from shmload._core import trainer
+from shmload._core.trainer import Order, Share
 from shmload.engine.parts import Hook
 from shmload.errors import RankLeft
 from shmload.shm import names
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import meeting_stem, pidfd_of
-from shmload.shm.segment import Group, open_segment
+from shmload.shm.segment import Group
 from shmload.world import run_key, start_of
 
 MEET_S = 300.0  # for the others to come, where the loader has no timeout: they may have more to import and to open
@@ -121,15 +110,6 @@ def poll_of(pidfds: Iterable[int]) -> select.poll:
     return poll
 
 
-def mapped(path: str, *, private: bool = False) -> Mapping:
-    """A segment of another rank's, mapped."""
-    fd = open_segment(path)
-    try:
-        return Mapping(fd, os.fstat(fd).st_size, private=private)
-    finally:
-        os.close(fd)
-
-
 def local_place() -> tuple[int, int]:
     """(local rank, ranks on this node), as every launcher says.
 
@@ -164,9 +144,8 @@ def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s:
     pidfds: dict[int, int] = {}  # by local rank
     try:
         members = _all_members(meeting, mine, num_local, pidfds, timeout_s or MEET_S)
-        rank_group = [member for member in members if member.data == data]
-        if len({member.data for member in members}) == len(members):
-            rank_group = members
+        is_balanced = len({member.data for member in members}) == len(members)
+        rank_group = members if is_balanced else [member for member in members if member.data == data]
         _check_promises(rank_group)
     except BaseException:
         for pidfd in pidfds.values():
@@ -198,8 +177,7 @@ def _all_members(meeting: Meeting, mine: RankInfo, num_local: int, pidfds: dict[
             missing = sorted(set(range(num_local)) - {member.local_rank for member in members})
             raise RankLeft(
                 f'share="node": {len(members)} of the node\'s {num_local} ranks have begun to read within {limit_s:g} seconds; '
-                f"local "
-                f"ranks {missing} have not. All ranks of a node make such a loader and iterate over it"
+                f"local ranks {missing} have not. All ranks of a node make such a loader and iterate over it"
             )
 
 
@@ -264,7 +242,7 @@ class RankSync(Hook):
         self._num_passes += 1
 
     def pass_left(self) -> None:
-        self._share.tell(TOLD_LEFT, self._num_passes << 32 | self._count)
+        self._share.tell(trainer.TOLD_LEFT, self._num_passes << 32 | self._count)
         self._ring_others()
 
     def abandoned(self) -> None:
@@ -275,14 +253,14 @@ class RankSync(Hook):
 
     def leave(self) -> None:
         """Says that this rank takes nothing any more."""
-        self._share.tell(TOLD_CLOSED, 1)
+        self._share.tell(trainer.TOLD_CLOSED, 1)
         self._ring_others()
 
     def after_next(self, *, is_gone: bool) -> None:
         """If it is gone, one batch more was taken, or has failed."""
         if is_gone:
             self._count += 1
-            self._share.tell(TOLD_COUNT, self._count)
+            self._share.tell(trainer.TOLD_COUNT, self._count)
 
     def before_next(self, order: Order) -> None:
         """Sees to it that all ranks come to a batch in the same way.
@@ -304,14 +282,14 @@ class RankSync(Hook):
         self._see_ended()
         mine, told = self._share.generation, self._share.told
         for rank in self._others():
-            is_closed = told(rank, TOLD_CLOSED)
-            generation = told(rank, TOLD_GENERATION)
+            is_closed = told(rank, trainer.TOLD_CLOSED)
+            generation = told(rank, trainer.TOLD_GENERATION)
             if generation > mine:
-                ended = told(rank, TOLD_ENDED + _odd(generation))
+                ended = told(rank, trainer.TOLD_ENDED + _odd(generation))
                 if self._count >= ended:
                     raise self._apart(rank, "has begun to read elsewhere", ended)
                 continue
-            count = told(rank, TOLD_COUNT) if generation == mine else 0
+            count = told(rank, trainer.TOLD_COUNT) if generation == mine else 0
             if (is_closed or rank in self._ended) and self._count >= count:
                 raise self._apart(rank, "has closed its loader" if is_closed else "has ended", count)
             left, left_at = self._left(rank)
@@ -324,9 +302,9 @@ class RankSync(Hook):
         mine, told = self._share.generation, self._share.told
         return all(
             rank in self._ended
-            or told(rank, TOLD_CLOSED)
+            or told(rank, trainer.TOLD_CLOSED)
             or self._left(rank)[0] == self._num_passes
-            or (told(rank, TOLD_GENERATION) >= mine and told(rank, TOLD_COUNT) >= self._count)
+            or (told(rank, trainer.TOLD_GENERATION) >= mine and told(rank, trainer.TOLD_COUNT) >= self._count)
             for rank in self._others()
         )
 
@@ -335,24 +313,24 @@ class RankSync(Hook):
 
     def _left(self, rank: int) -> tuple[int, int]:
         """The pass that a rank has left before its end, 0: none, and the batches it had taken by then."""
-        return divmod(self._share.told(rank, TOLD_LEFT), 1 << 32)
+        return divmod(self._share.told(rank, trainer.TOLD_LEFT), 1 << 32)
 
     def _begin(self, order: Order) -> None:
         """Begins a generation together with all others."""
         share, told = self._share, self._share.told
         mine = share.generation
         odd = _odd(mine)
-        share.tell(TOLD_ENDED + odd, self._count_before)
-        share.tell(TOLD_EPOCH + odd, order.epoch)
-        share.tell(TOLD_STEP + odd, order.step)
-        share.tell(TOLD_COUNT, 0)
-        share.tell(TOLD_GENERATION, mine)
+        share.tell(trainer.TOLD_ENDED + odd, self._count_before)
+        share.tell(trainer.TOLD_EPOCH + odd, order.epoch)
+        share.tell(trainer.TOLD_STEP + odd, order.step)
+        share.tell(trainer.TOLD_COUNT, 0)
+        share.tell(trainer.TOLD_GENERATION, mine)
         self._ring_others()
         began = monotonic()
-        while behind := [rank for rank in self._others() if told(rank, TOLD_GENERATION) < mine]:
+        while behind := [rank for rank in self._others() if told(rank, trainer.TOLD_GENERATION) < mine]:
             for rank in behind:
-                is_closed, count = told(rank, TOLD_CLOSED), told(rank, TOLD_COUNT)
-                if told(rank, TOLD_GENERATION) >= mine:
+                is_closed, count = told(rank, trainer.TOLD_CLOSED), told(rank, trainer.TOLD_COUNT)
+                if told(rank, trainer.TOLD_GENERATION) >= mine:
                     continue  # it has come in the meantime: its count is of the new generation
                 if count > self._count_before:
                     raise self._apart(rank, "has read on where this rank has begun elsewhere", count)
@@ -366,8 +344,8 @@ class RankSync(Hook):
             self._sleep(None)
             self._see_ended()
         for rank in self._others():
-            place = told(rank, TOLD_EPOCH + odd), told(rank, TOLD_STEP + odd)
-            ended = told(rank, TOLD_ENDED + odd)
+            place = told(rank, trainer.TOLD_EPOCH + odd), told(rank, trainer.TOLD_STEP + odd)
+            ended = told(rank, trainer.TOLD_ENDED + odd)
             if (ended, *place) != (self._count_before, order.epoch, order.step):
                 raise RankLeft(
                     f'{self._rank_group.members[rank]} and this rank share a ring (share="node") and must read the same batches: '
@@ -387,4 +365,4 @@ class RankSync(Hook):
 
 def _odd(generation: int) -> int:
     """What is added to the words of the place where a generation begins."""
-    return TOLD_ODD * (generation & 1)
+    return trainer.TOLD_ODD * (generation & 1)

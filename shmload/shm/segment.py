@@ -52,6 +52,7 @@ from typing import Literal, NamedTuple, Self
 import posix_ipc
 
 from shmload._core.bell import Bell, make_semaphore
+from shmload._core.mapping import Mapping
 from shmload.errors import RingTooSmall
 from shmload.shm import names, owners
 from shmload.shm.names import NEW, SHM_DIR, new_stem, proc_self
@@ -202,10 +203,8 @@ class Segment:
     """
 
     def __init__(self, name: str, nbytes: int, fd: int, kind: Literal["shm", "memfd"]) -> None:
-        self.name = name
-        self.nbytes = nbytes
+        self.name, self.nbytes, self.kind = name, nbytes, kind
         self.fd = names.keep(fd)
-        self.kind = kind
         self.path = f"{SHM_DIR}/{name}" if kind == "shm" else memfd_path(name, fd)
         self._pid = os.getpid()
         self._is_closed = False
@@ -271,6 +270,15 @@ def open_segment(path: str) -> int:
         os.close(fd)
         raise PermissionError(f"{path} is no segment of user {os.geteuid()}")
     return fd
+
+
+def map_segment(path: str, **options: bool) -> Mapping:
+    """All of a segment that another process has made, mapped; OSError as `open_segment`."""
+    fd = open_segment(path)
+    try:
+        return Mapping(fd, os.fstat(fd).st_size, **options)
+    finally:
+        os.close(fd)
 
 
 def _create_named(name: str, nbytes: int) -> int:
@@ -349,8 +357,7 @@ class Doorbell(Bell):
     """
 
     def __init__(self, name: str, fd: int = -1, *, is_owner: bool) -> None:
-        self.name = name
-        self._fd = fd
+        self.name, self._fd = name, fd
         self._owner_pid = os.getpid() if is_owner else 0
 
     @classmethod

@@ -81,14 +81,9 @@ class WorkerLoop:
         is_helper: bool = False,
         init_failure: Failure | None = None,
     ) -> None:
-        self._ring = ring
-        self._job = job
-        self._ready, self._orders = ready, orders
+        self._ring, self._job, self._ready, self._orders = ring, job, ready, orders
         self._memory = SlotMemory(ring, ready, grants, open_memory, is_helper=is_helper)
-        self._source = source
-        self._snapshots = snapshots
-        self._visits = visits
-        self._init_failure = init_failure
+        self._source, self._snapshots, self._visits, self._init_failure = source, snapshots, visits, init_failure
         self._plan = job.plan
         self._in_place = self._plan.in_place(job.dataset)
         self._has_ended = False  # the iterable dataset, at the claimed order
@@ -130,7 +125,13 @@ class WorkerLoop:
         self._reader.end()
         self._has_ended = False
         try:
-            own = self._fill_or_end()
+            try:
+                own = self._fill()
+            except StopIteration:
+                if self._source is None:
+                    raise
+                self._has_ended = self._source.has_ended = True  # as torch, which takes a collate_fn's for the iterator's
+                own = DONE
             if own == DONE and self._snapshots is not None:
                 own = self._send_note()
         except Exception as error:
@@ -157,15 +158,6 @@ class WorkerLoop:
         self._ring.write_error(failure.dumps(self._ring.text_capacity))
 
     # ------------------------------------------------------------ filling
-
-    def _fill_or_end(self) -> int:
-        try:
-            return self._fill()
-        except StopIteration:
-            if self._source is None:
-                raise
-            self._has_ended = self._source.has_ended = True  # as torch, which takes a collate_fn's for the iterator's
-            return DONE
 
     def _fill(self) -> int:
         if self._init_failure is not None:
@@ -217,9 +209,7 @@ class WorkerLoop:
     def _read_into(self, keys: list[Any]) -> int:
         ring = self._ring
         placer = self._memory.placer()
-        assert self._in_place is not None
-        read_into = self._in_place.read_into
-        assert read_into is not None
+        read_into: Any = self._in_place.read_into  # type: ignore[union-attr]  # whose path this is
         if self._reader.threads is not None:
             for _ in self._reader.by_threads(lambda row: read_into(keys[row], placer.out(row)), keys, ring.first_row, ring.end_row):
                 if ring.is_abandoned:
@@ -234,9 +224,7 @@ class WorkerLoop:
 
     def _read_batch_into(self, keys: Any) -> int:
         ring = self._ring
-        assert self._in_place is not None
-        read_batch_into = self._in_place.read_batch_into
-        assert read_batch_into is not None
+        read_batch_into: Any = self._in_place.read_batch_into  # type: ignore[union-attr]  # whose path this is
         first, end = ring.first_row, ring.end_row
         self._reader.begin_all(first, keys[first])
         read_batch_into(np.asarray(keys[first:end], np.int64), self._memory.placer().out(slice(first, end)))
@@ -401,12 +389,12 @@ class HelpedRank:
         pidfd = pidfd_of(peer_ring.trainer_pid, peer_ring.trainer_began)
         if pidfd < 0:
             raise FileNotFoundError(f"process {peer_ring.trainer_pid} has ended")
-        self._pidfd = pidfd
+        self.pidfd = pidfd
         try:
             self._poll = select.poll()
             self._poll.register(pidfd, select.POLLIN)
             control = open_memory(peer_ring.control_path)
-            self._neighbour = Neighbour(control)
+            self.neighbour = Neighbour(control)
             self._ring = HelperRing(control, peer_ring.first_record + worker_id, worker_id)
             ready, grants = Doorbell.attach(peer_ring.ready_bell), Doorbell.attach(peer_ring.grants_bell)
             self.body = WorkerLoop(
@@ -417,23 +405,14 @@ class HelpedRank:
             raise
 
     @property
-    def waits_since_ns(self) -> int:
-        """When its trainer began to wait for a batch; 0: it does not."""
-        return self._neighbour.waiting_since_ns
-
-    @property
     def has_gone(self) -> bool:
         """Whether its loader is closed or its trainer has ended."""
-        return self._neighbour.is_closing or bool(self._poll.poll(0))
+        return self.neighbour.is_closing or bool(self._poll.poll(0))
 
     def claims(self, ticket: int) -> bool:
         """Claims a chunk, if there is one for a helper and the trainer has let this one in."""
         ring = self._ring
         return ring.request(ticket) and ring.has_layout and ring.claim()
-
-    def leave(self) -> None:
-        """Watches it no more."""
-        os.close(self._pidfd)
 
 
 class Visits:
@@ -461,7 +440,7 @@ class Visits:
             who does what is claimed; None: there is nothing to do.
         """
         self._look()
-        for host in sorted(self._hosts, key=lambda host: host.waits_since_ns or 1 << 64):
+        for host in sorted(self._hosts, key=lambda host: host.neighbour.waiting_since_ns or 1 << 64):
             if host.claims(self._ticket):
                 faults.hit("visiting")
                 return host.body
@@ -483,5 +462,5 @@ class Visits:
             self._peer_rings = None
         gone = [host for host in self._hosts if host.has_gone]
         for host in gone:
-            host.leave()
+            os.close(host.pidfd)
             self._hosts.remove(host)  # and with it all that was mapped

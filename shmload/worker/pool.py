@@ -36,7 +36,7 @@ from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.watch import die_with
 from shmload.shm import owners
-from shmload.shm.segment import Doorbell, Group, Segment, open_segment
+from shmload.shm.segment import Doorbell, Group, Segment, map_segment, open_segment
 from shmload.worker.failure import Failure, describe_exit
 from shmload.worker.loop import Visits, WorkerLoop
 from shmload.worker.reader import Job, Post
@@ -51,11 +51,7 @@ GONE = 3  # exit code of a worker that found its ring gone
 def open_memory(path: str) -> Mapping:
     """Maps a segment of the trainer's; nothing this process forks will see it."""
     faults.hit("opening_memory")
-    fd = open_segment(path)
-    try:
-        return Mapping(fd, os.fstat(fd).st_size, inherit=False, populate=True)
-    finally:
-        os.close(fd)
+    return map_segment(path, inherit=False, populate=True)
 
 
 def main(post: Post, inherited: Job | None) -> None:
@@ -237,10 +233,7 @@ class ProcessPool:
         self, posts: list[Post], job: Job, context: BaseContext, *, travels: bool, stacks: abc.Mapping[int, Segment]
     ) -> None:
         self._posts = {post.worker_id: post for post in posts}
-        self._job = job
-        self._context = context
-        self._travels = travels
-        self._stacks = stacks
+        self._job, self._context, self._travels, self._stacks = job, context, travels, stacks
         self._processes: dict[int, BaseProcess] = {}
         self._pidfds: dict[int, int] = {}  # pidfd -> worker_id
         self._poll = select.poll()

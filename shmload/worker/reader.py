@@ -103,14 +103,6 @@ class InPlace:
         """Whether samples of these keys may be read in place; if not, the dataset is asked for them one by one."""
         return True
 
-    def read_alone(self, index: Any, rows: dict[str, Any]) -> None:
-        """Reads one sample into the first of some rows."""
-        if self.read_into is not None:
-            self.read_into(index, RowOut(rows, 0))
-        else:
-            assert self.read_batch_into is not None
-            self.read_batch_into(np.array([index], np.int64), RowOut(rows, slice(0, 1)))
-
     def read_ragged(self, keys: Any, rows: RaggedRows, begin: Callable[[int], bool]) -> bool:
         """Reads the samples of a batch whose schema has ragged fields.
 
@@ -138,8 +130,7 @@ class _InPlaceSubset(InPlace):
 
     def __init__(self, inner: InPlace, indices: Sequence[int]) -> None:
         self.schema, self.batch_type = inner.schema, inner.batch_type
-        self.reads_rows_alike = inner.reads_rows_alike
-        self.takes_all = inner.takes_all
+        self.reads_rows_alike, self.takes_all = inner.reads_rows_alike, inner.takes_all
         self._inner, self._indices = inner, indices
         read_into, read_batch_into = inner.read_into, inner.read_batch_into
         self.read_into = read_into and (lambda index, out: read_into(indices[index], out))
@@ -305,14 +296,9 @@ class ReadPlan:
         """Where rows lie, if that is known before the first sample is read."""
         return None if self.is_whole else self.layout
 
-    @property
-    def is_in_place(self) -> bool:
-        """Whether the dataset writes into the batch itself."""
-        return self.layout is not None
-
     def in_place(self, dataset: Any) -> InPlace | None:
         """The means by which the dataset, in this process, writes into the batch; None: it does not."""
-        return in_place_of(dataset, self.ragged) if self.is_in_place else None
+        return None if self.layout is None else in_place_of(dataset, self.ragged)
 
     def sample(self, dataset: Any, key: Any) -> Any:
         """One sample, by `__getitems__` where the dataset has it: perhaps it has nothing else."""
@@ -330,20 +316,17 @@ class ReadPlan:
         if self.is_whole:
             assert self.ragged is not None
             in_place.read_ragged([key], RaggedRows(self.layout, self.ragged, 1, no_room, Arenas()), lambda row: True)
-        else:
-            in_place.read_alone(key, private_rows(self.layout, 1))
+        elif in_place.read_into is not None:
+            in_place.read_into(key, RowOut(private_rows(self.layout, 1), 0))
+        elif in_place.read_batch_into is not None:
+            in_place.read_batch_into(np.array([key], np.int64), RowOut(private_rows(self.layout, 1), slice(0, 1)))
 
 
 PLAIN = ReadPlan()  # samples one by one, as torch's collate takes them
 
 
 def plan_of(
-    dataset: Any,
-    *,
-    collate_fn: Callable[[Any], Any] | None,
-    auto_collation: bool,
-    ragged: str | Mapping[str, str],
-    is_torch_mode: bool,
+    dataset: Any, *, collate_fn: Callable[[Any], Any] | None, auto_collation: bool, ragged: str | Mapping[str, str], is_torch: bool
 ) -> ReadPlan:
     """The plan of a loader.
 
@@ -355,11 +338,11 @@ def plan_of(
     """
     has_getitems = auto_collation and bool(ability_of(dataset, "__getitems__"))
     is_default = isinstance(ragged, AsTorchOrList)
-    rule = (None if is_torch_mode else AS_LISTS) if is_default else ragged_of(ragged, None, is_torch_mode=is_torch_mode)
+    rule = (None if is_torch else AS_LISTS) if is_default else ragged_of(ragged, None, is_torch_mode=is_torch)
     in_place = in_place_of(dataset, rule)
     schema = ability_of(in_place or dataset, "schema")
     if isinstance(schema, Mapping) and not (is_default and all(map(_is_fixed, schema.values()))):
-        rule = ragged_of(ragged, schema, is_torch_mode=is_torch_mode)
+        rule = ragged_of(ragged, schema, is_torch_mode=is_torch)
         in_place = in_place_of(dataset, rule)
     if collate_fn is not None:
         return ReadPlan("collate_fn", None, rule, is_whole=True, has_getitems=has_getitems)
@@ -415,10 +398,7 @@ class SampleReader:
     """
 
     def __init__(self, ring: WorkerRing, job: Job, in_place: InPlace | None, open_memory: Callable[[str], MemoryMapping]) -> None:
-        self._ring = ring
-        self._job = job
-        self._in_place = in_place
-        self._open = open_memory
+        self._ring, self._job, self._in_place, self._open = ring, job, in_place, open_memory
         self._kept: tuple[Any, Any] | None = None  # (key, sample) decoded to learn the layout, not to be read twice
         self._given: Any = None  # the batch sampler's own object, if it is no list of int
         self._reads_many = job.plan.has_getitems  # until its samples draw random numbers

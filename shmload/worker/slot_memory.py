@@ -43,8 +43,7 @@ class SlotMemory:
     def __init__(
         self, ring: WorkerRing, ready: Bell, grants: Bell, open_memory: Callable[[str], Mapping], *, is_helper: bool = False
     ) -> None:
-        self._ring = ring
-        self._is_helper = is_helper
+        self._ring, self._is_helper = ring, is_helper
         self._ready, self._grants = ready, grants
         self.open = open_memory
         self._layout: Layout | None = None

@@ -37,11 +37,9 @@ class IterablePass:
     """
 
     def __init__(self, dataset: Any, iterator_state: Any = None, *, has_ended: bool = False) -> None:
-        self.dataset = dataset
-        self._iterator_state = iterator_state
+        self.dataset, self._iterator_state, self.has_ended = dataset, iterator_state, has_ended
         self._epoch: int | None = None
         self.iterator: Any = None
-        self.has_ended = has_ended
 
     def enter(self, epoch: int, shared_seed: int) -> None:
         """Begins the pass of this number, if it is not the one under way.
@@ -93,6 +91,13 @@ Snapshot = dict[str, Any]  # "dataset", "iterator": the user's own states; "stre
 # "has_ended": the last batch has used up the iterator
 
 
+def own_states(dataset: Any, iterator: Any, *, has_ended: bool) -> Snapshot:
+    """What a dataset and the iterator over it say of themselves."""
+    parts = {"iterator": iterator} if iterator is dataset else {"dataset": dataset, "iterator": iterator}
+    snapshot = {name: part.state_dict() for name, part in parts.items() if is_stateful(part)}
+    return {**snapshot, "has_ended": True} if has_ended else snapshot
+
+
 class Snapshots:
     """Takes them in a worker, from where it stands once it is ready for orders.
 
@@ -101,10 +106,8 @@ class Snapshots:
     """
 
     def __init__(self, job: Job, source: IterablePass | None, num_workers: int) -> None:
-        self._every = job.snapshot_every
-        self._dataset = job.dataset
-        self._source = source
-        self._num_workers = num_workers
+        self._every, self._dataset = job.snapshot_every, job.dataset
+        self._source, self._num_workers = source, num_workers
         self._streams = Streams()
         self._last_streams = self._streams.positions()
         self._last = b""
@@ -126,15 +129,9 @@ class Snapshots:
         if not self._has_own and streams is self._last_streams:
             return SAME
         self._last_streams = streams
-        snapshot: Snapshot = {}
         iterator = None if self._source is None else self._source.iterator
         dataset = self._dataset if self._source is None else self._source.dataset
-        if iterator is not dataset and is_stateful(dataset):
-            snapshot["dataset"] = dataset.state_dict()
-        if is_stateful(iterator):
-            snapshot["iterator"] = iterator.state_dict()  # type: ignore[union-attr]  # None has none
-        if self._source is not None and self._source.has_ended:
-            snapshot["has_ended"] = True
+        snapshot = own_states(dataset, iterator, has_ended=self._source is not None and self._source.has_ended)
         if streams:
             snapshot["streams"] = streams
         taken = pickle.dumps(snapshot) if snapshot or self._last else b""

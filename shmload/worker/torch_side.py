@@ -34,11 +34,7 @@ def prepare(dataset: Any, worker_id: int, num_workers: int, base_seed: int) -> N
     random.seed(seed)
     torch.manual_seed(seed)
     np.random.seed(worker._generate_state(base_seed, worker_id))
-    set_worker_info(dataset, worker_id, num_workers, seed)
-
-
-def set_worker_info(dataset: Any, worker_id: int, num_workers: int, seed: int) -> None:
-    """Sets what get_worker_info() answers in this process."""
+    # what torch.utils.data.get_worker_info() answers
     worker._worker_info = worker.WorkerInfo(id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
 
 

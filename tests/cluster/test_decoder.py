@@ -25,7 +25,7 @@ POST = Post(1, 2, os.getpid(), "", 0, "", "", "", 0, (), "", 0)
 
 
 def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Decoder:
-    plan = plan_of(dataset, collate_fn=None, auto_collation=True, ragged=ragged, is_torch_mode=True)
+    plan = plan_of(dataset, collate_fn=None, auto_collation=True, ragged=ragged, is_torch=True)
     job = Job(dataset, None, None, True, 3, False, plan=plan, **of_job)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shmload.ray.decoder._name_classes_of_main", lambda: None)

@@ -108,7 +108,7 @@ def test_s6_records_reach_the_batch_without_python_in_the_trainer(cache: SampleC
     put(cache, range(8))
     dataset = dataset_of(cache)
     with loader_of(dataset, num_workers=1) as loader:
-        plan = plan_of(dataset, collate_fn=None, auto_collation=True, ragged="list", is_torch_mode=False)
+        plan = plan_of(dataset, collate_fn=None, auto_collation=True, ragged="list", is_torch=False)
         assert plan.path == "read_batch_into"
         batches = list(loader)
         assert list(range(8)) == [value for batch in batches for value in values_of(batch)]

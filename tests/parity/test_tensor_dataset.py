@@ -89,7 +89,7 @@ def test_batches_are_torchs(num_workers: int) -> None:
     subset = Subset(dataset, [3, -1, 7])
     for data in (dataset, subset, Subset(subset, (2, 0)), ConcatDataset([dataset, subset])):
         loader = assert_equal(data, batch_size=8, shuffle=True, num_workers=num_workers)
-        assert loader._config().plan.is_in_place
+        assert loader._config().plan.layout is not None
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
@@ -134,11 +134,9 @@ def test_a_subset_of_any_keys_means_what_it_means_to_torch(inside: Any) -> None:
 @pytest.mark.parametrize("num_workers", WORKERS)
 def test_without_batches_and_with_an_own_collate_fn_nothing_is_gathered(num_workers: int) -> None:
     dataset = TensorDataset(*TENSORS)
-    assert assert_equal(dataset, batch_size=None, num_workers=num_workers)._config().plan.is_in_place is False
-    assert (
-        assert_equal(dataset, batch_size=None, sampler=[[1, 2], [3]], num_workers=num_workers)._config().plan.is_in_place is False
-    )
-    assert assert_equal(dataset, batch_size=4, collate_fn=len, num_workers=num_workers)._config().plan.is_in_place is False
+    assert assert_equal(dataset, batch_size=None, num_workers=num_workers)._config().plan.layout is None
+    assert assert_equal(dataset, batch_size=None, sampler=[[1, 2], [3]], num_workers=num_workers)._config().plan.layout is None
+    assert assert_equal(dataset, batch_size=4, collate_fn=len, num_workers=num_workers)._config().plan.layout is None
 
 
 class Scaled(TensorDataset):
@@ -167,7 +165,7 @@ class Odd(torch.Tensor): ...
     ids=["subclass", "plain subclass", "gradient", "conjugate", "sparse", "tensor subclass", "parameter", "meta"],
 )
 def test_what_is_not_plain_memory_of_a_plain_dataset_is_left_to_torch(dataset: Any) -> None:
-    assert ShmLoader(dataset)._config().plan.is_in_place is False
+    assert ShmLoader(dataset)._config().plan.layout is None
     if dataset.tensors[0].layout == torch.strided and dataset.tensors[0].device.type == "cpu":
         mine, torchs = (outcome(make, dataset, batch_size=2) for make in (ShmLoader, DataLoader))
         assert [[t.tolist() for t in batch] for batch in torchs] == [[t.tolist() for t in batch] for batch in mine]

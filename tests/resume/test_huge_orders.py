@@ -64,7 +64,7 @@ def test_any_place_is_come_to_at_once(is_batched: bool) -> None:
     sampler: Any = SequentialSampler(Numbers())
     if is_batched:
         sampler = BatchSampler(sampler, 4, drop_last=False)
-    reader = SamplerReader(sampler, None, every=1, iterator=iter(sampler), origin=origin_of(None), is_seed_between=False)
+    reader = SamplerReader(sampler, None, every=1, iterator=iter(sampler), origin=origin_of(None), seed_between=False)
     reader.resume({**reader.state(0), "taken": N // 4 - 2})
     batches = reader.batches()
     if is_batched:

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shmload._core.events import EVENT_NBYTES, Recorders
+from shmload._core.events import EVENT_NBYTES, KINDS, Recorders
 from shmload._core.filler import DONE, ERROR, ROOM, VOID, WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import Order, TrainerRing, control_nbytes
-from shmload.engine.trace import EVENT, KIND_OF, Tape
+from shmload.engine.trace import EVENT, Tape
 
 SIZES = {"order_capacity": 64, "text_capacity": 64, "layout_capacity": 64}
+KIND_OF = {name: number for number, name in KINDS.items()}
 ABI_AT, WORKERS_AT, OFFSETS_AT, EVENTS_AT = 8, 16, 32, 112  # of shml_header
 
 

@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload._core.events import KINDS
 from shmload._core.filler import DONE, VOID
-from shmload.engine.trace import EVENT, KIND_OF, TRAINER, Span, Timeline, events, timeline_of
+from shmload.engine.trace import EVENT, TRAINER, Span, Timeline, events, timeline_of
+
+KIND_OF = {name: number for number, name in KINDS.items()}
 
 
 class Written:

@@ -27,14 +27,14 @@ def verify(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="What ShmLoader(audit=...) was given.")],
     as_json: Annotated[bool, Option("--json", help="Print everything as JSON instead of a table.")] = False,
     dataset: Annotated[str | None, Option(metavar="MODULE:NAME", help=DATASET)] = None,
-    samples: Annotated[int, Option(help="With --dataset: how many batches, besides those suspected.")] = 32,
+    samples: Annotated[int, Option(help="With --dataset: how many batches, drawn at random.")] = 32,
     allow_restarts: Annotated[
         bool, Option("--allow-restarts", help="A start without a state throws away what was before.")
     ] = False,
 ) -> None:
     """Judge the records of a run: each epoch must hold each sample once, over ranks, resumes and world sizes."""
     from shmload.audit.file import read_log
-    from shmload.tools.audit.verify import audit_files, report_suspects, reread
+    from shmload.tools.audit.verify import audit_files, reread
     from shmload.tools.audit.verify import verify as judge
     from shmload.tools.named import resolve
 
@@ -46,7 +46,6 @@ def verify(
             if isinstance(made, type) or not hasattr(made, "__len__"):
                 made = made()
             reread(loaders, made, samples, report, over=lambda items: progress.over(items, lambda one: one.where))
-    report_suspects(loaders, report)
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=1))
     else:

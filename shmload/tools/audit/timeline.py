@@ -9,12 +9,12 @@ from typing import Any
 
 from shmload.audit.file import AuditLog, Batch, Event, Header
 
-LISTED_MAX = 100  # findings of one kind that are told singly
+LISTED_MAX = 100  # findings of one kind that are listed
 
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """One defect. Kinds: damaged, missing, doubled, swapped, stale, replay (a batch delivered again is another), content."""
+    """One defect. Kinds: damaged, missing, doubled, swapped, replay (a batch delivered again is another), content."""
 
     kind: str
     text: str

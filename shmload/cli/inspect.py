@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shmload.cli.terminal import check_folder, check_installed, console, refusing, shown
+from shmload.cli.terminal import console, refusing, shown
 from shmload.tools import readable
 
 if TYPE_CHECKING:
@@ -23,23 +23,14 @@ def inspect(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files, folders of images or Zarr, growing caches.")],
     samples: Annotated[int, typer.Option(min=0, help="How many of the first samples to show.")] = 3,
     dtype: Annotated[str | None, typer.Option(help="Of raw tokens in a .bin file: uint16, say.")] = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the first pictures as a grid.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
 ) -> None:
     """Say what is in files: format, fields, counts, sizes, the first samples. Formats are known by their bytes."""
-    from shmload.tools.inspect import pictures
     from shmload.tools.inspect.formats import describe
 
-    check_folder("inspect", plot_file)
-    if plot_file is not None:
-        check_installed("inspect", PIL="images")
-    wanted = max(samples, pictures.GRID) if plot_file is not None else samples
-    with refusing("inspect", OSError, ValueError, RuntimeError, ModuleNotFoundError):
-        with shown(sys.stderr.isatty()) as progress:
-            each = progress.over(paths, lambda path: path.name)
-            found = [describe(path, num_samples=wanted, dtype=dtype) for path in each]
-        if plot_file is not None and not pictures.save_grid(found, plot_file):
-            raise ValueError(f"--plot: the first samples of {', '.join(map(str, paths))} hold no pictures")
+    with refusing("inspect", OSError, ValueError, RuntimeError, ModuleNotFoundError), shown(sys.stderr.isatty()) as progress:
+        each = progress.over(paths, lambda path: path.name)
+        found = [describe(path, num_samples=samples, dtype=dtype) for path in each]
     if as_json:
         typer.echo(json.dumps([summary.as_dict(samples) for summary in found], indent=1))
         return

@@ -89,32 +89,11 @@ def test_a_folder_of_pictures_has_classes(written: Written, command: Command) ->
     assert found["samples"][0]["name"] == "'cat/1.bin'"
 
 
-@pytest.mark.parametrize("name", ["images", "tar"])
-def test_pictures_are_drawn_as_a_grid(name: str, written: Written, command: Command, tmp_path: Path) -> None:
-    done = command("inspect", written(name), "--plot", tmp_path / "grid.png")
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert (tmp_path / "grid.png").read_bytes().startswith(PNG)
-
-
-def test_arrays_that_are_pictures_are_drawn(command: Command, tmp_path: Path) -> None:
-    np.save(tmp_path / "digits.npy", np.random.default_rng(0).random((3, 1, 8, 8), np.float32))
-    assert command("inspect", tmp_path / "digits.npy", "--plot", tmp_path / "grid.png").exit_code == 0
-    assert (tmp_path / "grid.png").read_bytes().startswith(PNG)
-
-
 def refusal(done: Any) -> str:
     """The one line that a refused command has printed."""
     assert (done.exit_code, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     return str(line)
-
-
-def test_what_cannot_be_drawn_is_told(written: Written, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written("Parquet")
-    assert "hold no pictures" in refusal(command("inspect", path, "--plot", tmp_path / "grid.png"))
-    assert "needs an existing folder" in refusal(command("inspect", path, "--plot", tmp_path / "no/grid.png"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "--plot needs PIL: pip install 'shmload[images]'" in refusal(command("inspect", path, "--plot", "a.png"))
 
 
 def test_tokens_need_their_type(command: Command, tmp_path: Path) -> None:

@@ -32,14 +32,14 @@ def inspect(
         each = progress.over(paths, lambda path: path.name)
         found = [describe(path, num_samples=samples, dtype=dtype) for path in each]
     if as_json:
-        typer.echo(json.dumps([summary.as_dict(samples) for summary in found], indent=1))
+        typer.echo(json.dumps([summary.as_dict() for summary in found], indent=1))
         return
     output = console()
     for summary in found:
-        show(summary, samples, output)
+        show(summary, output)
 
 
-def show(summary: "Summary", num_samples: int, console: "Console") -> None:
+def show(summary: "Summary", console: "Console") -> None:
     """A line for the path, one for each field, and its first samples."""
     from rich.markup import escape
 
@@ -54,7 +54,7 @@ def show(summary: "Summary", num_samples: int, console: "Console") -> None:
         three = f"{readable(sizes.min)} / {readable(sizes.median)} / {readable(sizes.max)}"
         lines.append(f"  a sample, min / median / max: {three}{part}")
     lines += [f"  {escape(note)}" for note in summary.notes]
-    for number, sample in enumerate(summary.samples[:num_samples]):
+    for number, sample in enumerate(summary.samples):
         values = ", ".join(f"{name}: {shortened(value)}" for name, value in sample.items())
         lines.append(f"  [dim]{number}[/] {escape(values)}")
     for line in lines:

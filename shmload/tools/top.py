@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -22,8 +21,6 @@ from rich.table import Table
 from rich.text import Text
 
 from shmload.engine.stats import ControlBlock, Found, Process, Report, RingReader, Snapshot, add_memory, command_of, describe, look
-from shmload.growing.library import CacheStatistics
-from shmload.tools.inspect.formats import cache_lines
 
 HISTORY = 60  # looks of which the samples per second are kept
 FINDING_SHARE = 20  # finding takes at most one part in so many of the time
@@ -35,12 +32,10 @@ class Watch:
 
     Args:
         pids: trainers, or the processes that have started them; none: all loaders.
-        caches: folders of growing caches, to look at, too.
     """
 
-    def __init__(self, pids: Iterable[int] = (), caches: Iterable[Path] = ()) -> None:
+    def __init__(self, pids: Iterable[int] = ()) -> None:
         self._pids = frozenset(pids)
-        self._caches = list(caches)
         self._found = Found([], [])
         self._found_at, self._finding_s = -float("inf"), 0.0
         self._last: dict[str, Snapshot] = {}
@@ -51,8 +46,7 @@ class Watch:
         """What has happened since the last look; of a loader that was not there then, since it began.
 
         Returns:
-            loaders, one report each (docs/top.md); totals over them; what dead ones have left; blocks that could not be read;
-            caches, if some were named.
+            loaders, one report each (docs/top.md); totals over them; what dead ones have left; blocks that could not be read.
         """
         found = self._find()
         reports, unreadable = [], []
@@ -70,7 +64,7 @@ class Watch:
             reports.append(self._report(block, seen, process))
         self._forget({report["stem"] for report in reports})
         reports.sort(key=lambda report: (report["parent_pid"] or 0, report["rank"], -report["age_s"]))
-        seen_now = {
+        return {
             "time_s": time.time(),
             "loaders": reports,
             "totals": totals(reports),
@@ -81,11 +75,6 @@ class Watch:
             },
             "unreadable": unreadable,
         }
-        if self._caches:
-            from shmload.growing.cache import SampleCache
-
-            seen_now["caches"] = {str(path): SampleCache.look(path) for path in self._caches}
-        return seen_now
 
     def _find(self) -> Found:
         began = time.monotonic()
@@ -184,7 +173,6 @@ def picture(look: Report, width: int) -> RenderableType:
     if num := look["leftovers"]["num"]:
         left = f"{num} dead loader{'s have' if num > 1 else ' has'} left {nbytes_text(look['leftovers']['nbytes'])}: shmload clean"
         parts.append(Text(left, style="yellow"))
-    parts += [_cache(path, stats, width) for path, stats in look.get("caches", {}).items()]
     return Group(*parts)
 
 
@@ -371,11 +359,3 @@ def seconds(value: float) -> str:
     if value < 1:
         return f"{1000 * value:.0f} ms"
     return f"{value:.1f} s" if value < 100 else f"{value / 60:.0f} min"
-
-
-def _cache(path: str, stats: CacheStatistics, width: int) -> Panel:
-    """A growing cache."""
-    full = _line().append("budget  ")
-    append_bar(full, [(min(stats.nbytes / stats.capacity_bytes, 1.0), "green")], width)
-    lines = [_line().append(line) for line in cache_lines(stats)]
-    return Panel(Group(full, *lines), title=f"growing cache {path}", title_align="left")

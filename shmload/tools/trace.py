@@ -29,14 +29,14 @@ class Recording:
     tapes: dict[str, Tape] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)  # name -> why it cannot be read
 
-    def search(self, *, with_history: bool = True) -> None:
+    def search(self) -> None:
         """Attaches to rings that are new since the last search."""
         for block in RingReader.find().blocks:
             name, path = block.stem, block.path
             if block.uid != os.geteuid() or name in self.tapes or name in self.refused:
                 continue
             try:
-                tape = Tape(RingReader.open(path).control, with_history=with_history)
+                tape = Tape(RingReader.open(path).control, with_history=True)
             except FileNotFoundError:  # it has just gone
                 continue
             except (OSError, ValueError) as error:

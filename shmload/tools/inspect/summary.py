@@ -116,11 +116,11 @@ class Summary:
     samples: Sequence[Mapping[str, Any]] = ()
     notes: list[str] = field(default_factory=list)
 
-    def as_dict(self, num_samples: int) -> dict[str, Any]:
-        """The same as plain data, with so many samples, shortened."""
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain data, with shortened samples."""
         plain = {**vars(self), "sample_nbytes": self.sizes and asdict(self.sizes)}
         del plain["sizes"]
-        plain["samples"] = [{name: shortened(value) for name, value in sample.items()} for sample in self.samples[:num_samples]]
+        plain["samples"] = [{name: shortened(value) for name, value in sample.items()} for sample in self.samples]
         return plain
 
 

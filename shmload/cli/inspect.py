@@ -14,15 +14,12 @@ from shmload.cli.terminal import console, refusing, shown
 from shmload.tools import readable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from shmload.tools.inspect.summary import Summary
 
 
 def inspect(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files, folders of images or Zarr, growing caches.")],
     samples: Annotated[int, typer.Option(min=0, help="How many of the first samples to show.")] = 3,
-    dtype: Annotated[str | None, typer.Option(help="Of raw tokens in a .bin file: uint16, say.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
 ) -> None:
     """Say what is in files: format, fields, counts, sizes, the first samples. Formats are known by their bytes."""
@@ -30,16 +27,16 @@ def inspect(
 
     with refusing("inspect", OSError, ValueError, RuntimeError, ModuleNotFoundError), shown(sys.stderr.isatty()) as progress:
         each = progress.over(paths, lambda path: path.name)
-        found = [describe(path, num_samples=samples, dtype=dtype) for path in each]
+        found = [describe(path, num_samples=samples) for path in each]
     if as_json:
         typer.echo(json.dumps([summary.as_dict() for summary in found], indent=1))
         return
     output = console()
-    for summary in found:
-        show(summary, output)
+    for line in (line for summary in found for line in _lines(summary)):
+        output.print(line, highlight=False, soft_wrap=True)
 
 
-def show(summary: "Summary", console: "Console") -> None:
+def _lines(summary: "Summary") -> list[str]:
     """A line for the path, one for each field, and its first samples."""
     from rich.markup import escape
 
@@ -57,5 +54,4 @@ def show(summary: "Summary", console: "Console") -> None:
     for number, sample in enumerate(summary.samples):
         values = ", ".join(f"{name}: {shortened(value)}" for name, value in sample.items())
         lines.append(f"  [dim]{number}[/] {escape(values)}")
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+    return lines

@@ -21,7 +21,7 @@ def trace(
     """Record what trainer and workers of running loaders do, from outside and without disturbing them."""
     from rich.console import Console
 
-    from shmload.engine.trace import write
+    from shmload.engine.trace import timelines_of, write
     from shmload.tools.trace import Recording
 
     check_folder("trace", out)
@@ -33,7 +33,7 @@ def trace(
                 recording.record(seconds)
         except KeyboardInterrupt:
             typer.echo("shmload trace: interrupted; what was recorded is written", err=True)
-    timelines = recording.timelines()
+    timelines = timelines_of(recording.tapes.values())
     if not timelines:
         whose = "no loader with workers runs here" if pid is None else f"process {pid} has no loader with workers"
         typer.echo(f"shmload trace: {whose}, or it has done nothing", err=True)

@@ -33,14 +33,13 @@ def verify(
     ] = False,
 ) -> None:
     """Judge the records of a run: each epoch must hold each sample once, over ranks, resumes and world sizes."""
-    from shmload.audit.file import read_log
-    from shmload.tools.audit.verify import audit_files, reread
+    from shmload.tools.audit.verify import read_folder, reread
     from shmload.tools.audit.verify import verify as judge
     from shmload.tools.named import resolve
 
     with refusing("verify", OSError, ValueError), shown(sys.stderr.isatty()) as progress:
-        each = progress.over(audit_files(folder), lambda path: path.name)
-        report, loaders = judge([read_log(path) for path in each], allow_restarts=allow_restarts)
+        logs = read_folder(folder, over=lambda paths: progress.over(paths, lambda path: path.name))
+        report, loaders = judge(logs, allow_restarts=allow_restarts)
         if dataset is not None:
             made = resolve(dataset, what="--dataset")
             if isinstance(made, type) or not hasattr(made, "__len__"):

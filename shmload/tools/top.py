@@ -20,11 +20,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from shmload.engine.stats import ControlBlock, Found, Process, Report, RingReader, Snapshot, add_memory, command_of, describe, look
+from shmload.engine.stats import ControlBlock, Process, Report, RingReader, Snapshot, add_memory, command_of, describe, look
 
 HISTORY = 60  # looks of which the samples per second are kept
-FINDING_SHARE = 20  # finding takes at most one part in so many of the time
-FINDING_S = 2.0  # and happens at most so often
 
 
 class Watch:
@@ -36,11 +34,7 @@ class Watch:
 
     def __init__(self, pids: Iterable[int] = ()) -> None:
         self._pids = frozenset(pids)
-        self._found = Found([], [])
-        self._found_at, self._finding_s = -float("inf"), 0.0
-        self._last: dict[str, Snapshot] = {}
-        self._history: dict[str, deque[float]] = {}
-        self._commands: dict[str, str] = {}
+        self._known: dict[str, tuple[Snapshot, deque[float], str]] = {}  # by stem: the last look, samples/s, its command
 
     def look(self) -> Report:
         """What has happened since the last look; of a loader that was not there then, since it began.
@@ -48,7 +42,7 @@ class Watch:
         Returns:
             loaders, one report each (docs/top.md); totals over them; what dead ones have left; blocks that could not be read.
         """
-        found = self._find()
+        found = RingReader.find()
         reports, unreadable = [], []
         for block in found.blocks:
             process = look(block.pid)
@@ -62,7 +56,7 @@ class Watch:
                 unreadable.append({"path": block.path, "uid": block.uid, "pid": block.pid, "why": str(error)})
                 continue
             reports.append(self._report(block, seen, process))
-        self._forget({report["stem"] for report in reports})
+        self._known = {report["stem"]: self._known[report["stem"]] for report in reports}
         reports.sort(key=lambda report: (report["parent_pid"] or 0, report["rank"], -report["age_s"]))
         return {
             "time_s": time.time(),
@@ -76,22 +70,14 @@ class Watch:
             "unreadable": unreadable,
         }
 
-    def _find(self) -> Found:
-        began = time.monotonic()
-        if began - self._found_at >= max(FINDING_S, FINDING_SHARE * self._finding_s):
-            self._found = RingReader.find()
-            self._found_at, self._finding_s = began, time.monotonic() - began
-        return self._found
-
     def _report(self, block: ControlBlock, seen: Snapshot, process: Process | None) -> Report:
-        report = describe(seen, self._last.get(block.stem))
+        known = self._known.get(block.stem)
+        last, history, command = known or (None, deque(maxlen=HISTORY), command_of(block.pid))
+        report = describe(seen, last)
         # elsewhere its workers' pids are of another PID namespace, and here another's
         add_memory(report, is_known=block.pid == seen["owner_pid"])
-        self._last[block.stem] = seen
-        history = self._history.setdefault(block.stem, deque(maxlen=HISTORY))
         history.append(report["samples_per_s"])
-        if block.stem not in self._commands:
-            self._commands[block.stem] = command_of(block.pid)
+        self._known[block.stem] = seen, history, command
         return {
             "stem": block.stem,
             "kind": block.kind,
@@ -100,17 +86,12 @@ class Watch:
             "owner_pid": seen["owner_pid"],
             "parent_pid": None if process is None else process.parent,
             "is_stopped": None if process is None else process.is_stopped,
-            "command": self._commands[block.stem],
+            "command": command,
             "rank": seen["rank"],
             "world_size": seen["world_size"],
             **report,
             "history": list(history),
         }
-
-    def _forget(self, stems: set[str]) -> None:
-        for kept in (self._last, self._history, self._commands):
-            for stem in [stem for stem in kept if stem not in stems]:
-                del kept[stem]
 
 
 def totals(reports: list[Report]) -> Report:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 
 from shmload.engine.stats import RingReader
-from shmload.engine.trace import Tape, Timeline, timelines_of
+from shmload.engine.trace import Tape
 
 SHORTEST_S, LONGEST_S = 0.0005, 0.05  # between two looks
 FILLED_SHARE = 0.25  # of a recorder, that a look should find
@@ -61,7 +61,3 @@ class Recording:
             if now >= end:
                 return
             sleep(min(pause, end - now))  # nobody wakes a stats reader
-
-    def timelines(self) -> list[Timeline]:
-        """What was recorded, ring by ring; without those that did nothing."""
-        return timelines_of(self.tapes.values())

@@ -96,16 +96,10 @@ def refusal(done: Any) -> str:
     return str(line)
 
 
-def test_tokens_need_their_type(command: Command, tmp_path: Path) -> None:
+def test_raw_tokens_are_of_no_known_format(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     np.arange(2000, dtype=np.uint16).tofile(path)
     assert f"{path}: it is of no known format (npy, Parquet" in refusal(command("inspect", path))
-    (found,) = json.loads(command("inspect", path, "--dtype", "uint16", "--json").stdout)
-    assert (found["format"], found["num_samples"], found["fields"]) == ("tokens", 2000, {"token": "uint16"})
-    assert "tokens are 0 to 1999" in found["notes"]
-    path.write_bytes(b"123")
-    assert "3 bytes are no whole number of uint16 tokens" in refusal(command("inspect", path, "--dtype", "uint16"))
-    assert "--dtype 'number' is no type" in refusal(command("inspect", path, "--dtype", "number"))
 
 
 def test_a_bin_is_known_by_the_index_beside_it(written: Written, command: Command) -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from shmload import ShmLoader
 from shmload.cli import app
 from shmload.engine.stats import ControlBlock, Found, RingReader
+from shmload.engine.trace import timelines_of
 from shmload.shm import segment
 from shmload.tools import trace
 from shmload.tools.trace import Recording
@@ -77,7 +78,7 @@ def test_a_ring_in_a_memfd_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         run(made)
         watch = Recording(os.getpid())
         watch.record(0)
-    (timeline,) = watch.timelines()
+    (timeline,) = timelines_of(watch.tapes.values())
     assert timeline.num_batches == 8
 
 
@@ -115,7 +116,7 @@ def test_a_recording_reads_as_often_as_recorders_fill_and_counts_what_it_missed(
     assert pauses[5] < pauses[4]  # a recorder ran over
     assert min(pauses) >= trace.SHORTEST_S
     assert max(pauses) <= trace.LONGEST_S
-    (timeline,) = watch.timelines()
+    (timeline,) = timelines_of(watch.tapes.values())
     assert timeline.num_lost > 0
     assert 8 < timeline.num_batches < 248
 
@@ -135,7 +136,7 @@ def test_a_ring_that_is_made_meanwhile_is_recorded_too(monkeypatch: pytest.Monke
     watch = Recording(os.getpid())
     watch.record(3.0)
     made[0].close()
-    assert [timeline.num_batches for timeline in watch.timelines()] == [8]
+    assert [timeline.num_batches for timeline in timelines_of(watch.tapes.values())] == [8]
 
 
 def test_an_interrupted_recording_is_written(
@@ -183,7 +184,7 @@ def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
         before = Path(path).read_bytes()
         watch = Recording(child.pid)
         watch.record(0)
-        assert [timeline.num_batches for timeline in watch.timelines()] == [8]
+        assert [timeline.num_batches for timeline in timelines_of(watch.tapes.values())] == [8]
         assert Path(path).read_bytes() == before
     finally:
         child.send_signal(signal.SIGCONT)

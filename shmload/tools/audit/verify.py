@@ -27,22 +27,15 @@ from shmload.tools.audit.orders import Judged, judge_items, judge_pass, judge_po
 from shmload.tools.audit.timeline import AuditedLoader, AuditPart, AuditReport, AuditTimeline, Delivery, EpochReport
 
 
-def audit_files(folder: Path) -> list[Path]:
-    """Every audit file in a folder.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
-    return [path for path in sorted(folder.iterdir()) if path.name.endswith(SUFFIX)]
-
-
-def read_folder(folder: Path) -> list[AuditLog]:
+def read_folder(folder: Path, *, over: Callable[[Sequence[Path]], Iterable[Path]] = iter) -> list[AuditLog]:
     """What the audit files in a folder hold.
 
+    Args:
+        over: goes over the files: shows how far it is, say.
     Raises:
         OSError: the folder or a file cannot be read.
     """
-    return [read_log(path) for path in audit_files(folder)]
+    return [read_log(path) for path in over([path for path in sorted(folder.iterdir()) if path.name.endswith(SUFFIX)])]
 
 
 def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[AuditReport, list[AuditTimeline]]:
@@ -103,8 +96,9 @@ def _judge(timeline: AuditTimeline, report: AuditReport) -> AuditedLoader:
         report.found("swapped", f"{one.where}: delivered {how}")
     report.notes += timeline.lost
     for part in timeline.restarts:
+        place = f"rank {part.header.rank} of {part.header.world_size}"
         report.notes.append(
-            f"{part.header.place} began anew, without a state, in {part.log.name}: what it was delivered counts beside what came "
+            f"{place} began anew, without a state, in {part.log.name}: what it was delivered counts beside what came "
             "before. If that was thrown away, say --allow-restarts"
         )
     counted: dict[int, list[Delivery]] = {}
@@ -234,7 +228,8 @@ def reread(
         over: goes over the batches of one loader: shows how far it is, say.
     """
     for timeline in loaders:
-        header, length = timeline.parts[0].header, _length(made)
+        header, dataset = timeline.parts[0].header, made.dataset if isinstance(made, ShmLoader) else made
+        length = len(dataset) if hasattr(dataset, "__len__") else None
         if length != header.n and header.order is None:
             report.notes.append(f"--dataset has {length} samples, the record is of {header.n}: not read again")
             continue
@@ -250,11 +245,6 @@ def reread(
             continue
         for one in differing:
             report.found("content", f"{one.where}: read again, its samples give other bytes than were delivered")
-
-
-def _length(made: Any) -> int | None:
-    dataset = made.dataset if isinstance(made, ShmLoader) else made
-    return len(dataset) if hasattr(dataset, "__len__") else None
 
 
 def _reader(made: Any, header: Header) -> InlineReader:

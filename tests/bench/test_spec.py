@@ -4,7 +4,7 @@ import pytest
 
 from shmload.tools.bench.contestants import WORKLOADS
 from shmload.tools.bench.rounds import BenchOptions, prepare
-from shmload.tools.named import BenchError, make_dataset, resolve
+from shmload.tools.named import BenchError, make_dataset, names, resolve
 
 HERE = "shmload.tools.bench.contestants"
 

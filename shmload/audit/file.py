@@ -212,11 +212,6 @@ class Header:
         names = ("mode", "dataset", "n", "seed", "shuffle", "uneven", "schedule", "order")
         return {**{name: getattr(self, name) for name in names}, **size}
 
-    @property
-    def place(self) -> str:
-        """Which process it was, for people."""
-        return f"rank {self.rank} of {self.world_size}"
-
 
 @dataclass(frozen=True, eq=False)
 class Batch:

@@ -116,13 +116,22 @@ class Recorder:
         """
         if batch is NOTHING and order.ordered is None:
             return
-        self._record(
-            order,
-            batch,
-            order.nrows if valid is None else valid,
-            order.epoch if epoch is None else epoch,
-            order.step if step is None else step,
-        )
+        valid = order.nrows if valid is None else valid
+        epoch = order.epoch if epoch is None else epoch
+        step = order.step if step is None else step
+        digest, is_partial = 0, False
+        if batch is not NOTHING:
+            try:
+                digest, is_partial = digest_of(batch)
+            except Exception as error:  # an object whose attributes raise must not end a run
+                is_partial = True
+                log.debug("audit: a batch has no digest: %r", error)
+        keys = _keys_of(order.indices) if self._has_indices else None
+        now = time_ns()
+        record = batch_record(Batch(now, epoch, step, valid, keys, digest, is_partial, _changes_of(order)))
+        if self._num_lost:
+            record = event_record("lost", {"batches": self._num_lost, "time_ns": now}) + record
+        self._write(record, f"epoch {epoch}, step {step}")
 
     def ended(self, epoch: int, step: int) -> None:
         """The pass has come to its end."""
@@ -138,21 +147,6 @@ class Recorder:
             self._write(record)
         else:
             self._pending.append(record)
-
-    def _record(self, order: Order, batch: Any, valid: int, epoch: int, step: int) -> None:
-        digest, is_partial = 0, False
-        if batch is not NOTHING:
-            try:
-                digest, is_partial = digest_of(batch)
-            except Exception as error:  # an object whose attributes raise must not end a run
-                is_partial = True
-                log.debug("audit: a batch has no digest: %r", error)
-        keys = _keys_of(order.indices) if self._has_indices else None
-        now = time_ns()
-        record = batch_record(Batch(now, epoch, step, valid, keys, digest, is_partial, _changes_of(order)))
-        if self._num_lost:
-            record = event_record("lost", {"batches": self._num_lost, "time_ns": now}) + record
-        self._write(record, f"epoch {epoch}, step {step}")
 
     def _is_open(self) -> bool:
         return self._file >= 0 and self._pid == os.getpid()  # a forked child makes its own
@@ -224,12 +218,8 @@ def _changes_of(order: Order) -> tuple[Change, ...]:
     if order.ordered is None:
         return ()
     came = {row: (order.indices[i], tries) for i, (row, tries) in enumerate(order.origins or ())}
-    changes: list[Change] = []
-    for row, key in enumerate(order.ordered):
-        new, tries = came.get(row, (None, 0))
-        if row not in came or tries:
-            changes.append((row, key, new, tries))
-    return tuple(changes)
+    rows = [(row, key, *came.get(row, (None, 0))) for row, key in enumerate(order.ordered)]
+    return tuple(change for change in rows if change[0] not in came or change[3])
 
 
 def header_of(config: LoaderConfig, schedule: Schedule | BatchSchedule | None, rank: int | None = None) -> Header:

@@ -1,5 +1,7 @@
 """The `shmload` command: one command a file. Nothing heavy is imported before a command needs it."""
 
+from collections.abc import Callable
+
 import typer
 
 from shmload.cli import bench, clean, doctor, index, inspect, launch, pack, top, trace, verify
@@ -13,17 +15,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("bench")(bench.bench)
-app.command("clean")(clean.clean)
-app.command("doctor")(doctor.doctor)
-app.command("index")(index.index)
-app.command("inspect")(inspect.inspect)
-# what stands behind SCRIPT is the script's, options and all
-app.command("launch", context_settings={"allow_interspersed_args": False})(launch.launch)
-app.command("pack")(pack.pack)
-app.command("top")(top.top)
-app.command("trace")(trace.trace)
-app.command("verify")(verify.verify)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(bench.bench, clean.clean, doctor.doctor, index.index, inspect.inspect),
+    *(launch.launch, pack.pack, top.top, trace.trace, verify.verify),
+)
+for command in COMMANDS:
+    # what stands behind the SCRIPT of launch is the script's, options and all
+    app.command(command.__name__, context_settings={"allow_interspersed_args": command is not launch.launch})(command)
 
 
 def main() -> None:

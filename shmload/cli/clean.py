@@ -4,14 +4,11 @@ Exit code 0: fine; 1: something could not be removed.
 """
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from shmload.tools import readable
-
-if TYPE_CHECKING:
-    from shmload.shm.owners import Leftover
 
 
 def clean(
@@ -25,19 +22,14 @@ def clean(
     from shmload.shm import owners
 
     found = owners.sweep() if yes else owners.find_leftovers()
+    gone = [leftover for leftover in found if not leftover.error]
     if as_json:
-        typer.echo(json.dumps([_as_dict(leftover, removed=yes and not leftover.error) for leftover in found], indent=1))
-    else:
-        _show(found, removed=yes)
-    raise typer.Exit(any(leftover.error for leftover in found))
-
-
-def _as_dict(leftover: "Leftover", *, removed: bool) -> dict[str, object]:
-    more = {"owner": _name(leftover.uid), "pid": leftover.pid or None, "removed": removed, "error": leftover.error or None}
-    return {**leftover._asdict(), "age_s": round(leftover.age_s, 3), **more}
-
-
-def _show(found: "list[Leftover]", *, removed: bool) -> None:
+        plain = []
+        for leftover in found:
+            more = {"owner": _name(leftover.uid), "pid": leftover.pid or None, "error": leftover.error or None}
+            plain.append({**leftover._asdict(), **more, "age_s": round(leftover.age_s, 3), "removed": yes and not leftover.error})
+        typer.echo(json.dumps(plain, indent=1))
+        raise typer.Exit(len(gone) < len(found))
     for leftover in found:
         typer.echo(
             f"{leftover.stem}: of {_name(leftover.uid)}, process {leftover.pid or 'unknown'}, {_age(leftover.age_s)} old, "
@@ -45,14 +37,14 @@ def _show(found: "list[Leftover]", *, removed: bool) -> None:
         )
         if leftover.error:
             typer.echo(f"shmload clean: {leftover.error}", err=True)
-    gone = [leftover for leftover in found if not leftover.error]
     nbytes = readable(sum(leftover.nbytes for leftover in gone))
     if not found:
         typer.echo("dead loaders have left nothing")
-    elif removed:
+    elif yes:
         typer.echo(f"removed {len(gone)} of {len(found)}, {nbytes}")
     else:
         typer.echo(f"{nbytes} to be had back: shmload clean --yes")
+    raise typer.Exit(len(gone) < len(found))
 
 
 def _name(uid: int) -> str:

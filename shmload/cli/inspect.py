@@ -10,45 +10,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shmload.cli.terminal import check_folder, check_installed, console, refusing, shown
+from shmload.cli.terminal import console, refusing, shown
 from shmload.tools import readable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from shmload.tools.inspect.summary import Summary
 
 
 def inspect(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files, folders of images or Zarr, growing caches.")],
     samples: Annotated[int, typer.Option(min=0, help="How many of the first samples to show.")] = 3,
-    dtype: Annotated[str | None, typer.Option(help="Of raw tokens in a .bin file: uint16, say.")] = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the first pictures as a grid.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
 ) -> None:
     """Say what is in files: format, fields, counts, sizes, the first samples. Formats are known by their bytes."""
-    from shmload.tools.inspect import pictures
     from shmload.tools.inspect.formats import describe
 
-    check_folder("inspect", plot_file)
-    if plot_file is not None:
-        check_installed("inspect", PIL="images")
-    wanted = max(samples, pictures.GRID) if plot_file is not None else samples
-    with refusing("inspect", OSError, ValueError, RuntimeError, ModuleNotFoundError):
-        with shown(sys.stderr.isatty()) as progress:
-            each = progress.over(paths, lambda path: path.name)
-            found = [describe(path, num_samples=wanted, dtype=dtype) for path in each]
-        if plot_file is not None and not pictures.save_grid(found, plot_file):
-            raise ValueError(f"--plot: the first samples of {', '.join(map(str, paths))} hold no pictures")
+    with refusing("inspect", OSError, ValueError, RuntimeError, ModuleNotFoundError), shown(sys.stderr.isatty()) as progress:
+        each = progress.over(paths, lambda path: path.name)
+        found = [describe(path, num_samples=samples) for path in each]
     if as_json:
-        typer.echo(json.dumps([summary.as_dict(samples) for summary in found], indent=1))
+        typer.echo(json.dumps([summary.as_dict() for summary in found], indent=1))
         return
     output = console()
-    for summary in found:
-        show(summary, samples, output)
+    for line in (line for summary in found for line in _lines(summary)):
+        output.print(line, highlight=False, soft_wrap=True)
 
 
-def show(summary: "Summary", num_samples: int, console: "Console") -> None:
+def _lines(summary: "Summary") -> list[str]:
     """A line for the path, one for each field, and its first samples."""
     from rich.markup import escape
 
@@ -63,8 +51,7 @@ def show(summary: "Summary", num_samples: int, console: "Console") -> None:
         three = f"{readable(sizes.min)} / {readable(sizes.median)} / {readable(sizes.max)}"
         lines.append(f"  a sample, min / median / max: {three}{part}")
     lines += [f"  {escape(note)}" for note in summary.notes]
-    for number, sample in enumerate(summary.samples[:num_samples]):
+    for number, sample in enumerate(summary.samples):
         values = ", ".join(f"{name}: {shortened(value)}" for name, value in sample.items())
         lines.append(f"  [dim]{number}[/] {escape(values)}")
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+    return lines

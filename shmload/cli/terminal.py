@@ -39,15 +39,6 @@ def refusing(command: str, *errors: type[Exception]) -> Iterator[None]:
         refuse(command, "interrupted", 130)
 
 
-def check_installed(command: str, **modules: str) -> None:
-    """Ends the command if what `--plot` stands on is not installed: module -> the extra that brings it."""
-    import importlib.util
-
-    for module, extra in modules.items():
-        if importlib.util.find_spec(module) is None:
-            refuse(command, f"--plot needs {module}: pip install 'shmload[{extra}]'")
-
-
 def check_folder(command: str, *paths: Path | None) -> None:
     """Ends the command if a file that is to be written has no folder."""
     for path in paths:

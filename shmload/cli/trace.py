@@ -1,4 +1,4 @@
-"""`shmload trace`: what the processes of a running loader do, as a file for Perfetto, as a picture, or both.
+"""`shmload trace`: what the processes of a running loader do, as a file for Perfetto.
 
 Exit code 0: fine; 1: no loader was found; 2: bad usage.
 """
@@ -6,34 +6,26 @@ Exit code 0: fine; 1: no loader was found; 2: bad usage.
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from shmload.cli.terminal import check_folder, check_installed, refuse
-
-if TYPE_CHECKING:
-    from shmload.engine.trace import Timeline
+from shmload.cli.terminal import check_folder, refusing
 
 
 def trace(
+    out: Annotated[Path, typer.Option(metavar="FILE.json", help="The trace; ui.perfetto.dev opens it.")],
     pid: Annotated[int | None, typer.Option(help="Of the training process.", show_default="every loader")] = None,
     seconds: Annotated[float, typer.Option(min=0, help="How long to record. 0: only what the recorders hold already.")] = 5.0,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="The trace; ui.perfetto.dev opens it.")] = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a stretch of it.")] = None,
 ) -> None:
     """Record what trainer and workers of running loaders do, from outside and without disturbing them."""
     from rich.console import Console
 
-    from shmload.engine.trace import write
-    from shmload.tools import trace as tool
+    from shmload.engine.trace import timelines_of, write
+    from shmload.tools.trace import Recording
 
-    if out is None and plot_file is None:
-        refuse("trace", "needs --out FILE.json or --plot FILE.png: where the trace is to be written")
-    check_folder("trace", out, plot_file)
-    if plot_file is not None:
-        check_installed("trace", matplotlib="plot")
-    recording = tool.Recording(pid)
+    check_folder("trace", out)
+    recording = Recording(pid)
     recording.search()
     if recording.tapes:
         try:
@@ -41,25 +33,15 @@ def trace(
                 recording.record(seconds)
         except KeyboardInterrupt:
             typer.echo("shmload trace: interrupted; what was recorded is written", err=True)
-    timelines = recording.timelines()
+    timelines = timelines_of(recording.tapes.values())
     if not timelines:
         whose = "no loader with workers runs here" if pid is None else f"process {pid} has no loader with workers"
         typer.echo(f"shmload trace: {whose}, or it has done nothing", err=True)
         for why in recording.refused.values():
             typer.echo(f"shmload trace: left out {why}", err=True)
         raise typer.Exit(1)
-    try:
-        if out is not None:
-            write(timelines, out)
-            _report(timelines, out)
-        if plot_file is not None:
-            tool.save(timelines, plot_file)
-            typer.echo(f"{plot_file}: drawn")
-    except OSError as error:
-        refuse("trace", error)
-
-
-def _report(timelines: "list[Timeline]", out: Path) -> None:
+    with refusing("trace", OSError):
+        write(timelines, out)
     num_batches = sum(timeline.num_batches for timeline in timelines)
     num_lost = sum(timeline.num_lost for timeline in timelines)
     pids = ", ".join(map(str, dict.fromkeys(timeline.owner_pid for timeline in timelines)))

@@ -27,26 +27,24 @@ def verify(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="What ShmLoader(audit=...) was given.")],
     as_json: Annotated[bool, Option("--json", help="Print everything as JSON instead of a table.")] = False,
     dataset: Annotated[str | None, Option(metavar="MODULE:NAME", help=DATASET)] = None,
-    samples: Annotated[int, Option(help="With --dataset: how many batches, besides those suspected.")] = 32,
+    samples: Annotated[int, Option(help="With --dataset: how many batches, drawn at random.")] = 32,
     allow_restarts: Annotated[
         bool, Option("--allow-restarts", help="A start without a state throws away what was before.")
     ] = False,
 ) -> None:
     """Judge the records of a run: each epoch must hold each sample once, over ranks, resumes and world sizes."""
-    from shmload.audit.file import read_log
-    from shmload.tools.audit.verify import audit_files, report_suspects, reread
+    from shmload.tools.audit.verify import read_folder, reread
     from shmload.tools.audit.verify import verify as judge
     from shmload.tools.named import resolve
 
     with refusing("verify", OSError, ValueError), shown(sys.stderr.isatty()) as progress:
-        each = progress.over(audit_files(folder), lambda path: path.name)
-        report, loaders = judge([read_log(path) for path in each], allow_restarts=allow_restarts)
+        logs = read_folder(folder, over=lambda paths: progress.over(paths, lambda path: path.name))
+        report, loaders = judge(logs, allow_restarts=allow_restarts)
         if dataset is not None:
             made = resolve(dataset, what="--dataset")
             if isinstance(made, type) or not hasattr(made, "__len__"):
                 made = made()
             reread(loaders, made, samples, report, over=lambda items: progress.over(items, lambda one: one.where))
-    report_suspects(loaders, report)
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=1))
     else:

@@ -39,28 +39,11 @@ class PreparedLoader(DataLoaderShard):
 
     Args:
         loader: what is prepared.
-        device: where batches are moved; None: they stay.
-        drop_last, non_blocking, rng_types, synchronized_generator: as of Accelerate's DataLoaderShard.
+        options: as of Accelerate's DataLoaderShard.
     """
 
-    def __init__(
-        self,
-        loader: ShmLoader[Any],
-        *,
-        device: Any,
-        drop_last: bool,
-        non_blocking: bool,
-        rng_types: list[Any] | None = None,
-        synchronized_generator: Any = None,
-    ) -> None:
-        super().__init__(
-            loader.dataset,
-            device=device,
-            rng_types=rng_types,
-            synchronized_generator=synchronized_generator,
-            _drop_last=drop_last,
-            _non_blocking=non_blocking,
-        )
+    def __init__(self, loader: ShmLoader[Any], **options: Any) -> None:
+        super().__init__(loader.dataset, **options)
         self._is_accelerate_prepared = True
         self.base_dataloader = loader
         self.valid: int | None = loader.valid
@@ -175,8 +158,8 @@ def prepare(accelerator: Accelerator, loader: ShmLoader[Any], *, device_placemen
         prepared = PreparedLoader(
             loader,
             device=accelerator.device if device_placement else None,
-            drop_last=loader.drop_last or loader.uneven == "drop",
-            non_blocking=accelerator.non_blocking,
+            _drop_last=loader.drop_last or loader.uneven == "drop",
+            _non_blocking=accelerator.non_blocking,
         )
     else:
         prepared = _divided_by_accelerate(accelerator, loader, device_placement)
@@ -198,8 +181,8 @@ def _divided_by_accelerate(accelerator: Accelerator, loader: ShmLoader[Any], dev
     return PreparedLoader(
         loader,
         device=plain.device,
-        drop_last=plain._drop_last,
-        non_blocking=plain._non_blocking,
+        _drop_last=plain._drop_last,
+        _non_blocking=plain._non_blocking,
         rng_types=plain.rng_types,
         synchronized_generator=plain.synchronized_generator,
     )

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from math import ceil
@@ -42,10 +42,6 @@ class Finding:
     level: Level
     text: str
     remedy: str = ""
-
-    def as_dict(self) -> dict[str, str]:
-        """For JSON."""
-        return asdict(self)
 
 
 Said = str | tuple[Level, str, str]  # what a check returns: all is well; or level, text and remedy

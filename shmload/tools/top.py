@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -21,13 +20,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from shmload.engine.stats import ControlBlock, Found, Process, Report, RingReader, Snapshot, add_memory, command_of, describe, look
-from shmload.growing.library import CacheStatistics
-from shmload.tools.inspect.formats import cache_lines
+from shmload.engine.stats import ControlBlock, Process, Report, RingReader, Snapshot, add_memory, command_of, describe, look
 
 HISTORY = 60  # looks of which the samples per second are kept
-FINDING_SHARE = 20  # finding takes at most one part in so many of the time
-FINDING_S = 2.0  # and happens at most so often
 
 
 class Watch:
@@ -35,26 +30,19 @@ class Watch:
 
     Args:
         pids: trainers, or the processes that have started them; none: all loaders.
-        caches: folders of growing caches, to look at, too.
     """
 
-    def __init__(self, pids: Iterable[int] = (), caches: Iterable[Path] = ()) -> None:
+    def __init__(self, pids: Iterable[int] = ()) -> None:
         self._pids = frozenset(pids)
-        self._caches = list(caches)
-        self._found = Found([], [])
-        self._found_at, self._finding_s = -float("inf"), 0.0
-        self._last: dict[str, Snapshot] = {}
-        self._history: dict[str, deque[float]] = {}
-        self._commands: dict[str, str] = {}
+        self._known: dict[str, tuple[Snapshot, deque[float], str]] = {}  # by stem: the last look, samples/s, its command
 
     def look(self) -> Report:
         """What has happened since the last look; of a loader that was not there then, since it began.
 
         Returns:
-            loaders, one report each (docs/top.md); totals over them; what dead ones have left; blocks that could not be read;
-            caches, if some were named.
+            loaders, one report each (docs/top.md); totals over them; what dead ones have left; blocks that could not be read.
         """
-        found = self._find()
+        found = RingReader.find()
         reports, unreadable = [], []
         for block in found.blocks:
             process = look(block.pid)
@@ -68,9 +56,9 @@ class Watch:
                 unreadable.append({"path": block.path, "uid": block.uid, "pid": block.pid, "why": str(error)})
                 continue
             reports.append(self._report(block, seen, process))
-        self._forget({report["stem"] for report in reports})
+        self._known = {report["stem"]: self._known[report["stem"]] for report in reports}
         reports.sort(key=lambda report: (report["parent_pid"] or 0, report["rank"], -report["age_s"]))
-        seen_now = {
+        return {
             "time_s": time.time(),
             "loaders": reports,
             "totals": totals(reports),
@@ -81,28 +69,15 @@ class Watch:
             },
             "unreadable": unreadable,
         }
-        if self._caches:
-            from shmload.growing.cache import SampleCache
-
-            seen_now["caches"] = {str(path): SampleCache.look(path) for path in self._caches}
-        return seen_now
-
-    def _find(self) -> Found:
-        began = time.monotonic()
-        if began - self._found_at >= max(FINDING_S, FINDING_SHARE * self._finding_s):
-            self._found = RingReader.find()
-            self._found_at, self._finding_s = began, time.monotonic() - began
-        return self._found
 
     def _report(self, block: ControlBlock, seen: Snapshot, process: Process | None) -> Report:
-        report = describe(seen, self._last.get(block.stem))
+        known = self._known.get(block.stem)
+        last, history, command = known or (None, deque(maxlen=HISTORY), command_of(block.pid))
+        report = describe(seen, last)
         # elsewhere its workers' pids are of another PID namespace, and here another's
         add_memory(report, is_known=block.pid == seen["owner_pid"])
-        self._last[block.stem] = seen
-        history = self._history.setdefault(block.stem, deque(maxlen=HISTORY))
         history.append(report["samples_per_s"])
-        if block.stem not in self._commands:
-            self._commands[block.stem] = command_of(block.pid)
+        self._known[block.stem] = seen, history, command
         return {
             "stem": block.stem,
             "kind": block.kind,
@@ -111,17 +86,12 @@ class Watch:
             "owner_pid": seen["owner_pid"],
             "parent_pid": None if process is None else process.parent,
             "is_stopped": None if process is None else process.is_stopped,
-            "command": self._commands[block.stem],
+            "command": command,
             "rank": seen["rank"],
             "world_size": seen["world_size"],
             **report,
             "history": list(history),
         }
-
-    def _forget(self, stems: set[str]) -> None:
-        for kept in (self._last, self._history, self._commands):
-            for stem in [stem for stem in kept if stem not in stems]:
-                del kept[stem]
 
 
 def totals(reports: list[Report]) -> Report:
@@ -184,7 +154,6 @@ def picture(look: Report, width: int) -> RenderableType:
     if num := look["leftovers"]["num"]:
         left = f"{num} dead loader{'s have' if num > 1 else ' has'} left {nbytes_text(look['leftovers']['nbytes'])}: shmload clean"
         parts.append(Text(left, style="yellow"))
-    parts += [_cache(path, stats, width) for path, stats in look.get("caches", {}).items()]
     return Group(*parts)
 
 
@@ -371,11 +340,3 @@ def seconds(value: float) -> str:
     if value < 1:
         return f"{1000 * value:.0f} ms"
     return f"{value:.1f} s" if value < 100 else f"{value / 60:.0f} min"
-
-
-def _cache(path: str, stats: CacheStatistics, width: int) -> Panel:
-    """A growing cache."""
-    full = _line().append("budget  ")
-    append_bar(full, [(min(stats.nbytes / stats.capacity_bytes, 1.0), "green")], width)
-    lines = [_line().append(line) for line in cache_lines(stats)]
-    return Panel(Group(full, *lines), title=f"growing cache {path}", title_align="left")

@@ -12,7 +12,7 @@ import numpy as np
 from shmload import ShmLoader
 from shmload.audit.file import AuditLog, Batch, Record, batch_record, event_record, header_line
 from shmload.tools.audit.timeline import AuditReport
-from shmload.tools.audit.verify import read_folder, report_suspects, verify
+from shmload.tools.audit.verify import read_folder, verify
 
 N, BATCH, SEED = 45, 4, 7
 
@@ -68,9 +68,7 @@ def story(folder: Path, **more: Any) -> None:
 
 
 def judged(folder: Path, **options: Any) -> AuditReport:
-    report, loaders = verify(read_folder(folder), **options)
-    report_suspects(loaders, report)
-    return report
+    return verify(read_folder(folder), **options)[0]
 
 
 def kinds(report: AuditReport) -> set[str]:

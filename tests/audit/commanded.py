@@ -22,13 +22,6 @@ class Data:
         return self.first + index, np.random.rand(3)
 
 
-class Alike(Data):
-    """Samples that truly are alike, two by two batches."""
-
-    def __getitem__(self, index: int) -> Any:
-        return index % 12
-
-
 def other() -> Data:
     return Data(100)
 

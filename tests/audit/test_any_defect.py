@@ -12,8 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shmload.audit.file import AuditLog, Batch
-from shmload.tools.audit.timeline import AuditReport
-from shmload.tools.audit.verify import read_folder, report_suspects, verify
+from shmload.tools.audit.verify import read_folder, verify
 from tests.audit.audit_kit import make, run
 
 RUNS = st.fixed_dictionaries(
@@ -57,19 +56,13 @@ def recorded(story: dict[str, Any]) -> list[AuditLog]:
         shutil.rmtree(folder)
 
 
-def judged(logs: list[AuditLog]) -> tuple[AuditReport, Any]:
-    report, loaders = verify(logs)
-    report_suspects(loaders, report)
-    return report, loaders
-
-
 @pytest.mark.slow
 @given(RUNS)
 @settings(max_examples=60, deadline=None)
 def test_any_undisturbed_run_is_proven(story: dict[str, Any]) -> None:
     logs = recorded(story)
     assume(any(log.records for log in logs))
-    report, _ = judged(logs)
+    report, _ = verify(logs)
     assert (report.findings, report.unjudged, report.status) == ([], [], 0)
     num_kept = story["n"]
     if story["uneven"] == "drop":
@@ -83,9 +76,9 @@ def test_any_undisturbed_run_is_proven(story: dict[str, Any]) -> None:
 @settings(max_examples=150, deadline=None)
 def test_any_single_defect_is_caught(story: dict[str, Any], defect: str, data: st.DataObject) -> None:
     logs = recorded(story)
-    report, loaders = judged(logs)
+    report, loaders = verify(logs)
     assume(loaders)
-    counted = [one for one in loaders[0].timeline.batches if not one.is_superseded]
+    counted = [one for one in loaders[0].batches if not one.is_superseded]
     victim = data.draw(st.sampled_from(counted))
     records = victim.part.log.records
     place = records.index(victim.batch)
@@ -98,5 +91,5 @@ def test_any_single_defect_is_caught(story: dict[str, Any], defect: str, data: s
         assume(others)
         other = data.draw(st.sampled_from(others))
         records[place], records[other] = records[other], records[place]
-    report, _ = judged(logs)
+    report, _ = verify(logs)
     assert report.status == 1, (defect, victim.where)

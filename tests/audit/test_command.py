@@ -13,7 +13,7 @@ from shmload import ShmLoader
 from shmload.cli import app
 from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import batches_of, changed, run, written
-from tests.audit.commanded import Alike, Data
+from tests.audit.commanded import Data
 
 
 def recorded(folder: Path, dataset: Any = None, **more: Any) -> Path:
@@ -107,15 +107,6 @@ def test_content_in_the_wrong_place_is_found_by_reading_again(tmp_path: Path) ->
 def test_other_data_are_found_by_reading_again(tmp_path: Path) -> None:
     status, out, _ = command(recorded(tmp_path), "--dataset", "tests.audit.commanded:other", "--samples", 2)
     assert (status, out.count("CONTENT")) == (1, 2)
-
-
-def test_samples_that_are_truly_alike_are_cleared_by_reading_again(tmp_path: Path) -> None:
-    recorded(tmp_path, Alike())
-    status, out, _ = command(tmp_path)
-    assert (status, out.count("STALE")) == (1, 3)
-    status, out, _ = command(tmp_path, "--dataset", "tests.audit.commanded:Alike", "--samples", 0)
-    assert (status, out.count("STALE")) == (0, 0)
-    assert "3 batches were read again" in out
 
 
 def test_a_loader_of_another_seed_is_refused(tmp_path: Path) -> None:

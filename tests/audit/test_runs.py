@@ -158,10 +158,3 @@ def test_several_loaders_in_one_folder_are_judged_by_themselves(tmp_path: Path) 
     report = judged(tmp_path)
     assert (report.status, len(report.loaders)) == (0, 2)
     assert any("2 loaders of unlike arguments" in note for note in report.notes)
-
-
-def test_data_that_are_all_alike_cannot_be_judged_and_are_not_called_stale(tmp_path: Path) -> None:
-    run([make(tmp_path, dataset=[torch.ones(2)] * 100)])
-    report = judged(tmp_path)
-    assert (report.status, report.findings) == (2, [])
-    assert "24 batches have the bytes of others although their samples differ" in report.unjudged[0]

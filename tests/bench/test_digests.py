@@ -57,7 +57,7 @@ def compared(mine, *, is_own=True, again=("a", "b")):
     loaders = {"shmload": LoaderReport(digests=list(mine)), "torch": LoaderReport(digests=["a", "b"])}
     report = WorkloadReport("rows", "", 1, {}, loaders)
     task = BenchTask(WORKLOADS["rows"], job, Point(), is_own=is_own)
-    answer = TaskOutcome(job, digests=list(again))
+    answer = TaskOutcome(digests=list(again))
     compare(task, report, "torch", lambda jobs: [answer])
     return report
 

@@ -7,7 +7,6 @@ from rich.console import Console
 
 from shmload.tools.bench import plot
 from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport, show
-from shmload.tools.bench.rounds import BenchJob, TaskOutcome
 from shmload.tools.bench.verdict import judge_all
 
 LIMIT = {
@@ -41,7 +40,7 @@ def section(rates, workers=2, step=False, **known):
     loaders = {name: LoaderReport() for name in rates}
     for name, rate in rates.items():
         more = {"step_efficiency": 0.5} if step else {}
-        loaders[name].add(TaskOutcome(JOB, values(rate, **more)))
+        loaders[name].rounds.append(values(rate, **more))
         loaders[name].digests = ["a"]
     made = WorkloadReport("photos", "title", 64, LIMIT, loaders, num_workers=workers)
     for name, value in known.items():
@@ -49,9 +48,6 @@ def section(rates, workers=2, step=False, **known):
     for loader in loaders.values():
         loader.summarise(loaders["torch"])
     return made
-
-
-JOB = BenchJob(workload="photos", dataset="m:n", loader="", batch_size=64, num_workers=2)
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 import pytest
 
-from shmload.tools.bench.rounds import BenchOptions
+from shmload.tools.bench.contestants import WORKLOADS
+from shmload.tools.bench.rounds import BenchOptions, prepare
 from shmload.tools.named import BenchError, make_dataset, names, resolve
 
 HERE = "shmload.tools.bench.contestants"
@@ -66,10 +67,14 @@ def test_an_option_out_of_range_says_what_was_needed_and_given(options, text):
         BenchOptions(**options)
 
 
-def test_without_a_dataset_all_workloads_are_selected_and_with_one_only_those_named():
-    assert BenchOptions().selected == ("photos", "records", "rows", "tokens", "python")
-    assert BenchOptions(dataset="planted:Good").selected == ()
-    assert BenchOptions(dataset="planted:Good", workloads=("rows",)).selected == ("rows",)
+def test_without_a_dataset_all_workloads_are_selected_and_with_one_only_those_named(tmp_path):
+    def chosen(**options):
+        tasks = prepare(BenchOptions(quick=True, **options), tmp_path, [])
+        return [task.workload.name for task in tasks]
+
+    assert chosen() == [name for name, workload in WORKLOADS.items() if workload.missing() is None]
+    assert chosen(dataset="planted:Good") == ["dataset"]
+    assert chosen(dataset="planted:Good", workloads=("rows",)) == ["rows", "dataset"]
 
 
 def test_torch_is_the_reference_wherever_it_stands():

@@ -89,19 +89,6 @@ def test_a_folder_of_pictures_has_classes(written: Written, command: Command) ->
     assert found["samples"][0]["name"] == "'cat/1.bin'"
 
 
-@pytest.mark.parametrize("name", ["images", "tar"])
-def test_pictures_are_drawn_as_a_grid(name: str, written: Written, command: Command, tmp_path: Path) -> None:
-    done = command("inspect", written(name), "--plot", tmp_path / "grid.png")
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert (tmp_path / "grid.png").read_bytes().startswith(PNG)
-
-
-def test_arrays_that_are_pictures_are_drawn(command: Command, tmp_path: Path) -> None:
-    np.save(tmp_path / "digits.npy", np.random.default_rng(0).random((3, 1, 8, 8), np.float32))
-    assert command("inspect", tmp_path / "digits.npy", "--plot", tmp_path / "grid.png").exit_code == 0
-    assert (tmp_path / "grid.png").read_bytes().startswith(PNG)
-
-
 def refusal(done: Any) -> str:
     """The one line that a refused command has printed."""
     assert (done.exit_code, done.stdout) == (2, "")
@@ -109,24 +96,10 @@ def refusal(done: Any) -> str:
     return str(line)
 
 
-def test_what_cannot_be_drawn_is_told(written: Written, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written("Parquet")
-    assert "hold no pictures" in refusal(command("inspect", path, "--plot", tmp_path / "grid.png"))
-    assert "needs an existing folder" in refusal(command("inspect", path, "--plot", tmp_path / "no/grid.png"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "--plot needs PIL: pip install 'shmload[images]'" in refusal(command("inspect", path, "--plot", "a.png"))
-
-
-def test_tokens_need_their_type(command: Command, tmp_path: Path) -> None:
+def test_raw_tokens_are_of_no_known_format(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     np.arange(2000, dtype=np.uint16).tofile(path)
     assert f"{path}: it is of no known format (npy, Parquet" in refusal(command("inspect", path))
-    (found,) = json.loads(command("inspect", path, "--dtype", "uint16", "--json").stdout)
-    assert (found["format"], found["num_samples"], found["fields"]) == ("tokens", 2000, {"token": "uint16"})
-    assert "tokens are 0 to 1999" in found["notes"]
-    path.write_bytes(b"123")
-    assert "3 bytes are no whole number of uint16 tokens" in refusal(command("inspect", path, "--dtype", "uint16"))
-    assert "--dtype 'number' is no type" in refusal(command("inspect", path, "--dtype", "number"))
 
 
 def test_a_bin_is_known_by_the_index_beside_it(written: Written, command: Command) -> None:

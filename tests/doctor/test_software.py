@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -126,4 +127,4 @@ def test_advice_alone_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_json_has_every_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     done = run(monkeypatch, [GOOD, PROBLEM], "--json")
     assert done.exit_code == 1
-    assert [GOOD.as_dict(), PROBLEM.as_dict()] == json.loads(done.stdout)
+    assert [asdict(GOOD), asdict(PROBLEM)] == json.loads(done.stdout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -48,23 +47,3 @@ def test_samplers_and_writers_are_told_with_what_they_do(make_cache: Callable[..
     assert any("(sampler 0 of 1) " in line for line in told)
     samplers.stop()
     assert not any("sampler" in line for line in inspected(cache))
-
-
-def test_top_shows_a_cache_beside_the_loaders(make_cache: Callable[..., SampleCache]) -> None:
-    cache = make_cache(4096)
-    for number in range(3):
-        put(cache, range(20 * number, 20 * number + 20))
-    nobody = ["top", "--once", "--pid", "4194305", "--cache", str(cache.path)]
-    drawn = CliRunner().invoke(app, nobody, env={"COLUMNS": "120"})
-    assert drawn.exit_code == 0, drawn.output
-    assert "growing cache" in drawn.output
-    assert "70% of its budget of 4,096 bytes: 3 files" in drawn.output
-    assert "budget  " + 17 * "\u2588" + 7 * "\u00b7" in drawn.output
-    told = json.loads(CliRunner().invoke(app, [*nobody, "--json"]).output)["caches"][str(cache.path)]
-    assert (told["num_samples"], told["generation"], told["num_evicted"]) == (60, 3, 0)
-
-
-def test_top_refuses_a_folder_that_is_no_cache(tmp_path: Path) -> None:
-    refused = CliRunner().invoke(app, ["top", "--once", "--cache", str(tmp_path)])
-    assert refused.exit_code == 2
-    assert "not a growing cache" in refused.output

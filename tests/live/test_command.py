@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import termios
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,23 +44,6 @@ def test_once_draws_one_view_as_wide_as_columns_say(still: int, monkeypatch: pyt
     assert lines[0].startswith("shmload top  1 loader, 2 workers  0.0 samples/s")
     assert max(map(len, lines)) == 80
     assert max(map(len, top("--once", "--pid", still, "--interval", 0.01).stdout.splitlines())) == 120
-
-
-@pytest.mark.slow
-def test_a_picture_is_written_that_needs_nothing_from_elsewhere(still: int, tmp_path: Path) -> None:
-    done = top("--once", "--pid", still, "--interval", 0.01, "--svg", tmp_path / "top.svg")
-    assert done.exit_code == 0
-    drawn = (tmp_path / "top.svg").read_text()
-    assert drawn.startswith("<svg")
-    assert "the&#160;program&#160;is&#160;the&#160;limit" in drawn
-    assert drawn.count("http") == drawn.count("http://www.w3.org/") + drawn.count("https://www.textualize.io")
-    assert "@font-face" not in drawn
-
-
-def test_a_picture_is_of_one_look() -> None:
-    done = top("--svg", "x.svg")
-    assert done.exit_code == 2
-    assert "a picture is of one look: give --once, too" in done.stderr
 
 
 def test_no_loader_is_said_and_is_no_error() -> None:

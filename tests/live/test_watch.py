@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,8 +38,6 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
             return there[self.path]
 
     monkeypatch.setattr(top, "RingReader", Reader)
-    monkeypatch.setattr(top, "FINDING_S", 0.0)
-    monkeypatch.setattr(top, "FINDING_SHARE", 0)
     return there
 
 
@@ -98,14 +95,3 @@ def test_pids_of_another_namespace_are_not_looked_up_in_this_one(blocks: Blocks,
     known, unknown = (loader["workers"][0] for loader in Watch().look()["loaders"])
     assert known["rss_bytes"] > 0
     assert (unknown["pid"], unknown["rss_bytes"], unknown["is_stopped"]) == (os.getpid(), None, None)
-
-
-def test_finding_is_not_done_more_often_than_it_may_cost(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    find: Callable[[], Found] = top.RingReader.find
-    monkeypatch.setattr(top.RingReader, "find", lambda: calls.append(None) or find())
-    watched = Watch()
-    monkeypatch.setattr(top, "FINDING_S", 1e9)
-    for _ in range(3):
-        watched.look()
-    assert len(calls) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from typer.testing import CliRunner
 from shmload import ShmLoader
 from shmload.cli import app
 from shmload.engine.stats import ControlBlock, Found, RingReader
+from shmload.engine.trace import timelines_of
 from shmload.shm import segment
 from shmload.tools import trace
 from shmload.tools.trace import Recording
@@ -78,7 +78,7 @@ def test_a_ring_in_a_memfd_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         run(made)
         watch = Recording(os.getpid())
         watch.record(0)
-    (timeline,) = watch.timelines()
+    (timeline,) = timelines_of(watch.tapes.values())
     assert timeline.num_batches == 8
 
 
@@ -116,7 +116,7 @@ def test_a_recording_reads_as_often_as_recorders_fill_and_counts_what_it_missed(
     assert pauses[5] < pauses[4]  # a recorder ran over
     assert min(pauses) >= trace.SHORTEST_S
     assert max(pauses) <= trace.LONGEST_S
-    (timeline,) = watch.timelines()
+    (timeline,) = timelines_of(watch.tapes.values())
     assert timeline.num_lost > 0
     assert 8 < timeline.num_batches < 248
 
@@ -136,7 +136,7 @@ def test_a_ring_that_is_made_meanwhile_is_recorded_too(monkeypatch: pytest.Monke
     watch = Recording(os.getpid())
     watch.record(3.0)
     made[0].close()
-    assert [timeline.num_batches for timeline in watch.timelines()] == [8]
+    assert [timeline.num_batches for timeline in timelines_of(watch.tapes.values())] == [8]
 
 
 def test_an_interrupted_recording_is_written(
@@ -184,7 +184,7 @@ def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
         before = Path(path).read_bytes()
         watch = Recording(child.pid)
         watch.record(0)
-        assert [timeline.num_batches for timeline in watch.timelines()] == [8]
+        assert [timeline.num_batches for timeline in timelines_of(watch.tapes.values())] == [8]
         assert Path(path).read_bytes() == before
     finally:
         child.send_signal(signal.SIGCONT)
@@ -212,17 +212,10 @@ def test_a_process_without_a_loader_is_told_with_what_was_left_out(
     assert f"it is of process {os.getpid()}\n" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "needs --out FILE.json or --plot FILE.png: where the trace is to be written"),
-        (("--out", "/none/t.json"), "/none/t.json: needs an existing folder to write to"),
-        (("--plot", "/none/t.png"), "/none/t.png: needs an existing folder to write to"),
-    ],
-)
-def test_bad_usage_is_told(arguments: tuple[str, ...], message: str, command: Command) -> None:
-    done = command("trace", *arguments)
-    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"shmload trace: {message}\n")
+def test_a_folder_that_is_not_there_is_reported(command: Command) -> None:
+    done = command("trace", "--out", "/none/t.json")
+    message = "shmload trace: /none/t.json: needs an existing folder to write to\n"
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", message)
 
 
 def test_a_file_that_cannot_be_written_is_told(loader: ShmLoader[Any], command: Command, tmp_path: Path) -> None:
@@ -230,39 +223,3 @@ def test_a_file_that_cannot_be_written_is_told(loader: ShmLoader[Any], command: 
     assert done.exit_code == 2
     assert "Is a directory" in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_matplotlib_a_plot_is_refused_before_recording(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    done = command("trace", "--plot", tmp_path / "t.png")
-    assert (done.exit_code, done.stderr) == (2, "shmload trace: --plot needs matplotlib: pip install 'shmload[plot]'\n")
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_plot_is_drawn(loader: ShmLoader[Any], command: Command, tmp_path: Path) -> None:
-    for _ in range(4):
-        run(loader)
-    path = tmp_path / "t.png"
-    done = command("trace", "--pid", os.getpid(), "--seconds", 0, "--plot", path)
-    assert (done.exit_code, done.stdout) == (0, f"{path}: drawn\n")
-    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-def test_a_plot_shows_a_stretch_from_the_middle_and_the_programs_own_time(loader: ShmLoader[Any]) -> None:
-    for _ in range(4):
-        run(loader)
-    watch = Recording(os.getpid())
-    watch.record(0)
-    (timeline,) = watch.timelines()
-    begin, end = trace.stretch(timeline)
-    shown = [
-        span for span in timeline.tracks["trainer"] if span.kind == "deliver" and begin <= span.begin_ns and span.end_ns <= end
-    ]
-    assert len(shown) == trace.BATCHES
-    track = trace.with_program(timeline.tracks["trainer"])
-    program = [span for span in track if span.kind == "program"]
-    assert len(program) in (timeline.num_batches, timeline.num_batches - 1)
-    assert all(one.end_ns <= other.begin_ns for one, other in itertools.pairwise(track))

@@ -265,7 +265,7 @@ def _compare(where: str, batches: list[Any], n: int, extra_max: int, missing_max
 def judge_items(epochs: Sequence[Judged], members: Any, report: AuditReport) -> None:
     """Each item once in each epoch of its member, but for what is still to come of the last."""
     is_whole = all(epoch.is_whole for epoch in epochs)
-    for path, _, n, keys in _by_member(np.concatenate([epoch.keys for epoch in epochs]), members):
+    for path, n, keys in _by_member(np.concatenate([epoch.keys for epoch in epochs]), members):
         member = "".join(f" of member {number}" for number in reversed(path))
         once, counts = np.unique(keys, return_counts=True)
         doubled = once[counts > 1]
@@ -302,26 +302,13 @@ def _gaps(had: Keys, front: int) -> list[int]:
     return [at for i in np.flatnonzero(np.diff(edges) > 1) for at in range(int(edges[i]) + 1, int(edges[i + 1]))]
 
 
-def item_numbers(keys: Any, members: Any) -> Keys:
-    """What tells the items of some keys apart, whatever their epochs."""
-    numbers, before = np.empty(len(keys), np.int64), 0
-    for _, rows, n, its in _by_member(np.asarray(keys, np.int64), members):
-        numbers[rows] = before + its % n
-        before += n
-    return numbers
-
-
-def _by_member(
-    keys: Keys, members: Any, rows: Keys | None = None, path: tuple[int, ...] = ()
-) -> Iterator[tuple[tuple[int, ...], Keys, int, Keys]]:
-    """Of each member, at every depth: its number in each Join, which of the keys are its, how many items it has, its own keys."""
-    rows = np.arange(len(keys)) if rows is None else rows
+def _by_member(keys: Keys, members: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], int, Keys]]:
+    """Of each member, at every depth: its number in each Join, how many items it has, its own keys."""
     if isinstance(members, int):
-        yield path, rows, members, keys
+        yield path, members, keys
         return
     for number, member in enumerate(members):
-        is_its = keys % len(members) == number
-        yield from _by_member(keys[is_its] // len(members), member, rows[is_its], (*path, number))
+        yield from _by_member(keys[keys % len(members) == number] // len(members), member, (*path, number))
 
 
 def _rows(one: Delivery, report: AuditReport) -> tuple[Keys, Keys]:

@@ -9,12 +9,12 @@ from typing import Any
 
 from shmload.audit.file import AuditLog, Batch, Event, Header
 
-LISTED_MAX = 100  # findings of one kind that are told singly
+LISTED_MAX = 100  # findings of one kind that are listed
 
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """One defect. Kinds: damaged, missing, doubled, swapped, stale, replay (a batch delivered again is another), content."""
+    """One defect. Kinds: damaged, missing, doubled, swapped, replay (a batch delivered again is another), content."""
 
     kind: str
     text: str
@@ -104,11 +104,6 @@ class AuditPart:
     header: Header
     start: int = 0  # number of the start it belongs to
 
-    @property
-    def ended_ns(self) -> int:
-        """When the last batch was delivered."""
-        return max((r.time_ns for r in self.log.records if isinstance(r, Batch)), default=self.header.started_ns)
-
 
 @dataclass(eq=False)
 class End:
@@ -177,8 +172,11 @@ class AuditTimeline:
                 self._supersede(part, epoch, step)
             elif record.kind == "pass":
                 newest[epoch] = step
-                if not (has_begun or has_state):
-                    self._restart(part)
+                if not (has_begun or has_state) and any(_is_before(one.part, part) for its in self._active.values() for one in its):
+                    if self.allow_restarts:
+                        self._supersede(part, 0, 0)
+                    else:
+                        self.restarts.append(part)
                 has_begun = True
             elif record.kind == "end":
                 end = End(part, epoch, step)
@@ -186,13 +184,6 @@ class AuditTimeline:
                 self._active.setdefault(epoch, []).append(end)
             elif record.kind == "lost":
                 self.lost.append(f"{part.log.name}: {record.details.get('batches')} batches could not be recorded")
-
-    def _restart(self, part: AuditPart) -> None:
-        before = [one for each in self._active.values() for one in each if _is_before(one.part, part)]
-        if before and self.allow_restarts:
-            self._supersede(part, 0, 0)
-        elif before:
-            self.restarts.append(part)
 
     def _supersede(self, part: AuditPart, epoch: int, step: int) -> None:
         for each in [e for e in self._active if e >= epoch]:
@@ -213,7 +204,8 @@ def _is_before(earlier: AuditPart, part: AuditPart) -> bool:
         return False
     if earlier.header.rank == part.header.rank and earlier.header.world_size == part.header.world_size:
         return True
-    return earlier.start < part.start and earlier.ended_ns <= part.header.started_ns
+    ended_ns = max((r.time_ns for r in earlier.log.records if isinstance(r, Batch)), default=earlier.header.started_ns)
+    return earlier.start < part.start and ended_ns <= part.header.started_ns
 
 
 def _place(event: Event) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Does each epoch hold each sample exactly once? The files of a folder in, a report out.
 
 Files are read (`shmload.audit.file`), divided into loaders by what their headers say, freed of what resumes rolled back
-(`timeline.py`) and judged (`orders.py`). Batches that should be alike, or should not, are compared by their digests.
+(`timeline.py`) and judged (`orders.py`). Batches that should be alike are compared by their digests.
 
 With the dataset at hand batches are read again, by the loader's own inline reader, with the seed, epoch and indices of the record,
 so that random augmentations repeat: what differs was other memory, other rows, or is other data by now. Torch mode's augmentations
@@ -14,7 +14,6 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,45 +23,28 @@ from shmload._core.trainer import Order
 from shmload.audit.file import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Batch, Header, Mode, digest_of, read_header, read_log
 from shmload.loader import ShmLoader
 from shmload.modes.passes import InlineReader
-from shmload.tools.audit.orders import Judged, item_numbers, judge_items, judge_pass, judge_positions
+from shmload.tools.audit.orders import Judged, judge_items, judge_pass, judge_positions
 from shmload.tools.audit.timeline import AuditedLoader, AuditPart, AuditReport, AuditTimeline, Delivery, EpochReport
 
 
-@dataclass
-class Loader:
-    """What is left to look at when the records are judged: for reading samples again."""
-
-    header: Header
-    timeline: AuditTimeline
-    suspects: list[tuple[Delivery, Delivery]]
-    is_alike: bool  # so many suspects that it must be the data
-
-
-def audit_files(folder: Path) -> list[Path]:
-    """Every audit file in a folder.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
-    return [path for path in sorted(folder.iterdir()) if path.name.endswith(SUFFIX)]
-
-
-def read_folder(folder: Path) -> list[AuditLog]:
+def read_folder(folder: Path, *, over: Callable[[Sequence[Path]], Iterable[Path]] = iter) -> list[AuditLog]:
     """What the audit files in a folder hold.
 
+    Args:
+        over: goes over the files: shows how far it is, say.
     Raises:
         OSError: the folder or a file cannot be read.
     """
-    return [read_log(path) for path in audit_files(folder)]
+    return [read_log(path) for path in over([path for path in sorted(folder.iterdir()) if path.name.endswith(SUFFIX)])]
 
 
-def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[AuditReport, list[Loader]]:
+def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[AuditReport, list[AuditTimeline]]:
     """Judges the records of one folder.
 
     Args:
         allow_restarts: a start that loaded no state throws away what was delivered before.
     Returns:
-        the report, without what suspicion of stale batches says: `report_suspects` adds that, `reread` settles it first.
+        the report, and the deliveries of each loader, which `reread` takes.
     """
     report = AuditReport()
     loaders = []
@@ -70,11 +52,9 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[A
         timeline = AuditTimeline(parts, allow_restarts)
         summary = _judge(timeline, report)
         report.loaders.append(summary)
-        batches = timeline.batches
-        check_replays(batches, report)
-        suspects, is_alike = stale_suspects(batches)
-        loaders.append(Loader(parts[0].header, timeline, suspects, is_alike))
-        num_partial = sum(one.batch.is_partial for one in batches)
+        check_replays(timeline.batches, report)
+        loaders.append(timeline)
+        num_partial = sum(one.batch.is_partial for one in timeline.batches)
         if num_partial:
             report.notes.append(
                 f"{summary.title}: {num_partial} batches hold objects that a digest leaves out; they are not compared by "
@@ -85,20 +65,6 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[A
     if not loaders:
         report.notes.append("the folder holds no records")
     return report, loaders
-
-
-def report_suspects(loaders: Sequence[Loader], report: AuditReport) -> None:
-    """Adds what is still suspected of being stale."""
-    for loader in loaders:
-        if loader.is_alike and loader.suspects:
-            report.unjudged.append(
-                f"{len(loader.suspects)} batches have the bytes of others although their samples differ: the data seem to hold "
-                "many samples that are alike, so stale batches cannot be told. Give --dataset"
-            )
-            continue
-        for one, other in loader.suspects:
-            why = f"the bytes are those of {other.where}, whose samples are others"
-            report.found("stale", f"{one.where}: {why}; if these samples are truly alike, --dataset will tell")
 
 
 def _by_loader(logs: Iterable[AuditLog], report: AuditReport) -> list[list[AuditPart]]:
@@ -130,8 +96,9 @@ def _judge(timeline: AuditTimeline, report: AuditReport) -> AuditedLoader:
         report.found("swapped", f"{one.where}: delivered {how}")
     report.notes += timeline.lost
     for part in timeline.restarts:
+        place = f"rank {part.header.rank} of {part.header.world_size}"
         report.notes.append(
-            f"{part.header.place} began anew, without a state, in {part.log.name}: what it was delivered counts beside what came "
+            f"{place} began anew, without a state, in {part.log.name}: what it was delivered counts beside what came "
             "before. If that was thrown away, say --allow-restarts"
         )
     counted: dict[int, list[Delivery]] = {}
@@ -215,10 +182,7 @@ def _title(header: Header) -> str:
     return f"{header.dataset}, {header.n} samples, {mode}"
 
 
-# ------------------------------------------------------------ batches that should be alike, or should not
-
-ALIKE_MAX = 10  # more batches alike than this and ...
-ALIKE_SHARE = 0.01  # ... than this share of all are how the data is
+# ------------------------------------------------------------ batches that should be alike
 
 
 def same_keys(one: Batch, other: Batch) -> bool:
@@ -245,90 +209,42 @@ def check_replays(deliveries: Sequence[Delivery], report: AuditReport) -> None:
             report.found("replay", f"{one.where}: {what} {other.where}")
 
 
-def stale_suspects(deliveries: Sequence[Delivery]) -> tuple[list[tuple[Delivery, Delivery]], bool]:
-    """(batches with the bytes of another one before, that one), and whether there are so many that it must be the data."""
-    alike: dict[int, list[Delivery]] = {}
-    pairs: list[tuple[Delivery, Delivery]] = []
-    num_batches = 0
-    for one in deliveries:
-        header = one.part.header
-        if not can_be_compared(one) or (header.mode == Mode.PIPELINE and header.batch_size is None):
-            continue  # a few small items are often alike
-        num_batches += 1
-        others = alike.setdefault(one.batch.digest, [])
-        others.append(one)
-        if not _same_samples(one, others[0]):
-            pairs.append((one, others[0]))
-    if len(pairs) > max(ALIKE_MAX, ALIKE_SHARE * num_batches):
-        return pairs, True
-    # what came again, and was the same again, is no other batch's memory
-    came_once = [
-        (one, other)
-        for one, other in pairs
-        if not any(each is not one and same_keys(each.batch, one.batch) for each in alike[one.batch.digest])
-    ]
-    return came_once, False
-
-
-def can_be_compared(one: Delivery) -> bool:
-    """Whether its digest stands for all that it holds, and it holds something."""
-    return one.batch.num_rows > 0 and not one.batch.is_partial
-
-
-def _same_samples(one: Delivery, other: Delivery) -> bool:
-    """Whether they hold the same samples, of whatever epochs: a pipeline's keys say the epoch, too."""
-    stream = one.part.header.stream
-    if stream is None or one.batch.num_rows != other.batch.num_rows:
-        return same_keys(one.batch, other.batch)
-    mine, its = (item_numbers(batch.keys, stream["members"]) for batch in (one.batch, other.batch))
-    return np.array_equal(mine, its)
-
-
 # ------------------------------------------------------------ reading again
 
 
 def reread(
-    loaders: Sequence[Loader],
+    loaders: Sequence[AuditTimeline],
     made: Any,
     num_samples: int,
     report: AuditReport,
     *,
     over: Callable[[Sequence[Delivery]], Iterable[Delivery]] = iter,
 ) -> None:
-    """Reads batches again, those that are suspected first, and reports whose content differs.
+    """Reads batches again, drawn at random, and reports whose content differs.
 
     Args:
         made: the dataset, or a ShmLoader that reads it, where a collate_fn or other arguments matter.
-        num_samples: batches to read of each loader besides those suspected.
+        num_samples: batches to read of each loader.
         over: goes over the batches of one loader: shows how far it is, say.
     """
-    for loader in loaders:
-        length = _length(made)
-        if length != loader.header.n and loader.header.order is None:
-            report.notes.append(f"--dataset has {length} samples, the record is of {loader.header.n}: not read again")
+    for timeline in loaders:
+        header, dataset = timeline.parts[0].header, made.dataset if isinstance(made, ShmLoader) else made
+        length = len(dataset) if hasattr(dataset, "__len__") else None
+        if length != header.n and header.order is None:
+            report.notes.append(f"--dataset has {length} samples, the record is of {header.n}: not read again")
             continue
-        reader = _reader(made, loader.header)
-        suspected = [one for one, _ in loader.suspects] if not loader.is_alike else []
-        others = [one for one in loader.timeline.batches if can_be_compared(one) and one not in suspected]
-        chosen = random.Random(0).sample(others, min(num_samples, len(others)))
-        differing = {id(one) for one in over((*suspected, *chosen)) if not _is_same(one, reader, report)}
-        if loader.header.mode == Mode.TORCH and differing:
+        reader = _reader(made, header)
+        whole = [one for one in timeline.batches if one.batch.num_rows and not one.batch.is_partial]
+        chosen = random.Random(0).sample(whole, min(num_samples, len(whole)))
+        differing = [one for one in over(chosen) if not _is_same(one, reader, report)]
+        if header.mode == Mode.TORCH and differing:
             report.unjudged.append(
-                f"{len(differing)} of {len(suspected) + len(chosen)} batches read again differ: torch mode's augmentations cannot "
-                "be repeated, so this says nothing if there are any"
+                f"{len(differing)} of {len(chosen)} batches read again differ: torch mode's augmentations cannot be repeated, so "
+                "this says nothing if there are any"
             )
             continue
-        for one in (*suspected, *chosen):
-            if id(one) in differing:
-                report.found("content", f"{one.where}: read again, its samples give other bytes than were delivered")
-        loader.suspects = [pair for pair in loader.suspects if loader.is_alike or id(pair[0]) in differing]
-        if loader.is_alike and not differing:
-            loader.suspects = []
-
-
-def _length(made: Any) -> int | None:
-    dataset = made.dataset if isinstance(made, ShmLoader) else made
-    return len(dataset) if hasattr(dataset, "__len__") else None
+        for one in differing:
+            report.found("content", f"{one.where}: read again, its samples give other bytes than were delivered")
 
 
 def _reader(made: Any, header: Header) -> InlineReader:

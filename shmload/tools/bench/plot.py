@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport
+from shmload.tools.bench.report import LoaderReport, Report
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f", "#000000")
 
@@ -14,6 +14,7 @@ def save(report: Report, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
+    labels = [f"{each.label}\n{each.setting}" if report.is_sweep else each.label for each in report.workloads]
     loaders = list(dict.fromkeys(name for section in report.workloads for name in section.loaders))
     height = 0.8 / len(loaders)
     figure = Figure(figsize=(11, 1.6 + len(report.workloads) * (0.3 + 0.24 * len(loaders))), dpi=140, layout="constrained")
@@ -32,7 +33,7 @@ def save(report: Report, path: Path) -> None:
     left.axvline(1, color="#333333")
     left.set_xscale("log", base=2)
     left.xaxis.set_major_formatter(lambda value, _: f"{value:g}x" if value >= 1 else f"1/{1 / value:g}")
-    left.set_yticks(range(len(report.workloads)), [section_name(section, report) for section in report.workloads])
+    left.set_yticks(range(len(report.workloads)), labels)
     left.set_ylim(len(report.workloads) - 0.4, -0.6)
     left.margins(x=0.2)
     left.set_xlabel(f"samples/s against {report.reference} (bar: median, line: all rounds; log scale)")
@@ -57,7 +58,3 @@ def title(report: Report) -> str:
     model = machine["cpu_model"] or machine["architecture"]
     where = f"{machine['num_cpus']} cores of {model}, Linux {machine['kernel'].split('-')[0]}, torch {machine['torch']}"
     return f"shmload bench: {workers}{step}{quick}\n{where}; {report.started}"
-
-
-def section_name(section: WorkloadReport, report: Report) -> str:
-    return f"{section.label}\n{section.setting}" if report.is_sweep else section.label

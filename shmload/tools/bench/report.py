@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-
-if TYPE_CHECKING:
-    from shmload.tools.bench.rounds import TaskOutcome
 
 FORMAT = 1
 
@@ -35,15 +32,11 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        if not values:
-            raise ValueError("a spread needs at least one value, given none")
         return cls(statistics.median(values), min(values), max(values))
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` of all do not exceed (nearest rank): always one that was measured."""
-    if not ascending:
-        raise ValueError("a quantile needs at least one value, given none")
     rank = -(-len(ascending) * share // 1)  # ceiling
     return ascending[min(len(ascending), max(1, int(rank))) - 1]
 
@@ -68,13 +61,6 @@ class LoaderReport:
     error: str | None = None
     details: str = ""
     digests: list[int] = field(default_factory=list)
-
-    def add(self, outcome: "TaskOutcome") -> None:
-        if outcome.error:
-            self.error, self.details = outcome.error, outcome.details
-            return
-        self.rounds.append(outcome.values)
-        self.digests = self.digests or outcome.digests
 
     def column(self, metric: str) -> list[float]:
         return [values[metric] for values in self.rounds if metric in values]

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from itertools import product
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -77,7 +77,6 @@ class TaskOutcome:
     `bad_usage` says that the user's dataset or options are at fault, not a loader.
     """
 
-    job: BenchJob
     values: dict[str, float] = field(default_factory=dict)
     digests: list[int] = field(default_factory=list)
     error: str | None = None
@@ -180,11 +179,6 @@ class BenchOptions:
                     yield f"--loader: needs {built} with --torch-loader, given {name!r}: others cannot take its arguments"
 
     @property
-    def selected(self) -> tuple[str, ...]:
-        """The built-in workloads to run."""
-        return self.workloads or (() if self.dataset or self.torch_loader else tuple(WORKLOADS))
-
-    @property
     def reference(self) -> str:
         """What ratios and bytes are compared with."""
         return "torch" if "torch" in self.loaders else self.loaders[-1]
@@ -227,13 +221,13 @@ def run_jobs(jobs: Sequence[BenchJob]) -> list[TaskOutcome]:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        outcomes = [TaskOutcome(job, **json.loads(line)) for job, line in zip(jobs, answers, strict=False)]
+        outcomes = [TaskOutcome(**json.loads(line)) for line in answers]
         output.seek(0)
         tail = output.read()[-4000:]
     status = process.returncode
     ending = f"signal {signal.Signals(-status).name}" if status < 0 else f"code {status}"
     why = f"its process ended with {ending} before it answered"
-    return outcomes + [TaskOutcome(job, error=why, details=tail) for job in jobs[len(outcomes) :]]
+    return outcomes + [TaskOutcome(error=why, details=tail) for _ in jobs[len(outcomes) :]]
 
 
 @dataclass(frozen=True)
@@ -256,17 +250,6 @@ class BenchTask:
 
 
 Limits = dict[tuple[str, int | None, bool], dict[str, float]]  # what one core can do, by probe_key
-
-
-def own_workload(options: BenchOptions) -> Workload:
-    """The user's own dataset or DataLoader, in the form of a built-in workload."""
-    return Workload(
-        name="dataset" if options.dataset else "loader",
-        title=options.dataset or options.torch_loader or "",
-        dataset=options.dataset or "",
-        batch_size=64 if options.dataset else None,
-        prepare=lambda folder, small, cold: ({}, files_below(options.cold_files) if cold else []),
-    )
 
 
 def files_below(paths: Iterable[Path]) -> list[str]:
@@ -294,9 +277,17 @@ def prepare(options: BenchOptions, folder: Path, notes: list[str]) -> list[Bench
         BenchError: there is no room, or the user's files are not there.
     """
     tasks: list[BenchTask] = []
-    workloads = [WORKLOADS[name] for name in options.selected]
-    if is_own := bool(options.dataset or options.torch_loader):
-        workloads.append(own_workload(options))
+    is_own = bool(options.dataset or options.torch_loader)
+    workloads = [WORKLOADS[name] for name in options.workloads or (() if is_own else WORKLOADS)]
+    if is_own:  # in the form of a built-in one
+        own = Workload(
+            name="dataset" if options.dataset else "loader",
+            title=options.dataset or options.torch_loader or "",
+            dataset=options.dataset or "",
+            batch_size=64 if options.dataset else None,
+            prepare=lambda folder, small, cold: ({}, files_below(options.cold_files) if cold else []),
+        )
+        workloads.append(own)
     for number, workload in enumerate(workloads, 1):
         absent = workload.missing()
         if absent:
@@ -423,7 +414,12 @@ def rounds_of(
                 more: dict[str, Any] = first if number == 0 and not task.job.cold_files else {}
                 jobs.append(replace(task.job, loader=loader, scratch=str(scratch), **more))
             for report, outcome in zip(reports, measured(jobs, tasks, loader, progress), strict=True):
-                report.loaders[loader].add(outcome)
+                found = report.loaders[loader]
+                if outcome.error:
+                    found.error, found.details = outcome.error, outcome.details
+                else:
+                    found.rounds.append(outcome.values)
+                    found.digests = found.digests or outcome.digests
     for task, report in zip(tasks, reports, strict=True):
         compare(task, report, options.reference)
         for each in report.loaders.values():
@@ -463,7 +459,5 @@ def compare(task: BenchTask, report: WorkloadReport, reference: str, run: Run = 
 
 def first_difference(reference: Sequence[object], other: Sequence[object]) -> int | None:
     """Number of the first batch whose digests differ or that only one of them has; None if all are equal."""
-    for number, (expected, got) in enumerate(zip(reference, other, strict=False)):
-        if expected != got:
-            return number
-    return None if len(reference) == len(other) else min(len(reference), len(other))
+    pairs = enumerate(zip_longest(reference, other))
+    return next((number for number, (expected, got) in pairs if expected != got), None)

@@ -202,8 +202,6 @@ def from_sweep(tried: Sequence[Tried], step_ms: float) -> Recommendation:
 
     Batch sizes are the model's affair, not the loader's: only those of the largest rate are looked at, if there are several.
     """
-    if not tried:
-        raise ValueError("a recommendation needs at least one point that was measured, given none")
     best = max(tried, key=lambda each: each.samples_per_s)
     alike = [each for each in tried if each.batch_size == best.batch_size]
     alike.sort(key=lambda each: (each.num_workers, each.prefetch_factor or PREFETCH))

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +30,9 @@ from shmload.formats.readers.columns import HDF5Dataset, ParquetDataset, Safeten
 from shmload.formats.tar.dataset import KEY, TarDataset, load_index
 from shmload.formats.tar.dataset import SUFFIX as TAR_SUFFIX
 from shmload.formats.tfrecord.files import SUFFIX, RecordFile
+from shmload.growing.files import CONTROL
 from shmload.tools import readable
 from shmload.tools.inspect.summary import Head, Sizes, Summary, described, head_of, nbytes_of
-
-if TYPE_CHECKING:
-    from shmload.growing.library import CacheStatistics
 
 SIZED = 1000  # samples whose size is looked at where that means to read them
 
@@ -57,23 +55,23 @@ class Format:
     index: Callable[[str], int] = len
 
 
-def recognise(path: Path, dtype: str | None = None) -> tuple[Format, Head]:
+def recognise(path: Path) -> tuple[Format, Head]:
     """The format of a path.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is empty, or none of the formats.
     """
-    head = head_of(path, dtype)
+    head = head_of(path)
     for format in FORMATS:
         if format.matches(head):
             return format, head
     known = ", ".join(format.name for format in FORMATS)
     inside = f"what is compressed by {head.compression} in it" if head.compression else "it"
-    raise ValueError(f"{path}: {inside} is of no known format ({known}); raw tokens need --dtype")
+    raise ValueError(f"{path}: {inside} is of no known format ({known})")
 
 
-def describe(path: Path, *, num_samples: int = 3, dtype: str | None = None) -> Summary:
+def describe(path: Path, *, num_samples: int = 3) -> Summary:
     """Everything about a path, with its first samples: a file, a folder of samples, a packed dataset or a growing cache.
 
     Raises:
@@ -81,9 +79,9 @@ def describe(path: Path, *, num_samples: int = 3, dtype: str | None = None) -> S
     """
     if (manifest := _manifest_at(path)) is not None:
         return _packed(manifest, num_samples)
-    if is_cache(path):
+    if (path / CONTROL).is_dir():
         return _cache(path)
-    format, head = recognise(path, dtype)
+    format, head = recognise(path)
     return format.describe(head, num_samples)
 
 
@@ -293,10 +291,6 @@ def sample_of(record: bytes) -> dict[str, Any]:
     return {name: values[0] if len(values) == 1 else values for name, values in features.items()}
 
 
-def _index_records(path: str) -> int:
-    return len(RecordFile(path, "auto", _INFLATED_MAX).offsets()) - 1
-
-
 def features_of(record: bytes) -> dict[str, Any] | None:
     """A tf.train.Example's values by name: a list of bytes, float32 or int64 numbers; None if the record is no Example.
 
@@ -324,16 +318,16 @@ def _values(kind: int, body: bytes) -> Any:
         return values
     if kind == 2:
         return np.frombuffer(b"".join(values), "<f4")
-    numbers: list[int] = []
-    for value in values:
-        at = 0
-        if isinstance(value, int):
-            numbers.append(value)
-            continue
-        while at < len(value):  # packed
-            number, at = _varint(value, at)
-            numbers.append(number)
+    # one by one, or packed
+    numbers = [number for value in values for number in ([value] if isinstance(value, int) else _varints(value))]
     return np.array(numbers, np.uint64).view(np.int64)
+
+
+def _varints(data: bytes) -> Iterator[int]:
+    at = 0
+    while at < len(data):
+        number, at = _varint(data, at)
+        yield number
 
 
 def _wire_fields(message: bytes) -> Iterator[tuple[int, Any]]:
@@ -433,41 +427,19 @@ def _of_picture(path: Path, what: Callable[[Any], Any]) -> Any:
         raise ValueError(f"{path}: the picture is damaged: {error}") from error
 
 
-# ------------------------------------------------------------ tokens: a Megatron pair, or a raw file whose dtype the user knows
-
-_TOKENS_SEEN = 1_000_000  # whose range is told
+# ------------------------------------------------------------ tokens: a Megatron pair
 
 
 def _is_tokens(head: Head) -> bool:
     if head.is_folder or head.compression:
         return False
-    if head.begin.startswith(tokens.MAGIC) or head.dtype is not None:
+    if head.begin.startswith(tokens.MAGIC):
         return True
     beside = head.path.with_suffix(".idx")
     if head.path.suffix != ".bin" or not beside.is_file():
         return False
     with open(beside, "rb") as file:
         return file.read(len(tokens.MAGIC)) == tokens.MAGIC
-
-
-def _describe_tokens(head: Head, num_samples: int) -> Summary:
-    if head.begin.startswith(tokens.MAGIC) or head.dtype is None:
-        return _describe_megatron(head, num_samples)
-    try:
-        dtype = np.dtype(head.dtype)
-    except TypeError as error:
-        raise ValueError(f"--dtype {head.dtype!r} is no type of numbers: {error}") from error
-    if dtype.kind not in "iu" or head.nbytes % dtype.itemsize:
-        raise ValueError(f"{head.path}: {head.nbytes:,} bytes are no whole number of {dtype} tokens")
-    found = np.memmap(head.path, dtype, "r")
-    seen = found[:_TOKENS_SEEN]
-    which = "tokens" if len(seen) == len(found) else f"the first {len(seen):,}"
-    notes = [
-        f"samples are tokens here; windows of them are made by TokenDataset(path, dtype={str(dtype)!r})",
-        f"{which} are {int(seen.min())} to {int(seen.max())}",
-    ]
-    samples = [{"tokens": np.array(found[:64])}] if num_samples else []
-    return Summary(str(head.path), "tokens", head.nbytes, len(found), {"token": str(dtype)}, None, samples, notes)
 
 
 def _describe_megatron(head: Head, num_samples: int) -> Summary:
@@ -525,39 +497,28 @@ def _packed(path: Path, num_samples: int) -> Summary:
     return found
 
 
-def is_cache(path: Path) -> bool:
-    """Whether a folder is a growing cache's."""
-    from shmload.growing.files import CONTROL
-
-    return (path / CONTROL).is_dir()
-
-
 def _cache(path: Path) -> Summary:
+    """How full a growing cache is, how old, how fast, and what its writers do: one fact a line."""
     from shmload.growing.cache import SampleCache
 
     stats = SampleCache.look(path)
-    return Summary(str(path), "growing cache", stats.nbytes, stats.num_samples, notes=list(cache_lines(stats)))
-
-
-def cache_lines(stats: CacheStatistics) -> Iterator[str]:
-    """How full a growing cache is, how old, how fast, and what its writers do: one fact a line."""
     share = stats.nbytes / stats.capacity_bytes
-    yield (
+    notes = [
         f"{share:.0%} of its budget of {stats.capacity_bytes:,} bytes: {stats.num_files} files, {stats.num_writing} being written, "
-        f"{stats.num_leased} read by epochs under way"
-    )
-    yield f"generation {stats.generation}: so many files were published, {stats.num_evicted} of them are gone"
-    yield f"in the last minute {stats.bytes_per_s / 1e6:.1f} MB/s, {stats.samples_per_s:.1f} samples/s were published"
+        f"{stats.num_leased} read by epochs under way",
+        f"generation {stats.generation}: so many files were published, {stats.num_evicted} of them are gone",
+        f"in the last minute {stats.bytes_per_s / 1e6:.1f} MB/s, {stats.samples_per_s:.1f} samples/s were published",
+    ]
     for sampler in stats.samplers:
         who = f"sampler {sampler['worker_id']} of process {sampler['trainer']}"
         error = sampler["error"].strip().splitlines()
-        yield f"{who}: {sampler['state']}, {sampler['restarts']} restarts" + (f"; {error[-1]}" if error else "")
+        notes.append(f"{who}: {sampler['state']}, {sampler['restarts']} restarts" + (f"; {error[-1]}" if error else ""))
     for writer in stats.writers:
         does = "waits for room" if writer.is_waiting else "writes"
         has = f"{writer.num_records:,} samples in {writer.num_files} files, {writer.waited_s:.1f} s waited"
-        yield f"process {writer.pid} ({writer.role}) {does}: {has}"
-    for name, why in stats.bad.items():
-        yield f"left out: {name}: {why}"
+        notes.append(f"process {writer.pid} ({writer.role}) {does}: {has}")
+    notes += [f"left out: {name}: {why}" for name, why in stats.bad.items()]
+    return Summary(str(path), "growing cache", stats.nbytes, stats.num_samples, notes=notes)
 
 
 FORMATS = (
@@ -567,7 +528,13 @@ FORMATS = (
     _of_schema("safetensors", _is_safetensors, SafetensorsDataset),
     _of_schema("Zarr", _is_zarr, ZarrDataset),
     Format("tar", _is_tar, _describe_tar, TAR_SUFFIX, lambda path: load_index(path).num_samples),
-    Format("TFRecord", _is_tfrecord, _describe_tfrecord, SUFFIX, _index_records),
+    Format(
+        "TFRecord",
+        _is_tfrecord,
+        _describe_tfrecord,
+        SUFFIX,
+        lambda path: len(RecordFile(path, "auto", _INFLATED_MAX).offsets()) - 1,
+    ),
     Format("images", _has_pictures, _describe_pictures),
-    Format("tokens", _is_tokens, _describe_tokens),
+    Format("tokens", _is_tokens, _describe_megatron),
 )

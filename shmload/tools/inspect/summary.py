@@ -30,21 +30,16 @@ class Head:
         begin: its first bytes, expanded where it is compressed as a whole; none of a folder.
         compression: "gzip", "bzip2", "xz", "zlib", or none.
         nbytes: of the file as it lies there.
-        dtype: of tokens, which only the user knows.
     """
 
     path: Path
     begin: bytes
     compression: str = ""
     nbytes: int = 0
-    dtype: str | None = None
-
-    @property
-    def is_folder(self) -> bool:
-        return self.path.is_dir()
+    is_folder: bool = False
 
 
-def head_of(path: Path, dtype: str | None = None) -> Head:
+def head_of(path: Path) -> Head:
     """Looks at a path.
 
     Raises:
@@ -54,7 +49,7 @@ def head_of(path: Path, dtype: str | None = None) -> Head:
     if path.is_dir():
         if not any(path.iterdir()):
             raise ValueError(f"{path}: the folder is empty")
-        return Head(path, b"", dtype=dtype)
+        return Head(path, b"", is_folder=True)
     nbytes = os.stat(path).st_size
     if not nbytes:
         raise ValueError(f"{path}: the file is empty")
@@ -64,15 +59,15 @@ def head_of(path: Path, dtype: str | None = None) -> Head:
         if begin.startswith(magic):
             try:
                 with opener(path) as file:
-                    return Head(path, file.read(PEEK), name, nbytes, dtype)
+                    return Head(path, file.read(PEEK), name, nbytes)
             except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
                 raise ValueError(f"{path}, offset 0: the {name} stream is damaged or cut: {error}") from error
     if begin[0] == 0x78 and int.from_bytes(begin[:2], "big") % 31 == 0:  # a zlib stream, perhaps
         try:
-            return Head(path, zlib.decompressobj().decompress(begin, PEEK), "zlib", nbytes, dtype)
+            return Head(path, zlib.decompressobj().decompress(begin, PEEK), "zlib", nbytes)
         except zlib.error:
             pass
-    return Head(path, begin, "", nbytes, dtype)
+    return Head(path, begin, "", nbytes)
 
 
 SHOWN = 6  # values of an array
@@ -116,11 +111,11 @@ class Summary:
     samples: Sequence[Mapping[str, Any]] = ()
     notes: list[str] = field(default_factory=list)
 
-    def as_dict(self, num_samples: int) -> dict[str, Any]:
-        """The same as plain data, with so many samples, shortened."""
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain data, with shortened samples."""
         plain = {**vars(self), "sample_nbytes": self.sizes and asdict(self.sizes)}
         del plain["sizes"]
-        plain["samples"] = [{name: shortened(value) for name, value in sample.items()} for sample in self.samples[:num_samples]]
+        plain["samples"] = [{name: shortened(value) for name, value in sample.items()} for sample in self.samples]
         return plain
 
 

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from shmload.launch.supervisor import spawn
     from shmload.loader import ShmLoader
     from shmload.schedule.mix import Mix
-    from shmload.schedule.permutation import Permutation
     from shmload.schedule.samplers import BlockShuffle, LengthBuckets, TokenBudget, Weighted
-    from shmload.schedule.schedule import Schedule
+    from shmload.schedule.schedule import Permutation, Schedule
     from shmload.worker.sample_rng import sample_info, sample_rng
 
 __version__ = "0.1.0"
@@ -49,7 +48,7 @@ _PLACES = {
     "Mix": "shmload.schedule.mix",
     "LengthBuckets": "shmload.schedule.samplers",
     "Padded": "shmload.batch.deliver",
-    "Permutation": "shmload.schedule.permutation",
+    "Permutation": "shmload.schedule.schedule",
     "Schedule": "shmload.schedule.schedule",
     "SharedIndex": "shmload.formats.shared_index",
     "ShmLoader": "shmload.loader",

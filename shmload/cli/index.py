@@ -14,7 +14,7 @@ from shmload.cli.terminal import refusing, shown
 
 def index(paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="TFRecord files and tar shards.")]) -> None:
     """Build the index beside each file, and say what was written, how large it is and how long it took."""
-    from shmload.tools.inspect.formats import index as build
+    from shmload.tools.inspect import index as build
 
     with refusing("index", OSError, ValueError, RuntimeError, ModuleNotFoundError), shown(sys.stderr.isatty()) as progress:
         found = [build(path) for path in progress.over(paths, lambda path: path.name)]

@@ -14,7 +14,7 @@ from shmload.cli.terminal import console, refusing, shown
 from shmload.tools import readable
 
 if TYPE_CHECKING:
-    from shmload.tools.inspect.summary import Summary
+    from shmload.tools.inspect import Summary
 
 
 def inspect(
@@ -23,7 +23,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
 ) -> None:
     """Say what is in files: format, fields, counts, sizes, the first samples. Formats are known by their bytes."""
-    from shmload.tools.inspect.formats import describe
+    from shmload.tools.inspect import describe
 
     with refusing("inspect", OSError, ValueError, RuntimeError, ModuleNotFoundError), shown(sys.stderr.isatty()) as progress:
         each = progress.over(paths, lambda path: path.name)
@@ -40,7 +40,7 @@ def _lines(summary: "Summary") -> list[str]:
     """A line for the path, one for each field, and its first samples."""
     from rich.markup import escape
 
-    from shmload.tools.inspect.summary import shortened
+    from shmload.tools.inspect import shortened
 
     head = f"{summary.format}, {summary.num_samples:,} samples, {readable(summary.nbytes)}"
     lines = [f"[bold]{escape(summary.path)}[/]: {head}"]

@@ -22,8 +22,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from shmload.batch.deliver import mapped, parts_of
-from shmload.device.calls import Calls
-from shmload.device.sending import NUM_SENT, calls_of, calls_of_cuda, check_device
+from shmload.device.calls import NUM_SENT, Calls, calls_of, calls_of_cuda, check_device
 from shmload.engine.autotune import Autotuner, Setting, is_auto, tuner_of
 from shmload.engine.parts import EngineOptions, Holders, Hook, is_enabled
 from shmload.engine.ring import BadSamples, BatchSource, OnError

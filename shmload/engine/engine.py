@@ -28,9 +28,8 @@ from shmload.engine.ring import NOTHING, BadSamples, Delivery, Turns
 from shmload.engine.stats import RingReader, add_memory
 from shmload.errors import WorkerDied
 from shmload.shm import owners
-from shmload.worker.failure import Failure
 from shmload.worker.pool import STOP_GRACE_S, interrupts_held
-from shmload.worker.reader import Job
+from shmload.worker.reader import Failure, Job
 from shmload.worker.snapshot import END, NO_NEWS, Note, load_note
 
 log = logging.getLogger("shmload")

@@ -39,15 +39,13 @@ import torch
 
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import FollowerRing, Order, TrainerRing, control_nbytes
-from shmload.device.calls import LEASED, Calls, PendingCopies
-from shmload.device.sending import sent
+from shmload.device.calls import LEASED, Calls, PendingCopies, sent
 from shmload.engine.ring import LEAST_SLOTS, NOTHING, Delivery, OrderWriter, RingMemory
 from shmload.errors import CopyFailed, SampleTimeout, ShmloadError, WorkerDied
 from shmload.shm import owners
 from shmload.shm.segment import Doorbell, Group, JointBell
-from shmload.worker.failure import REMEDY, sample_at, timeout_text
 from shmload.worker.pool import STACK_NBYTES, STOP_GRACE_S, Backend, Death, PreparedWorkers, WorkerPool, interrupts_held, processes
-from shmload.worker.reader import Job, PeerRing, Post
+from shmload.worker.reader import REMEDY, Job, PeerRing, Post, sample_at, timeout_text
 from shmload.worker.snapshot import Note
 from shmload.world import rank_and_world_size, users_frame, users_place
 

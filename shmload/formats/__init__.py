@@ -8,14 +8,13 @@ from shmload.world import lazy_names
 
 if TYPE_CHECKING:
     from shmload.formats.arrays import ArrayDataset
+    from shmload.formats.columns import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
     from shmload.formats.images.decoder import CenterCrop, ImageDecoder, RandomResizedCrop, Resize, with_restart_markers
     from shmload.formats.images.folder import ImageFolder
-    from shmload.formats.readers.columns import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
     from shmload.formats.tar.dataset import TarDataset
     from shmload.formats.tar.stream import TarStream
     from shmload.formats.tar.writer import TarWriter
-    from shmload.formats.tfrecord.dataset import TFRecordDataset
-    from shmload.formats.tfrecord.files import TFRecordWriter
+    from shmload.formats.tfrecord import TFRecordDataset, TFRecordWriter
     from shmload.formats.tokens import TokenDataset
 
 _MODULES = {

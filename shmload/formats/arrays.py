@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from shmload.batch.collate import OneSample
+from shmload.batch.collate import ArrayRows, OneSample, TypedArray, typed_array
 from shmload.batch.layout import aligned, c_strides
-from shmload.batch.rows import ArrayRows, TypedArray, typed_array
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import check_local, npy_head
 from shmload.formats.shared_index import IndexMemory

@@ -27,7 +27,7 @@ from shmload._core.index_reader import PackedRows
 from shmload._core.mapping import Mapping as MappedMemory
 from shmload.batch.layout import aligned
 from shmload.errors import RingTooSmall
-from shmload.formats.readers.columns import library
+from shmload.formats.columns import library
 from shmload.shm import names, owners
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import SHM_DIR, meeting_stem, proc_self

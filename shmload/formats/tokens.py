@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 
 from shmload._core.tokens import WindowReader, by_window, check_offsets, cross, cut, document_offsets
 from shmload._core.tokens import pack as _pack
-from shmload.batch.rows import place_of
+from shmload.batch.collate import place_of
 from shmload.errors import ShardCorrupt
 from shmload.formats.arrays import HeldArrays, HeldDataset
 from shmload.formats.paths import check_local
-from shmload.schedule.permutation import Permutation
+from shmload.schedule.schedule import Permutation
 
 MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")

@@ -9,6 +9,6 @@ what there is takes one listing and no file is opened. docs/growing.md says how 
 
 from shmload.growing.cache import SampleCache
 from shmload.growing.dataset import GrowingDataset
-from shmload.growing.writer import CacheWriter
+from shmload.growing.files import CacheWriter
 
 __all__ = ["CacheWriter", "GrowingDataset", "SampleCache"]

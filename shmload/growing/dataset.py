@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import ShardCorrupt, StateMismatch
-from shmload.formats.readers.columns import PerProcess
-from shmload.formats.tfrecord.dataset import TFRecordDataset
+from shmload.formats.columns import PerProcess
+from shmload.formats.tfrecord import TFRecordDataset
 from shmload.growing.files import (
     EPOCH_SHIFT,
     MAX_EPOCH,

@@ -50,6 +50,7 @@ from shmload.growing.files import (
     Gone,
     Intake,
     Snapshot,
+    WriterStatistics,
     newest_generation,
     read_own_name,
     read_snapshot,
@@ -59,7 +60,6 @@ from shmload.growing.files import (
     write_whole,
 )
 from shmload.growing.samplers import Samplers
-from shmload.growing.writer import WriterStatistics
 from shmload.storage.folder import BudgetedFolder, Leases
 from shmload.storage.ledger import Kept, close_kept, open_kept
 from shmload.world import run_key

@@ -31,11 +31,10 @@ from typing import Any
 
 from shmload._core.watch import die_with
 from shmload.errors import WorkerDied
-from shmload.growing.files import CONTROL, Report, write_whole
-from shmload.growing.writer import CacheWriter
+from shmload.growing.files import CONTROL, CacheWriter, Report, write_whole
 from shmload.shm import owners
-from shmload.worker.failure import describe_exit
 from shmload.worker.pool import context_of, interrupts_held, warn_of_fork
+from shmload.worker.reader import describe_exit
 
 log = logging.getLogger("shmload")
 

@@ -32,7 +32,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from shmload import faults
 from shmload._core.trainer import Order
-from shmload.device.sending import NUM_SENT, sent_now
+from shmload.device.calls import NUM_SENT, sent_now
 from shmload.engine.autotune import Autotuner
 from shmload.engine.builder import EngineBuilder, LoaderConfig
 from shmload.engine.ring import NOTHING, BatchSource, DeliveryLog, Turns
@@ -40,10 +40,9 @@ from shmload.errors import StateMismatch
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, next_of_dataset
 from shmload.modes.torch_order import SamplerReader, state_before
 from shmload.schedule import state as states
-from shmload.schedule.permutation import MAX_N
-from shmload.schedule.schedule import BatchSchedule, KeyedBatches, KeyedOrder, Schedule
+from shmload.schedule.schedule import MAX_N, BatchSchedule, KeyedBatches, KeyedOrder, Schedule
 from shmload.schedule.state import STATE_VERSION, UsersOwn, make_state, opened, resume, sealed
-from shmload.worker.failure import no_end
+from shmload.worker.reader import no_end
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.torch_side import origin_of
 from shmload.world import ability_of, rank_and_world_size, users_frame

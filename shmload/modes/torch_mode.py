@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _shar
 
 from shmload import faults
 from shmload._core.trainer import Order
-from shmload.device.sending import sent_now
+from shmload.device.calls import sent_now
 from shmload.engine.builder import EngineBuilder, LoaderConfig
 from shmload.engine.engine import Engine
 from shmload.engine.ring import NOTHING, DeliveryLog, Turns

@@ -2,7 +2,6 @@
 
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.join import Join
-from shmload.pipeline.stages import Collate, DistributedBatchedMap, Map, Partition, Permutation, Range
-from shmload.pipeline.stream import reconcile
+from shmload.pipeline.stages import Collate, DistributedBatchedMap, Map, Partition, Permutation, Range, reconcile
 
 __all__ = ["Collate", "Conveyer", "DistributedBatchedMap", "Join", "Map", "Partition", "Permutation", "Range", "reconcile"]

@@ -18,9 +18,8 @@ from typing import Any, Self
 from shmload.engine.ring import NOTHING, Turns
 from shmload.errors import StateMismatch
 from shmload.loader import ShmLoader
-from shmload.pipeline.stages import ItemErrors, NamedErrors, Outcome, called, compose, items_of
-from shmload.pipeline.stream import ItemStream, StreamSchedule
-from shmload.schedule.permutation import MAX_N
+from shmload.pipeline.stages import ItemErrors, ItemStream, NamedErrors, Outcome, StreamSchedule, called, compose, items_of
+from shmload.schedule.schedule import MAX_N
 from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
 
 WORTH_S = 1e-3  # of a worker's time for what is fetched at once: above it, fetching costs little

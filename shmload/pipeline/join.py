@@ -25,10 +25,9 @@ from numpy.typing import NDArray
 from shmload.engine.ring import Turns
 from shmload.errors import SampleError, StateMismatch
 from shmload.pipeline.conveyer import Conveyer
-from shmload.pipeline.stages import SEED, Plan, PoolOptions, RowProgram, compose
-from shmload.pipeline.stream import Keys
+from shmload.pipeline.stages import SEED, Keys, Plan, PoolOptions, RowProgram, compose
 from shmload.schedule.mix import Drawn, Shares, Stop, check_members, exact_weight, length
-from shmload.schedule.permutation import MAX_N, digest
+from shmload.schedule.schedule import MAX_N, digest
 from shmload.schedule.state import check_checksum, with_checksum
 
 

@@ -51,9 +51,9 @@ from shmload.batch.layout import Layout, aligned
 from shmload.ray.cluster import Briefing, Call, Cluster
 from shmload.ray.decoder import ActorSetting, Outcome, Task
 from shmload.shm.segment import Doorbell
-from shmload.worker.failure import Failure
 from shmload.worker.loop import process_begin_ns
 from shmload.worker.pool import GONE, open_memory
+from shmload.worker.reader import Failure
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 from shmload.worker.snapshot import dump_note
 

@@ -35,10 +35,9 @@ from shmload.batch.collate import RowPlacer
 from shmload.batch.layout import Layout
 from shmload.errors import SampleTimeout
 from shmload.shm import owners
-from shmload.worker.failure import REMEDY, Failure, sample_at, timeout_text
 from shmload.worker.loop import WorkerLoop
 from shmload.worker.pool import prepare
-from shmload.worker.reader import Job, Post
+from shmload.worker.reader import REMEDY, Failure, Job, Post, sample_at, timeout_text
 from shmload.worker.snapshot import END, load_note
 
 GROWTH = 1.25  # as ring_memory's

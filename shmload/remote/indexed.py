@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.tar_rows import TarRows
-from shmload.formats.readers.columns import checked_indices
+from shmload.formats.columns import checked_indices
 from shmload.formats.tar.dataset import KEY, ShardIndex, TarDataset, TarSamples
 from shmload.formats.tar.members import Decode
 from shmload.remote.local_shards import LocalShards

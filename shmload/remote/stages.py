@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 
 from shmload.errors import ShardCorrupt
 from shmload.formats.tar.members import IMAGE_EXTENSIONS, Decoders, gunzip, image_decoder
-from shmload.worker.failure import no_end
+from shmload.worker.reader import no_end
 
 Handler = Callable[[Exception], bool]
 

@@ -45,8 +45,7 @@ from torch.utils.data import ConcatDataset
 
 from shmload._core.mix import Draws, Rounds
 from shmload.errors import StateMismatch
-from shmload.schedule.permutation import MAX_N, MIX, EpochCache, digest
-from shmload.schedule.schedule import KeyedOrder
+from shmload.schedule.schedule import MAX_N, MIX, EpochCache, KeyedOrder, digest
 from shmload.world import ability_of
 
 MAX_TOTAL = 1 << 60

@@ -54,9 +54,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from shmload._core.cutting import cut
 from shmload._core.draws import AliasTable, fill_words
-from shmload.schedule import permutation
-from shmload.schedule.permutation import MAX_N, EpochCache, Permutation, digest, whole_number
-from shmload.schedule.schedule import KeyedBatches, KeyedOrder
+from shmload.schedule import schedule
+from shmload.schedule.schedule import MAX_N, EpochCache, KeyedBatches, KeyedOrder, Permutation, digest, whole_number
 
 
 class BlockShuffle(KeyedOrder):
@@ -148,12 +147,12 @@ def _window(n: int, block_size: int, window: int, seed: int, epoch: int, number:
         elif _place_of_last(num_blocks, seed, epoch) < first:
             start -= missing
     shifts = (blocks - np.arange(len(blocks))) * block_size
-    return _Window(start, Permutation(size, seed=seed, epoch=epoch, stream=permutation.WINDOWS + number), shifts)
+    return _Window(start, Permutation(size, seed=seed, epoch=epoch, stream=schedule.WINDOWS + number), shifts)
 
 
 @lru_cache(maxsize=4)
 def _blocks(num_blocks: int, seed: int, epoch: int) -> Permutation:
-    return Permutation(num_blocks, seed=seed, epoch=epoch, stream=permutation.BLOCKS)
+    return Permutation(num_blocks, seed=seed, epoch=epoch, stream=schedule.BLOCKS)
 
 
 @lru_cache(maxsize=16)
@@ -275,7 +274,7 @@ class ShardShuffle(KeyedOrder):
     def _made(self, seed: int, epoch: int) -> _Epoch:
         shards = np.flatnonzero(self.sizes)
         if self.shuffle:
-            shards = shards[Permutation(len(shards), seed=seed, epoch=epoch, stream=permutation.BLOCKS).take(0, len(shards))]
+            shards = shards[Permutation(len(shards), seed=seed, epoch=epoch, stream=schedule.BLOCKS).take(0, len(shards))]
         places = np.full(len(self.sizes), -1, np.int64)
         places[shards] = np.arange(len(shards))
         ends = np.concatenate([[0], np.cumsum(self.sizes[shards])])
@@ -288,7 +287,7 @@ class ShardShuffle(KeyedOrder):
             shards = of.shards[number * self.window : (number + 1) * self.window]
             ends = np.cumsum(self.sizes[shards])
             begins = ends - self.sizes[shards]
-            samples = Permutation(int(ends[-1]), seed=seed, epoch=epoch, stream=permutation.WINDOWS + number)
+            samples = Permutation(int(ends[-1]), seed=seed, epoch=epoch, stream=schedule.WINDOWS + number)
             found = samples, begins, self._starts[shards] - begins
             while len(of.windows) >= MAX_WINDOWS:
                 of.windows.pop(next(iter(of.windows)), None)
@@ -350,13 +349,13 @@ class Weighted(KeyedOrder):
         if not self.replacement:
             return self._epochs.get(seed, epoch, self._race)[start:stop].copy()
         out = np.empty(stop - start, np.int64)
-        self._table.fill(start, out, seed=seed, epoch=epoch, stream=permutation.DRAWS)
+        self._table.fill(start, out, seed=seed, epoch=epoch, stream=schedule.DRAWS)
         return out
 
     def _race(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """The indices by time of arrival. Ties, which one pair in 2^53 makes, go to the lower index."""
         words = np.empty(self.num_weights, np.uint64)
-        fill_words(words, seed=seed, epoch=epoch, stream=permutation.RACES, n=self.num_weights)
+        fill_words(words, seed=seed, epoch=epoch, stream=schedule.RACES, n=self.num_weights)
         uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         with np.errstate(divide="ignore"):
             times = -_logarithm(uniform) / self._scaled  # infinite where there is no weight
@@ -490,7 +489,7 @@ class Bucketed(KeyedBatches):
         return 1 - int(lengths.sum()) / padded if padded else 0.0
 
     def _shuffled(self, seed: int, epoch: int) -> NDArray[np.int64]:
-        return self._kept(Permutation(self.n, seed=seed, epoch=epoch, stream=permutation.SAMPLES).take(0, self.n))
+        return self._kept(Permutation(self.n, seed=seed, epoch=epoch, stream=schedule.SAMPLES).take(0, self.n))
 
     def _make(self, seed: int, epoch: int) -> Epoch:
         samples = self._shuffled(seed, epoch)
@@ -525,14 +524,14 @@ def _grouped(num_batches: int, group: int, seed: int, epoch: int) -> NDArray[np.
     groups, turn = np.arange(num_batches), np.empty(num_full + 1, np.int64)
     turn[num_full] = num_full
     if num_full and num_short:
-        before = Permutation(num_full + 1, seed=seed, epoch=epoch, stream=permutation.SHORT_GROUP)[0] * group
+        before = Permutation(num_full + 1, seed=seed, epoch=epoch, stream=schedule.SHORT_GROUP)[0] * group
         groups[before : before + num_short] = num_full * group
         groups[before + num_short :] -= num_short
     groups //= group
     if num_full:
-        Permutation(num_full, seed=seed, epoch=epoch, stream=permutation.GROUPS).fill(0, turn[:num_full])
+        Permutation(num_full, seed=seed, epoch=epoch, stream=schedule.GROUPS).fill(0, turn[:num_full])
     words = np.empty(num_batches, np.uint64)
-    fill_words(words, seed=seed, epoch=epoch, stream=permutation.BATCHES_IN_GROUPS, n=num_batches)
+    fill_words(words, seed=seed, epoch=epoch, stream=schedule.BATCHES_IN_GROUPS, n=num_batches)
     return np.lexsort((words, turn[groups]))
 
 

@@ -39,18 +39,224 @@ Which batch a rank reads at a step, where an order makes the batches itself.
 
 A step goes by the number of batches that all ranks have read before it, which is also the position in a state. So a run on
 another number of ranks goes on at any step, with exactly the batches that are left, and needs no division.
+
+A seeded random order of [0, n) that is computed where it is looked at, and the keys of per-sample randomness.
+
+An order of 10^12 samples is not stored: each position is mapped by itself, so seeking costs nothing, memory does not
+grow with n, and any process can compute any part. Up to n = 65,536 a shuffled table (128 KiB) is better and faster;
+above it a Feistel network with cycle walking does the work, in `src/permutation.h`, which names its sources.
+
+Rejected: `numpy.random.Generator.permutation` (8 n bytes and the whole shuffle before the first batch); a linear
+congruence (a * i + b) mod n (fast, but neighbours stay neighbours); sorting by a hash of each index (memory, and ties).
+
+Refusals shared by the schedule's parts: what is wrong, what was needed, what was given, what to do.
+
+Which stream of keys each use of randomness takes, so that no two of one (seed, epoch, n) see the same numbers.
+
+What an order that has no formula works out for a whole epoch, kept for the two epochs in use at a time.
 """
 
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property, lru_cache
-from typing import Any, Literal, get_args
+from functools import cached_property, lru_cache, partial
+from hashlib import blake2b
+from typing import Any, Generic, Literal, SupportsIndex, TypeVar, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from shmload.schedule.permutation import MAX_N, MAX_UINT64, Permutation, whole_number
+from shmload._core.permutation import MAX_N as MAX_N
+from shmload._core.permutation import KeyedPermutation
+from shmload._core.permutation import sample_key as sample_key
+from shmload._core.permutation import sample_key_pair as sample_key_pair
+
+MAX_UINT64 = (1 << 64) - 1
+_WRITTEN = {MAX_N: "2^62", MAX_UINT64: "2^64 - 1"}  # bounds as people write them
+
+
+def digest(values: NDArray[Any]) -> str:
+    """16 hex digits that say which values an order was made of, for its identity."""
+    return blake2b(values.tobytes(), digest_size=8).hexdigest()
+
+
+def whole_number(name: str, value: SupportsIndex, *, at_least: int = 1, at_most: int = MAX_N, remedy: str) -> int:
+    """`value` as a Python int within its bounds.
+
+    Raises:
+        TypeError: it is no integer (a float or a string is not one, a numpy integer is).
+        ValueError: it lies outside [at_least, at_most].
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}; {remedy}") from None
+    if not at_least <= number <= at_most:
+        raise ValueError(f"{name} must be in [{at_least}, {_WRITTEN.get(at_most, at_most)}], got {number}; {remedy}")
+    return number
+
+
+# of permutations; 0 is the plain shuffle
+MIX = 1 << 61  # and from here on each round of each member of a mixture: member << 32 | round
+SAMPLES = 1 << 62  # the samples before they are sorted by length
+GROUPS = SAMPLES + 1  # groups of batches
+SHORT_GROUP = SAMPLES + 2  # which of them is the short one
+BLOCKS = SAMPLES + 3  # a BlockShuffle's blocks
+WINDOWS = 1 << 63  # and from here on the samples of each of its windows
+
+# of words, which are numbered apart
+DRAWS = 0  # a weighted index per position
+RACES = 1  # an exponential variable per index
+BATCHES_IN_GROUPS = 2
+
+
+T = TypeVar("T")
+
+
+class EpochCache(Generic[T]):
+    """The newest two epochs' values: workers are sent the next epoch's orders before the trainer has ended this one.
+
+    Thread/process safety: two threads may both make a value, which is the same; a copy or a pickle begins empty.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[int, int], T] = {}
+
+    def get(self, seed: int, epoch: int, make: Callable[[int, int], T]) -> T:
+        """The value of an epoch, made where it is not kept."""
+        key = (seed, epoch)
+        value = self._values.get(key)
+        if value is None:
+            value = make(seed, epoch)
+            self._values = dict([*self._values.items(), (key, value)][-2:])
+        return value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EpochCache, ()
+
+
+class Permutation:
+    """A bijection of [0, n) chosen by (seed, epoch, stream): equal keys give equal orders on every machine.
+
+    Position p holds index `permutation[p]`; `inverse` finds the position of an index. Nothing is computed in advance,
+    except for n <= 65,536, where the first look shuffles a table.
+
+    Args:
+        n: number of indices, 1 to 2^62.
+        seed: 0 to 2^64 - 1; seeds and epochs are mixed by a block cipher, so neighbouring ones are unrelated.
+        epoch: 0 to 2^64 - 1.
+        stream: separates orders under one (seed, epoch): of two datasets, of the shards and the rows within.
+    Raises:
+        TypeError, ValueError: an argument is no integer, or outside its bounds.
+    Cost: 2 to 4 ns per index for any n above 65,536, 0.2 ns below; GIL released. benchmarks/permutation.py measures it.
+    Thread/process safety: immutable; may be used by any number of threads, and pickled.
+    Source: Luby and Rackoff 1988; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002; Durstenfeld 1964
+        for the table; keys by Philox, Salmon et al. 2011.
+    Example:
+        >>> order = Permutation(10, seed=7)
+        >>> sorted(order.take(0, 10).tolist())
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        >>> order.inverse([order[3], order[4]]).tolist()
+        [3, 4]
+    """
+
+    __slots__ = ("_keyed", "epoch", "n", "seed", "stream")
+
+    def __init__(self, n: SupportsIndex, *, seed: SupportsIndex, epoch: SupportsIndex = 0, stream: SupportsIndex = 0) -> None:
+        self.n = whole_number("Permutation: n", n, remedy="an empty order has no permutation")
+        self.seed = _uint64("seed", seed)
+        self.epoch = _uint64("epoch", epoch)
+        self.stream = _uint64("stream", stream)
+        self._keyed = KeyedPermutation(self.n, seed=self.seed, epoch=self.epoch, stream=self.stream)
+
+    def take(self, positions: Any, stop: int | None = None, /) -> NDArray[np.int64]:
+        """The indices at the given positions, or at those of a range.
+
+        Args:
+            positions: integers in [0, n), an array of any shape; with `stop` the first of a range.
+            stop: the end of that range.
+        Returns:
+            a new int64 array of the positions' shape.
+        Raises:
+            IndexError: a position is outside [0, n).
+            TypeError: the positions are not integers.
+        """
+        if stop is not None:
+            out = np.empty(max(stop - positions, 0), np.int64)
+            self.fill(positions, out)
+            return out
+        return _each(positions, "positions", self._keyed.take)
+
+    def fill(self, start: int, out: NDArray[np.int64]) -> None:
+        """Write the indices at positions [start, start + len(out)) into an array that is there.
+
+        Args:
+            start: the first position, 0 or more.
+            out: int64, one dimension, contiguous.
+        Raises:
+            IndexError: the positions reach outside [0, n).
+            TypeError: `out` is another kind of array.
+        """
+        if start < 0:
+            raise IndexError(f"Permutation: positions are counted from 0 to n={self.n}, got start={start}")
+        try:
+            self._keyed.fill(start, out)
+        except ValueError as error:
+            raise TypeError(f"Permutation.fill: out must be a contiguous int64 array of one dimension: {error}") from error
+
+    def inverse(self, indices: ArrayLike, /) -> NDArray[np.int64]:
+        """The positions at which the given indices stand; `inverse(take(positions))` is `positions`.
+
+        Args:
+            indices: integers in [0, n), an array of any shape.
+        Returns:
+            a new int64 array of the indices' shape.
+        Raises:
+            IndexError: an index is outside [0, n).
+            TypeError: the indices are not integers.
+        """
+        return _each(indices, "indices", self._keyed.inverse)
+
+    def __getitem__(self, position: SupportsIndex) -> int:
+        return int(self.take([operator.index(position)])[0])
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Permutation):
+            return NotImplemented
+        return self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def __repr__(self) -> str:
+        return f"Permutation({self.n}, seed={self.seed}, epoch={self.epoch}, stream={self.stream})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Permutation, seed=self.seed, epoch=self.epoch, stream=self.stream), (self.n,)
+
+    def _identity(self) -> tuple[int, int, int, int]:
+        return self.n, self.seed, self.epoch, self.stream
+
+
+def _uint64(name: str, value: SupportsIndex) -> int:
+    remedy = f"{name} % 2**64 is in range"
+    return whole_number(f"Permutation: {name}", value, at_least=0, at_most=MAX_UINT64, remedy=remedy)
+
+
+def _each(given: ArrayLike, what: str, run: Callable[[NDArray[np.int64], NDArray[np.int64]], None]) -> NDArray[np.int64]:
+    """What `run` makes of each integer of an array, in its shape."""
+    array = np.asarray(given)
+    out = np.empty(array.shape, np.int64)
+    if array.size:
+        if not np.can_cast(array.dtype, np.int64, "safe"):
+            raise TypeError(f"Permutation: {what} must be integers that fit int64, got dtype {array.dtype}")
+        run(np.ascontiguousarray(array, np.int64).reshape(-1), out.reshape(-1))
+    return out
+
 
 READ_AHEAD = 8192  # indices that __iter__ computes at a time
 

@@ -27,8 +27,7 @@ from shmload.errors import RankLeft, WorkerDied
 from shmload.sharing.balancing import Balancer
 from shmload.sharing.rank_group import RankGroup, RankSync, gather
 from shmload.shm.segment import Doorbell, map_segment
-from shmload.worker.failure import Failure
-from shmload.worker.reader import Job
+from shmload.worker.reader import Failure, Job
 from shmload.world import rank_and_world_size
 
 if TYPE_CHECKING:

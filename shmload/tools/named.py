@@ -133,7 +133,7 @@ def dataset_of(source: str) -> Any:
     """
     from shmload.formats.paths import expanded, shard_paths
     from shmload.formats.tar.dataset import TarDataset
-    from shmload.tools.inspect.formats import recognise
+    from shmload.tools.inspect import recognise
 
     if os.path.isdir(source):
         return _of_folder(source)
@@ -169,7 +169,7 @@ class Examples:
     """Records of TFRecord files, as dicts of their features."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        from shmload.formats.tfrecord.dataset import TFRecordDataset
+        from shmload.formats.tfrecord import TFRecordDataset
 
         self._records = TFRecordDataset(paths)
 
@@ -177,6 +177,6 @@ class Examples:
         return len(self._records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        from shmload.tools.inspect.formats import sample_of
+        from shmload.tools.inspect import sample_of
 
         return sample_of(self._records[index]["bytes"])

@@ -16,8 +16,8 @@ import numpy as np
 
 from shmload.batch.layout import of_any, of_numpy
 from shmload.batch.ragged import Ragged
-from shmload.formats.readers.arrow_tables import ArrowColumn, column_of
-from shmload.formats.readers.columns import Indices
+from shmload.formats.arrow_tables import ArrowColumn, column_of
+from shmload.formats.columns import Indices
 from shmload.worker.reader import InPlace
 
 _FORMATTERS = {  # the only ones whose results are known here

@@ -32,8 +32,7 @@ from shmload.batch.layout import Layout
 from shmload.batch.ragged import Arenas, PackedBatch, RaggedRows, pack
 from shmload.shm.names import own_ticket, pidfd_of
 from shmload.shm.segment import Doorbell
-from shmload.worker.failure import Failure
-from shmload.worker.reader import Job, PeerRing, SampleReader
+from shmload.worker.reader import Failure, Job, PeerRing, SampleReader
 from shmload.worker.sample_rng import end_samples
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 from shmload.worker.snapshot import IterablePass, Snapshots, dump_note

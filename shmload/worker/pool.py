@@ -37,9 +37,8 @@ from shmload._core.mapping import Mapping
 from shmload._core.watch import die_with
 from shmload.shm import owners
 from shmload.shm.segment import Doorbell, Group, Segment, map_segment, open_segment
-from shmload.worker.failure import Failure, describe_exit
 from shmload.worker.loop import Visits, WorkerLoop
-from shmload.worker.reader import Job, Post
+from shmload.worker.reader import Failure, Job, Post, describe_exit
 from shmload.worker.snapshot import IterablePass, Snapshot, Snapshots, with_shared_seed
 from shmload.world import parts_of
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from shmload.tools.bench.verdict import Figures, Tried, from_model, from_sweep
+from shmload.tools.bench.report import Figures, Tried, from_model, from_sweep
 
 FIGURES = Figures(
     num_workers=2,

@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 
 from shmload.tools.bench import plot
-from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport, show
-from shmload.tools.bench.verdict import judge_all
+from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport, judge_all, show
 
 LIMIT = {
     "fill_samples_per_s": 1000.0,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.tools.bench.verdict import Figures, demands, judge
+from shmload.tools.bench.report import Figures, demands, judge
 
 NOTHING = Figures(
     num_workers=2,

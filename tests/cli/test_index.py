@@ -43,7 +43,7 @@ def test_built_indexes_are_used(written: Written, command: Command, monkeypatch:
     assert command("index", tar, records).exit_code == 0
     monkeypatch.setattr("shmload.formats.tar.dataset.TarScan", None)
     assert len(TarDataset(tar)) == 5
-    monkeypatch.setattr("shmload.formats.tfrecord.files.record_starts", None)
+    monkeypatch.setattr("shmload.formats.tfrecord.record_starts", None)
     assert len(TFRecordDataset(records)) == 6
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmload.tools.inspect.formats import features_of
-from shmload.tools.inspect.summary import shortened
+from shmload.tools.inspect import features_of, shortened
 
 Written = Callable[[str], Path]
 Command = Callable[..., Any]

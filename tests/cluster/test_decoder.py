@@ -15,8 +15,7 @@ from shmload._core.filler import DONE, ERROR
 from shmload.batch.ragged import AS_TORCH_OR_LIST
 from shmload.ray.decoder import ActorSetting, Decoder, Task
 from shmload.shm import owners
-from shmload.worker.failure import Failure
-from shmload.worker.reader import Job, Post, plan_of
+from shmload.worker.reader import Failure, Job, Post, plan_of
 from shmload.worker.sample_rng import kept_generators
 from tests.cluster.ray_datasets import Failing, InPlace, Rows, Texts
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shmload.errors import CacheFull
 from shmload.formats import TFRecordDataset
-from shmload.growing import SampleCache, writer
+from shmload.growing import SampleCache, files
 from tests.growing.growing_kit import RECORD_NBYTES, dataset_of, epoch_of, loader_of, put, sample
 
 
@@ -64,7 +64,7 @@ def test_a_record_larger_than_the_cache_is_refused(cache: SampleCache) -> None:
 
 def test_samples_are_published_when_they_have_waited_long_enough(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(writer, "monotonic", lambda: now[0])
+    monkeypatch.setattr(files, "monotonic", lambda: now[0])
     with cache.writer(publish_s=10.0) as one:
         for at, expected in ((0.0, 0), (9.0, 0), (10.0, 1), (19.0, 1), (21.0, 1), (29.0, 2)):
             now[0] = at

@@ -17,7 +17,7 @@ from datasets.formatting.torch_formatter import TorchFormatter
 
 from shmload import ShmLoader
 from shmload.errors import SampleError
-from shmload.formats.readers.arrow_tables import column_of
+from shmload.formats.arrow_tables import column_of
 from tests.huggingface.hf_kit import ARRAYS, LISTS, RAGGED, SCALARS, TEXTS, assert_same, batches_of, dataset_of, of_ours, of_torch
 
 WHEN = datetime.datetime(2026, 11, 21)

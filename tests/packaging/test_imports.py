@@ -41,7 +41,7 @@ def brought(code: str, *arguments: str) -> set[str]:
         ("from shmload import BlockShuffle, LengthBuckets, SharedIndex, TokenBudget, Weighted", {"numpy"}),
         ("import shmload.formats", set()),
         ("from shmload.formats import TokenDataset, TFRecordWriter, TarWriter", {"numpy"}),
-        ("from shmload.shm import janitor", set()),
+        ("from shmload.shm import names", set()),
         ("import shmload.cli", {"typer", "rich"}),
     ],
 )

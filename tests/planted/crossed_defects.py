@@ -44,7 +44,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a group's fields stand in the order of the folder's entries",
-        "shmload/formats/readers/columns.py",
+        "shmload/formats/columns.py",
         "dict(sorted(found.arrays()))",
         "dict(found.arrays())",
         ("tests/formats/readers/test_zarr.py::test_fields_stand_in_the_order_of_their_names",),
@@ -78,7 +78,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "offsets beside a file are added up without a look at where they lie",
-        "shmload/formats/tfrecord/files.py",
+        "shmload/formats/tfrecord.py",
         " or offsets.min() < 0 or offsets.max() > size:",
         ":",
         (f"{RECORDS}test_files.py::test_an_index_that_does_not_lie_in_its_file_is_made_anew",),
@@ -157,7 +157,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "an agent that takes another's place asks the cluster once",
-        "shmload/ray/pool.py",
+        "shmload/ray/cluster.py",
         ", is_again=True))",
         "))",
         (f"{CONNECTION}test_an_agent_that_takes_anothers_place_knows_it",),

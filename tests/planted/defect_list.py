@@ -142,7 +142,7 @@ DEFECTS = [
     Defect(
         "R6",
         "a deadly sample is told without its epoch",
-        "shmload/worker/failure.py",
+        "shmload/worker/reader.py",
         "of epoch {epoch} (row {row} of batch {step})",
         "(row {row} of batch {step})",
         ("tests/faults/test_deadly_samples.py::test_the_epoch_is_named_and_counts_for_itself",),
@@ -320,7 +320,7 @@ DEFECTS = [
     Defect(
         "R15",
         "the stack of the stuck worker is left out",
-        "shmload/worker/failure.py",
+        "shmload/worker/reader.py",
         r"Where it was:\n{stack}\n",
         r"",
         ("tests/loader/test_policies.py::test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker",),
@@ -382,7 +382,7 @@ DEFECTS = [
     Defect(
         "R18",
         "an index is believed whatever it says",
-        "shmload/formats/tfrecord/files.py",
+        "shmload/formats/tfrecord.py",
         ' or len(body) % 8 or said != {**self._identity, "crc32c": crc32c(body)}:\n',
         " or len(body) % 8:\n",
         (

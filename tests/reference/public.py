@@ -50,7 +50,7 @@ INTERNAL = {  # public to the rest of the package only
     "EpochMetrics",  # keys and units stand in docs/trace.md
 }
 
-MADE_OF = {"shmload.pipeline.stages.Source", "shmload.pipeline.stream.Keys"}  # bases whose members are for the package alone
+MADE_OF = {"shmload.pipeline.stages.Source", "shmload.pipeline.stages.Keys"}  # bases whose members are for the package alone
 
 
 @dataclass(frozen=True)

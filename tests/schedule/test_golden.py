@@ -7,8 +7,7 @@ import pytest
 
 import shmload
 from shmload.schedule.mix import MixOrder
-from shmload.schedule.permutation import sample_key, sample_key_pair
-from shmload.schedule.schedule import KeyedOrder, Schedule
+from shmload.schedule.schedule import KeyedOrder, Schedule, sample_key, sample_key_pair
 
 FOLDER = Path(__file__).parent / "golden"
 GOLDEN = [json.loads(line) for line in (FOLDER / "schedule-1.jsonl").read_text().splitlines()]

@@ -46,8 +46,8 @@ from shmload._core.tar_rows import Members, TarRows
 from shmload.batch.collate import OneSample, SingleRow
 from shmload.batch.layout import fits, of_any
 from shmload.errors import ShardCorrupt
+from shmload.formats.columns import PerProcess, checked_indices
 from shmload.formats.paths import Paths, shard_paths, write_whole
-from shmload.formats.readers.columns import PerProcess, checked_indices
 from shmload.formats.tar.members import INTEGERS, TEXTS, Decode, Decoders
 
 SUFFIX = ".index"

@@ -38,7 +38,7 @@ from shmload.loader import ShmLoader
 from shmload.remote.fetch import Manifest
 from shmload.remote.packing.generation import NUM_THREADS, Generation, Record, ShardFile, ShardSender, Spool
 from shmload.remote.packing.members import Members, file_member, members_of, value_member
-from shmload.schedule.permutation import Permutation
+from shmload.schedule.schedule import Permutation
 from shmload.storage.client import client_of, open_store
 from shmload.storage.local import Store
 from shmload.worker.sample_rng import begin_sample, kept_generators

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from shmload.tools.bench.contestants import WORKLOADS, Workload
-from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport, machine
-from shmload.tools.bench.verdict import judge_all
+from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport, judge_all, machine
 from shmload.tools.named import BenchError
 
 LOADERS = ("shmload", "torch", "shmload-seed")

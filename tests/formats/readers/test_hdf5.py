@@ -9,7 +9,7 @@ import pytest
 
 from shmload import ShmLoader
 from shmload.formats import HDF5Dataset
-from shmload.formats.readers.columns import MappedColumn
+from shmload.formats.columns import MappedColumn
 
 
 def written(path: Path, userblock: int = 0, **datasets: Any) -> Path:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from shmload import ShardCorrupt, ShmLoader
 from shmload.formats import SafetensorsDataset
-from shmload.formats.readers.columns import DTYPES
+from shmload.formats.columns import DTYPES
 
 
 @pytest.mark.parametrize("name", sorted(set(DTYPES.values())))

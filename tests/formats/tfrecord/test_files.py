@@ -16,7 +16,7 @@ import pytest
 from shmload import ShardCorrupt
 from shmload._core.mapped_file import MappedFile
 from shmload.formats import TFRecordDataset, TFRecordWriter
-from shmload.formats.tfrecord.files import write_index
+from shmload.formats.tfrecord import write_index
 
 HERE = Path(__file__).parent
 WRAPPING = [0, 2**63 - 1, -2]  # each ends where the next begins, modulo 2**64

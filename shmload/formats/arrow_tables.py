@@ -36,7 +36,7 @@ from shmload._core.gather import gather_rows, gather_runs
 from shmload.batch.layout import of_any
 from shmload.batch.ragged import TextRuns
 from shmload.errors import SampleError, ShardCorrupt
-from shmload.formats.readers.columns import BlockCache, Indices, NoField
+from shmload.formats.columns import BlockCache, Indices, NoField
 
 Chunk = tuple[int, int, int, int]  # address of element 0, of the first offset (0: rows of one length), first, last element
 

@@ -47,9 +47,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.gather import gather_rows
-from shmload.batch.collate import OneSample
+from shmload.batch.collate import ArrayRows, OneSample, TypedArray, typed_array
 from shmload.batch.layout import ELEMENT_TYPES, of_numpy
-from shmload.batch.rows import ArrayRows, TypedArray, typed_array
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import Paths, check_local, expanded
 
@@ -460,7 +459,7 @@ class ParquetDataset(ColumnDataset):
 
     def _open(self) -> Opened:
         library("pyarrow.parquet", "parquet")
-        from shmload.formats.readers.arrow_tables import Groups
+        from shmload.formats.arrow_tables import Groups
 
         return Groups(self.paths, self._columns, self._asked, self._fill_null, self._cache_bytes)
 

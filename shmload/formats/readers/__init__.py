@@ -1,1 +1,0 @@
-"""Files of columns, read through their own libraries: Parquet, HDF5, Zarr, safetensors."""

@@ -1,1 +1,0 @@
-"""TFRecord files: records, tf.train.Example and SequenceExample."""

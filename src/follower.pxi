@@ -12,7 +12,7 @@ cdef extern from *:
         if (holder->num_forks == shml_num_forks) /* a forked child's copy says nothing about the slot */
             shml_share_let_go(&holder->share, holder->rank, slot);
     }
-    static void shml_tell_ends(shml_local_ring *local_ring, shml_holder *holder) {
+    static void shml_report_ends(shml_local_ring *local_ring, shml_holder *holder) {
         local_ring->ended = shml_end_hold;
         local_ring->context = holder;
     }
@@ -21,7 +21,7 @@ cdef extern from *:
         shml_share share
         uint32_t rank
         int num_forks
-    void shml_tell_ends(shml_local_ring *local_ring, shml_holder *holder)
+    void shml_report_ends(shml_local_ring *local_ring, shml_holder *holder)
 
 
 cdef class _Holder:
@@ -67,7 +67,7 @@ cdef class FollowerRing:
         holder._holder.num_forks = shml_num_forks
         holder._memory = shared.memory
         _enter(self._local_ring)._ended = holder
-        shml_tell_ends(self._local_ring, &holder._holder)
+        shml_report_ends(self._local_ring, &holder._holder)
 
     def __dealloc__(self):
         if self._local_ring != NULL:

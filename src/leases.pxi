@@ -34,7 +34,7 @@ cdef class _LocalRing:
             shml_local_ring_drop(self._local_ring)
 
 
-cdef void _tell_ended(void *context, uint32_t slot) noexcept nogil:
+cdef void _report_ended(void *context, uint32_t slot) noexcept nogil:
     """Tells Python of a lease's end, in a thread that Python knows. It takes the GIL there, as torch does to free what is numpy's."""
     if not shml_has_python():
         return

@@ -158,7 +158,7 @@ cdef class LocalRing:
         self._guard()
         if self._local_ring.pending_copies != NULL or self._local_ring.num_leased:
             raise ValueError("slots are told to cool once, before the first lease")
-        if shml_local_ring_cool(self._local_ring, _tell_ended, <void *>self._entry):
+        if shml_local_ring_cool(self._local_ring, _report_ended, <void *>self._entry):
             raise MemoryError
         self._entry._ended = ended
 

@@ -43,18 +43,18 @@ typedef struct {
 } shml_share_slot;
 
 enum { /* words of a rank's record; each written by that rank alone */
-    SHML_TOLD_NEXT = 0,       /* it takes no batch with a smaller ticket any more */
-    SHML_TOLD_GENERATION = 1, /* from 1: counts the places at which it has begun to read; told after what it says of that place */
-    SHML_TOLD_ENDED = 2,      /* batches it had taken of the generation before */
-    SHML_TOLD_EPOCH = 3,      /* of the first batch of this generation, int64 as bits */
-    SHML_TOLD_STEP = 4,       /* of that batch */
-    SHML_TOLD_ODD = 3,        /* further on these three are those of odd generations: another rank may be reading the ones of before
+    SHML_REPORT_NEXT = 0,       /* it takes no batch with a smaller ticket any more */
+    SHML_REPORT_GENERATION = 1, /* from 1: counts the places at which it has begun to read; told after what it says of that place */
+    SHML_REPORT_ENDED = 2,      /* batches it had taken of the generation before */
+    SHML_REPORT_EPOCH = 3,      /* of the first batch of this generation, int64 as bits */
+    SHML_REPORT_STEP = 4,       /* of that batch */
+    SHML_REPORT_ODD = 3,        /* further on these three are those of odd generations: another rank may be reading the ones of before
                                  while the next are written, but not of two before, as all meet at each generation */
-    SHML_TOLD_COUNT = 8,      /* batches it has taken of this generation */
-    SHML_TOLD_LEFT = 9,       /* the pass that it has left before its end, from 1, << 32 | batches of this generation it had taken by
+    SHML_REPORT_COUNT = 8,      /* batches it has taken of this generation */
+    SHML_REPORT_LEFT = 9,       /* the pass that it has left before its end, from 1, << 32 | batches of this generation it had taken by
                                  then; 0: none */
-    SHML_TOLD_CLOSED = 10,    /* 1: it takes nothing any more */
-    SHML_TOLD_WORDS = 16,     /* a record's size: two cache lines, so ranks do not share one */
+    SHML_REPORT_CLOSED = 10,    /* 1: it takes nothing any more */
+    SHML_REPORT_WORDS = 16,     /* a record's size: two cache lines, so ranks do not share one */
 };
 
 enum { SHML_FILLING = 0, SHML_READY = 1, SHML_FAILED = 2 }; /* what a follower sees of a batch; FILLING, READY, FAILED of trainer.pyx */
@@ -62,20 +62,20 @@ enum { SHML_FILLING = 0, SHML_READY = 1, SHML_FAILED = 2 }; /* what a follower s
 typedef struct { /* one process's view */
     shml_share_header *header;
     shml_share_slot *slots;
-    shml_u64 *told;  /* SHML_TOLD_WORDS of each rank */
+    shml_u64 *reports;  /* SHML_REPORT_WORDS of each rank */
     shml_u32 *holds; /* 1: that rank has leased that slot */
 } shml_share;
 
 static inline uint64_t shml_share_nbytes(uint32_t num_ranks, uint32_t num_slots) {
     return sizeof(shml_share_header) + num_slots * sizeof(shml_share_slot) +
-           (uint64_t)num_ranks * (SHML_TOLD_WORDS * sizeof(shml_u64) + shml_round_up(num_slots * sizeof(shml_u32), SHML_ALIGN));
+           (uint64_t)num_ranks * (SHML_REPORT_WORDS * sizeof(shml_u64) + shml_round_up(num_slots * sizeof(shml_u32), SHML_ALIGN));
 }
 
 static inline void shml_share_view(shml_share *share, void *base) {
     share->header = (shml_share_header *)base;
     share->slots = (shml_share_slot *)(share->header + 1);
-    share->told = (shml_u64 *)(share->slots + share->header->num_slots);
-    share->holds = (shml_u32 *)(share->told + (uint64_t)share->header->num_ranks * SHML_TOLD_WORDS);
+    share->reports = (shml_u64 *)(share->slots + share->header->num_slots);
+    share->holds = (shml_u32 *)(share->reports + (uint64_t)share->header->num_ranks * SHML_REPORT_WORDS);
 }
 
 static inline void shml_share_create(shml_share *share, void *base, uint32_t num_ranks, uint32_t num_slots) {
@@ -87,8 +87,8 @@ static inline void shml_share_create(shml_share *share, void *base, uint32_t num
     h->magic = SHML_SHARE_MAGIC;
 }
 
-static inline shml_u64 *shml_told(const shml_share *share, uint32_t rank, uint32_t word) {
-    return &share->told[(uint64_t)rank * SHML_TOLD_WORDS + word];
+static inline shml_u64 *shml_report_word(const shml_share *share, uint32_t rank, uint32_t word) {
+    return &share->reports[(uint64_t)rank * SHML_REPORT_WORDS + word];
 }
 
 static inline shml_u32 *shml_hold(const shml_share *share, uint32_t rank, uint32_t slot) {
@@ -110,8 +110,8 @@ static inline int shml_share_is_passed(const shml_share *share, uint32_t slot) {
     uint64_t generation = SHML_GENERATION_OF(ticket);
     if (ticket == 0) return 1;
     for (uint32_t rank = 1; rank < share->header->num_ranks; rank++) {
-        if (atomic_load_explicit(shml_told(share, rank, SHML_TOLD_NEXT), memory_order_acquire) <= ticket &&
-            atomic_load_explicit(shml_told(share, rank, SHML_TOLD_GENERATION), memory_order_acquire) <= generation)
+        if (atomic_load_explicit(shml_report_word(share, rank, SHML_REPORT_NEXT), memory_order_acquire) <= ticket &&
+            atomic_load_explicit(shml_report_word(share, rank, SHML_REPORT_GENERATION), memory_order_acquire) <= generation)
             return 0;
         if (atomic_load_explicit(shml_hold(share, rank, slot), memory_order_acquire)) return 0;
     }
@@ -137,7 +137,7 @@ static inline void shml_share_wrote(const shml_share *share, const shml_ring *ri
 
 /* The slot of a batch of a generation, -1: it is not ordered yet. */
 static inline int shml_share_find(const shml_share *share, uint32_t rank, uint64_t generation, int64_t epoch, int64_t step) {
-    uint64_t next = atomic_load_explicit(shml_told(share, rank, SHML_TOLD_NEXT), memory_order_relaxed);
+    uint64_t next = atomic_load_explicit(shml_report_word(share, rank, SHML_REPORT_NEXT), memory_order_relaxed);
     for (uint32_t slot = 0; slot < share->header->num_slots; slot++) {
         shml_share_slot *record = &share->slots[slot];
         uint64_t ticket = atomic_load_explicit(&record->ticket, memory_order_acquire);
@@ -191,13 +191,13 @@ static inline int shml_share_look(const shml_share *share, const shml_ring *ring
 static inline void shml_share_take(const shml_share *share, uint32_t rank, uint32_t slot) {
     uint64_t ticket = atomic_load_explicit(&share->slots[slot].ticket, memory_order_relaxed);
     atomic_store_explicit(shml_hold(share, rank, slot), 1, memory_order_relaxed);
-    atomic_store_explicit(shml_told(share, rank, SHML_TOLD_NEXT), ticket + 1, memory_order_release);
+    atomic_store_explicit(shml_report_word(share, rank, SHML_REPORT_NEXT), ticket + 1, memory_order_release);
 }
 
 /* Passes a slot's batch without a lease. */
 static inline void shml_share_skip(const shml_share *share, uint32_t rank, uint32_t slot) {
     uint64_t ticket = atomic_load_explicit(&share->slots[slot].ticket, memory_order_relaxed);
-    atomic_store_explicit(shml_told(share, rank, SHML_TOLD_NEXT), ticket + 1, memory_order_release);
+    atomic_store_explicit(shml_report_word(share, rank, SHML_REPORT_NEXT), ticket + 1, memory_order_release);
 }
 
 static inline void shml_share_let_go(const shml_share *share, uint32_t rank, uint32_t slot) {
@@ -211,12 +211,12 @@ static inline void shml_renew(shml_place *place) {
 
 /* ---------------------------------------------------------------- all ranks */
 
-static inline uint64_t shml_share_told(const shml_share *share, uint32_t rank, uint32_t word) {
-    return atomic_load_explicit(shml_told(share, rank, word), memory_order_seq_cst);
+static inline uint64_t shml_share_reported(const shml_share *share, uint32_t rank, uint32_t word) {
+    return atomic_load_explicit(shml_report_word(share, rank, word), memory_order_seq_cst);
 }
 
-static inline void shml_share_tell(const shml_share *share, uint32_t rank, uint32_t word, uint64_t value) {
-    atomic_store_explicit(shml_told(share, rank, word), value, memory_order_seq_cst);
+static inline void shml_share_report(const shml_share *share, uint32_t rank, uint32_t word, uint64_t value) {
+    atomic_store_explicit(shml_report_word(share, rank, word), value, memory_order_seq_cst);
 }
 
 /* One more that sleeps; `seen` is what it has seen of rings. Then it looks once more before it does. */

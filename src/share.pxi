@@ -8,8 +8,8 @@ cdef extern from "share.h" nogil:
         shml_share_header *header
     const uint64_t SHML_SHARE_MAGIC
     enum:
-        SHML_TOLD_NEXT, SHML_TOLD_GENERATION, SHML_TOLD_ENDED, SHML_TOLD_EPOCH, SHML_TOLD_STEP, SHML_TOLD_ODD, SHML_TOLD_COUNT
-        SHML_TOLD_LEFT, SHML_TOLD_CLOSED
+        SHML_REPORT_NEXT, SHML_REPORT_GENERATION, SHML_REPORT_ENDED, SHML_REPORT_EPOCH, SHML_REPORT_STEP, SHML_REPORT_ODD, SHML_REPORT_COUNT
+        SHML_REPORT_LEFT, SHML_REPORT_CLOSED
     uint64_t shml_share_nbytes(uint32_t num_ranks, uint32_t num_slots)
     void shml_share_view(shml_share *share, void *base)
     void shml_share_create(shml_share *share, void *base, uint32_t num_ranks, uint32_t num_slots)
@@ -24,22 +24,22 @@ cdef extern from "share.h" nogil:
     void shml_share_take(const shml_share *share, uint32_t rank, uint32_t slot)
     void shml_share_skip(const shml_share *share, uint32_t rank, uint32_t slot)
     void shml_share_let_go(const shml_share *share, uint32_t rank, uint32_t slot)
-    uint64_t shml_share_told(const shml_share *share, uint32_t rank, uint32_t word)
-    void shml_share_tell(const shml_share *share, uint32_t rank, uint32_t word, uint64_t value)
+    uint64_t shml_share_reported(const shml_share *share, uint32_t rank, uint32_t word)
+    void shml_share_report(const shml_share *share, uint32_t rank, uint32_t word, uint64_t value)
     void shml_renew(shml_place *place)
     void shml_begin_sleep(shml_header *header, uint32_t *seen)
     void shml_end_sleep(shml_header *header)
     int shml_sleep(shml_header *header, uint32_t seen, double timeout_s)
 
 # Words of a rank's record (src/share.h).
-TOLD_GENERATION = SHML_TOLD_GENERATION
-TOLD_ENDED = SHML_TOLD_ENDED
-TOLD_EPOCH = SHML_TOLD_EPOCH
-TOLD_STEP = SHML_TOLD_STEP
-TOLD_ODD = SHML_TOLD_ODD
-TOLD_COUNT = SHML_TOLD_COUNT
-TOLD_LEFT = SHML_TOLD_LEFT
-TOLD_CLOSED = SHML_TOLD_CLOSED
+REPORT_GENERATION = SHML_REPORT_GENERATION
+REPORT_ENDED = SHML_REPORT_ENDED
+REPORT_EPOCH = SHML_REPORT_EPOCH
+REPORT_STEP = SHML_REPORT_STEP
+REPORT_ODD = SHML_REPORT_ODD
+REPORT_COUNT = SHML_REPORT_COUNT
+REPORT_LEFT = SHML_REPORT_LEFT
+REPORT_CLOSED = SHML_REPORT_CLOSED
 
 
 def share_nbytes(uint32_t num_ranks, uint32_t num_slots):
@@ -88,15 +88,15 @@ cdef class Share:
         self.me = me
         self.generation = 1
 
-    def tell(self, uint32_t word, uint64_t value):
+    def report(self, uint32_t word, uint64_t value):
         """Writes a word of this rank's record."""
-        shml_share_tell(&self._share, self.me, word, value)
+        shml_share_report(&self._share, self.me, word, value)
 
-    def told(self, uint32_t rank, uint32_t word):
+    def reported(self, uint32_t rank, uint32_t word):
         """A word of a rank's record."""
         if rank >= <uint32_t>self.num_ranks:
             raise IndexError(f"rank {rank} of {self.num_ranks} that share a ring")
-        return shml_share_told(&self._share, rank, word)
+        return shml_share_reported(&self._share, rank, word)
 
     def is_passed(self, uint32_t slot):
         """Whether every follower is done with what is in a slot."""

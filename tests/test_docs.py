@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import pytest
 
 WITHOUT_OUTPUT = ("frameworks.md",)  # fragments of other programs
-ON_A_CLUSTER = ("cluster.md",)  # runs in tests/cluster
+ON_A_CLUSTER = ("cluster.md",)  # runs in tests/ray
 ROOT = next(p for p in Path(__file__).parents if (p / "docs").exists())
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.rglob("*.md")), *(path for path in sorted(ROOT.glob("*.md")))]

@@ -16,14 +16,14 @@ HELD: int
 ORDERED: int
 PARKED: int
 PENDING_COPIES: int
-TOLD_GENERATION: int
-TOLD_ENDED: int
-TOLD_EPOCH: int
-TOLD_STEP: int
-TOLD_ODD: int
-TOLD_COUNT: int
-TOLD_LEFT: int
-TOLD_CLOSED: int
+REPORT_GENERATION: int
+REPORT_ENDED: int
+REPORT_EPOCH: int
+REPORT_STEP: int
+REPORT_ODD: int
+REPORT_COUNT: int
+REPORT_LEFT: int
+REPORT_CLOSED: int
 MAX_CHUNKS: int
 MAX_WORKERS: int
 ANYONE: int
@@ -57,8 +57,8 @@ class Share:
     num_slots: int
     generation: int
     def __new__(cls, memory: Mapping, *, me: int, num_ranks: int = 0, num_slots: int = 0) -> Self: ...
-    def tell(self, word: int, value: int) -> None: ...
-    def told(self, rank: int, word: int) -> int: ...
+    def report(self, word: int, value: int) -> None: ...
+    def reported(self, rank: int, word: int) -> int: ...
     def is_passed(self, slot: int) -> bool: ...
 
 class LocalRing:

@@ -21,12 +21,11 @@ _MODULES = {
     "arrays": ("ArrayDataset",),
     "images.decoder": ("CenterCrop", "ImageDecoder", "RandomResizedCrop", "Resize", "with_restart_markers"),
     "images.folder": ("ImageFolder",),
-    "readers.columns": ("HDF5Dataset", "ParquetDataset", "SafetensorsDataset", "ZarrDataset"),
+    "columns": ("HDF5Dataset", "ParquetDataset", "SafetensorsDataset", "ZarrDataset"),
     "tar.dataset": ("TarDataset",),
     "tar.stream": ("TarStream",),
     "tar.writer": ("TarWriter",),
-    "tfrecord.dataset": ("TFRecordDataset",),
-    "tfrecord.files": ("TFRecordWriter",),
+    "tfrecord": ("TFRecordDataset", "TFRecordWriter"),
     "tokens": ("TokenDataset",),
 }
 

@@ -439,7 +439,7 @@ class SeedStream:
             self.log.begins(config, self._next_epoch, step, schedule=self.epochs.formula, rank=self.epochs.rank)
         self._next_epoch, self._first_step = self._next_epoch + 1, 0
         if self._engine is not None:
-            self._tell_length(self._engine)
+            self._publish_length(self._engine)
         return self._place
 
     def leave(self, place: BatchPlace) -> None:
@@ -528,10 +528,10 @@ class SeedStream:
         engine = self._builder.make(self.config, base_seed=_base_seed(self.config.seed or 0))
         self._engine, engine.turns = engine, self.turns
         self._tuner = self._builder.tuner
-        self._tell_length(engine)
+        self._publish_length(engine)
         return engine
 
-    def _tell_length(self, engine: BatchSource) -> None:
+    def _publish_length(self, engine: BatchSource) -> None:
         try:
             num_steps = 0 if self.epochs.end_of(self._position()[0]) >= MAX_N else len(self)
         except Exception:  # a mixture that never ends, or a sampler of the user's that cannot say

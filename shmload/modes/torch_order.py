@@ -160,8 +160,8 @@ class PassProgress:
 
     def workers_at_end(self) -> list[Snapshot]:
         """Where workers stand between two passes, however seldom they are asked on the way."""
-        told = [pickle.loads(note) if note else {} for note in self._notes] or [self._read_here()]
-        return [{name: of[name] for name in ("dataset", "streams") if name in of} for of in told]
+        notes = [pickle.loads(note) if note else {} for note in self._notes] or [self._read_here()]
+        return [{name: of[name] for name in ("dataset", "streams") if name in of} for of in notes]
 
     @contextmanager
     def reading_again(self) -> Iterator[None]:

@@ -37,7 +37,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import accumulate, pairwise
 from numbers import Rational, Real
-from typing import Any, Literal, NamedTuple, SupportsIndex, get_args
+from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -446,6 +446,13 @@ def length(sizes: Sequence[int], shares: Shares, stop: Stop) -> int:
     return max(end for end in ends if end is not None)
 
 
+class SizedSamples(Protocol):
+    """Samples by number, of which it is known how many there are: a list, shmload's formats, torch's map-style datasets."""
+
+    def __getitem__(self, index: int, /) -> Any: ...
+    def __len__(self) -> int: ...
+
+
 class Mix(ConcatDataset[Any]):
     """Datasets mixed by weights: `ShmLoader(Mix([(web, 0.7), (books, 0.3)]), batch_size=64, shuffle=True, seed=7)`.
 
@@ -475,7 +482,11 @@ class Mix(ConcatDataset[Any]):
     is_concatenation = True  # so that workers find what its members can do
 
     def __init__(
-        self, members: Sequence[tuple[Any, float]], *, stop: Stop = "first", curriculum: Mapping[int, Sequence[float]] | None = None
+        self,
+        members: Sequence[tuple[SizedSamples, float]],
+        *,
+        stop: Stop = "first",
+        curriculum: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
         check_members(members, stop, "Mix", "dataset", "map-style dataset", lambda dataset: hasattr(dataset, "__getitem__"))
         for number, (dataset, _) in enumerate(members):

@@ -242,7 +242,7 @@ class RankSync(Hook):
         self._num_passes += 1
 
     def pass_left(self) -> None:
-        self._share.tell(trainer.TOLD_LEFT, self._num_passes << 32 | self._count)
+        self._share.report(trainer.REPORT_LEFT, self._num_passes << 32 | self._count)
         self._ring_others()
 
     def abandoned(self) -> None:
@@ -253,14 +253,14 @@ class RankSync(Hook):
 
     def leave(self) -> None:
         """Says that this rank takes nothing any more."""
-        self._share.tell(trainer.TOLD_CLOSED, 1)
+        self._share.report(trainer.REPORT_CLOSED, 1)
         self._ring_others()
 
     def after_next(self, *, is_gone: bool) -> None:
         """If it is gone, one batch more was taken, or has failed."""
         if is_gone:
             self._count += 1
-            self._share.tell(trainer.TOLD_COUNT, self._count)
+            self._share.report(trainer.REPORT_COUNT, self._count)
 
     def before_next(self, order: Order) -> None:
         """Sees to it that all ranks come to a batch in the same way.
@@ -280,16 +280,16 @@ class RankSync(Hook):
     def look(self) -> None:
         """Raises RankLeft if another rank will not take the batch that this one wants, or has not taken the same so far."""
         self._see_ended()
-        mine, told = self._share.generation, self._share.told
+        mine, reported = self._share.generation, self._share.reported
         for rank in self._others():
-            is_closed = told(rank, trainer.TOLD_CLOSED)
-            generation = told(rank, trainer.TOLD_GENERATION)
+            is_closed = reported(rank, trainer.REPORT_CLOSED)
+            generation = reported(rank, trainer.REPORT_GENERATION)
             if generation > mine:
-                ended = told(rank, trainer.TOLD_ENDED + _odd(generation))
+                ended = reported(rank, trainer.REPORT_ENDED + _odd(generation))
                 if self._count >= ended:
                     raise self._apart(rank, "has begun to read elsewhere", ended)
                 continue
-            count = told(rank, trainer.TOLD_COUNT) if generation == mine else 0
+            count = reported(rank, trainer.REPORT_COUNT) if generation == mine else 0
             if (is_closed or rank in self._ended) and self._count >= count:
                 raise self._apart(rank, "has closed its loader" if is_closed else "has ended", count)
             left, left_at = self._left(rank)
@@ -299,12 +299,12 @@ class RankSync(Hook):
     def are_done(self) -> bool:
         """Whether no other rank still takes a batch that this one has taken."""
         self._see_ended()
-        mine, told = self._share.generation, self._share.told
+        mine, reported = self._share.generation, self._share.reported
         return all(
             rank in self._ended
-            or told(rank, trainer.TOLD_CLOSED)
+            or reported(rank, trainer.REPORT_CLOSED)
             or self._left(rank)[0] == self._num_passes
-            or (told(rank, trainer.TOLD_GENERATION) >= mine and told(rank, trainer.TOLD_COUNT) >= self._count)
+            or (reported(rank, trainer.REPORT_GENERATION) >= mine and reported(rank, trainer.REPORT_COUNT) >= self._count)
             for rank in self._others()
         )
 
@@ -313,24 +313,24 @@ class RankSync(Hook):
 
     def _left(self, rank: int) -> tuple[int, int]:
         """The pass that a rank has left before its end, 0: none, and the batches it had taken by then."""
-        return divmod(self._share.told(rank, trainer.TOLD_LEFT), 1 << 32)
+        return divmod(self._share.reported(rank, trainer.REPORT_LEFT), 1 << 32)
 
     def _begin(self, order: Order) -> None:
         """Begins a generation together with all others."""
-        share, told = self._share, self._share.told
+        share, reported = self._share, self._share.reported
         mine = share.generation
         odd = _odd(mine)
-        share.tell(trainer.TOLD_ENDED + odd, self._count_before)
-        share.tell(trainer.TOLD_EPOCH + odd, order.epoch)
-        share.tell(trainer.TOLD_STEP + odd, order.step)
-        share.tell(trainer.TOLD_COUNT, 0)
-        share.tell(trainer.TOLD_GENERATION, mine)
+        share.report(trainer.REPORT_ENDED + odd, self._count_before)
+        share.report(trainer.REPORT_EPOCH + odd, order.epoch)
+        share.report(trainer.REPORT_STEP + odd, order.step)
+        share.report(trainer.REPORT_COUNT, 0)
+        share.report(trainer.REPORT_GENERATION, mine)
         self._ring_others()
         began = monotonic()
-        while behind := [rank for rank in self._others() if told(rank, trainer.TOLD_GENERATION) < mine]:
+        while behind := [rank for rank in self._others() if reported(rank, trainer.REPORT_GENERATION) < mine]:
             for rank in behind:
-                is_closed, count = told(rank, trainer.TOLD_CLOSED), told(rank, trainer.TOLD_COUNT)
-                if told(rank, trainer.TOLD_GENERATION) >= mine:
+                is_closed, count = reported(rank, trainer.REPORT_CLOSED), reported(rank, trainer.REPORT_COUNT)
+                if reported(rank, trainer.REPORT_GENERATION) >= mine:
                     continue  # it has come in the meantime: its count is of the new generation
                 if count > self._count_before:
                     raise self._apart(rank, "has read on where this rank has begun elsewhere", count)
@@ -344,8 +344,8 @@ class RankSync(Hook):
             self._sleep(None)
             self._see_ended()
         for rank in self._others():
-            place = told(rank, trainer.TOLD_EPOCH + odd), told(rank, trainer.TOLD_STEP + odd)
-            ended = told(rank, trainer.TOLD_ENDED + odd)
+            place = reported(rank, trainer.REPORT_EPOCH + odd), reported(rank, trainer.REPORT_STEP + odd)
+            ended = reported(rank, trainer.REPORT_ENDED + odd)
             if (ended, *place) != (self._count_before, order.epoch, order.step):
                 raise RankLeft(
                     f'{self._rank_group.members[rank]} and this rank share a ring (share="node") and must read the same batches: '
@@ -365,4 +365,4 @@ class RankSync(Hook):
 
 def _odd(generation: int) -> int:
     """What is added to the words of the place where a generation begins."""
-    return trainer.TOLD_ODD * (generation & 1)
+    return trainer.REPORT_ODD * (generation & 1)

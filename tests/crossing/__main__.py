@@ -193,7 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
 @contextmanager
 def _ray() -> Iterator[None]:
     """A Ray cluster for the cases that want one."""
-    from tests.cluster.cluster_kit import started
+    from tests.ray.cluster_kit import started
 
     with started() as cluster:
         os.environ["CROSSING_RAY"] = cluster.address

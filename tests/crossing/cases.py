@@ -427,7 +427,7 @@ def _of_loader(case: Case) -> Case:
 
 
 def _of_backend(case: Case) -> Case:
-    """Actors take seconds to start, and what is killed or stopped here is no actor: tests/cluster has that."""
+    """Actors take seconds to start, and what is killed or stopped here is no actor: tests/ray has that."""
     if case.backend != "ray":
         return case
     if case.kind in ("growing", "pipeline") or case.workers == 0:

@@ -9,8 +9,8 @@ RECORDS = "tests/formats/tfrecord/"
 BAD_INPUT = "tests/loader/test_bad_input.py::"
 WORKERS = "tests/pipeline/test_workers.py::"
 INDEXED = "tests/remote/test_indexed.py::"
-GENERATIONS = "tests/packing/test_generations.py::"
-CONNECTION = "tests/cluster/test_connection.py::"
+GENERATIONS = "tests/remote/packing/test_generations.py::"
+CONNECTION = "tests/ray/test_connection.py::"
 PROXIES = "tests/storage/test_proxies.py::"
 MEETING = "tests/shm/test_meeting.py::"
 
@@ -21,7 +21,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/reader.py",
         "    return ReadPlan(path, layout, rule, is_whole=layout.is_ragged, ",
         "    return ReadPlan(path, layout, rule, is_whole=rule is not None and rule.is_certain, ",
-        ("tests/ragged/test_ragged_fields.py::test_a_batch_of_text_is_read_once_by_one_of_several_workers",),
+        ("tests/batch/test_ragged_fields.py::test_a_batch_of_text_is_read_once_by_one_of_several_workers",),
         is_crossing=True,
     ),
     Defect(

@@ -99,7 +99,7 @@ DEFECTS = [
         '        self.__dict__.setdefault("kept", []).append(entry)\n'
         "        return entry\n\n"
         "    def _slice(self, item: slice) -> SharedIndex:\n",
-        ("tests/index/test_processes.py::test_a_million_paths_do_not_grow_a_worker_by_10_mib",),
+        ("tests/formats/shared_index/test_processes.py::test_a_million_paths_do_not_grow_a_worker_by_10_mib",),
     ),
     # ------------------------------------------------ R5: no unbounded wait
     Defect(
@@ -445,7 +445,7 @@ DEFECTS = [
         "src/lease.h",
         "    atomic_fetch_add_explicit(&lease->refs, 1, memory_order_relaxed);\n    return managed;\n",
         "    return managed;\n",
-        ("tests/leases/test_aliases.py::test_an_alias_keeps_its_slot_until_it_dies",),
+        ("tests/engine/test_aliases.py::test_an_alias_keeps_its_slot_until_it_dies",),
         ("trainer",),
     ),
     Defect(
@@ -454,6 +454,6 @@ DEFECTS = [
         "shmload/batch/deliver.py",
         "        return tensor.clone()\n",
         "        return tensor\n",
-        ("tests/leases/test_copy_out.py::test_a_list_of_the_loader_is_right_and_warns_once_naming_the_slots",),
+        ("tests/engine/test_copy_out.py::test_a_list_of_the_loader_is_right_and_warns_once_naming_the_slots",),
     ),
 ]

@@ -6,7 +6,7 @@ from tests.planted.planting import Defect
 
 SMALL = "tests/shm/test_small_room.py::"
 SHARED = "tests/behaviour/test_shared_iterators.py::"
-KINDS = "tests/ragged/test_tensor_kinds.py::"
+KINDS = "tests/batch/test_tensor_kinds.py::"
 ABILITIES = "tests/behaviour/test_abilities.py::"
 
 ENGINE_DEFECTS = [
@@ -141,7 +141,7 @@ ENGINE_DEFECTS = [
         "shmload/storage/folder.py",
         "        if sys is not None and not sys.is_finalizing():",
         "        if True:",
-        ("tests/storage_cache/test_folder.py::test_a_lease_that_outlives_the_modules_names_says_nothing",),
+        ("tests/storage/cache/test_folder.py::test_a_lease_that_outlives_the_modules_names_says_nothing",),
     ),
     Defect(
         "S4",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted.planting import Defect
 
 CACHE, DISK, FOLDER, LEDGER, PROCESSES = (
-    f"tests/storage_cache/test_{name}.py::" for name in ("cache", "disk_full", "folder", "ledger", "processes")
+    f"tests/storage/cache/test_{name}.py::" for name in ("cache", "disk_full", "folder", "ledger", "processes")
 )
 
 STORAGE_DEFECTS = [

@@ -97,33 +97,33 @@ static void *user_thread(void *arg) {
 /* Ends a generation, as rank_sync.py does. The leader goes on with its ring meanwhile. */
 static void tell_generation(member *me, int64_t count_before) {
 #if PLANT == 6
-    shml_share_tell(&me->share, me->rank, SHML_TOLD_GENERATION, me->generation);
+    shml_share_report(&me->share, me->rank, SHML_REPORT_GENERATION, me->generation);
     sched_yield();
 #endif
-    uint32_t odd = PLANT == 7 ? 0 : SHML_TOLD_ODD * (me->generation & 1);
-    shml_share_tell(&me->share, me->rank, SHML_TOLD_ENDED + odd, (uint64_t)count_before);
-    shml_share_tell(&me->share, me->rank, SHML_TOLD_STEP + odd, (uint64_t)first_step_of(me->generation));
-    shml_share_tell(&me->share, me->rank, SHML_TOLD_COUNT, 0);
-    shml_share_tell(&me->share, me->rank, SHML_TOLD_GENERATION, me->generation);
+    uint32_t odd = PLANT == 7 ? 0 : SHML_REPORT_ODD * (me->generation & 1);
+    shml_share_report(&me->share, me->rank, SHML_REPORT_ENDED + odd, (uint64_t)count_before);
+    shml_share_report(&me->share, me->rank, SHML_REPORT_STEP + odd, (uint64_t)first_step_of(me->generation));
+    shml_share_report(&me->share, me->rank, SHML_REPORT_COUNT, 0);
+    shml_share_report(&me->share, me->rank, SHML_REPORT_GENERATION, me->generation);
     shml_wake(&ring);
 }
 
 static int are_all_here(const member *me) {
     for (uint32_t rank = 0; rank < NUM_RANKS; rank++)
-        if (shml_share_told(&me->share, rank, SHML_TOLD_GENERATION) < me->generation) return 0;
+        if (shml_share_reported(&me->share, rank, SHML_REPORT_GENERATION) < me->generation) return 0;
     return 1;
 }
 
 static void compare_places(const member *me) {
-    uint32_t odd = PLANT == 7 ? 0 : SHML_TOLD_ODD * (me->generation & 1);
+    uint32_t odd = PLANT == 7 ? 0 : SHML_REPORT_ODD * (me->generation & 1);
     for (uint32_t rank = 0; rank < NUM_RANKS; rank++)
-        if (shml_share_told(&me->share, rank, SHML_TOLD_STEP + odd) != (uint64_t)first_step_of(me->generation) ||
-            shml_share_told(&me->share, rank, SHML_TOLD_ENDED + odd) != (uint64_t)goal_of(me->generation - 1))
+        if (shml_share_reported(&me->share, rank, SHML_REPORT_STEP + odd) != (uint64_t)first_step_of(me->generation) ||
+            shml_share_reported(&me->share, rank, SHML_REPORT_ENDED + odd) != (uint64_t)goal_of(me->generation - 1))
             differs("a rank's place is not that of its generation");
 }
 
 static void took(member *me) {
-    shml_share_tell(&me->share, me->rank, SHML_TOLD_COUNT, (uint64_t)++me->count);
+    shml_share_report(&me->share, me->rank, SHML_REPORT_COUNT, (uint64_t)++me->count);
 }
 
 /* ---------------------------------------------------------------- a follower */
@@ -282,7 +282,7 @@ static int is_passed(member *me, uint32_t slot) {
 #if PLANT == 3
     for (uint32_t rank = 1; rank < NUM_RANKS; rank++) {
         uint64_t ticket = atomic_load(&me->share.slots[slot].ticket);
-        if (ticket && shml_share_told(&me->share, rank, SHML_TOLD_NEXT) <= ticket) return 0;
+        if (ticket && shml_share_reported(&me->share, rank, SHML_REPORT_NEXT) <= ticket) return 0;
     }
     return 1;
 #endif
@@ -442,7 +442,7 @@ int main(int argc, char **argv) {
             me->local_ring->ended = end_hold;
             me->local_ring->context = me;
         }
-        shml_share_tell(&me->share, rank, SHML_TOLD_GENERATION, 1);
+        shml_share_report(&me->share, rank, SHML_REPORT_GENERATION, 1);
     }
     pthread_t followers[NUM_FOLLOWERS], user;
     for (int f = 0; f < NUM_FOLLOWERS; f++)

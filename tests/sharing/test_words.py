@@ -17,7 +17,7 @@ from shmload._core.trainer import (
     FAILED,
     FILLING,
     READY,
-    TOLD_GENERATION,
+    REPORT_GENERATION,
     FollowerRing,
     Lease,
     Order,
@@ -62,7 +62,7 @@ class SharedRing:
             for slot in range(NUM_SLOTS):
                 follower.set_payload(slot, own, slot * PAGE, PAGE)
         for told in (self.share, *self.told):
-            told.tell(TOLD_GENERATION, 1)
+            told.report(REPORT_GENERATION, 1)
 
     def close(self) -> None:
         for fd in self.fds:
@@ -187,7 +187,7 @@ def test_a_generation_that_followers_have_left_is_not_waited_for(ring: SharedRin
     for told in ring.told:
         assert ring.order(9) is None
         told.generation = 2
-        told.tell(TOLD_GENERATION, 2)
+        told.report(REPORT_GENERATION, 2)
     order = ring.order(9)
     assert order is not None
     assert [follower.find(Order(0, 9, [9])) for follower in ring.followers] == [order.slot] * NUM_FOLLOWERS

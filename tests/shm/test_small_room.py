@@ -8,7 +8,7 @@ import pytest
 
 from shmload import ShmLoader
 from shmload.shm import segment
-from tests.autotune.tuning_kit import change
+from tests.engine.tuning_kit import change
 from tests.sharing.sharing_kit import run_ranks
 from tests.shm.mount_kit import in_mount_namespace, needs_unshare, of_size
 from tests.shm.small_room import BATCH, Growing, what_is_wrong

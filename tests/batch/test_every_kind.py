@@ -1,0 +1,194 @@
+"""Samples of every kind make the batch the reference says, whoever makes it and whichever way ragged fields are delivered."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from shmload import ShmLoader
+from shmload.batch.ragged import ragged_of
+from shmload.modes.passes import collated
+from tests.batch.ragged_kit import Frozen, Opaque, Pair, Record, Samples, assert_same, reference
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # there may be fewer cores than workers
+    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
+]
+TORCH_DTYPES = [
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
+    *(torch.complex32, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu),
+]
+NUMPY_DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "?", "c8", "c16"]
+
+
+def tensor_of(shape: tuple[int, ...], dtype: torch.dtype, fill: int) -> torch.Tensor:
+    """A tensor of any dtype, all of whose bytes are told by `fill`."""
+    itemsize = torch.empty((), dtype=dtype).element_size()
+    numel = int(np.prod(shape))
+    raw = (torch.arange(numel * itemsize) * 7 + fill).to(torch.uint8)
+    if dtype == torch.bool:
+        raw &= 1
+    return raw.view(dtype).view(shape) if numel else torch.empty(shape, dtype=dtype)
+
+
+SAMPLES: dict[str, list[Any]] = {
+    "str": ["", "a", "grüße", "日本語", "\udcff", "x" * 70000],
+    "bytes": [b"", b"\0", b"abc"],
+    "int": [1, -5, 2**62],
+    "float": [0.5, float("inf"), -0.0],
+    "bool": [True, False, True],
+    "none": [None, None, None],
+    "none or text": [None, "a", None],
+    "none or array": [None, np.arange(3), np.arange(2)],
+    "int too large": [1, 2**70, 3],
+    "mixed": ["a", 1, 2.5],
+    "even arrays": [np.full((2, 3), i) for i in range(3)],
+    "ragged arrays": [np.arange(i, dtype=np.float32) for i in (3, 0, 2)],
+    "ragged in two dimensions": [np.ones((i, 4 - i)) for i in (1, 2, 3)],
+    "another number of dimensions": [np.ones(2), np.ones((2, 2)), np.ones(())],
+    "other dtypes": [np.ones(2), np.ones(2, np.float32), np.ones(1, np.int8)],
+    "all empty": [np.empty(0), np.empty(0), np.empty(0)],
+    "empty rows": [np.empty((0, 3)), np.empty((0, 3)), np.ones((2, 3))],
+    "strided": [np.arange(12).reshape(3, 4).T[i:, ::2] for i in (0, 1, 2)],
+    "reversed": [np.arange(i)[::-1] for i in (3, 4, 5)],
+    "0-d arrays": [np.array(1.5), np.array(2.5), np.array(0.5)],
+    "numpy scalars": [np.float32(1), np.float32(2), np.float32(3)],
+    "object arrays": [np.array([{}, 1], object)] * 3,
+    "ragged tensors": [torch.arange(i) for i in (3, 1, 0)],
+    "0-d tensors": [torch.tensor(i) for i in range(3)],
+    "transposed tensors": [torch.arange(12).view(3, 4).t()[: i + 1] for i in range(3)],
+    "lists of numbers": [[1, 2], [3], []],
+    "lists with floats": [[1, 2.5], [3], []],
+    "even lists": [[1, 2], [3, 4], [5, 6]],
+    "lists of text": [["a"], ["b", "c"], []],
+    "lists and tuples": [[1, "a"], (2, "b"), [3, "c"]],
+    "tuples": [(1, "a", b"b"), (2, "c", b"d"), (3, "e", b"f")],
+    "named tuples": [Pair(np.arange(i), "x" * i) for i in range(3)],
+    "dataclasses": [Record(np.arange(i), "x" * i) for i in range(3)],
+    "frozen dataclasses": [Frozen(torch.ones(i + 1)) for i in range(3)],
+    "nested dicts": [{"a": {"b": [np.arange(i), str(i)]}, "c": i} for i in range(3)],
+    "number keys": [{1: i, None: "x"} for i in range(3)],
+    "opaque": [Opaque(i) for i in range(3)],
+    "sets": [{1}, {2, 3}, set()],
+}
+ONLY_AS_LISTS = {"ragged in two dimensions", "another number of dimensions", "other dtypes", "none or array"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [(k, m) for k in SAMPLES for m in ("list", "pad", "nested", "jagged") if m == "list" or k not in ONLY_AS_LISTS],
+)
+def test_a_batch_is_what_the_reference_says(kind: str, mode: str) -> None:
+    rule = ragged_of(mode, None, is_torch_mode=False)
+    assert_same(reference(SAMPLES[kind], mode), collated(SAMPLES[kind], rule))
+
+
+@pytest.mark.parametrize("seed", [None, 3], ids=["torch mode", "seed mode"])
+@pytest.mark.parametrize("mode", ["list", "pad", "nested", "jagged"])
+def test_workers_make_the_same_batches(mode: str, seed: int | None) -> None:
+    kinds = [kind for kind in SAMPLES if mode == "list" or kind not in ONLY_AS_LISTS]
+    samples = [{kind: SAMPLES[kind][i % len(SAMPLES[kind])] for kind in kinds} for i in range(12)]
+    expected = [reference(samples[i : i + 5], mode) for i in (0, 5, 10)]
+    for num_workers in (0, 2):
+        with ShmLoader(Samples(samples), 5, num_workers=num_workers, seed=seed, ragged=mode) as loader:
+            for one, other in zip(expected, loader, strict=True):
+                assert_same(one, other)
+
+
+@pytest.mark.parametrize("mode", ["list", "pad", "jagged"])
+@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
+def test_every_dtype_of_torch_goes_through_a_slot(dtype: torch.dtype, mode: str) -> None:
+    samples = [
+        {"even": tensor_of((2, 2), dtype, i), "ragged": tensor_of((i, 2), dtype, i), "0-d": tensor_of((), dtype, i)}
+        for i in range(1, 5)
+    ]
+    with ShmLoader(Samples(samples), 4, num_workers=1, ragged={"ragged": mode}) as loader:
+        (batch,) = loader
+    for i, sample in enumerate(samples):
+        assert_same(sample["even"], batch["even"][i])
+        assert_same(sample["0-d"], batch["0-d"][i])
+    ragged = batch["ragged"]
+    rows = {
+        "list": lambda: ragged,
+        "pad": lambda: [row[:n] for row, n in zip(ragged.values, ragged.lengths, strict=True)],
+        "jagged": lambda: ragged.values.split(ragged.lengths.tolist()),
+    }[mode]()
+    for sample, row in zip(samples, rows, strict=True):
+        assert_same(sample["ragged"], row)
+
+
+def leaves() -> st.SearchStrategy[st.SearchStrategy[Any]]:
+    """Strategies for the values of one field: of one kind, with what may vary from sample to sample varying."""
+    ragged = st.sampled_from(NUMPY_DTYPES).flatmap(
+        lambda dtype: st.tuples(st.just(dtype), st.lists(st.integers(0, 3), max_size=1)).map(
+            lambda fixed: st.integers(0, 4).flatmap(lambda n: hnp.arrays(fixed[0], (n, *fixed[1])))
+        )
+    )
+    even = st.tuples(st.sampled_from(NUMPY_DTYPES), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)).map(
+        lambda fixed: hnp.arrays(*fixed)
+    )
+    tensors = st.sampled_from(TORCH_DTYPES).map(
+        lambda dtype: st.tuples(st.integers(0, 4), st.integers(0, 255)).map(lambda a: tensor_of((a[0],), dtype, a[1]))
+    )
+    text = st.text(st.characters(exclude_categories=[]), max_size=8)
+    plain = [text, st.binary(max_size=8), st.integers(), st.floats(), st.booleans(), st.none(), st.none() | text]
+    numbers = [st.lists(st.integers(-9, 9), max_size=3), st.lists(st.floats() | st.integers(-9, 9), max_size=3)]
+    return st.one_of(st.sampled_from([*plain, *numbers]), ragged, even, tensors)
+
+
+def schemas() -> st.SearchStrategy[st.SearchStrategy[Any]]:
+    """Strategies for samples: leaves in dicts, tuples, named tuples and dataclasses."""
+    return st.recursive(
+        leaves(),
+        lambda inner: st.one_of(
+            st.dictionaries(st.text(max_size=3), inner, min_size=1, max_size=3).map(st.fixed_dictionaries),
+            st.lists(inner, min_size=1, max_size=3).map(lambda parts: st.tuples(*parts)),
+            st.tuples(inner, inner).map(lambda parts: st.builds(Pair, *parts)),
+            inner.map(lambda part: st.builds(Frozen, part)),
+        ),
+        max_leaves=5,
+    )
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), mode=st.sampled_from(["list", "pad", "jagged"]))
+def test_any_schema_round_trips(data: st.DataObject, mode: str) -> None:
+    one = data.draw(schemas())
+    samples = data.draw(st.lists(one, min_size=1, max_size=4))
+    rule = ragged_of(mode, None, is_torch_mode=False)
+    assert_same(reference(samples, mode), collated(samples, rule))
+
+
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), mode=st.sampled_from(["list", "pad", "nested", "jagged"]))
+def test_any_schema_round_trips_through_workers(data: st.DataObject, mode: str) -> None:
+    one = data.draw(schemas())
+    samples = data.draw(st.lists(one, min_size=1, max_size=7))
+    with ShmLoader(Samples(samples), 3, num_workers=1, seed=1, ragged=mode) as loader:
+        for i, batch in enumerate(loader):
+            assert_same(reference(samples[3 * i : 3 * i + 3], mode), batch)
+
+
+def test_a_dataclass_of_columns_is_made_without_its_init() -> None:
+    with ShmLoader(Samples([Record(None, "a"), Record(None, "b")]), 2, num_workers=1, seed=1) as loader:
+        (batch,) = loader
+    assert isinstance(batch, Record)
+    assert dataclasses.asdict(batch) == {"image": [None, None], "caption": ["a", "b"]}
+
+
+def test_objects_that_only_pickle_can_move_are_counted() -> None:
+    sparse = torch.eye(3).to_sparse()  # of which this is none
+    with ShmLoader(Samples([{"o": Opaque(i), "s": sparse, "t": "x"} for i in range(4)]), 2, num_workers=1, ragged="list") as loader:
+        batches = list(loader)
+        assert loader.stats()["num_foreign"] == 4
+    assert batches[1]["o"] == [Opaque(2), Opaque(3)]
+    assert all(torch.equal(one.to_dense(), torch.eye(3)) for one in batches[0]["s"])

@@ -1,0 +1,426 @@
+"""Ragged fields: how they are declared, what the errors say, what a decoder writes in place, and where it all lies."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
+
+from shmload import Jagged, Padded, SampleError, ShmLoader
+from shmload._core.filler import WorkerRing
+from shmload._core.trainer import TrainerRing, control_nbytes, live_leases
+from shmload.engine.ring import RingMemory
+from shmload.ray.decoder import private
+from tests.batch.ragged_kit import Opaque, Samples, assert_same, reference
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
+MODES = ["list", "pad", "nested", "jagged"]
+SIZES = {"order_capacity": 4096, "text_capacity": 1024, "layout_capacity": 1024}
+
+
+def loader_of(samples: list[Any], batch_size: int = 2, **options: Any) -> ShmLoader[Any]:
+    return ShmLoader(Samples(samples), batch_size, **{"seed": 1, "num_workers": 1, **options})
+
+
+def first(loader: ShmLoader[Any]) -> Any:
+    with loader:
+        return next(iter(loader))
+
+
+# ---------------------------------------------------------------- declaring
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_in_torch_mode_nothing_is_ragged_unless_asked_for(num_workers: int) -> None:
+    samples = [np.ones(1), np.ones(2)]
+    with pytest.raises(RuntimeError, match="equal size"):
+        first(loader_of(samples, seed=None, num_workers=num_workers))
+    for ragged in ("list", {"data": "list"}):
+        batch = first(loader_of(samples, seed=None, num_workers=num_workers, ragged=ragged))
+        assert [len(row) for row in batch] == [1, 2]
+
+
+def test_lists_go_by_the_batch_and_other_modes_do_not() -> None:
+    samples = [{"x": np.ones(n), "y": n} for n in (2, 2, 1, 3)]
+    with loader_of(samples) as loader:
+        even, uneven = loader
+    assert isinstance(even["x"], torch.Tensor)
+    assert [len(row) for row in uneven["x"]] == [1, 3]
+    with loader_of(samples, ragged="pad") as loader:
+        assert all(isinstance(batch["x"], Padded) and isinstance(batch["y"], torch.Tensor) for batch in loader)
+
+
+def test_a_mapping_names_the_ragged_fields_and_their_modes() -> None:
+    samples = [{"x": np.ones(n), "d": {"y": np.ones(n)}, "z": np.ones(2)} for n in (2, 3)]
+    batch = first(loader_of(samples, ragged={"x": "pad", "d.y": "jagged"}))
+    assert (type(batch["x"]), type(batch["d"]["y"]), type(batch["z"])) == (Padded, Jagged, torch.Tensor)
+    assert batch["d"]["y"].lengths.tolist() == [2, 3]
+
+
+class Declared(Samples):
+    """Samples of its own making, with a schema that says which of their fields are ragged."""
+
+    schema: ClassVar = {"x": ("float64", (None,)), "y": ("float64", (2,))}
+
+
+def test_a_schema_declares_them_for_samples_too() -> None:
+    dataset = Declared([{"x": np.ones(2), "y": np.ones(2)}] * 2)
+    for mode, kind in {"list": list, "pad": Padded, "jagged": Jagged}.items():
+        batch = first(ShmLoader(dataset, 2, num_workers=1, ragged=mode))
+        assert (type(batch["x"]), type(batch["y"])) == (kind, torch.Tensor)
+
+
+def test_an_argument_that_is_no_mode_is_refused() -> None:
+    for wrong in ("padded", {"x": "stack"}):
+        with pytest.raises(ValueError, match='ragged is "list", "pad", "nested", "jagged", or a mapping'):
+            loader_of([1], ragged=wrong)
+
+
+def test_only_a_ragged_first_dimension_makes_a_nested_tensor() -> None:
+    class Wide(Samples):
+        schema: ClassVar = {"x": ("float64", (2, None))}
+
+    for mode in ("nested", "jagged"):
+        with pytest.raises(ValueError, match=rf"ragged=\"{mode}\" needs the first dimension.*'x' .*\(2, None\)"):
+            ShmLoader(Wide([1]), ragged=mode)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("samples", "ragged", "words"),
+    [
+        ([np.ones((1, 2)), np.ones((1, 3))], "pad", r"'data' may differ in dimension 0 only; row 0 .* \(1, 2\), row 1 .*3"),
+        ([np.ones(1), np.ones((1, 3))], "jagged", "different numbers of dimensions"),
+        ([{"x": np.ones(1), "y": np.ones(1)}, {"x": np.ones(1), "y": np.ones(2)}], {"x": "pad"}, "'y' .*not declared ragged"),
+        ([{"x": 1}] * 2, {"w": "pad"}, "ragged names 'w', but samples have arrays only in no field"),
+        ([{"x": 1}, {"y": 1}], "list", r"row 1 of the batch has the keys \['y'\], row 0 has \['x'\]"),
+        ([lambda: 0] * 2, "list", "function in the batch cannot be pickled"),
+    ],
+)
+def test_what_cannot_be_done_is_said(samples: list[Any], ragged: Any, words: str, num_workers: int) -> None:
+    with pytest.raises(SampleError, match=words):
+        first(loader_of(samples, ragged=ragged, shuffle=False, num_workers=num_workers))
+
+
+def test_an_iterable_dataset_has_ragged_fields_too() -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([np.ones(n) for n in (1, 2, 3)])
+
+    for num_workers in (0, 1):
+        with ShmLoader(Stream(), 2, num_workers=num_workers, ragged="pad") as loader:
+            batches = list(loader)
+        assert [batch.lengths.tolist() for batch in batches] == [[1, 2], [3]]
+
+
+# ---------------------------------------------------------------- written in place
+
+LENGTHS = [3, 0, 5, 1, 2, 4, 900, 2, 1, 0]
+
+
+class Decoded:
+    """Writes ragged fields in place: of a numpy dtype, of one that only torch has, of two ragged dimensions, and text."""
+
+    schema: ClassVar = {
+        "values": ("float32", (None, 2)),
+        "half": (torch.bfloat16, (None,)),
+        "image": ("uint8", (None, None)),
+        "label": "int64",
+        "caption": str,
+    }
+
+    def __len__(self) -> int:
+        return len(LENGTHS)
+
+    def sample(self, index: int) -> dict[str, Any]:
+        n = LENGTHS[index]
+        return {
+            "values": np.full((n, 2), index, np.float32),
+            "half": torch.full((n,), index, dtype=torch.bfloat16),
+            "image": np.full((n, 3), index, np.uint8),
+            "label": index,
+            "caption": f"№ {index}",
+        }
+
+    def read_into(self, index: int, out: Any) -> None:
+        sample = self.sample(index)
+        n = LENGTHS[index]
+        out.reserve("values", n)[:] = sample["values"]
+        out["half"] = sample["half"]
+        out.reserve("image", (n, 3))[:] = sample["image"]
+        out["label"] = index
+        out["caption"] = sample["caption"]
+
+
+class InBatches(Decoded):
+    read_into = None  # type: ignore[assignment]  # only whole batches
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        samples = [self.sample(int(i)) for i in indices]
+        n = np.array([LENGTHS[i] for i in indices])
+        out.reserve("values", n)[:] = np.concatenate([s["values"].reshape(-1) for s in samples])
+        out["half"] = [s["half"] for s in samples]
+        out.reserve("image", [(k, 3) for k in n])[:] = np.concatenate([s["image"].reshape(-1) for s in samples])
+        out["label"] = indices
+        out["caption"] = [s["caption"] for s in samples]
+
+
+def expected_of(indices: list[int], mode: str) -> dict[str, Any]:
+    samples = [Decoded().sample(i) for i in indices]
+    batch = reference(samples, mode)
+    assert isinstance(batch, dict)
+    if mode == "list":
+        for name in ("values", "half", "image"):  # declared: a list whether they differ or not
+            batch[name] = [torch.as_tensor(s[name]) for s in samples]
+    elif mode == "pad":
+        batch["image"] = Padded(batch["image"].values, torch.tensor([s["image"].shape for s in samples]))
+    return batch
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("mode", ["list", "pad"])
+@pytest.mark.parametrize("kind", [Decoded, InBatches])
+def test_a_decoder_writes_ragged_fields_in_place(kind: Any, mode: str, num_workers: int) -> None:
+    with ShmLoader(kind(), 2, num_workers=num_workers, ragged=mode, seed=None) as loader:
+        for _ in range(2):  # what one batch has needed, the next ones are given
+            for i, batch in enumerate(loader):
+                assert_same(expected_of([2 * i, 2 * i + 1], mode), batch)
+
+
+class Flat(Decoded):
+    schema: ClassVar = {"values": ("float32", (None, 2)), "label": "int64"}
+
+    def read_into(self, index: int, out: Any) -> None:
+        out.reserve("values", LENGTHS[index])[:] = index
+        out["label"] = index
+
+
+@pytest.mark.parametrize("mode", ["nested", "jagged"])
+def test_and_they_are_delivered_end_to_end(mode: str) -> None:
+    with ShmLoader(Flat(), 5, num_workers=1, ragged=mode) as loader:
+        for _ in range(2):
+            for i, batch in enumerate(loader):
+                samples = [{"values": np.full((LENGTHS[k], 2), k, np.float32), "label": k} for k in range(5 * i, 5 * i + 5)]
+                assert_same(reference(samples, mode), batch)
+
+
+@pytest.mark.parametrize("kind", [Flat, InBatches])
+def test_wrappers_pass_ragged_fields_on(kind: Any) -> None:
+    whole = first(ShmLoader(kind(), 4, num_workers=1))
+    assert_same(whole, first(ShmLoader(Subset(kind(), [0, 1, 2, 3]), 4, num_workers=1)))
+    if kind is Flat:
+        assert_same(whole, first(ShmLoader(ConcatDataset([kind(), kind()]), 4, num_workers=1)))
+
+
+class Wrong(Flat):
+    """Writes as its task says."""
+
+    def __init__(self, task: Any) -> None:
+        self.task = task
+
+    def read_into(self, index: int, out: Any) -> None:
+        self.task(out)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("task", "error", "words"),
+    [
+        (lambda out: out.update(), AttributeError, "update"),
+        (lambda out: None, SampleError, r"did not write field 'values': .* out.reserve\('values', n\)"),
+        (lambda out: out.reserve("label", 1), KeyError, "'label'.*: not a ragged field of the schema; those are 'values'"),
+        (lambda out: out.reserve("values", -1), ValueError, r"an extent of 0 or more for each None of the shape \(None, 2\)"),
+        (lambda out: out.reserve("values", (1, 2)), ValueError, r"got \(1, 2\)"),
+        (lambda out: out["values"], KeyError, "a ragged field has no view before"),
+        (lambda out: out.__setitem__("values", np.ones((2, 3))), SampleError, r"shape \(None, 2\) .* a row of \(2, 3\)"),
+        (lambda out: [out.reserve("values", 1) for _ in "ab"], SampleError, "'values'"),
+    ],
+)
+def test_a_decoder_that_errs_is_told(task: Any, error: type[Exception], words: str, num_workers: int) -> None:
+    with pytest.raises(error, match=words):
+        first(ShmLoader(Wrong(task), 2, num_workers=num_workers))
+
+
+def test_a_schema_without_ragged_fields_has_nothing_to_reserve() -> None:
+    class Fixed(Wrong):
+        schema: ClassVar = {"label": "int64"}
+
+    with pytest.raises(KeyError, match="no ragged field"):
+        first(ShmLoader(Fixed(lambda out: out.reserve("label", 1)), 2, num_workers=1))
+
+
+def test_a_row_of_text_is_one_value() -> None:
+    class Texts(Wrong):
+        schema: ClassVar = {"label": (str, (2,))}
+
+    with pytest.raises(ValueError, match=r"'label' is text of shape \(2,\)"):
+        first(ShmLoader(Texts(None), 2, num_workers=1))
+
+
+def test_bad_samples_of_a_ragged_decoder_are_skipped() -> None:
+    class Odd(Flat):
+        def read_into(self, index: int, out: Any) -> None:
+            if index % 2:
+                raise ValueError("odd")
+            super().read_into(index, out)
+
+    for num_workers in (0, 1):
+        with ShmLoader(Odd(), 4, num_workers=num_workers, on_error="skip", ragged="jagged") as loader:
+            assert [batch["label"].tolist() for batch in loader] == [[0, 2], [4, 6], [8]]
+
+
+# ---------------------------------------------------------------- where it lies
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_delivered_lies_in_the_slot_and_holds_it(mode: str) -> None:
+    gc.collect()
+    before = len(live_leases())
+    with loader_of([{"x": np.full(n, n)} for n in (2, 3, 4, 5)], ragged=mode) as loader:
+        iterator = iter(loader)
+        field = next(iterator)["x"]
+        if mode == "list":
+            held = field[1][:1]
+        else:
+            held = (field.values() if mode == "nested" else field.values)[1:]
+        del field
+        assert len(live_leases()) == before + 1
+        value = held.clone()
+        list(iterator)
+        assert torch.equal(held, value)
+        del held
+        assert len(live_leases()) == before
+
+
+def test_the_trainer_unpickles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [{"s": f"{i}", "x": np.ones(i), "l": [i] * i, "n": None, "b": b"x" * i} for i in range(8)]
+    with loader_of(samples, ragged="list") as loader:
+        iterator = iter(loader)
+        next(iterator)
+
+        def refuse(*args: Any, **options: Any) -> Any:
+            raise AssertionError("pickle in the trainer")
+
+        for name in ("loads", "load", "Unpickler"):
+            monkeypatch.setattr(pickle, name, refuse)
+        assert [batch["s"] for batch in iterator] != []
+        monkeypatch.undo()
+
+
+def test_a_batch_larger_than_its_slot_makes_the_ring_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [{"x": np.full(10 ** (1 + i // 8), i)} for i in range(48)]
+    asked = []
+    answer_need = RingMemory.answer_need
+    monkeypatch.setattr(RingMemory, "answer_need", lambda self, slot: (asked.append(slot), answer_need(self, slot)))
+    with loader_of(samples, 4, shuffle=False, ragged="list") as loader:
+        for _ in range(10):
+            for i, batch in enumerate(loader):
+                for k, row in enumerate(batch["x"]):
+                    assert row.tolist()[:3] == [4 * i + k] * 3
+                    assert len(row) == len(samples[4 * i + k]["x"])
+    assert 6 <= len(asked) <= 6 * loader._builder.last.num_slots  # type: ignore[union-attr]  # each slot once for each size
+
+
+def test_rows_that_never_fit_are_not_begun_for_ever() -> None:
+    samples = [{"x": np.ones(i % 7)} for i in range(400)]
+    with loader_of(samples, 8, num_workers=2) as loader:
+        for _ in range(3):
+            for _batch in loader:
+                pass
+        assert loader.stats()["num_repacked"] < 30
+
+
+def test_copied_out_batches_are_copied_whatever_they_hold() -> None:
+    samples = [{"x": np.full(i % 3, i), "s": str(i), "o": Opaque(i)} for i in range(60)]
+    for mode in MODES:
+        with (
+            pytest.warns(UserWarning, match="copied to private memory"),
+            loader_of(samples, 2, ragged=mode, shuffle=False) as loader,
+        ):
+            batches = list(loader)
+        for i, batch in enumerate(batches):
+            assert_same(reference(samples[2 * i : 2 * i + 2], mode), batch)
+
+
+def test_text_that_no_longer_fits_behind_the_arenas_moves_the_batch() -> None:
+    class Growing(Flat):
+        schema: ClassVar = {"values": ("float32", (None, 2)), "text": str}
+
+        def __len__(self) -> int:
+            return 24
+
+        def read_into(self, index: int, out: Any) -> None:
+            out.reserve("values", 3)[:] = index
+            out["text"] = "x" * (index * index * 40)
+
+    with ShmLoader(Growing(), 2, num_workers=1, ragged="jagged") as loader:
+        for i, batch in enumerate(loader):
+            assert batch["values"].values[:, 0].tolist() == [2 * i] * 3 + [2 * i + 1] * 3
+            assert [len(text) for text in batch["text"]] == [k * k * 40 for k in (2 * i, 2 * i + 1)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_schema_with_text_and_nothing_ragged_needs_no_rule(num_workers: int) -> None:
+    class Captions:
+        schema: ClassVar = {"caption": str, "x": ("float32", (2,))}
+
+        def __len__(self) -> int:
+            return 4
+
+        def read_into(self, index: int, out: Any) -> None:
+            out["caption"] = f"№ {index}"
+            out["x"][:] = index
+
+    with ShmLoader(Captions(), 2, num_workers=num_workers) as loader:  # type: ignore[arg-type]  # a duck-typed dataset
+        assert [batch["caption"] for batch in loader] == [["№ 0", "№ 1"], ["№ 2", "№ 3"]]
+
+
+class _Captions:
+    """Text and nothing ragged: a batch has no rows at known places, though no field has a ragged dimension."""
+
+    schema: ClassVar = {"caption": str, "x": "int64"}
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+
+    def __len__(self) -> int:
+        return 48
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        with open(self.log, "a") as log:
+            log.write(f"{len(indices)}\n")
+        out["caption"] = [f"№ {index}" for index in indices]
+        out["x"][...] = indices
+
+
+def test_a_batch_of_text_is_read_once_by_one_of_several_workers(tmp_path: Path) -> None:
+    """Ordered in chunks, it would be written whole by each chunk's worker, all into one slot."""
+    log = tmp_path / "log"
+    with ShmLoader(_Captions(str(log)), 6, shuffle=True, num_workers=3, seed=1) as loader:  # type: ignore[arg-type]  # duck-typed
+        batches = [(batch["x"].tolist(), batch["caption"]) for batch in loader]
+    assert sorted(index for indices, _ in batches for index in indices) == list(range(48))
+    assert all(captions == [f"№ {index}" for index in indices] for indices, captions in batches)
+    assert len(batches) <= len(log.read_text().split()) <= 2 * len(batches)  # the next epoch's are read ahead
+
+
+def test_the_ring_refuses_a_packed_batch_of_several_writers() -> None:
+    ring = TrainerRing(private(control_nbytes(1, 2, **SIZES)), num_slots=1, num_workers=2, **SIZES)
+    indices = np.arange(4)
+    with pytest.raises(ValueError, match=r"a packed batch is written by one worker: its order has 1 chunk, got 2"):
+        ring.publish(ring.hold(), epoch=0, step=0, seq=0, indices=indices, nrows=4, nchunks=2, is_packed=True)
+
+
+def test_a_worker_of_many_does_not_write_a_packed_batch() -> None:
+    control = private(control_nbytes(1, 2, **SIZES))
+    trainer = TrainerRing(control, num_slots=1, num_workers=2, **SIZES)
+    trainer.publish(trainer.hold(), epoch=0, step=0, seq=0, indices=np.arange(4), nrows=4, nchunks=2)
+    worker = WorkerRing(control, 0)
+    assert worker.claim()
+    with pytest.raises(ValueError, match="divided among 2 chunks"):
+        worker.set_used(8)

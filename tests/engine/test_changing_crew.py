@@ -1,0 +1,308 @@
+"""A worker pool that changes its size: whatever it does, and whoever is killed over it, each batch is the schedule's."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import multiprocessing
+import os
+import random
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from shmload import ShmLoader
+from shmload.engine import autotune
+from tests.engine.tuning_kit import BATCH, SEED, N, Rows, change, engine_of, expected_epochs, told
+
+MOST, NUM_EPOCHS = 4, 40
+DEADLINE_S = 10
+STEPS = N // BATCH
+
+
+@pytest.fixture(autouse=True)
+def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker pools change when a test says so, and may have four workers whatever the machine has."""
+    monkeypatch.setattr(autotune, "WINDOW_S", 1e9)
+    monkeypatch.setenv("SHMLOAD_MAX_WORKERS", str(MOST))
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[Any]]:
+    return expected_epochs(NUM_EPOCHS)
+
+
+def auto_loader(**options: Any) -> ShmLoader[Any]:
+    numbers = {"num_workers": "auto", "prefetch_factor": "auto"}
+    return ShmLoader(Rows(), **{"batch_size": BATCH, "shuffle": True, "seed": SEED, **numbers, **options})
+
+
+def decides_nothing(loader: ShmLoader[Any]) -> None:
+    autotune: Any = loader._builder.tuner
+    autotune.counted = lambda engine: autotune.num_ahead
+
+
+def await_end(pid: int) -> None:
+    """Waits until every thread of a child is gone; its parent may have reaped it by now."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    assert poll.poll(DEADLINE_S * 1000), f"process {pid} did not end"
+    os.close(pidfd)
+
+
+def stop(pid: int) -> bool:
+    """Stops a process and waits until the kernel shows it; False: it is gone."""
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        deadline = monotonic() + DEADLINE_S
+        while monotonic() < deadline:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state in "TtZX":
+                return state in "Tt"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    raise AssertionError(f"process {pid} did not stop")
+
+
+class Machine(RuleBasedStateMachine):
+    """One loader, and what it must yield."""
+
+    epochs: list[list[Any]]
+
+    @initialize(method=st.just("fork"))
+    def begin(self, method: str) -> None:
+        self.loader = auto_loader(multiprocessing_context=method, timeout=DEADLINE_S)
+        self.epoch, self.step = -1, STEPS
+        self.num_vain = 0  # kills since a batch came
+        self.harmed = (-1, -1)  # the newest batch that a worker has died over: a sample must not look deadly
+        self.held: list[tuple[Any, Any]] = []
+        self.states: list[tuple[dict[str, Any], int, int]] = []
+        self.next_pass()
+
+    def next_pass(self) -> None:
+        self.batches = iter(self.loader)
+        self.epoch, self.step = self.epoch + 1, 0
+
+    @rule(count=st.integers(1, 12), is_held=st.booleans())
+    def take(self, count: int, is_held: bool) -> None:
+        for _ in range(count):
+            if self.step == STEPS:
+                assert next(self.batches, None) is None
+                self.next_pass()
+            batch, expected = next(self.batches), self.epochs[self.epoch][self.step]
+            assert told(batch) == expected
+            self.step += 1
+            self.num_vain = 0
+        if is_held:
+            self.held = [(batch, expected)]  # one, as the least ring has four slots
+
+    @precondition(lambda self: self.loader._builder.last is not None)
+    @rule(num_workers=st.integers(1, MOST), prefetch=st.integers(1, 8))
+    def resize(self, num_workers: int, prefetch: int) -> None:
+        change(self.loader, num_workers, prefetch)
+        assert self.loader.num_workers == num_workers
+        assert self.loader.prefetch_factor == prefetch
+
+    @precondition(lambda self: self.loader._builder.last is not None and self.num_vain < 5)
+    @rule(which=st.integers(0, MOST - 1))
+    def kill(self, which: int) -> None:
+        engine: Any = self.loader._builder.last
+        pids = engine.pool._processes
+        if which not in pids or not stop(pid := pids[which].pid):
+            return
+        held = engine._ring.held_by(which)
+        order = None if held is None else engine._order_in(held[0])
+        if order is not None and (order.epoch, order.step) <= self.harmed:
+            os.kill(pid, signal.SIGCONT)
+            return
+        if order is not None:
+            self.harmed = (order.epoch, order.step)
+        os.kill(pid, signal.SIGKILL)
+        self.num_vain += 1
+
+    @rule()
+    def break_off(self) -> None:
+        self.next_pass()
+
+    @rule()
+    def note_the_place(self) -> None:
+        self.states.append((self.loader.state_dict(), self.epoch, self.step))
+
+    @precondition(lambda self: self.states)
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        state, epoch, step = data.draw(st.sampled_from(self.states))
+        self.loader.load_state_dict(state)
+        self.epoch, self.step = (epoch, step) if step < STEPS else (epoch + 1, 0)
+        self.harmed = (NUM_EPOCHS, 0)  # batches come again
+        self.batches = iter(self.loader)
+
+    def teardown(self) -> None:
+        try:
+            for batch, expected in self.held:
+                assert told(batch) == expected
+            self.take(STEPS, False)
+            engine: Any = self.loader._builder.last
+            assert engine._ring.counters()["num_copied_out"] == 0
+        finally:
+            self.loader.close()
+
+
+@pytest.mark.slow
+def test_growing_shrinking_kills_breaks_and_resumes_change_no_batch(expected: list[list[Any]]) -> None:
+    Machine.epochs = expected
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=20,
+            stateful_step_count=25,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)]
+)
+def test_every_start_method_grows_and_shrinks(method: str, expected: list[list[Any]]) -> None:
+    found = []
+    with auto_loader(multiprocessing_context=method) as loader:
+        for number, batch in enumerate(loader):
+            found.append(told(batch))
+            if number in (2, 6, 10):
+                change(loader, {2: 3, 6: 1, 10: 2}[number])
+    assert found == expected[0]
+
+
+def pool_of(loader: ShmLoader[Any]) -> dict[int, int]:
+    engine: Any = loader._builder.last
+    return {worker: process.pid for worker, process in engine.pool._processes.items()}
+
+
+def take_until(batches: Iterator[Any], loader: ShmLoader[Any], workers: set[int]) -> None:
+    """Reads on until these workers are there and no others."""
+    deadline = monotonic() + DEADLINE_S
+    while set(pool_of(loader)) != workers:
+        assert monotonic() < deadline
+        next(batches)
+        engine_of(loader)._see_to_deaths()
+
+
+def endless(loader: ShmLoader[Any]) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def test_a_worker_that_was_told_to_leave_is_no_death(caplog: pytest.LogCaptureFixture) -> None:
+    with auto_loader(max_restarts=0) as loader, caplog.at_level(logging.WARNING, "shmload"):
+        batches = endless(loader)
+        next(batches)
+        change(loader, 3)
+        take_until(batches, loader, {0, 1, 2})
+        change(loader, 1)
+        take_until(batches, loader, {0})
+        assert loader.stats()["num_restarts"] == 0
+        assert caplog.records == []
+
+
+def test_one_that_leaves_and_is_wanted_again_is_started_again() -> None:
+    with auto_loader() as loader:
+        batches = endless(loader)
+        next(batches)
+        change(loader, 2)
+        next(batches)
+        pid = pool_of(loader)[1]
+        change(loader, 1)
+        await_end(pid)
+        change(loader, 2)  # its end has not been seen yet
+        take_until(batches, loader, {0, 1})
+        assert pool_of(loader)[1] in (pid, *pool_of(loader).values())
+        deadline = monotonic() + DEADLINE_S
+        while pool_of(loader)[1] == pid and monotonic() < deadline:
+            next(batches)
+            engine_of(loader)._see_to_deaths()
+        assert pool_of(loader)[1] != pid
+        assert loader.stats()["num_restarts"] == 0
+
+
+def test_one_killed_over_its_last_rows_has_them_done_again(expected: list[list[Any]], caplog: pytest.LogCaptureFixture) -> None:
+    rng = random.Random(3)
+    with auto_loader() as loader, caplog.at_level(logging.WARNING, "shmload"):
+        found, num_harmed = [], 0
+        for batch in loader:
+            found.append(told(batch))
+            if len(found) == 1:
+                change(loader, MOST)
+                decides_nothing(loader)  # else one who was told might be wanted again
+            engine: Any = loader._builder.last
+            for worker in rng.sample(range(1, MOST), MOST - 1):
+                pid = pool_of(loader).get(worker, 0)
+                if num_harmed or not pid or not stop(pid):
+                    continue
+                if engine._ring.held_by(worker) is None:
+                    os.kill(pid, signal.SIGCONT)
+                    continue
+                change(loader, 1)
+                os.kill(pid, signal.SIGKILL)
+                num_harmed += 1
+                await_end(pid)
+        engine._see_to_deaths()  # its rows may be of the next epoch, whose batches nobody takes
+    assert found == expected[0]
+    if num_harmed:
+        assert any("when it was about to leave" in record.message for record in caplog.records)
+
+
+def test_a_pool_that_cannot_grow_goes_on_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, expected: list[list[Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with auto_loader() as loader, caplog.at_level(logging.INFO, "shmload"):
+        batches = iter(loader)
+        found = [told(next(batches))]
+        first = int(loader.num_workers)
+        engine: Any = loader._builder.last
+
+        def refused(post: Any) -> None:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+        monkeypatch.setattr(engine.pool, "_start", refused)
+        change(loader, MOST)
+        assert loader.num_workers == first
+        told_of = loader.stats()["autotune"]
+        assert told_of["most_workers"] == first, "it is not tried again"
+        assert told_of["decisions"][-1]["reason"] == "a test wants it; but no more processes could be started"
+        words = "could not be started ([Errno 11] Resource temporarily unavailable): the loader goes on with fewer"
+        assert any(words in record.message for record in caplog.records)
+        found += [told(batch) for batch in batches]
+    assert found == expected[0]
+
+
+def test_a_worker_that_nobody_can_watch_is_not_left_alone(monkeypatch: pytest.MonkeyPatch, expected: list[list[Any]]) -> None:
+    def refused(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with auto_loader() as loader:
+        batches = iter(loader)
+        found = [told(next(batches))]
+        before = set(multiprocessing.active_children())
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pidfd_open", refused)
+            change(loader, MOST)
+        assert set(multiprocessing.active_children()) == before
+        found += [told(batch) for batch in batches]
+    assert found == expected[0]

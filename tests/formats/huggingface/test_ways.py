@@ -1,0 +1,176 @@
+"""Which way a dataset goes, what it costs to send, and what is refused."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from datasets import Dataset, DatasetDict, Features, IterableDataset, Sequence, Value, load_from_disk
+from datasets.formatting.formatting import PythonFormatter
+from datasets.formatting.torch_formatter import TorchFormatter
+
+from shmload import ShmLoader
+from shmload.errors import SampleError
+from shmload.formats.arrow_tables import column_of
+from tests.formats.huggingface.hf_kit import (
+    ARRAYS,
+    LISTS,
+    RAGGED,
+    SCALARS,
+    TEXTS,
+    assert_same,
+    batches_of,
+    dataset_of,
+    of_ours,
+    of_torch,
+)
+
+WHEN = datetime.datetime(2026, 11, 21)
+PLAIN: dict[str, Callable[[], Any]] = {
+    "lists of Python's": lambda: dataset_of({"x": LISTS["fixed"]}),
+    "arrays of Python's": lambda: dataset_of({"x": ARRAYS["array2d"]}),
+    "arrays of torch's": lambda: dataset_of(ARRAYS).with_format("torch"),
+    "arrays of numpy's": lambda: dataset_of(ARRAYS).with_format("numpy"),
+    "text in numpy's format": lambda: dataset_of(TEXTS).with_format("numpy"),
+    "lists of bool": lambda: Dataset.from_dict({"x": [[True, False]] * 3}).with_format("torch"),
+    "dicts": lambda: Dataset.from_dict({"x": [{"a": 1, "b": 2.0}] * 3}),
+    "lists of text": lambda: Dataset.from_dict({"x": [["a", "b"]] * 3}),
+    "empty lists": lambda: dataset_of({"x": (Sequence(Value("int64")), [[], []])}).with_format("torch"),
+    "a transform": lambda: dataset_of(SCALARS).with_transform(lambda batch: {"twice": [2 * v for v in batch["int8"]]}),
+    "other columns beside": lambda: dataset_of(SCALARS).with_format("torch", ["int8"], output_all_columns=True),
+    "uint64": lambda: Dataset.from_dict({"x": [1, 2]}, features=Features({"x": Value("uint64")})).with_format("torch"),
+    "a dtype that cuts": lambda: dataset_of({"x": SCALARS["int64"]}).with_format("torch", dtype=torch.int16),
+    "a dtype that numpy lacks": lambda: dataset_of({"x": SCALARS["int8"]}).with_format("torch", dtype=torch.bfloat16),
+    "another option": lambda: dataset_of({"x": SCALARS["int8"]}).with_format("torch", device="cpu"),
+}
+REFUSED: dict[str, Callable[[], Any]] = {
+    "a null": lambda: Dataset.from_dict({"x": [1, None, 3]}),
+    "timestamps": lambda: Dataset.from_dict({"x": [WHEN] * 3}),
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_what_is_not_certain_goes_the_plain_way(kind: str) -> None:
+    dataset = PLAIN[kind]()
+    assert_same(of_torch(dataset, 2), of_ours(dataset, 2, path="__getitems__"))
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_torch_refuses_is_refused_in_its_words(kind: str) -> None:
+    dataset = REFUSED[kind]()
+    with pytest.raises((TypeError, RuntimeError)) as theirs:
+        of_torch(dataset)
+    with pytest.raises((TypeError, RuntimeError)) as ours:
+        of_ours(dataset, path="__getitems__")
+    assert str(theirs.value) == str(ours.value)
+
+
+def test_one_null_inside_a_list_sends_the_dataset_the_plain_way() -> None:
+    dataset = Dataset.from_dict({"x": [[1.0, 2.0], [None, 4.0]]}).with_format("torch")
+    (theirs,), (ours,) = of_torch(dataset), of_ours(dataset, path="__getitems__")
+    assert torch.equal(theirs["x"].nan_to_num(), ours["x"].nan_to_num())
+
+
+def test_a_dataset_of_a_class_of_the_users_goes_the_plain_way() -> None:
+    class Doubled(Dataset):
+        def __getitems__(self, keys: list[int]) -> list[Any]:
+            return [{"x": 2 * sample["x"]} for sample in super().__getitems__(keys)]
+
+    base = Dataset.from_dict({"x": [1, 2, 3]})
+    dataset = Doubled(base.data, info=base.info)
+    assert_same([{"x": torch.tensor([2, 4, 6])}], of_ours(dataset, path="__getitems__"))
+
+
+def test_a_custom_collate_fn_gets_the_samples() -> None:
+    dataset = dataset_of({"x": SCALARS["int8"]})
+    assert of_torch(dataset, collate_fn=list) == of_ours(dataset, path="collate_fn", collate_fn=list)
+
+
+def test_no_value_becomes_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """datasets' formatters, through which every other way leads, are not asked at all."""
+
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("formatted")
+
+    dataset = dataset_of(SCALARS | TEXTS | RAGGED | LISTS)
+    for formatter in (TorchFormatter, PythonFormatter):
+        for name in ("format_row", "format_batch", "format_column"):
+            monkeypatch.setattr(formatter, name, refuse)
+    with pytest.raises(AssertionError, match="formatted"):
+        dataset.with_format("torch")[0]
+    of_ours(dataset.with_format("torch"), ragged="jagged")
+    of_ours(dataset.select_columns([*SCALARS, *TEXTS]))
+
+
+def test_a_mapped_file_is_not_copied_to_spawned_workers(tmp_path: Any) -> None:
+    """What is pickled names the file; the rows stay in it."""
+    rows = np.zeros((1000, 1024), np.float32)
+    Dataset.from_dict({"x": rows}).save_to_disk(tmp_path / "d")
+    dataset = load_from_disk(tmp_path / "d").with_format("torch")
+    with ShmLoader(dataset, 4) as loader:
+        assert "read by read_batch_into" in repr(loader)
+        assert len(pickle.dumps(loader._config().job())) < 5000 < rows.nbytes
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", [None, "torch"])
+def test_an_iterable_dataset_is_divided_among_the_workers(form: str | None, num_workers: int) -> None:
+    dataset = dataset_of({"x": SCALARS["int64"], "s": TEXTS["string"]}).to_iterable_dataset(num_shards=3)
+    dataset = dataset.with_format(form)
+    assert isinstance(dataset, IterableDataset)
+    expected = of_torch(dataset, 2, num_workers=num_workers)
+    with ShmLoader(dataset, 2, num_workers=num_workers) as loader:
+        got = batches_of(loader)
+    assert_same(expected, got)
+    assert sorted(v for batch in got for v in batch["x"].tolist()) == sorted(SCALARS["int64"][1])
+
+
+@pytest.mark.parametrize("splits", [{"train": None, "test": None}, {}])
+def test_a_dict_of_datasets_is_refused(splits: dict[str, Any]) -> None:
+    dataset = DatasetDict(dict.fromkeys(splits, Dataset.from_dict({"x": [1]})))
+    words = "with 'train', 'test'" if splits else "with no split"
+    with pytest.raises(
+        TypeError, match=rf"one split of a dataset; got a DatasetDict {words}. Pick one: ShmLoader\(dataset\['train'\], ...\)"
+    ):
+        ShmLoader(dataset)  # type: ignore[arg-type]  # a DatasetDict: that is the point
+
+
+def test_a_bad_sample_is_found_by_itself() -> None:
+    """on_error reads the rows of a failed batch one by one."""
+    dataset = dataset_of(SCALARS | RAGGED | TEXTS).with_format("torch")
+    with ShmLoader(dataset, 3, sampler=[0, 50, 2], on_error="skip", ragged="list") as loader:
+        (batch,) = loader
+        assert [SCALARS["int64"][1][i] for i in (0, 2)] == batch["int64"].tolist()
+        assert loader.stats()["num_bad_samples"] == 1
+
+
+def damaged(values: pa.Array, offsets: list[int]) -> pa.ChunkedArray:
+    """A column read from an arrow file whose offsets were overwritten with these."""
+    sink = pa.BufferOutputStream()
+    table = pa.table({"x": values})
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    whole = np.frombuffer(values.buffers()[1], np.int32)[: len(values) + 1].tobytes()
+    written = sink.getvalue().to_pybytes()
+    assert written.count(whole) == 1
+    return pa.ipc.open_stream(written.replace(whole, np.array(offsets, np.int32).tobytes())).read_all().column(0)
+
+
+@pytest.mark.parametrize("values", [pa.array([[7], [8, 9, 7], [8]]), pa.array(["7", "897", "8"])], ids=["lists", "text"])
+@pytest.mark.parametrize("offsets", [[0, 3, 2, 5], [0, 9, 2, 5], [0, -5, 3, 5]])
+def test_offsets_out_of_order_are_told_and_not_followed(values: pa.Array, offsets: list[int]) -> None:
+    column = column_of("x", damaged(values, offsets))
+    assert column is not None
+    with pytest.raises(SampleError, match="column 'x' of the arrow table has offsets that are not in order"):
+        column.lengths(np.arange(3))
+
+
+@pytest.mark.parametrize("offsets", [[0, 2, 3, 6000], [-1, 2, 3, 4]])
+def test_text_that_ends_outside_of_its_buffer_is_left_to_arrow(offsets: list[int]) -> None:
+    assert column_of("x", damaged(pa.array(["7", "897", "8"]), offsets)) is None

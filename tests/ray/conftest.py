@@ -1,0 +1,30 @@
+"""A real Ray cluster of two nodes for all tests of this folder.
+
+Ray wants the machine's own address; where that is of no use, run these tests in a network of their own:
+
+    unshare -rn sh -c 'ip link set lo up; python -m pytest tests/ray'
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+
+from tests.ray.cluster_kit import Cluster, started
+
+
+@pytest.fixture(scope="session")
+def running_cluster() -> Iterator[Cluster]:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip('Ray is not installed: pip install "shmload[ray]"')
+    with started() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(running_cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, in which a test leaves no actor."""
+    yield running_cluster
+    assert running_cluster.ask("wait_for_none", 10.0) == []

@@ -1,0 +1,17 @@
+"""Datasets for tests of a worker pool of Ray actors whose samples do not end; importable by the actors, and without torch."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from tests.ray.ray_datasets import Rows
+
+
+class Stuck(Rows):
+    """One sample waits for what never comes."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 5:
+            threading.Event().wait()
+        return super().__getitem__(index)

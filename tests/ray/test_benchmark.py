@@ -1,0 +1,36 @@
+"""The benchmark of the worker pool of actors runs, and says so where it cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from benchmarks import cluster as benchmark
+from benchmarks.common import Settings
+from tests.ray.cluster_kit import Cluster
+
+QUICK = Settings(rounds=1, seconds=0.05)
+
+
+def test_without_ray_it_measures_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert benchmark.measure(QUICK).rows == []
+    assert capfd.readouterr().err == 'left out: Ray is not installed (pip install "shmload[ray]")\n'
+
+
+def test_rows_hold_its_cases_against_each_other() -> None:
+    one = {"mb_per_s": 100.0, "batches_per_s": 10.0, "trainer_s_per_gb": 0.01, "cpu_s_per_gb": 1.0}
+    found = {f"{case} x {count}, {nodes}": [one] for nodes, cases in benchmark.CASES.items() for case, count in cases}
+    found["shmload x 4, two nodes"] = [{**one, "mb_per_s": 70.0}]
+    rows = {row.what: (row.got, row.met) for row in benchmark.rows_of(found)}
+    assert rows["4 actors, two nodes: rate over ray.get"] == (0.7, False)
+    assert rows["2 actors on one node: rate over the seed's way"] == (1.0, False)
+    assert rows["trainer's CPU, 2 actors"] == (0.01, True)
+    assert rows["2 actors that wait: share of linear"] == (0.5, False)
+
+
+@pytest.mark.slow
+def test_a_case_gives_what_the_table_shows(running_cluster: Cluster) -> None:
+    found = benchmark.in_turn({"one node": [("shmload", 1)]}, QUICK)
+    assert all(value > 0 for value in found["shmload x 1, one node"][0].values())

@@ -1,0 +1,89 @@
+"""An actor's work without Ray: whatever part of a batch is asked for, its rows are those of the whole."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shmload._core.filler import DONE, ERROR
+from shmload.batch.ragged import AS_TORCH_OR_LIST
+from shmload.ray.decoder import ActorSetting, Decoder, Task
+from shmload.shm import owners
+from shmload.worker.reader import Failure, Job, Post, plan_of
+from shmload.worker.sample_rng import kept_generators
+from tests.ray.ray_datasets import Failing, InPlace, Rows, Texts
+
+AREA = 16384
+POST = Post(1, 2, os.getpid(), "", 0, "", "", "", 0, (), "", 0)
+
+
+def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Decoder:
+    plan = plan_of(dataset, collate_fn=None, auto_collation=True, ragged=ragged, is_torch=True)
+    job = Job(dataset, None, None, True, 3, False, plan=plan, **of_job)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shmload.ray.decoder._name_classes_of_main", lambda: None)
+        patch.setattr("shmload.ray.decoder.prepare", lambda job, post: (job, None, None))
+        return Decoder(ActorSetting(POST, (), AREA, 4 * AREA), np.frombuffer(sent(job), np.uint8))
+
+
+def sent(value: Any) -> bytearray:
+    return owners.dumps(value, lambda value, take: pickle.dumps(value, protocol=5, buffer_callback=take))
+
+
+def part(keys: list[int], first: int, end: int, *, is_pickled: bool = False) -> Task:
+    order = pickle.dumps(keys) if is_pickled else np.array(keys, np.int64).tobytes()
+    return Task(0, 0, first, end, len(keys), order, is_pickled, False)
+
+
+def fields(worker: Decoder, task: Task) -> list[bytes]:
+    """The bytes of an task's rows, field by field, without the gaps between fields."""
+    outcome = worker.work(task)
+    assert outcome.own == DONE
+    assert outcome.row_nbytes is not None
+    found, at, num_rows = [], 0, task.end - task.first
+    for nbytes in outcome.row_nbytes:
+        found.append(outcome.payload[at : at + num_rows * nbytes].tobytes())
+        at += -(-num_rows * nbytes // 64) * 64
+    return found
+
+
+@given(st.data(), st.booleans(), st.sampled_from([Rows, InPlace]))
+def test_parts_of_an_order_give_the_rows_of_the_whole(data: st.DataObject, is_pickled: bool, kind: Any) -> None:
+    keys = data.draw(st.lists(st.integers(0, 60), min_size=1, max_size=20))
+    cut = data.draw(st.integers(0, len(keys) - 1))
+    worker = decoder(kind())
+    whole = fields(worker, part(keys, 0, len(keys), is_pickled=is_pickled))
+    head = fields(worker, part(keys, 0, cut)) if cut else [b""] * len(whole)
+    tail = fields(worker, part(keys, cut, len(keys), is_pickled=is_pickled))
+    assert whole == [one + other for one, other in zip(head, tail, strict=True)]
+
+
+def test_an_order_larger_than_its_area_is_read_whole() -> None:
+    images, _ = fields(decoder(InPlace(2000)), part([number % 7 for number in range(1500)], 0, 1500))
+    assert np.frombuffer(images, np.uint8).reshape(1500, 20)[:, 0].tolist() == [n % 7 for n in range(1500)]
+
+
+def test_samples_without_fixed_rows_come_packed_and_say_so() -> None:
+    outcome = decoder(Texts(), ragged="list").work(part([3, 1], 0, 2))
+    assert (outcome.own, outcome.row_nbytes, outcome.layout) == (DONE, None, b"")
+    assert outcome.payload.nbytes > 0
+
+
+def test_a_row_that_cannot_be_read_is_named_by_its_place_in_the_whole_batch() -> None:
+    with kept_generators():
+        outcome = decoder(Failing(), tolerates_bad_samples=True).work(part([5, 6, 7, 8], 2, 4))
+    failure = Failure.loads(outcome.error)
+    assert (outcome.own, failure.kind, failure.rows) == (ERROR, KeyError, (2,))
+
+
+def test_a_job_that_does_not_unpickle_is_every_tasks_error() -> None:
+    worker = Decoder(ActorSetting(POST, (), AREA, 4 * AREA), np.frombuffer(b"no pickle", np.uint8))
+    for _ in range(2):
+        outcome = worker.work(part([0], 0, 1))
+        assert (outcome.own, Failure.loads(outcome.error).kind) == (ERROR, pickle.UnpicklingError)

@@ -1,0 +1,181 @@
+"""Actors, nodes, agents and trainers that are killed: nothing is lost or comes twice, and nothing stays in the cluster."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmload import ClusterUnreachable, ShmLoader, WorkerDied
+from shmload.formats import ArrayDataset
+from tests.ray.cluster_kit import Cluster, assert_same, kept, kill_worker
+from tests.ray.ray_datasets import Deadly, Failing, Gated, Rows
+
+SLOW_S = float(os.environ.get("SHMLOAD_SLOW_BATCH_S", "1"))  # longer by hand: what Ray itself times out would show
+SEEDED = {"batch_size": 4, "shuffle": True, "seed": 3, "num_workers": 2}
+
+
+def on(cluster: Cluster) -> dict[str, Any]:
+    return {"backend": "ray", "address": cluster.address}
+
+
+def expected() -> list[Any]:
+    with ShmLoader(Rows(), **SEEDED) as local:
+        return kept(local)
+
+
+@pytest.mark.slow
+def test_actors_killed_over_a_sample_are_replaced_and_nothing_is_lost(cluster: Cluster, tmp_path: Path) -> None:
+    with ShmLoader(Deadly(str(tmp_path), {5: 1, 40: 2}), **SEEDED, **on(cluster)) as far:
+        assert_same(expected(), kept(far))
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.slow
+def test_a_sample_that_ends_every_actor_is_an_error_and_the_rest_comes(cluster: Cluster, tmp_path: Path) -> None:
+    wanted = {**SEEDED, "shuffle": False, "num_workers": 1}
+    with ShmLoader(Deadly(str(tmp_path), {5: 99}, 12), **wanted, **on(cluster)) as far:
+        batches = iter(far)
+        assert next(batches)["index"].tolist() == [0, 1, 2, 3]
+        with pytest.raises(WorkerDied, match=r"3 Ray actors of DataLoader worker \d died over the same rows"):
+            next(batches)
+        assert next(batches)["index"].tolist() == [8, 9, 10, 11]
+
+
+@pytest.mark.slow
+def test_in_torch_mode_the_death_of_an_actor_is_the_loaders(cluster: Cluster, tmp_path: Path) -> None:
+    with ShmLoader(Deadly(str(tmp_path), {5: 1}), 4, num_workers=1, **on(cluster)) as far:
+        batches = iter(far)
+        for _ in range(2):  # also of a batch that was on its way while its actor began the deadly one
+            with pytest.raises(WorkerDied, match="the Ray actor of DataLoader worker 0 has died, and with it"):
+                list(islice(batches, 2))
+
+
+@pytest.mark.slow
+def test_a_node_that_joins_is_the_next_loaders_and_one_that_dies_loses_nothing(cluster: Cluster) -> None:
+    with ShmLoader(Rows(), **SEEDED, **on(cluster)) as far:
+        batches = iter(far)
+        begun = kept(next(batches) for _ in range(3))
+        before = cluster.ask("wait_for_nodes", 2, 20.0)
+        assert len({node for node, _ in before}) == 2
+        cluster.ask("add_node")
+        with ShmLoader(Rows(), **{**SEEDED, "num_workers": 3}, **on(cluster)) as wider:
+            begun_wider = kept(next(iter(wider)) for _ in range(1))
+            after = cluster.ask("wait_for_nodes", 3, 20.0)
+            assert set(before) < set(after)  # those that run stay where they are
+            assert len({node for node, _ in after}) == 3
+            dead = cluster.ask("kill_node")
+            assert dead in {node for node, _ in before}
+            whole = expected()
+            assert_same(whole, begun + kept(batches))
+            wider.load_state_dict(wider.state_dict())
+            assert_same(whole, begun_wider + kept(wider))
+
+
+@pytest.mark.slow
+def test_a_batch_may_take_long(cluster: Cluster, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    wanted = {**SEEDED, "shuffle": False, "num_workers": 1}
+    opened: list[float] = []
+
+    def open_gate() -> None:
+        pause = threading.Event()
+        while (waits := far.stats()["waits_for"]) is None or waits["for_s"] < SLOW_S:
+            pause.wait(0.05)
+        opened.append(waits["for_s"])
+        (tmp_path / "gate").write_bytes(b"\n")
+
+    with ShmLoader(Gated(str(tmp_path / "gate"), 16), **wanted, **on(cluster)) as far:
+        batches = iter(far)
+        begun = kept(next(batches) for _ in range(1))
+        opener = threading.Thread(target=open_gate, daemon=True)
+        opener.start()
+        assert [int(batch["index"][0]) for batch in begun + kept(batches)] == [0, 4, 8, 12]
+        opener.join()
+        assert opened[0] >= SLOW_S
+
+
+@pytest.mark.slow
+def test_a_loader_that_is_deleted_leaves_no_actor_and_no_object(cluster: Cluster) -> None:
+    dataset = ArrayDataset(np.zeros((64, 4096), np.float32))
+    nbytes = 64 * 4096 * 4
+    far = ShmLoader(dataset, **SEEDED, **on(cluster))
+    assert len(kept(far)) == 16
+    actors, stored = cluster.ask("actors"), cluster.ask("stored_nbytes")
+    del far
+    gc.collect()
+    assert len(actors) == 2
+    assert stored >= nbytes
+    assert cluster.ask("wait_for_none", 10.0) == []
+    assert cluster.ask("wait_for_stored", nbytes, 10.0) < nbytes
+
+
+@pytest.mark.slow
+def test_an_agent_that_is_killed_is_replaced_and_its_actors_go(cluster: Cluster) -> None:
+    with ShmLoader(Rows(), **SEEDED, **on(cluster)) as far:
+        batches = iter(far)
+        begun = kept(next(batches) for _ in range(3))
+        before = set(cluster.ask("actors"))
+        kill_worker(far, 0)
+        assert_same(expected(), begun + kept(batches))
+        assert not before & set(cluster.ask("actors"))
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_killed_leaves_nothing_in_the_cluster(cluster: Cluster) -> None:
+    code = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+from shmload import ShmLoader
+from tests.ray.ray_datasets import Rows
+batches = iter(ShmLoader(Rows(), 4, seed=1, num_workers=2, backend="ray", address={cluster.address!r}))
+next(batches)
+print("begun", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "begun\n"
+        assert len(cluster.ask("actors")) == 2
+        trainer.kill()
+    assert cluster.ask("wait_for_none", 10.0) == []
+
+
+@pytest.mark.slow
+def test_a_sample_that_cannot_be_read_is_its_own_error_or_is_skipped(cluster: Cluster) -> None:
+    wanted = {**SEEDED, "shuffle": False, "num_workers": 1}
+    with ShmLoader(Failing(16), **wanted, **on(cluster)) as far:
+        batches = iter(far)
+        next(batches)
+        with pytest.raises(KeyError, match="the seventh") as caught:
+            next(batches)
+        assert caught.value.__notes__ == ["shmload: sample 7, epoch 0, batch 1"]
+    with ShmLoader(Failing(16), **wanted, **on(cluster), on_error="skip") as far:
+        assert [batch["index"].tolist() for batch in far][1] == [4, 5, 6]
+
+
+@pytest.mark.slow
+def test_a_head_that_is_not_there_is_an_error_that_says_what_to_do(running_cluster: Cluster) -> None:
+    with ShmLoader(Rows(), **SEEDED, backend="ray", address="127.0.0.1:1") as far:
+        for _ in range(2):
+            with pytest.raises(ClusterUnreachable, match=r"there is no Ray cluster at address='127.0.0.1:1' .*ray start --head"):
+                next(iter(far))
+
+
+@pytest.mark.slow
+def test_a_dataset_that_does_not_pickle_is_refused_with_its_reason(running_cluster: Cluster) -> None:
+    dataset = Rows()
+    dataset.lock = threading.Lock()  # type: ignore[attr-defined]  # what should not be there
+    with (
+        ShmLoader(dataset, **SEEDED, **on(running_cluster)) as far,
+        pytest.raises(TypeError, match=r"backend=\"ray\" sends the dataset.*cannot pickle '_thread.lock' object"),
+    ):
+        next(iter(far))

@@ -1,0 +1,79 @@
+"""Samples that take too long on an actor: the same error as locally, and another actor."""
+
+from __future__ import annotations
+
+import os
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmload import SampleTimeout, ShmLoader
+from shmload.ray.decoder import SampleTimer, Task, failure_in
+from tests.ray.cluster_kit import Cluster
+from tests.ray.stuck_datasets import Stuck
+
+TASK = Task(2, 7, 3, 6, 6, np.array([9, 8, 7, 6, 5, 4], np.int64).tobytes(), False, False)
+
+
+class Ring:
+    """What a body's ring says of it."""
+
+    def __init__(self, row: int, age_s: float) -> None:
+        self.row, self.since_ns = row, monotonic_ns() - int(age_s * 1e9)
+
+    def held_by(self, worker: int) -> tuple[int, int, int, int]:
+        return 0, 0, 1, self.row
+
+    def worker(self, worker: int) -> dict[str, int]:
+        return {"since_ns": self.since_ns}
+
+
+def looked(row: int, age_s: float) -> list[bytes]:
+    words: list[bytes] = []
+    sample_timer = SampleTimer(Ring(row, age_s), 1, 60.0, words.append)
+    sample_timer.begin(TASK)
+    assert sample_timer.look() is bool(words)
+    return words
+
+
+@pytest.mark.parametrize(("row", "age_s"), [(1, 0.0), (-1, 90.0)])
+def test_a_sample_in_time_or_not_begun_is_let_be(row: int, age_s: float) -> None:
+    assert looked(row, age_s) == []
+
+
+def test_a_late_sample_is_named_by_its_place_in_the_whole_batch() -> None:
+    failure = failure_in(looked(1, 90.0)[0], TASK)
+    assert failure is not None
+    assert (failure.kind, failure.rows) == (SampleTimeout, (4,))
+    begin = f"sample 5 of epoch 2 (row 4 of batch 7) took longer than sample_timeout_s=60.0: worker 1 (pid {os.getpid()}) was ended"
+    assert str(failure.exception()).startswith(begin)
+    assert "test_lateness.py" in failure.text  # where it was
+
+
+def test_an_order_that_travels_pickled_names_its_own_keys() -> None:
+    import pickle
+
+    assert TASK._replace(order=pickle.dumps(["a", "b"]), is_pickled=True).key(1) == "b"
+
+
+def test_a_word_about_another_task_is_none_about_this() -> None:
+    word = looked(1, 90.0)[0]
+    assert failure_in(word, TASK._replace(step=8)) is None
+    assert failure_in(None, TASK) is None
+
+
+@pytest.mark.slow
+def test_a_late_sample_is_its_batchs_error_and_the_rest_comes(cluster: Cluster) -> None:
+    wanted: dict[str, Any] = {"batch_size": 4, "seed": 3, "num_workers": 1, "sample_timeout_s": 0.5}
+    with ShmLoader(Stuck(16), **wanted, backend="ray", address=cluster.address) as far:
+        batches = iter(far)
+        assert next(batches)["index"].tolist() == [0, 1, 2, 3]
+        with pytest.raises(SampleTimeout) as caught:
+            next(batches)
+        assert [batch["index"].tolist() for batch in batches] == [[8, 9, 10, 11], [12, 13, 14, 15]]
+    text = str(caught.value)
+    assert text.startswith("sample 5 of epoch 0 (row 1 of batch 1) took longer than sample_timeout_s=0.5: worker 0 (pid ")
+    assert "stuck_datasets.py" in text
+    assert 'Raise sample_timeout_s if such a sample is all right, or give on_error="skip"' in text

@@ -1,0 +1,136 @@
+"""Several tasks under way at one actor: who claims, who is blamed for a death, what lasts from pass to pass."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmload import ShmLoader
+from shmload.ray.agent import Beside, Dispatcher
+from tests.ray.cluster_kit import Cluster, assert_same, generator, kept
+from tests.ray.ray_datasets import Deadly, Rows
+from tests.ray.torch_datasets import Drawing
+
+
+class Ring:
+    """Orders that workers claim: so many, then the ring closes."""
+
+    def __init__(self, num_orders: int) -> None:
+        self.num_orders = num_orders
+        self.claims: list[int] = []
+        self.waiting: list[int] = []
+
+
+class View:
+    def __init__(self, ring: Ring, worker_id: int) -> None:
+        self.ring, self.worker_id = ring, worker_id
+
+    @property
+    def is_wanted(self) -> bool:
+        return not self.ring.waiting
+
+    def announce(self, begun_ns: int) -> None: ...
+
+    def claim(self, num_left: int = 0) -> bool:
+        if len(self.ring.claims) + num_left >= self.ring.num_orders:
+            return False
+        self.ring.claims.append(self.worker_id)
+        return True
+
+    def waiting(self, on: bool) -> None:
+        if on:
+            self.ring.waiting.append(self.worker_id)
+
+
+class Slot:
+    """A stand-in whose task never ends."""
+
+    def __init__(self, ring: Ring, worker_id: int) -> None:
+        self.ring = View(ring, worker_id)
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None:
+        threading.Event().wait()
+
+
+class Bell:
+    def __init__(self, ring: Ring) -> None:
+        self.ring, self.num_rung = ring, 0
+
+    def post(self) -> None:
+        self.num_rung += 1
+
+    def wait(self, timeout_s: float) -> bool:
+        self.ring.waiting.append(-1)  # ends the ring
+        return False
+
+
+class Idle:
+    """Processes that have done nothing yet."""
+
+    def pace_of(self, worker_id: int) -> tuple[int, int]:
+        return 0, 0
+
+
+class Repeating:
+    def __init__(self, *workers: int) -> None:
+        self.workers = workers
+
+    def is_repeating(self, worker: int) -> bool:
+        return worker in self.workers
+
+
+def dispatched(num_orders: int, *repeating: int, beside: Beside | None = None) -> Ring:
+    ring = Ring(num_orders)
+    slots: Any = [[Slot(ring, worker) for _ in range(3)] for worker in range(3)]
+    bell: Any = Bell(ring)
+    Dispatcher(Repeating(*repeating), slots, bell, beside).run()  # type: ignore[arg-type]  # as much as it needs of a cluster
+    assert bell.num_rung == 1  # the ring that woke it may have been meant for another
+    return ring
+
+
+def test_a_claim_goes_to_the_worker_with_the_least_under_way() -> None:
+    assert dispatched(7).claims == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_a_worker_that_does_an_task_again_gets_no_other_meanwhile() -> None:
+    assert dispatched(4, 1).claims == [0, 2, 0, 2]
+
+
+def test_what_would_wait_at_an_actor_leaves_the_oldest_orders_to_processes_of_this_machine() -> None:
+    def claims(num_orders: int) -> list[int]:
+        ring: Any = Idle()
+        return dispatched(num_orders, beside=Beside(ring, range(3, 5), 6)).claims
+
+    assert claims(5) == [0, 1, 2]
+    assert claims(6) == [0, 1, 2, 0]
+    assert claims(2) == [0, 1]  # who has nothing to do waits for nobody
+
+
+def test_only_workers_with_nothing_under_way_are_said_to_wait() -> None:
+    assert dispatched(1).waiting == [1, 2, -1]
+
+
+@pytest.mark.slow
+def test_tasks_behind_a_deadly_one_are_not_blamed_for_it(cluster: Cluster, tmp_path: Path) -> None:
+    ordered: dict[str, Any] = {"batch_size": 4, "seed": 3, "num_workers": 1, "prefetch_factor": 4}
+    far = ShmLoader(Deadly(str(tmp_path), {5: 3}, 32), **ordered, backend="ray", address=cluster.address)
+    with far, ShmLoader(Rows(32), **ordered) as local:
+        assert_same(kept(local), kept(far))
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.slow
+def test_persistent_workers_keep_their_actors_and_streams_from_pass_to_pass(cluster: Cluster) -> None:
+    def make(**pool: Any) -> ShmLoader[Any]:
+        return ShmLoader(Drawing(), 4, shuffle=True, num_workers=1, persistent_workers=True, generator=generator(), **pool)
+
+    with make() as local, make(backend="ray", address=cluster.address) as far:
+        assert_same(kept(local), kept(far))
+        actors = cluster.ask("actors")
+        assert_same(kept(local), kept(far))
+        assert actors == cluster.ask("actors")

@@ -1,0 +1,37 @@
+"""Datasets for tests of actors and processes in one loader, that do not fare alike in both; importable by the actors."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from tests.ray.ray_datasets import Rows, Texts
+from tests.ray.stuck_datasets import Stuck
+
+HERE = "SHMLOAD_TEST_HERE"  # in the environment of the test and its children alone: Ray gives actors its own
+
+
+class StuckHere(Stuck):
+    """One sample does not end in a process of the test's machine."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return super().__getitem__(index) if HERE in os.environ else Rows.__getitem__(self, index)
+
+
+class DyingThere(Texts):
+    """The first sample that any actor reads ends it with SIGKILL; a file keeps count."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if HERE not in os.environ:
+            try:
+                os.close(os.open(f"{self.folder}/dead", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)

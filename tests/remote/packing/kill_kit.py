@@ -1,0 +1,83 @@
+"""Packings that are killed: a forked process packs into a folder and says each thing it does, until it is killed or done."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Any
+
+from shmload.storage.local import StoredObject
+from tests.remote.packing.packing_kit import CountingStore, Noisy, names_in, packed
+
+NUM_SAMPLES, MAXCOUNT, SEED = 300, 12, 5
+DEADLINE_S = 60
+
+
+class TellingStore(CountingStore):
+    """A folder that says before and after each object that it writes it."""
+
+    def __init__(self, root: Path, fd: int) -> None:
+        super().__init__(root)
+        object.__setattr__(self, "fd", fd)
+
+    def put(self, key: str, data: Any) -> StoredObject:
+        os.write(self.fd, b"<")
+        done = super().put(key, data)
+        os.write(self.fd, b">")
+        return done
+
+    def put_file(self, key: str, path: Path) -> StoredObject:
+        os.write(self.fd, b"[")
+        done = super().put_file(key, path)
+        os.write(self.fd, b"]")
+        return done
+
+
+def _pack(folder: Path, fd: int, num_samples: int, workers: int) -> None:
+    try:
+        store = TellingStore(folder, fd)
+        method = "fork" if workers else None
+        packed(
+            Noisy(num_samples),
+            store,
+            maxcount=MAXCOUNT,
+            seed=SEED,
+            workers=workers,
+            multiprocessing_context=method,
+            on_progress=lambda progress: os.write(fd, b"."),
+        )
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def killed_after(folder: Path, num_steps: int | None, *, num_samples: int = NUM_SAMPLES, workers: int = 0) -> int:
+    """Packs, and kills that after so many steps (None: it is killed by a charge); how many steps it took, -1: it was done before."""
+    read, write = os.pipe()
+    process = ForkProcess(target=_pack, args=(folder, write, num_samples, workers))
+    process.start()
+    os.close(write)
+    count = 0
+    try:
+        while num_steps is None or count < num_steps:
+            assert select.select([read], [], [], DEADLINE_S)[0], "the packing stands still"
+            if not os.read(read, 1):
+                break
+            count += 1
+        if num_steps is not None and process.pid is not None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.join(DEADLINE_S)
+        assert process.exitcode in (0, -signal.SIGKILL), process.exitcode
+        return -1 if process.exitcode == 0 else count
+    finally:
+        os.close(read)
+        process.close()
+
+
+def finished(folder: Path, num_samples: int = NUM_SAMPLES) -> dict[str, bytes]:
+    """Packs to the end; all that the folder holds then, but for what a killed writer of the store left."""
+    packed(Noisy(num_samples), CountingStore(folder), maxcount=MAXCOUNT, seed=SEED)
+    return {name: (folder / name).read_bytes() for name in names_in(folder) if not Path(name).name.startswith(".half-")}

@@ -1,0 +1,55 @@
+"""Kills packings at random moments, again and again, and compares what they end in. Run by hand, from the project's root:
+
+    python -m tests.remote.packing.kills --num 1000
+
+Each is killed up to five times on its way, then brought to its end; the folder must hold the bytes of an undisturbed one, and before the end
+no manifest but that of the dataset packed before. The suite runs a few of these (test_kills.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+from shmload.remote.fetch import Manifest
+from shmload.storage.local import LocalStore
+from tests.remote.packing.kill_kit import NUM_SAMPLES, finished, killed_after
+from tests.remote.packing.packing_kit import packed
+
+
+def run(num_kills: int, seed: int, folder: Path) -> tuple[int, int]:
+    """(kills, packings); the folder is used for all of them."""
+    wanted = finished(folder / "wanted")
+    rng = random.Random(seed)
+    done = packings = 0
+    while done < num_kills:
+        out = folder / "out"
+        old = packed([(b"old", 1)] * 7, LocalStore(out)) if rng.random() < 0.5 else None
+        for _ in range(rng.randrange(1, 6)):
+            steps = killed_after(out, rng.randrange(1, 220), workers=rng.choice((0, 1, 2)))
+            if steps < 0:
+                break
+            done += 1
+            manifest = out / "manifest.json"
+            if manifest.exists():
+                found = Manifest.parse(manifest.read_bytes())
+                assert found == old or found.dump() == wanted["manifest.json"], "a manifest of neither"
+                for shard in found.shards:
+                    assert (out / shard.name).stat().st_size == shard.nbytes, f"{shard.name} is not whole"
+        assert wanted == finished(out), "other bytes"
+        packings += 1
+        shutil.rmtree(out)
+    return done, packings
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num", type=int, default=50, help="kills")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="shmload-kills-") as root:
+        kills, ended = run(given.num, given.seed, Path(root))
+    print(f"{kills} kills, {ended} packings of {NUM_SAMPLES} samples ended in the same bytes")

@@ -1,0 +1,347 @@
+"""A packing that goes on, one that replaces another, and two at once: never a mix, and nothing of others is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shmload
+from shmload import StoreError
+from shmload.remote.fetch import Manifest
+from shmload.remote.packing.generation import Generation
+from shmload.storage.local import LocalStore, StoredObject
+from tests.remote.packing.packing_kit import CountingStore, Folder, Grey, names_in, names_of, packed, samples_in
+
+PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
+
+
+class Ended(Exception):
+    pass
+
+
+class EndingStore(CountingStore):
+    """A folder whose writer comes to its end after so many objects."""
+
+    def __init__(self, root: Path, num_objects: int) -> None:
+        super().__init__(root)
+        object.__setattr__(self, "left", num_objects)
+
+    def put(self, key: str, data: Any) -> StoredObject:
+        self._count()
+        return super().put(key, data)
+
+    def put_file(self, key: str, path: Path) -> StoredObject:
+        self._count()
+        return super().put_file(key, path)
+
+    def _count(self) -> None:
+        object.__setattr__(self, "left", self.left - 1)
+        if self.left < 0:
+            raise Ended
+
+
+class Counted(Grey):
+    """Says which samples were read."""
+
+    def __init__(self, num_samples: int) -> None:
+        super().__init__(num_samples)
+        self.read: list[int] = []
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        return super().__getitem__(index)
+
+
+def bytes_in(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in names_in(folder)}
+
+
+def damage_in_place(path: Path) -> None:
+    """Other bytes, as many, and the old time."""
+    status, data = path.stat(), bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    with open(path, "r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.slow
+def test_a_packing_ended_at_any_object_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    packed(Grey(60), LocalStore(tmp_path / "whole"))
+    wanted = bytes_in(tmp_path / "whole")
+    for num_objects in range(20):
+        store = EndingStore(tmp_path / str(num_objects), num_objects)
+        with pytest.raises(Ended):
+            packed(Grey(60), store)
+        assert "manifest.json" not in names_in(store.root)
+        packed(Grey(60), LocalStore(store.root))
+        assert wanted == bytes_in(store.root)
+
+
+def test_whole_shards_are_neither_read_nor_sent_again(tmp_path: Path) -> None:
+    first = EndingStore(tmp_path, 13)  # the claim, and four shards
+    with pytest.raises(Ended):
+        packed(Counted(60), first)
+    noted = [name.removesuffix(".json") for name in names_in(tmp_path) if name.endswith(".tar.json")]
+    assert 3 <= len(noted) <= 4
+    dataset, store = Counted(60), CountingStore(tmp_path)
+    packed(dataset, store)
+    assert not set(store.written) & set(noted)
+    assert 60 - 10 * len(noted) == len(dataset.read) - 8  # probes tell the dataset from another
+
+
+@pytest.mark.parametrize("damage", ["gone", "short", "changed", "no index", "bad index", "bad note", "note of another"])
+def test_a_shard_that_is_not_whole_is_packed_again_with_those_behind_it(damage: str, tmp_path: Path) -> None:
+    packed(Grey(60), LocalStore(tmp_path / "whole"))
+    wanted = bytes_in(tmp_path / "whole")
+    store = EndingStore(tmp_path / "out", 19)  # all but the manifest
+    with pytest.raises(Ended):
+        packed(Grey(60), store)
+    shard = next(store.root.glob("*/shard-000002.tar"))
+    note = shard.with_name(shard.name + ".json")
+    match damage:
+        case "gone":
+            shard.unlink()
+        case "short":
+            shard.write_bytes(shard.read_bytes()[:-1])
+        case "changed":
+            damage_in_place(shard)
+        case "bad index":
+            damage_in_place(shard.with_name(shard.name + ".index"))
+        case "no index":
+            shard.with_name(shard.name + ".index").unlink()
+        case "bad note":
+            note.write_bytes(b"{}")
+        case "note of another":
+            note.write_text(note.read_text().replace("shard-000002", "shard-000003"))
+    again = CountingStore(store.root)
+    packed(Grey(60), again)
+    assert wanted == bytes_in(store.root)
+    written = {f"{shard.parent.name}/shard-00000{number}.tar" for number in range(2, 6)}
+    assert written == {name for name in again.written if name.endswith(".tar")}
+
+
+def test_a_finished_packing_is_not_done_again(tmp_path: Path) -> None:
+    manifest = packed(Grey(30), LocalStore(tmp_path))
+    store = CountingStore(tmp_path)
+    assert manifest == packed(Grey(30), store)
+    assert store.written == []
+
+
+def test_a_finished_packing_that_is_run_again_takes_the_folder_back_from_one_that_was_killed(tmp_path: Path) -> None:
+    manifest = packed(Grey(30), LocalStore(tmp_path))
+    with pytest.raises(Ended):
+        packed(Grey(60), EndingStore(tmp_path, 8))
+    assert manifest == packed(Grey(30), LocalStore(tmp_path))
+    assert names_of(manifest) == names_in(tmp_path)
+
+
+def test_a_shard_lost_from_a_finished_one_is_packed_again(tmp_path: Path) -> None:
+    manifest = packed(Grey(60), LocalStore(tmp_path))
+    wanted = bytes_in(tmp_path)
+    (tmp_path / manifest.shards[3].name).unlink()
+    store = CountingStore(tmp_path)
+    assert manifest == packed(Grey(60), store)
+    assert {shard.name for shard in manifest.shards[3:]} == {name for name in store.written if name.endswith(".tar")}
+    assert wanted == bytes_in(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["", ".index"])
+def test_a_damaged_shard_of_a_finished_packing_is_written_again(suffix: str, tmp_path: Path) -> None:
+    """What a reader says to a wrong checksum, to upload again, must help: sizes and times say nothing."""
+    manifest = packed(Grey(60), LocalStore(tmp_path))
+    wanted = bytes_in(tmp_path)
+    damage_in_place(tmp_path / (manifest.shards[3].name + suffix))
+    store = CountingStore(tmp_path)
+    assert manifest == packed(Grey(60), store)
+    assert {shard.name for shard in manifest.shards[3:]} == {name for name in store.written if name.endswith(".tar")}
+    assert wanted == bytes_in(tmp_path)
+    assert manifest == packed(Grey(60), again := CountingStore(tmp_path))
+    assert again.written == []
+
+
+OTHERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "length": (Grey(61), {}),
+    "seed": (Grey(60), {"seed": 1}),
+    "maxcount": (Grey(60), {"maxcount": 11}),
+    "maxsize": (Grey(60), {"maxsize": 10_240}),
+    "quality": (Grey(60), {"quality": 90}),
+    "samples": ([(b"x", 2)] * 60, {}),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_dataset_or_argument_is_another_generation_that_replaces_the_first(what: str, tmp_path: Path) -> None:
+    first = packed(Grey(60), LocalStore(tmp_path))
+    dataset, options = OTHERS[what]
+    second = packed(dataset, LocalStore(tmp_path), **{"maxcount": 10, **options})
+    assert first.generation != second.generation
+    assert names_of(second) == names_in(tmp_path)
+    assert len(dataset) == len(samples_in(tmp_path, second))
+
+
+def test_other_files_or_labels_are_another_generation(tmp_path: Path) -> None:
+    found = []
+    for number, photos in enumerate((PHOTOS, PHOTOS[::-1], PHOTOS)):
+        dataset = Folder(photos)
+        if number == 2:
+            dataset.samples = [(path, label + 1) for path, label in dataset.samples]
+            dataset.__dict__["__getitem__"] = None
+        found.append(packed(dataset, LocalStore(tmp_path), maxsize=10**6).generation)
+    assert len(set(found)) == 3
+
+
+def test_objects_that_are_none_of_ours_stay(tmp_path: Path) -> None:
+    foreign = [
+        "README",
+        "0123456789abcdef/notes.txt",
+        "0123456789abcdef/shard-1.tar",
+        "x/shard-000000.tar",
+        "deep/0123456789abcdef/shard-000000.tar",
+    ]
+    for name in foreign:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("kept")
+    (tmp_path / "0123456789abcdef" / "shard-000000.tar").write_text("of a packing that nobody ended")
+    packed(Grey(30), LocalStore(tmp_path))
+    manifest = packed(Grey(31), LocalStore(tmp_path))
+    assert sorted([*foreign, *names_of(manifest)]) == names_in(tmp_path)
+
+
+def test_readers_see_the_old_dataset_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    old = packed(Grey(60), LocalStore(tmp_path))
+    for num_objects in (1, 10, 8):
+        with pytest.raises(Ended):
+            packed(Grey(70), EndingStore(tmp_path, num_objects))
+        assert old == Manifest.parse((tmp_path / "manifest.json").read_bytes())
+        assert len(samples_in(tmp_path, old)) == 60
+
+
+class OvertakenStore(CountingStore):
+    """A folder into which another packing goes right before the n-th object of this one."""
+
+    def __init__(self, root: Path, at: int, other: Any) -> None:
+        super().__init__(root)
+        object.__setattr__(self, "plan", [at, other])
+
+    def put(self, key: str, data: Any) -> StoredObject:
+        self._overtaken()
+        return super().put(key, data)
+
+    def put_file(self, key: str, path: Path) -> StoredObject:
+        self._overtaken()
+        return super().put_file(key, path)
+
+    def _overtaken(self) -> None:
+        self.plan[0] -= 1
+        if self.plan[0] == 0:
+            self.plan[1]()
+
+
+@pytest.mark.parametrize("at", [2, 5, 9, 19])
+def test_one_that_is_overtaken_by_another_dataset_is_told_and_the_other_is_whole(at: int, tmp_path: Path) -> None:
+    def other() -> None:
+        packed(Grey(33), LocalStore(tmp_path))
+
+    with pytest.raises(
+        StoreError,
+        match=r"another packing into this folder was begun \(.*\) while generation [0-9a-f]{16} was being packed; this one stops\.",
+    ):
+        packed(Grey(60), OvertakenStore(tmp_path, at, other))
+    manifest = Manifest.parse((tmp_path / "manifest.json").read_bytes())
+    assert sorted(range(33)) == sorted(sample["cls"] for sample in samples_in(tmp_path, manifest))
+    packed(Grey(33), LocalStore(tmp_path))  # which takes away what the other left
+    assert names_of(manifest) == names_in(tmp_path)
+
+
+@pytest.mark.parametrize("at", range(1, 21))
+def test_two_of_the_same_end_in_one_whole_generation(at: int, tmp_path: Path) -> None:
+    def other() -> None:
+        packed(Grey(60), LocalStore(tmp_path))
+
+    manifest = packed(Grey(60), OvertakenStore(tmp_path, at, other))
+    assert manifest == Manifest.parse((tmp_path / "manifest.json").read_bytes())
+    assert names_of(manifest) == names_in(tmp_path)
+    assert len(samples_in(tmp_path, manifest)) == 60
+
+
+def test_another_that_begins_while_this_one_is_committed_keeps_what_it_has(tmp_path: Path) -> None:
+    other = Generation(LocalStore(tmp_path), "f" * 16)
+
+    class Late(CountingStore):
+        def put(self, key: str, data: Any) -> StoredObject:
+            if key == "manifest.json":
+                other.claim()
+                LocalStore(tmp_path).put(other.shard_name(0), b"its first")
+            return super().put(key, data)
+
+    manifest = packed(Grey(30), Late(tmp_path))
+    assert sorted([*names_of(manifest), "packing.json", other.shard_name(0)]) == names_in(tmp_path)
+
+
+def test_a_commit_whose_shards_were_taken_away_is_an_error(tmp_path: Path) -> None:
+    class Emptied(CountingStore):
+        def put(self, key: str, data: Any) -> StoredObject:
+            done = super().put(key, data)
+            if key == "manifest.json":
+                next(tmp_path.glob("*/shard-000001.tar")).unlink()
+            return done
+
+    with pytest.raises(
+        StoreError, match=r"shard-000001.tar was written and is not there as it was \(1 shards in all\): something else writes to"
+    ):
+        packed(Grey(60), Emptied(tmp_path))
+    assert packed(Grey(60), LocalStore(tmp_path)).num_samples == 60
+
+
+class Drifting(Grey):
+    """A dataset whose samples are larger each time it is read, the first and last excepted."""
+
+    extra = 0
+
+    def __getitem__(self, index: int) -> Any:
+        image, _ = super().__getitem__(index)
+        return (image, b"\1" * (700 * self.extra if index % 7 == 3 and index else 1))
+
+
+@pytest.mark.slow
+def test_a_dataset_that_changes_between_two_runs_ends_whole_all_the_same(tmp_path: Path) -> None:
+    for extra in (1, 3, 40):
+        folder = tmp_path / str(extra)
+        for num_objects in (13, 16, 19):
+            dataset = Drifting(90)
+            with pytest.raises(Ended):
+                packed(dataset, EndingStore(folder, num_objects))
+            for lost in (1, 2, 4):
+                for path in folder.glob(f"*/shard-{lost:06d}.tar"):
+                    path.unlink()
+            dataset.extra = extra
+            manifest = packed(dataset, LocalStore(folder))
+            assert names_of(manifest) == names_in(folder)
+            assert [f"{manifest.generation}/shard-{number:06d}.tar" for number in range(len(manifest.shards))] == [
+                shard.name for shard in manifest.shards
+            ]
+            assert [f"{number:08d}" for number in range(90)] == sorted(sample["__key__"] for sample in samples_in(folder, manifest))
+            (folder / "manifest.json").unlink()
+
+
+def test_a_claim_that_says_nothing_is_of_another(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    for content in (b"", b"[]", json.dumps({"generation": "e" * 16}).encode()):
+        store.put("packing.json", content)
+        with pytest.raises(StoreError, match="another packing into this folder was begun"):
+            Generation(store, "f" * 16).check()
+
+
+@pytest.mark.slow
+def test_workers_of_several_gaps_are_forked_beside_no_thread(tmp_path: Path) -> None:
+    packed(Grey(600), LocalStore(tmp_path))
+    wanted = bytes_in(tmp_path)
+    for lost in (5, 20, 40):
+        next(tmp_path.glob(f"*/shard-{lost:06d}.tar")).unlink()
+    packed(Grey(600), LocalStore(tmp_path), workers=1, multiprocessing_context="fork")  # which warns of threads
+    assert wanted == bytes_in(tmp_path)

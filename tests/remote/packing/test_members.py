@@ -1,0 +1,282 @@
+"""What samples become: every kind of image and label comes back, in kind and in value, for us and for webdataset."""
+
+from __future__ import annotations
+
+import io
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import webdataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image
+
+import shmload
+from shmload.remote.packing.members import Members, members_of
+from shmload.storage.local import LocalStore
+from tests.remote.packing.packing_kit import encoded, packed, samples_in
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves files open
+PHOTO = Path(shmload.__file__).parent / "data" / "chelsea.jpg"
+RNG = np.random.default_rng(5)
+RGB = RNG.integers(0, 256, (5, 7, 3), np.uint8)
+
+
+def written(sample: Any, quality: int | None = None) -> dict[str, bytes]:
+    found: Members = members_of(sample, quality)
+    return dict(found)
+
+
+def through(folder: Path, sample: Any, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A sample as it comes out of shards: read by shmload, and by webdataset."""
+    manifest = packed([sample], LocalStore(folder))
+    (ours,) = samples_in(folder, manifest, **options)
+    url = str(folder / manifest.shards[0].name)
+    (theirs,) = webdataset.WebDataset(url, shardshuffle=False, empty_check=False).decode(*([options["decode"]] if options else []))
+    return ours, theirs
+
+
+LABELS: dict[str, tuple[Any, str, Any]] = {  # name -> (value, extension, what is read back)
+    "int": (3, "cls", 3),
+    "negative": (-7, "cls", -7),
+    "large": (1 << 70, "cls", 1 << 70),
+    "numpy's int": (np.int16(3), "cls", 3),
+    "tensor of one int": (torch.tensor(3), "cls", 3),
+    "array of one int": (np.array(3), "cls", 3),
+    "bool": (True, "json", True),
+    "numpy's bool": (np.bool_(False), "json", False),
+    "float": (0.1, "json", 0.1),
+    "None": (None, "json", None),
+    "str": ("três\n", "txt", "três\n"),
+    "empty str": ("", "txt", ""),
+    "list": ([1, "a", None, [2.5]], "json", [1, "a", None, [2.5]]),
+    "tuple": ((1, 2), "json", [1, 2]),
+    "dict": ({"a": {"b": [1]}}, "json", {"a": {"b": [1]}}),
+    "bytes": (b"\0\xff", "bin", b"\0\xff"),
+    "array": (np.arange(6, dtype=np.int16).reshape(2, 3), "npy", np.arange(6, dtype=np.int16).reshape(2, 3)),
+    "tensor": (torch.tensor([0.5, -1]), "npy", np.array([0.5, -1], np.float32)),
+    "numpy's float": (np.float32(0.1), "npy", np.float32(0.1)),
+    "tensor of one float": (torch.tensor(0.5), "npy", np.float32(0.5)),
+    "no elements": (np.empty((0, 4)), "npy", np.empty((0, 4))),
+    "dict of arrays": ({"boxes": torch.ones(2, 4), "n": 3}, "npz", {"boxes": np.ones((2, 4), np.float32), "n": np.array(3)}),
+    "list of arrays": ([np.ones(2), np.zeros(1)], "npz", {"0": np.ones(2), "1": np.zeros(1)}),
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_labels_come_back_in_kind(name: str, tmp_path: Path) -> None:
+    value, extension, wanted = LABELS[name]
+    ours, theirs = through(tmp_path, (RGB, value))
+    np.testing.assert_equal(ours[extension], wanted)
+    if value is not None:  # which webdataset takes for "not decoded"
+        np.testing.assert_equal(dict(theirs["npz"]) if extension == "npz" else theirs[extension], wanted)
+    assert type(wanted) is type(ours[extension]) or extension == "npy"
+    assert {"__key__", "png", extension} == set(ours)
+
+
+def test_a_path_is_its_file(tmp_path: Path) -> None:
+    ours, _ = through(tmp_path, (str(PHOTO), PHOTO.parent / "LICENCES"))
+    assert {"__key__": "00000000", "jpg": PHOTO.read_bytes(), "bin": (PHOTO.parent / "LICENCES").read_bytes()} == ours
+
+
+PICTURES = {
+    "1": Image.fromarray(RGB).convert("1"),
+    "L": Image.fromarray(RGB).convert("L"),
+    "LA": Image.fromarray(RGB).convert("LA"),
+    "P": Image.fromarray(RGB).quantize(8),
+    "RGB": Image.fromarray(RGB),
+    "RGBA": Image.fromarray(np.dstack([RGB, RGB[:, :, :1]])),
+    "I;16": Image.fromarray(RGB[:, :, 0].astype(np.uint16) * 257),
+    "I": Image.fromarray(RGB[:, :, 0].astype(np.int32) * 70_000),
+    "F": Image.fromarray(RGB[:, :, 0].astype(np.float32) / 7),
+    "CMYK": Image.fromarray(RGB).convert("CMYK"),
+    "YCbCr": Image.fromarray(RGB).convert("YCbCr"),
+    "LAB": Image.frombytes("LAB", (7, 5), RGB.tobytes()),
+}
+
+
+@pytest.mark.parametrize("mode", PICTURES)
+def test_pictures_of_every_mode_come_back(mode: str) -> None:
+    picture = PICTURES[mode]
+    assert mode == picture.mode
+    ((extension, data),) = written(picture).items()
+    again = Image.open(io.BytesIO(data))
+    assert ("tif" if mode in ("I", "F", "CMYK", "YCbCr", "LAB") else "png", mode) == (extension, again.mode)
+    assert picture.tobytes() == again.tobytes()
+    assert picture.getpalette() == again.getpalette()
+
+
+def test_a_palette_keeps_what_of_it_is_transparent() -> None:
+    picture = PICTURES["P"].copy()
+    picture.info["transparency"] = 0
+    again = Image.open(io.BytesIO(written(picture)["png"]))
+    assert picture.convert("RGBA").tobytes() == again.convert("RGBA").tobytes()
+
+
+def test_a_mode_that_no_format_keeps_is_refused() -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"^field 'image': an image of mode HSV is kept by no format; those of 1, CMYK, .* are: return image.convert\('RGB'\), say$",
+    ):
+        members_of((PICTURES["RGB"].convert("HSV"), 1), None)
+
+
+grids = hnp.array_shapes(min_dims=2, max_dims=2, max_side=6)
+
+
+@given(hnp.arrays(np.uint8, grids.flatmap(lambda shape: st.sampled_from([shape, (*shape, 1), (*shape, 3), (*shape, 4)]))))
+@settings(max_examples=50)
+def test_arrays_of_bytes_are_png_and_come_back(array: Any) -> None:
+    if array.ndim == 3 and array.shape[0] in (1, 3, 4):
+        array = np.repeat(array, 2, axis=0)
+    again = np.asarray(Image.open(io.BytesIO(written(array)["png"])))
+    np.testing.assert_array_equal(array[:, :, 0] if array.shape[2:] == (1,) else array, again)
+
+
+SHAPES = [  # (shape, whether it is a tensor, the picture's height, width and channels)
+    ((5, 7), False, (5, 7)),
+    ((5, 7, 3), False, (5, 7, 3)),
+    ((3, 5, 7), False, (5, 7, 3)),
+    ((3, 5, 4), False, (3, 5, 4)),
+    ((3, 5, 4), True, (5, 4, 3)),
+    ((1, 5, 7), True, (5, 7)),
+    ((5, 7, 4), True, (5, 7, 4)),
+]
+
+
+@pytest.mark.parametrize(("shape", "is_tensor", "wanted"), SHAPES)
+def test_channels_are_where_the_documented_rule_says(shape: Any, is_tensor: bool, wanted: Any) -> None:
+    array = RNG.integers(0, 256, shape, np.uint8)
+    pixels = np.asarray(Image.open(io.BytesIO(written(torch.from_numpy(array) if is_tensor else array)["png"])))
+    assert wanted == pixels.shape
+    straight = array if array.ndim == 2 or shape[-len(wanted) :] == wanted else array.transpose(1, 2, 0)
+    np.testing.assert_array_equal(straight.reshape(wanted), pixels)
+
+
+def test_what_to_tensor_made_is_png_and_comes_back_to_the_bit(tmp_path: Path) -> None:
+    tensor = torch.from_numpy(RGB).permute(2, 0, 1).float() / 255
+    for found in through(tmp_path, (tensor, 1), decode="torchrgb"):
+        torch.testing.assert_close(tensor, found["png"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "array", [RGB / 254, RGB - 0.5, RGB.astype(np.int64), np.full((2, 2), np.nan), RGB[None], RGB.transpose(2, 0, 1)[:2]]
+)
+def test_images_that_png_does_not_keep_are_npy(array: Any, tmp_path: Path) -> None:
+    ours, theirs = through(tmp_path, (array, 1))
+    np.testing.assert_array_equal(array, ours["npy"])
+    np.testing.assert_array_equal(array, theirs["npy"])
+
+
+def test_two_bytes_a_pixel_are_kept() -> None:
+    array = np.arange(600, dtype=np.uint16).reshape(20, 30) * 109
+    np.testing.assert_array_equal(array, np.asarray(Image.open(io.BytesIO(written(array)["png"]))))
+
+
+@pytest.mark.parametrize("image", [RGB, torch.from_numpy(RGB), PICTURES["RGB"], PICTURES["L"]])
+def test_jpeg_is_made_only_when_a_quality_is_asked_for(image: Any) -> None:
+    assert list(written(image)) == ["png"]
+    (extension, small), (_, large) = (next(iter(written(image, quality).items())) for quality in (20, 95))
+    assert extension == "jpg"
+    assert Image.open(io.BytesIO(small)).format == "JPEG"
+    assert len(small) < len(large)
+
+
+def test_a_quality_makes_no_jpeg_of_what_it_would_lose_more_of() -> None:
+    assert list(written(PICTURES["RGBA"], 90)) == ["png"]
+    assert list(written(PICTURES["P"], 90)) == ["png"]
+
+
+@pytest.mark.parametrize(
+    ("extension", "format"),
+    [("jpg", "JPEG"), ("png", "PNG"), ("gif", "GIF"), ("bmp", "BMP"), ("tif", "TIFF"), ("webp", "WEBP"), ("ppm", "PPM")],
+)
+def test_encoded_images_are_copied_under_what_their_bytes_say(extension: str, format: str, tmp_path: Path) -> None:
+    data = encoded(PICTURES["RGB"], format)
+    (tmp_path / "photo.png").write_bytes(data)
+    assert {extension: data} == written(data) == written(tmp_path / "photo.png") == written(str(tmp_path / "photo.png"))
+
+
+def test_bytes_that_are_no_image_are_kept_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a.flac").write_bytes(b"sound")
+    assert written(b"sound") == {"bin": b"sound"}
+    assert written(tmp_path / "a.flac") == {"flac": b"sound"}
+
+
+def test_a_dict_keeps_its_names(tmp_path: Path) -> None:
+    sample = {
+        "image": RGB,
+        "label": 3,
+        "caption": "a cat",
+        "Boxes/All": np.ones((2, 4)),
+        "mask": PICTURES["L"],
+        "depth.npy": np.zeros(2),
+        "json": {"a": 1},
+        "left.jpg": PHOTO.read_bytes(),
+        "__note__": "left out",
+    }
+    ours, theirs = through(tmp_path, sample)
+    names = {"png", "cls", "caption.txt", "boxes_all.npy", "mask.png", "depth.npy", "json", "left.jpg"}
+    assert names == set(ours) - {"__key__"} == {name for name in theirs if not name.startswith("__")}
+    assert (ours["caption.txt"], theirs["caption.txt"], ours["cls"], theirs["cls"]) == ("a cat", "a cat", 3, 3)
+    assert PHOTO.read_bytes() == ours["left.jpg"]
+    np.testing.assert_array_equal(np.ones((2, 4)), ours["boxes_all.npy"])
+
+
+def test_a_named_tuple_is_a_dict_of_its_fields() -> None:
+    assert list(written(namedtuple("Found", "image label score")(RGB, 1, 0.5))) == ["cls", "png", "score.json"]
+
+
+REFUSED = {
+    "too many": (
+        (1, 2, 3),
+        TypeError,
+        "a sample is an image and a label, or a dict of named fields; this one is a tuple of 3: return a dict",
+    ),
+    "nothing": ({}, ValueError, "a sample needs at least one field; this dict has none"),
+    "no name": ({3: 1}, TypeError, "the fields of a sample have names that are str; this one has 3"),
+    "an object": (
+        (RGB, object()),
+        TypeError,
+        "field 'label': nothing keeps a object: return an image, array, number, str, bytes, or a list or dict of these",
+    ),
+    "a set in a dict": (
+        {"a": {"b": {1}}},
+        TypeError,
+        "field 'a': nothing keeps a dict with a set under 'b': JSON takes none, and .npz arrays only",
+    ),
+    "objects": (
+        (RGB, np.array([{}])),
+        TypeError,
+        "field 'label': an array of objects would be a pickle: return numbers, or a list of str",
+    ),
+    "bfloat16": (
+        (RGB, torch.ones(2, dtype=torch.bfloat16)),
+        TypeError,
+        "field 'label': a tensor of torch.bfloat16 has no type of numpy's: return tensor.float(), say",
+    ),
+    "two of one": (
+        {"a": 1, "A": 2},
+        ValueError,
+        "two fields of the sample would both be its member 'a.cls': give one another name",
+    ),
+    "no such encoder": ({"a.txt": 3}, TypeError, "field 'a.txt': text is str or bytes; got int"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_nothing_keeps_is_an_error_that_names_the_field(name: str) -> None:
+    sample, kind, text = REFUSED[name]
+    with pytest.raises(kind) as caught:
+        members_of(sample, None)
+    assert text == str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(OSError, match=r"^field 'image': .*No such file.*'/nowhere/x.jpg'$"):
+        members_of(("/nowhere/x.jpg", 1), None)

@@ -1,0 +1,58 @@
+"""Packing into a real S3-compatible store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import boto3
+import botocore.config
+import pytest
+
+from shmload.remote import Manifest, make_client, upload_cv_dataset
+from shmload.storage.local import LocalStore
+from tests.remote.packing.packing_kit import Grey, names_in, packed
+
+
+def clients(server: Any) -> dict[str, Any]:
+    """A client of ours and one of boto3's."""
+    config = botocore.config.Config(request_checksum_calculation="when_required", response_checksum_validation="when_required")
+    keys = {"aws_access_key_id": server.access_key, "aws_secret_access_key": server.secret_key}
+    theirs = boto3.client("s3", endpoint_url=server.endpoint, region_name="us-east-1", config=config, **keys)
+    return {"ours": make_client(server.endpoint, server.access_key, server.secret_key), "boto3": theirs}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whose", ["ours", "boto3"])
+def test_the_seeds_upload_makes_the_same_objects_as_in_a_folder(whose: str, server: Any, tmp_path: Path) -> None:
+    bucket, folder = server.bucket(f"packed-{whose}"), "imagenet-val"
+    client = clients(server)[whose]
+    store = make_client(server.endpoint, server.access_key, server.secret_key).store(bucket, folder)
+    store.put("mine.txt", b"kept")
+    upload_cv_dataset(Grey(33), client=client, bucket=bucket, base_folder=folder, maxsize=1e8, maxcount=7, workers=0)
+    manifest = upload_cv_dataset(Grey(60), client=client, bucket=bucket, base_folder=folder, maxsize=1e5, maxcount=10, workers=1)
+    assert manifest == packed(Grey(60), LocalStore(tmp_path))
+    assert sorted([*names_in(tmp_path), "mine.txt"]) == sorted(found.key for found in store.list_objects())
+    assert all((tmp_path / name).read_bytes() == bytes(store.get(name)) for name in names_in(tmp_path))
+    assert manifest == Manifest.parse(store.get("manifest.json"))
+
+
+@pytest.mark.slow
+def test_a_packing_whose_store_failed_goes_on(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = server.bucket("packed-again")
+    store = clients(server)["ours"].store(bucket, "a")
+    put_file, sent = type(store).put_file, []
+
+    def failing(self: Any, key: str, path: Path) -> Any:
+        sent.append(key)
+        if len(sent) == 4:
+            raise ConnectionError("unplugged")
+        return put_file(self, key, path)
+
+    monkeypatch.setattr(type(store), "put_file", failing)
+    with pytest.raises(ConnectionError, match=r"^unplugged$"):
+        packed(Grey(60), store)
+    manifest = packed(Grey(60), store)
+    assert manifest == packed(Grey(60), LocalStore(tmp_path))
+    assert names_in(tmp_path) == sorted(found.key for found in store.list_objects())
+    assert len(sent) <= 4 + 4  # of six shards at least two were whole when it failed

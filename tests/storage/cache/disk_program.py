@@ -1,0 +1,62 @@
+"""What test_disk_full.py runs on a disk of its own: python disk_program.py PLACE CASE; prints JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+from shmload import CacheFull
+from shmload.storage.folder import BudgetedFolder
+from tests.storage.cache.folder_kit import being_written, names, put, really_there
+
+KIB = 1 << 10
+
+
+def evicts(folder: BudgetedFolder) -> dict[str, Any]:
+    """More is published than the disk holds, though not more than the budget."""
+    for number in range(30):
+        put(folder, f"{number:02}", 400 * KIB)
+    return {"names": names(folder), "whole": set(really_there(folder.path).values()) == {400 * KIB}}
+
+
+def is_full_of_leases(folder: BudgetedFolder) -> dict[str, Any]:
+    """Everything on the disk is leased, until one lease ends while somebody waits."""
+    leases = []
+    for number in range(5):
+        put(folder, f"{number:02}", 400 * KIB)
+        leases.append(folder.lease(f"{number:02}"))
+    told = []
+    for ask in (lambda: folder.reserve(3000 * KIB), lambda: grown(folder)):
+        try:
+            ask()
+        except CacheFull as error:
+            told.append(str(error))
+    before = being_written(folder.path), folder.statistics().nbytes
+    threading.Timer(0.05, leases[0].release).start()
+    with folder.reserve(2300 * KIB, timeout_s=20) as reservation:
+        reservation.publish("waited")
+    return {"told": told, "before": before, "names": names(folder)}
+
+
+def grown(folder: BudgetedFolder) -> None:
+    with folder.reserve(100 * KIB) as reservation:
+        reservation.grow(3000 * KIB)
+
+
+def leaves_no_room_for_a_ledger(folder: BudgetedFolder) -> dict[str, Any]:
+    """What the folder says is right although nothing can be kept of it."""
+    other = BudgetedFolder(folder.path, folder.capacity_bytes)
+    seen = []
+    for number in range(8):
+        put(folder, f"{number}", 100 * KIB)
+        seen.append(names(other) == names(folder))
+    return {"names": names(other), "seen": seen, "bytes": other.statistics().nbytes}
+
+
+if __name__ == "__main__":
+    place, case = sys.argv[1:]
+    found = globals()[case](BudgetedFolder(place, 100 << 20))
+    print(json.dumps({**found, "threads": threading.active_count(), "disk": os.statvfs(place).f_blocks}))

@@ -1,0 +1,227 @@
+"""The cache of a store's objects: found by key and version, fetched by one, checked, kept as the readers' announcements say."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shmload import CacheFull, StoreError
+from shmload.storage.cache import Cache
+from tests.storage.cache.folder_kit import being_written, really_there
+
+
+def cache_at(place: str) -> Cache:
+    return Cache(place, 100, durable=False)
+
+
+def filled(text: bytes) -> Callable[[int], None]:
+    def fetch(fd: int) -> None:
+        nbytes = os.fstat(fd).st_size
+        os.pwrite(fd, (text * (nbytes // len(text) + 1))[:nbytes], 0)
+
+    return fetch
+
+
+def no_fetch(fd: int) -> None:
+    raise AssertionError("it should be there")
+
+
+def keys_in(place: str) -> list[str]:
+    return sorted(name.rsplit("-", 1)[1] for name in really_there(place))
+
+
+def test_an_object_is_fetched_once_and_then_found(place: str) -> None:
+    cache = cache_at(place)
+    with cache.open("s3://b/x.tar", 7, filled(b"payload"), etag="1") as lease:
+        assert os.pread(lease.fd, 100, 0) == b"payload"
+        assert lease.path.endswith("-x.tar")
+    with cache.open("s3://b/x.tar", 7, no_fetch, etag="1"), cache_at(place).open("s3://b/x.tar", 7, no_fetch, etag="1"):
+        pass
+    found = cache.statistics()
+    assert (found.num_hits, found.num_fetched, found.nbytes_fetched, found.folder.nbytes) == (1, 1, 7, 7)
+    assert (place, 100, f"<Cache {place} of 100 bytes>") == (cache.path, cache.capacity_bytes, repr(cache))
+
+
+def test_a_changed_object_is_another_file_and_the_old_one_goes_when_nobody_reads_it(place: str) -> None:
+    cache = cache_at(place)
+    old = cache.open("x", 10, filled(b"old"), etag="1")
+    with cache.open("x", 12, filled(b"new"), etag="2") as lease:
+        assert os.pread(lease.fd, 100, 0) == b"newnewnewnew"
+        assert os.pread(old.fd, 100, 0) == b"oldoldoldo"
+    old.release()
+    cache.open("x", 10, filled(b"old"), etag="3").release()
+    assert keys_in(place) == ["x"]
+
+
+def test_objects_of_one_name_in_other_places_are_others(place: str) -> None:
+    cache = cache_at(place)
+    cache.open("s3://one/x", 3, filled(b"a"), etag="1").release()
+    cache.open("s3://two/x", 3, filled(b"b"), etag="1").release()
+    assert keys_in(place) == ["x", "x"]
+
+
+def test_an_empty_object_is_one(place: str) -> None:
+    with cache_at(place).open("x", 0, filled(b"x"), etag="1") as lease:
+        assert os.pread(lease.fd, 1, 0) == b""
+
+
+def test_a_failed_fetch_leaves_nothing(place: str) -> None:
+    cache = cache_at(place)
+
+    def fails(fd: int) -> None:
+        os.pwrite(fd, b"abc", 0)
+        raise ConnectionError("reset")
+
+    with pytest.raises(ConnectionError, match="reset"):
+        cache.open("x", 10, fails, etag="1")
+    assert (really_there(place), being_written(place)) == ({}, {})
+    cache.open("x", 10, filled(b"x"), etag="1").release()
+
+
+def test_a_file_that_somebody_has_cut_is_fetched_again(place: str) -> None:
+    cache = cache_at(place)
+    cache.open("x", 10, filled(b"x"), etag="1").release()
+    (name,) = really_there(place)
+    os.truncate(f"{place}/{name}", 5)
+    with cache.open("x", 10, filled(b"x"), etag="1") as lease:
+        assert os.pread(lease.fd, 100, 0) == b"x" * 10
+        os.truncate(f"{place}/{name}", 5)
+        with pytest.raises(
+            StoreError, match="has 5 bytes where x has 10, and others are reading it: somebody has changed the file"
+        ):
+            cache.open("x", 10, no_fetch, etag="1")
+
+
+def test_an_object_larger_than_the_budget_and_more_than_it_at_once_are_told_with_figures(place: str) -> None:
+    cache = cache_at(place)
+    with pytest.raises(CacheFull, match=r"a file of 101 bytes can never lie in .*: its budget is 100 bytes"):
+        cache.open("x", 101, filled(b"x"), etag="1")
+    with (
+        cache.open("x", 60, filled(b"x"), etag="1"),
+        pytest.raises(
+            CacheFull, match=r"no room for 60 bytes more: 60 of its budget of 100 bytes are in use .*, 60 of them are leased"
+        ),
+    ):
+        cache.open("y", 60, filled(b"y"), etag="1", timeout_s=0)
+
+
+def test_of_two_that_want_an_object_one_fetches_and_the_other_waits(place: str) -> None:
+    cache, other = cache_at(place), cache_at(place)
+    fetching, goes_on, found = threading.Event(), threading.Event(), []
+
+    def fetch(fd: int) -> None:
+        fetching.set()
+        goes_on.wait()
+        os.pwrite(fd, b"x" * 10, 0)
+
+    one = threading.Thread(target=lambda: found.append(cache.open("x", 10, fetch, etag="1")))
+    one.start()
+    fetching.wait()
+    with pytest.raises(TimeoutError, match="another process was still writing"):
+        other.open("x", 10, no_fetch, etag="1", timeout_s=0)
+    two = threading.Thread(target=lambda: found.append(other.open("x", 10, no_fetch, etag="1")))
+    two.start()
+    goes_on.set()
+    one.join()
+    two.join()
+    assert (len({lease.path for lease in found}), len(found)) == (1, 2)
+
+
+def test_what_one_failed_to_fetch_the_one_that_waits_takes_over(place: str) -> None:
+    cache, other = cache_at(place), cache_at(place)
+    fetching, goes_on, found = threading.Event(), threading.Event(), []
+
+    def fetch(fd: int) -> None:
+        fetching.set()
+        goes_on.wait()
+        raise ConnectionError
+
+    def try_it() -> None:
+        with pytest.raises(ConnectionError):
+            cache.open("x", 10, fetch, etag="1")
+
+    one = threading.Thread(target=try_it)
+    one.start()
+    fetching.wait()
+    two = threading.Thread(target=lambda: found.append(other.open("x", 10, filled(b"y"), etag="1")))
+    two.start()
+    goes_on.set()
+    one.join()
+    two.join()
+    assert Path(found[0].path).read_bytes() == b"y" * 10
+
+
+def fill(cache: Cache, keys: str, nbytes: int = 30) -> None:
+    for key in keys:
+        cache.open(key, nbytes, filled(key.encode()), etag="1").release()
+
+
+def test_without_announcements_the_least_recently_used_goes(place: str) -> None:
+    cache = cache_at(place)
+    fill(cache, "abcad")
+    assert keys_in(place) == ["a", "c", "d"]
+
+
+def test_what_nobody_announced_goes_before_what_is_needed_last(place: str) -> None:
+    cache = cache_at(place)
+    fill(cache, "abc")
+    cache.expect("xayc")
+    fill(cache, "x")
+    assert keys_in(place) == ["a", "c", "x"]
+    fill(cache, "a")
+    fill(cache, "y")
+    assert "c" in keys_in(place)
+
+
+def test_the_use_that_lies_farthest_ahead_goes_first(place: str) -> None:
+    cache = cache_at(place)
+    fill(cache, "abc")
+    cache.expect("xabc")
+    fill(cache, "x")
+    assert keys_in(place) == ["a", "b", "x"]
+
+
+def test_what_is_needed_sooner_is_not_evicted_for_what_is_needed_later(place: str) -> None:
+    cache = cache_at(place)
+    fill(cache, "abc")
+    cache.expect("abcd")
+    with pytest.raises(CacheFull, match="0 of them are leased, 0 by this process, and 0 may be evicted"):
+        cache.open("d", 30, filled(b"x"), etag="1", timeout_s=0)
+    cache.expect("abcd")
+    fill(cache, "a")
+    cache.open("d", 30, filled(b"x"), etag="1", timeout_s=0).release()
+    assert keys_in(place) == ["b", "c", "d"]
+
+
+def test_an_old_version_of_a_needed_object_is_not_needed(place: str) -> None:
+    cache = cache_at(place)
+    with cache.open("x", 30, filled(b"x"), etag="1"):
+        cache.open("x", 30, filled(b"y"), etag="2").release()
+    fill(cache, "a")
+    cache.expect("ax")
+    fill(cache, "b")
+    with cache.open("x", 30, no_fetch, etag="2"):
+        assert keys_in(place) == ["a", "b", "x"]
+
+
+def test_a_key_announced_twice_is_needed_until_it_was_opened_twice(place: str) -> None:
+    cache = cache_at(place)
+    cache.expect("abcab")
+    fill(cache, "abcx")
+    assert keys_in(place) == ["a", "b", "x"]
+
+
+def test_a_pickled_cache_is_the_same_cache_with_needs_of_its_own(place: str) -> None:
+    cache = cache_at(place)
+    fill(cache, "a")
+    cache.expect("a")
+    again = pickle.loads(pickle.dumps(cache))
+    again.open("a", 30, no_fetch, etag="1").release()
+    assert (again.statistics().num_hits, again.statistics().num_fetched) == (1, 0)
+    cache.close()
+    cache.open("a", 30, no_fetch, etag="1").release()

@@ -1,0 +1,58 @@
+"""A disk that is smaller than the budget, for real: a tmpfs in a mount namespace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.storage.cache import disk_program
+
+MOUNTS = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MOUNTS, reason="mount namespaces are not permitted here")]
+
+
+def on_a_disk(size: str, place: Path, case: str) -> dict[str, Any]:
+    """Runs a case of the program on a disk of that size."""
+    script = f'mount -t tmpfs -o size={size} disk "$2" && exec "$0" "$1" "$2" "$3"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, sys.executable, disk_program.__file__, str(place), case],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_where_the_disk_is_smaller_than_the_budget_it_evicts_by_the_disk(tmp_path: Path) -> None:
+    found = on_a_disk("4m", tmp_path, "evicts")
+    assert found["names"][-1] == "29"
+    assert 9 <= len(found["names"]) <= 10
+    assert found["whole"]
+
+
+def test_a_disk_full_of_leased_files_is_told_with_figures_and_waited_for(tmp_path: Path) -> None:
+    found = on_a_disk("4m", tmp_path, "is_full_of_leases")
+    for text in found["told"]:
+        assert text.startswith(f"the disk of {tmp_path} has no room for 3072000 bytes more: ")
+        assert text.endswith(
+            "bytes are free, and nothing more of the cache's budget of 104857600 bytes may be evicted: free some, or make the budget smaller"
+        )
+    assert (len(found["told"]), found["before"]) == (2, [{}, 5 * 400 * 1024])
+    assert found["names"] == ["01", "02", "03", "04", "waited"]
+
+
+def test_a_disk_without_room_for_the_ledger_is_listed_each_time(tmp_path: Path) -> None:
+    found = on_a_disk("700k", tmp_path, "leaves_no_room_for_a_ledger")
+    assert all(found["seen"])
+    assert found["names"][-1] == "7"
+    assert 3 <= len(found["names"]) <= 6
+    assert found["bytes"] == len(found["names"]) * 100 * 1024

@@ -1,0 +1,413 @@
+"""A budgeted folder: room before bytes, the oldest first, nothing that is leased, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import re
+import shutil
+import textwrap
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shmload import CacheFull, StoreError
+from shmload.storage import ledger as session_module
+from shmload.storage.folder import BudgetedFolder
+from shmload.storage.ledger import HIDDEN, NEW, Kept
+from tests.storage.cache.folder_kit import being_written, content, die, names, put, really_there, users
+
+
+def test_room_is_made_by_the_oldest_that_nobody_has_leased(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    for name in ("first", "second", "third"):
+        put(folder, name, 30)
+    with folder.lease("first"):
+        put(folder, "fourth", 40)
+        assert names(folder) == ["first", "third", "fourth"]
+    put(folder, "fifth", 60)
+    assert names(folder) == ["fourth", "fifth"]
+    assert really_there(place) == {"fourth": 40, "fifth": 60}
+    found = folder.statistics()
+    assert (found.nbytes, found.num_files, found.num_writing, found.num_leased, found.num_evicted, found.nbytes_evicted) == (
+        100,
+        2,
+        0,
+        0,
+        3,
+        90,
+    )
+
+
+def test_a_request_that_cannot_be_met_removes_nothing(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "free", 30)
+    put(folder, "held", 50)
+    lease = folder.lease("held")
+    with folder.reserve(10), pytest.raises(CacheFull) as caught:
+        folder.reserve(60)
+    assert str(caught.value) == (
+        f"{place} has no room for 60 bytes more: 90 of its budget of 100 bytes are in use (2 files, 1 being written), "
+        "50 of them are leased, 50 by this process, and 30 may be evicted: make the budget larger, hold fewer files at once, or wait longer"
+    )
+    assert names(folder) == ["free", "held"]
+    lease.release()
+
+
+def test_a_file_larger_than_the_budget_is_refused_however_long_one_would_wait(place: str) -> None:
+    with pytest.raises(CacheFull, match=r"a file of 101 bytes can never lie in .*: its budget is 100 bytes; make files smaller"):
+        BudgetedFolder(place, 100).reserve(101, timeout_s=None)
+
+
+def test_a_budget_must_be_one(place: str) -> None:
+    with pytest.raises(ValueError, match="at least 1 byte; got capacity_bytes=0"):
+        BudgetedFolder(place, 0)
+
+
+def test_a_reservation_counts_in_full_and_is_seen_by_nobody(place: str) -> None:
+    folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
+    with folder.reserve(80) as reservation:
+        os.pwrite(reservation.fd, b"begun", 0)
+        assert (other.statistics().nbytes, other.statistics().num_files, other.statistics().num_writing) == (80, 0, 1)
+        with pytest.raises(CacheFull):
+            other.reserve(21)
+        kept = reservation.publish("done", nbytes=5)
+    assert (kept.nbytes, kept.name) == (5, "done")
+    assert other.statistics().nbytes == 5
+    assert Path(place, "done").read_bytes() == b"begun"
+    assert being_written(place) == {}
+
+
+def test_a_reservation_grows_within_the_budget(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "old", 30)
+    with folder.reserve(20) as reservation:
+        reservation.grow(70)
+        assert (names(folder), reservation.nbytes, folder.statistics().nbytes) == ([], 90, 90)
+        with pytest.raises(CacheFull, match=r"no room for 1 bytes more|a file of 101 bytes can never"):
+            reservation.grow(11)
+    assert folder.statistics().nbytes == 0
+
+
+def test_what_is_not_published_is_gone_behind_its_block(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    with pytest.raises(KeyError), folder.reserve(50) as reservation:
+        raise KeyError
+    assert (being_written(place), folder.statistics().nbytes) == ({}, 0)
+    reservation.abandon()
+    for use in (lambda: reservation.fd, lambda: reservation.publish("x"), lambda: reservation.grow(1)):
+        with pytest.raises(ValueError, match="has been published or abandoned"):
+            use()
+
+
+def test_more_than_was_reserved_is_not_published(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    with folder.reserve(10) as reservation:
+        os.pwrite(reservation.fd, bytes(11), 0)
+        with pytest.raises(StoreError, match="11 bytes were written for x where 10 are reserved: reserve enough, or grow"):
+            reservation.publish("x")
+    with folder.reserve(10) as reservation, pytest.raises(StoreError, match="12 bytes were written"):
+        reservation.publish("x", nbytes=12)
+
+
+def test_a_file_put_in_a_reservations_place_is_not_published(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    with folder.reserve(10) as reservation:
+        Path(f"{reservation.path}.other").write_bytes(bytes(99))
+        os.replace(f"{reservation.path}.other", reservation.path)
+        with pytest.raises(StoreError, match="is another file than the one reserved: write into it instead of replacing it"):
+            reservation.publish("x")
+    assert names(folder) == []
+
+
+def test_a_name_is_published_once(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "x", 10)
+    with folder.reserve(10) as reservation:
+        with pytest.raises(FileExistsError, match="has a file x already: publish under another name, or discard it first"):
+            reservation.publish("x")
+        assert folder.discard("x")
+        reservation.publish("x")
+    assert not folder.discard("y")
+    with folder.lease("x"):
+        assert not folder.discard("x")
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a\0b", "x" * 256])
+def test_names_are_those_of_files_in_the_folder(place: str, name: str) -> None:
+    with (
+        BudgetedFolder(place, 10).reserve(1) as reservation,
+        pytest.raises(ValueError, match="is named by 1 to 255 bytes without '/'"),
+    ):
+        reservation.publish(name)
+
+
+def test_writers_write_through_files_or_the_descriptor(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    with folder.reserve(10) as reservation:
+        os.pwrite(reservation.fd, b"first", 0)
+        with open(reservation.path, "r+b") as file:
+            file.seek(5)
+            file.write(b"third")
+        reservation.publish("both")
+    assert Path(place, "both").read_bytes() == b"firstthird"
+
+
+def test_what_others_put_there_is_neither_counted_nor_touched(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    Path(place, "foreign").write_bytes(bytes(90))
+    Path(place, "sub").mkdir()
+    for number in range(5):
+        put(folder, f"ours-{number}", 40)
+    folder.refresh()
+    assert names(folder) == ["ours-3", "ours-4"]
+    assert Path(place, "foreign").stat().st_size == 90
+    with pytest.raises(FileNotFoundError, match="has no file foreign: it was evicted, or never published"):
+        folder.lease("foreign")
+
+
+def test_a_folder_that_adopts_counts_and_evicts_what_others_put_there(place: str) -> None:
+    folder = BudgetedFolder(place, 100, adopts=True)
+    put(folder, "ours", 20)
+    Path(place, "theirs").write_bytes(bytes(50))
+    Path(place, ".hidden").write_bytes(bytes(500))
+    os.utime(f"{place}/theirs", ns=(1, 1))
+    folder.refresh()
+    assert (names(folder), folder.statistics().nbytes) == (["theirs", "ours"], 70)
+    put(folder, "next", 60)
+    assert names(folder) == ["ours", "next"]
+    Path(place, "more").write_bytes(bytes(70))
+    folder.refresh()
+    assert names(folder) == ["more"]
+
+
+def test_users_with_another_budget_are_refused_while_one_lives(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "a", 60)
+    put(folder, "b", 30)
+    with pytest.raises(ValueError, match=re.escape(
+        f"process {os.getpid()} uses {place} with a budget of 100 bytes; this one was given 70 bytes: "
+        "give all users of a folder the same"
+    )):  # fmt: skip
+        BudgetedFolder(place, 70)
+    assert len(users(place)) == 1
+    folder.close()
+    smaller = BudgetedFolder(place, 70)
+    assert names(smaller) == ["b"]
+
+
+def test_dead_users_and_what_they_were_writing_are_removed_by_the_next(place: str) -> None:
+    folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
+    put(folder, "held", 60)
+    lease = folder.lease("held")
+    reservation = folder.reserve(40)
+    with pytest.raises(CacheFull):
+        other.reserve(1)
+    die(folder)
+    assert len(users(place)) == 2
+    put(other, "new", 100)
+    assert (names(other), being_written(place), len(users(place))) == (["new"], {}, 1)
+    lease.release()  # of a session that is no more: nothing happens
+    reservation.abandon()
+
+
+def test_a_lease_lives_longer_than_the_object_that_gave_it(place: str) -> None:
+    lease = BudgetedFolder(place, 100).reserve(60).publish_leased("x")
+    with pytest.raises(CacheFull, match="60 of them are leased"):
+        BudgetedFolder(place, 100).reserve(60)
+    lease.release()
+    put(BudgetedFolder(place, 100), "y", 60)
+
+
+def test_files_are_leased_as_often_as_one_likes_and_all_at_once(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    for name in "abc":
+        put(folder, name, 30)
+    twice, once = folder.lease("a"), folder.lease("a")
+    with folder.lease_many() as everything, folder.lease_many(["c", "gone", "a", "c"]) as some:
+        assert (everything.names, everything.nbytes, some.names) == (["a", "b", "c"], 90, ["c", "a"])
+        assert [f"{place}/{name}" for name in "abc"] == everything.paths
+        assert folder.statistics().num_leased == 3
+        with pytest.raises(CacheFull):
+            folder.reserve(11)
+    assert folder.statistics().num_leased == 1
+    twice.release()
+    twice.release()
+    assert ("released" in repr(once), "released" in repr(twice)) == (False, True)
+    assert folder.statistics().num_leased == 1
+    assert os.pread(once.fd, 3, 0) == b"aaa"
+    assert "<Lease of 1 files, 30 bytes in" in repr(once)
+    del once
+    assert folder.statistics().num_leased == 0
+
+
+def test_leases_need_no_descriptors_however_many_they_are(place: str) -> None:
+    folder, other = BudgetedFolder(place, 300), BudgetedFolder(place, 300)
+    for number in range(300):
+        put(folder, f"{number:03}", 1)
+    before = len(os.listdir("/proc/self/fd"))
+    leases = [folder.lease(f"{number:03}") for number in range(0, 300, 2)]
+    assert before == len(os.listdir("/proc/self/fd"))
+    for lease in leases[::3]:
+        lease.release()
+    del leases[::3]
+    leases += [folder.lease(f"{number:03}") for number in range(1, 60, 2)]
+    assert len(leases) == other.statistics().num_leased
+    put(other, "x", 300 - len(leases))
+    assert {lease.name for lease in leases} | {"x"} == set(really_there(place))
+
+
+def test_a_release_by_the_garbage_collector_inside_the_lock_is_put_aside(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "x", 10)
+    lease = folder.lease("x")
+    with folder._session().locked():
+        del lease  # as a collection would, at any allocation in there
+    assert folder.statistics().num_leased == 0
+
+
+def test_a_pickled_folder_is_the_same_folder(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "x", 10)
+    again = pickle.loads(pickle.dumps(folder))
+    assert (names(again), len(users(place))) == (["x"], 2)
+    assert repr(folder) == f"<BudgetedFolder {place} of 100 bytes>"
+
+
+def test_a_waiter_gets_room_when_a_lease_ends(place: str) -> None:
+    waits = threading.Event()
+
+    def order(files: Iterator[Kept]) -> list[Kept]:  # has seen the lease when it is asked first
+        found = list(files)
+        waits.set()
+        return found
+
+    folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100, order=order)
+    put(folder, "x", 80)
+    lease, got = folder.lease("x"), []
+
+    def wait() -> None:
+        with other.reserve(60, timeout_s=10) as reservation:
+            got.append(reservation.publish("y").name)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    waits.wait()
+    lease.release()
+    thread.join()
+    assert (got, really_there(place)) == (["y"], {"y": 60})
+
+
+def test_a_wait_ends_at_its_deadline(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "x", 80)
+    with folder.lease("x"), pytest.raises(CacheFull, match="or wait longer"):
+        folder.reserve(60, timeout_s=0.01)
+
+
+def test_one_process_writes_a_file_and_the_others_wait_for_it(place: str) -> None:
+    folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
+    reservation = folder.obtain("x", 10)
+    with pytest.raises(TimeoutError, match=r"another process was still writing x into .* after 0 s: wait longer"):
+        other.obtain("x", 10, timeout_s=0)
+    assert not isinstance(reservation, Path)
+    die(folder)
+    second = other.obtain("x", 10, timeout_s=0)
+    os.pwrite(second.fd, content("x", 10), 0)  # what the dead one wrote is gone with it
+    second.publish("x")  # type: ignore[union-attr]
+    with other.obtain("x", 10) as lease:
+        assert lease.name == "x"
+
+
+def test_a_session_whose_hidden_folder_was_removed_says_so(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    os.rename(f"{place}/{HIDDEN}", f"{place}/elsewhere")
+    os.unlink(f"{place}/elsewhere/ledger")
+    with pytest.raises(StoreError, match=r"\.shmload was removed while this process used the folder: open it again"):
+        folder.files()
+    folder.close()
+    assert names(folder) == []
+    assert os.path.isdir(f"{place}/{NEW}")
+
+
+def test_the_order_of_eviction_is_the_callers(place: str) -> None:
+    folder = BudgetedFolder(place, 100, order=lambda files: [kept for kept in reversed(list(files)) if kept.name != "b"])
+    for name in "abc":
+        put(folder, name, 30)
+    put(folder, "d", 30)
+    assert names(folder) == ["a", "b", "d"]
+    with pytest.raises(CacheFull, match="0 of them are leased, 0 by this process, and 60 may be evicted"):
+        folder.reserve(71)
+
+
+def test_bytes_are_on_the_disk_before_a_durable_file_has_its_name(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[list[str]] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(list(really_there(place))))
+    put(BudgetedFolder(place, 100, durable=True), "x", 1)
+    put(BudgetedFolder(place, 100), "careless", 1)
+    assert synced == [[]]
+
+
+def test_a_ledger_that_is_gone_takes_no_file_with_it(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "kept", 1)
+    folder.close()
+    shutil.rmtree(f"{place}/{HIDDEN}")
+    assert names(BudgetedFolder(place, 100)) == ["kept"]
+
+
+def test_a_file_system_without_locks_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(fd: int) -> bool:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(session_module, "try_lock", unknown)
+    with pytest.raises(
+        StoreError, match=r"is on a file system without file locks \(\w+: Operation not supported\), which a cache needs"
+    ):
+        BudgetedFolder(place, 100)
+    monkeypatch.setattr(session_module, "try_lock", lambda fd: True)
+    with pytest.raises(StoreError, match=r"without file locks \(\w+: they lock nobody out\), .*: choose a folder on a local disk"):
+        BudgetedFolder(place, 100)
+
+
+def test_the_kind_of_a_file_system_is_the_kernels_word() -> None:
+    assert (session_module.kind_of("/proc/self"), session_module.kind_of("/dev/shm")) == ("proc", "tmpfs")
+
+
+class _Caller:
+    """Somebody whose frame is in an error's traceback."""
+
+    def ask(self, folder: BudgetedFolder) -> None:
+        with pytest.raises(CacheFull, match="no room for 90 bytes more"):
+            folder.reserve(90)
+
+
+def test_the_error_about_room_keeps_nobody_alive(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "kept", 50)
+    caller = _Caller()
+    gone = weakref.ref(caller)
+    gc.disable()  # references alone
+    try:
+        with folder.lease("kept"):
+            caller.ask(folder)
+        del caller
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_lease_that_outlives_the_modules_names_says_nothing(output_of: Callable[[str], str]) -> None:
+    code = """
+    from shmload.storage.folder import Leases
+
+    def release(inodes):
+        raise TypeError("what it needs is gone")
+
+    kept = Leases("folder", (), release)  # it dies with the module, when what it needs may be gone
+    """
+    assert output_of(textwrap.dedent(code)) == ""

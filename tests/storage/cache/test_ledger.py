@@ -1,0 +1,111 @@
+"""The ledger is a copy: whatever happens to it, the folder is what counts."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shmload import faults
+from shmload.storage import ledger as ledger_module
+from shmload.storage.folder import BudgetedFolder
+from shmload.storage.ledger import HIDDEN
+from tests.storage.cache.folder_kit import names, put
+
+
+def listings(folder: BudgetedFolder) -> int:
+    session = folder._opened
+    assert session is not None
+    return session.ledger.num_listings
+
+
+def damage(path: str, at: int, data: bytes) -> None:
+    with open(f"{path}/{HIDDEN}/ledger", "r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda place: damage(place, 0, b"nonsense"),
+        lambda place: damage(place, 8, b"another?"),
+        lambda place: damage(place, 0, struct.pack("<Q", 1)),
+        lambda place: os.truncate(f"{place}/{HIDDEN}/ledger", 20),
+        lambda place: os.truncate(f"{place}/{HIDDEN}/ledger", 0),
+        lambda place: Path(place, "foreign").touch(),
+    ],
+    ids=["nonsense", "token", "dirty", "cut", "empty", "the folder is younger"],
+)
+def test_a_ledger_that_is_not_to_be_believed_is_written_anew_from_the_folder(place: str, harm: Callable[[str], None]) -> None:
+    folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
+    for name in "abc":
+        put(folder, name, 30)
+    before = listings(other)
+    harm(place)
+    assert names(other) == ["a", "b", "c"]
+    assert listings(other) == before + 1
+    put(folder, "d", 30)
+    assert names(other) == ["b", "c", "d"]
+    assert listings(other) == before + 2  # what another has changed is listed once
+    assert names(other) == ["b", "c", "d"]
+    assert listings(other) == before + 2
+
+
+def test_a_file_that_somebody_has_removed_is_gone(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "a", 60)
+    os.unlink(f"{place}/a")
+    assert (folder.statistics().nbytes, names(folder)) == (0, [])
+
+
+def test_what_nobody_else_changes_is_not_listed(place: str) -> None:
+    folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
+    for number in range(50):
+        put(folder if number % 2 else other, f"{number:02}", 20)
+    assert ["45", "46", "47", "48", "49"] == names(folder) == names(other)
+    before = listings(folder)
+    for number in range(50, 100):
+        put(folder, f"{number:02}", 20)
+        folder.lease(f"{number:02}").release()
+    assert (["95", "96", "97", "98", "99"], before) == (names(folder), listings(folder))
+    assert names(other) == names(folder)
+
+
+def test_an_error_before_anything_was_changed_costs_no_listing(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    before = listings(folder)
+    for _ in range(3):
+        with pytest.raises(FileNotFoundError):
+            folder.lease("nothing")
+    assert ([], before) == (names(folder), listings(folder))
+
+
+def test_files_keep_their_order_when_the_clock_goes_back(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = BudgetedFolder(place, 100)
+    for name, now in (("a", 5 * 10**18), ("b", 10**18), ("c", 2 * 10**18)):
+        monkeypatch.setattr(ledger_module.time, "time_ns", lambda now=now: now)
+        put(folder, name, 30)
+    assert names(folder) == ["a", "b", "c"]
+    folder.refresh()
+    assert names(folder) == ["a", "b", "c"]
+
+
+def test_an_error_in_the_middle_of_a_change_leaves_the_folder_as_it_is(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
+    for name in "abc":
+        put(folder, name, 30)
+
+    def harm(point: str) -> None:
+        if point == "mid_evict":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(faults, "hit", harm)
+    with pytest.raises(KeyboardInterrupt):
+        folder.reserve(60)
+    monkeypatch.undo()
+    assert ["b", "c"] == names(folder) == names(other)
+    assert (folder.statistics().nbytes, folder.statistics().num_writing) == (60, 0)

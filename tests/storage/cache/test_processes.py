@@ -1,0 +1,122 @@
+"""Leases and reservations across forks and ends of processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import select
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from shmload import CacheFull
+from shmload.storage.folder import BudgetedFolder, Lease
+from tests.storage.cache.folder_kit import being_written, names, put, really_there, users
+
+DEADLINE_S = 20
+
+
+@contextmanager
+def child(body: Callable[[], object]) -> Iterator[int]:
+    """A forked process that says when it has done its part, and then stands still; its pid."""
+    ready, says = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            kept = body()  # noqa: F841  what it holds lives until it is killed
+            os.write(says, b"x")
+            signal.pause()
+            status = 0
+        finally:
+            os._exit(status)
+    try:
+        os.close(says)
+        assert select.select([ready], [], [], DEADLINE_S)[0]
+        assert os.read(ready, 1) == b"x", "it failed; its traceback is above"
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(ready)
+
+
+def test_a_killed_process_holds_nothing_and_whoever_waits_goes_on_at_once(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "held", 60)
+    with child(lambda: (folder.lease("held"), folder.reserve(40))) as pid:
+        with pytest.raises(CacheFull, match=r"1 being written.*60 of them are leased, 0 by this process"):
+            folder.reserve(1)
+        os.kill(pid, signal.SIGKILL)
+        with folder.reserve(100, timeout_s=DEADLINE_S) as reservation:
+            reservation.publish("new")
+    assert (really_there(place), being_written(place), len(users(place))) == ({"new": 100}, {}, 1)
+
+
+def test_a_child_that_ends_its_copies_ends_nothing_of_its_parents(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "held", 60)
+    lease, reservation = folder.lease("held"), folder.reserve(30)
+
+    def end_all() -> None:
+        lease.release()
+        reservation.abandon()
+        with pytest.raises(ValueError, match=rf"is process {os.getppid()}'s: a forked child makes its own"):
+            _ = reservation.fd
+        folder.close()
+
+    with child(end_all):
+        assert (folder.statistics().num_leased, folder.statistics().num_writing) == (1, 1)
+        with pytest.raises(CacheFull):
+            BudgetedFolder(place, 100).reserve(11)
+        reservation.publish("written")
+    assert "released" not in repr(lease)
+
+
+def test_a_parents_leases_end_with_it_although_its_child_lives(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "held", 60)
+    tells, told = os.pipe()
+
+    def parent() -> Lease:
+        lease = folder.lease("held")
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+        os.write(told, pid.to_bytes(4, "little"))
+        return lease
+
+    with child(parent) as pid:
+        grandchild = int.from_bytes(os.read(tells, 4), "little")
+        try:
+            os.kill(pid, signal.SIGKILL)
+            folder.reserve(100, timeout_s=DEADLINE_S).abandon()
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+    os.close(tells)
+    os.close(told)
+    assert names(folder) == []
+
+
+def test_a_forked_child_takes_leases_of_its_own(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "x", 60)
+    with child(lambda: folder.lease_many()):
+        assert (folder.statistics().num_leased, len(users(place))) == (1, 2)
+    assert (folder.statistics().num_leased, len(users(place))) == (0, 1)
+
+
+def publish_one(folder: BudgetedFolder) -> None:
+    put(folder, "theirs", 50)
+
+
+@pytest.mark.slow
+def test_a_spawned_process_goes_on_with_the_folder_it_is_given(place: str) -> None:
+    folder: Any = BudgetedFolder(place, 100)
+    process = multiprocessing.get_context("spawn").Process(target=publish_one, args=(folder,))
+    process.start()
+    process.join()
+    assert (names(folder), len(users(place))) == (["theirs"], 1)

@@ -1,0 +1,97 @@
+"""Looks at blocks that come, go, or cannot be read."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from shmload.engine.stats import ControlBlock, Found
+from shmload.tools import top
+from shmload.tools.top import HISTORY, Watch
+from tests.top.live_kit import SECOND, made_up
+
+Blocks = dict[str, Any]
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
+    """The blocks of a host: path -> snapshot, or what reading it raises. Each is this process's."""
+    there: Blocks = {}
+
+    class Reader:
+        """Stands for a RingReader."""
+
+        def __init__(self, path: str) -> None:
+            self.path = path
+            if isinstance(there[path], Exception):
+                raise there[path]
+
+        open = classmethod(lambda cls, path: cls(path))
+
+        @staticmethod
+        def find() -> Found:
+            return Found([ControlBlock(p, p, 0, os.getpid(), "shm") for p in there], [])
+
+        def snapshot(self) -> Any:
+            return there[self.path]
+
+    monkeypatch.setattr(top, "RingReader", Reader)
+    return there
+
+
+def at(time_s: float, **words: Any) -> dict[str, Any]:
+    return made_up(time_s, owner_pid=os.getpid(), owner_start_ns=5 * SECOND, **words)
+
+
+def test_a_look_is_of_the_time_since_the_last_one(blocks: Blocks) -> None:
+    watched = Watch()
+    rates = []
+    for time_s, samples in ((10, 100), (11, 107), (13, 107)):
+        blocks["a"] = at(time_s, samples=samples)
+        (found,) = watched.look()["loaders"]
+        rates.append((found["interval_s"], found["samples_per_s"]))
+    assert rates == [(5, 20), (1, 7), (2, 0)]
+    assert found["history"] == [20, 7, 0]
+
+
+def test_the_history_has_an_end(blocks: Blocks) -> None:
+    watched = Watch()
+    for time_s in range(10, 20 + HISTORY):
+        blocks["a"] = at(time_s)
+        look = watched.look()
+    assert len(look["loaders"][0]["history"]) == HISTORY
+
+
+def test_a_loader_that_goes_and_comes_again_begins_anew(blocks: Blocks) -> None:
+    watched = Watch()
+    blocks["a"] = at(10)
+    watched.look()
+    blocks["a"] = FileNotFoundError()
+    assert watched.look()["loaders"] == []
+    blocks["a"] = at(15)
+    (found,) = watched.look()["loaders"]
+    assert (found["interval_s"], len(found["history"])) == (10, 1)
+
+
+def test_what_cannot_be_read_is_named_unless_it_is_anothers(blocks: Blocks) -> None:
+    blocks.update(a=ValueError("layout version 77"), b=PermissionError(), c=OSError("no"), d=at(10))
+    look = Watch().look()
+    assert [(block["path"], block["why"]) for block in look["unreadable"]] == [("a", "layout version 77"), ("c", "no")]
+    assert [loader["stem"] for loader in look["loaders"]] == ["d"]
+
+
+@pytest.mark.parametrize(("pid", "num"), [(os.getpid(), 1), (os.getppid(), 1), (4194305, 0)], ids=["own", "parent", "nobody"])
+def test_only_loaders_of_the_processes_asked_for_are_shown(blocks: Blocks, pid: int, num: int) -> None:
+    blocks["a"] = at(10)
+    assert len(Watch([pid]).look()["loaders"]) == num
+
+
+def test_pids_of_another_namespace_are_not_looked_up_in_this_one(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = at(10)
+    mine["workers"][0]["pid"] = os.getpid()
+    blocks.update(a=mine, b={**mine, "owner_pid": 7})
+    known, unknown = (loader["workers"][0] for loader in Watch().look()["loaders"])
+    assert known["rss_bytes"] > 0
+    assert (unknown["pid"], unknown["rss_bytes"], unknown["is_stopped"]) == (os.getpid(), None, None)

@@ -24,7 +24,7 @@ def small_dataset(request, tmp_path):
     absent = workload.missing()
     if absent:
         pytest.skip(absent)
-    return make_dataset(workload.dataset, workload.prepare(tmp_path, True, False)[0])
+    return make_dataset(workload.dataset, workload.prepare(tmp_path, True))
 
 
 @pytest.fixture

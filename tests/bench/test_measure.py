@@ -32,13 +32,6 @@ def test_rows_follow_from_the_batch_size_where_it_is_known():
     assert [stream.next()[1] for _ in range(4)] == [4, 4, 2, 4]
 
 
-def test_one_pass_ends_with_its_epoch():
-    stream = MeasuredStream(Batches(1, 1, 1, 1), 4, 1, once=True)
-    record(stream, after(0.0))
-    assert len(record(stream, after(60.0)).waits_s) == 3
-    assert stream.num_epochs == 1
-
-
 def test_the_step_is_slept_and_is_not_the_loaders_wait():
     segment = record(MeasuredStream(Batches(*[1] * 5), 5, 1), after(0.0, num_batches=5), step_s=0.002)
     values = segment.values()
@@ -91,17 +84,6 @@ def test_a_collate_function_of_the_users_counts_as_reading():
     calls = []
     read(Sleeps(), collate=calls.append)
     assert {5} == {len(samples) for samples in calls}
-
-
-def test_reading_once_takes_no_sample_twice():
-    class Noting(list):
-        def __getitem__(self, index):
-            seen.append(index)
-            return np.zeros(1)
-
-    seen: list[int] = []
-    measure.read(Noting(range(17)), batch_size=5, seconds=60.0, copy_bytes_per_s=1e9, once=True)
-    assert sorted(seen[1:]) == list(range(17))  # the first sample's size is looked at before
 
 
 def test_an_iterable_dataset_is_read_pass_after_pass():

@@ -92,10 +92,8 @@ def test_a_sweep_names_the_setting_of_each_section_and_one_recommendation(report
     report.workloads = [
         section({"shmload": 990.0, "torch": 500.0}, workers=1, setting="1 worker"),
         section({"shmload": 1000.0, "torch": 900.0}, workers=2, setting="2 workers"),
-        section({"shmload": 300.0, "torch": 300.0}, workers=2, setting="2 workers", cache="cold"),
     ]
     text = said(report)
-    assert "photos cold 2 workers" in text
     assert "photos: shmload delivers 1,000 samples/s, 1.11x torch with 2 workers, where it is fastest" in text
     assert text.count("recommended:") == 1
     assert "num_workers=1, prefetch_factor=2 (the least that was tried with 95% of the best rate)" in text

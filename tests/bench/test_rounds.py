@@ -47,7 +47,7 @@ def test_with_nothing_left_to_run_the_command_to_install_is_the_error(no_codecs)
 
 
 def test_a_full_temporary_folder_is_one_clear_line(monkeypatch, tmp_path):
-    def full(folder, small, cold):
+    def full(folder, small):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setitem(WORKLOADS, "records", replace(WORKLOADS["records"], prepare=full))

@@ -17,7 +17,6 @@ deliver faster. Every draw is keyed by the sample's index, so that two loaders m
 
 import functools
 import importlib.util
-import shutil
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,7 +163,6 @@ def num_samples(loader: DataLoader[Any]) -> int | None:
 
 
 Field = tuple[str, tuple[int, ...]]  # dtype, shape of one sample
-Prepared = tuple[dict[str, Any], list[str]]  # a dataset's arguments, and the files it reads
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -177,8 +175,7 @@ class Workload:
     """A dataset and the batch size it is delivered in.
 
     Args:
-        prepare: called once with a temporary folder, whether a small set will do, and whether there will be a cold pass: then
-            every sample of an epoch lies at a place of its own in the files that are named. No files: the data lie in memory.
+        prepare: called once with a temporary folder, and whether a small set will do; gives the dataset's arguments.
         missing: the pip command for what is not installed, None if all is there.
     """
 
@@ -186,14 +183,13 @@ class Workload:
     title: str
     dataset: str
     batch_size: int | None
-    prepare: Callable[[Path, bool, bool], Prepared]
+    prepare: Callable[[Path, bool], dict[str, Any]]
     missing: Callable[[], str | None] = nothing_missing
 
 
 SIDE = 224
 NUM_PHOTOS = 4096
 NUM_LABELS = 1000
-NUM_COLD = 1024  # files of a cold pass
 OWN_PHOTOS = Path(__file__).resolve().parents[2] / "data"
 
 
@@ -254,15 +250,8 @@ def photo_files(folder: Path = OWN_PHOTOS) -> list[str]:
     return sorted(map(str, folder.glob("*.jpg")))
 
 
-def prepare_photos(folder: Path, small: bool, cold: bool) -> Prepared:
-    """For a cold pass many copies of the few photos, once each: eight files would be warm at once."""
-    files = photo_files()
-    if not cold:
-        return {"files": files, "num_samples": NUM_PHOTOS // (8 if small else 1)}, files
-    for number in range(NUM_COLD // (8 if small else 1)):
-        shutil.copyfile(files[number % len(files)], folder / f"{number:05d}.jpg")
-    copies = photo_files(folder)
-    return {"files": copies, "num_samples": len(copies)}, copies
+def prepare_photos(folder: Path, small: bool) -> dict[str, Any]:
+    return {"files": photo_files(), "num_samples": NUM_PHOTOS // (8 if small else 1)}
 
 
 def missing_codecs() -> str | None:
@@ -297,13 +286,13 @@ class Records:
         np.copyto(out["x"], self.records[index % len(self.records)])
 
 
-def prepare_records(folder: Path, small: bool, cold: bool) -> Prepared:
+def prepare_records(folder: Path, small: bool) -> dict[str, Any]:
     path, count = folder / "records.bin", NUM_RECORDS // (16 if small else 1)
     draw = np.random.default_rng(1)
     with path.open("wb") as file:
         for _ in range(count):
             file.write(draw.random(RECORD_LENGTH, np.float32).data)
-    return {"path": str(path), "num_samples": count if cold else 16 * count}, [str(path)]
+    return {"path": str(path), "num_samples": 16 * count}
 
 
 ROW_LENGTH = 64
@@ -359,11 +348,11 @@ class Tokens:
             row[...] = self.tokens[index * STRIDE : index * STRIDE + WINDOW]
 
 
-def prepare_tokens(folder: Path, small: bool, cold: bool) -> Prepared:
+def prepare_tokens(folder: Path, small: bool) -> dict[str, Any]:
     path = folder / "tokens.bin"
     count = NUM_WINDOWS // (16 if small else 1) * STRIDE + 1
     path.write_bytes(np.random.default_rng(3).integers(0, 50_257, count, np.uint16).data)
-    return {"path": str(path)}, [str(path)]
+    return {"path": str(path)}
 
 
 SHAPE = (3, 224, 224)
@@ -383,12 +372,12 @@ class Plain:
         return self.images[index % len(self.images)], index
 
 
-def prepare_rows(folder: Path, small: bool, cold: bool) -> Prepared:
-    return {"num_samples": (48 if small else 480) * 1024}, []
+def prepare_rows(folder: Path, small: bool) -> dict[str, Any]:
+    return {"num_samples": (48 if small else 480) * 1024}
 
 
-def prepare_plain(folder: Path, small: bool, cold: bool) -> Prepared:
-    return {"num_images": 32, "num_samples": 1024} if small else {}, []
+def prepare_plain(folder: Path, small: bool) -> dict[str, Any]:
+    return {"num_images": 32, "num_samples": 1024} if small else {}
 
 
 WORKLOADS = {

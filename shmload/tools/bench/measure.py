@@ -8,12 +8,10 @@ ticks serve for children that are dead and reaped. Memory: proportional set size
 processes counts 1/n in each, so that a sum over the tree counts it once.
 """
 
-import ctypes
 import gc
 import itertools
 import json
 import math
-import mmap
 import os
 import resource
 import sys
@@ -89,28 +87,6 @@ def tree_pss_bytes(root: int) -> int:
     return total
 
 
-def drop(files: Sequence[str]) -> float:
-    """Asks the kernel to forget the files' pages; returns the share of them that is still in memory."""
-    for file in files:
-        with open(file, "rb") as opened:
-            os.fsync(opened)
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return resident_share(files)
-
-
-def resident_share(files: Sequence[str]) -> float:
-    """The share of the files' pages that are in memory: mincore(2) asked of a mapping."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    pages = resident = 0
-    for file in filter(os.path.getsize, files):
-        mapped = np.memmap(file, np.uint8, mode="r")
-        found = np.zeros(-(-mapped.size // mmap.PAGESIZE), np.uint8)
-        if libc.mincore(*map(ctypes.c_void_p, (mapped.ctypes.data, mapped.size, found.ctypes.data))):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file)
-        pages, resident = pages + found.size, resident + int((found & 1).sum())
-    return resident / pages if pages else 0.0
-
-
 TOUCHED_EVERY = 4096
 
 
@@ -158,11 +134,10 @@ class MeasuredStream:
 
     Args:
         num_samples, batch_size: of an epoch; without them rows are counted in the batches.
-        once: StopIteration ends the first epoch.
     """
 
-    def __init__(self, loader: Loader, num_samples: int | None, batch_size: int | None, *, once: bool = False) -> None:
-        self.loader, self.num_samples, self.batch_size, self.once = loader, num_samples, batch_size, once
+    def __init__(self, loader: Loader, num_samples: int | None, batch_size: int | None) -> None:
+        self.loader, self.num_samples, self.batch_size = loader, num_samples, batch_size
         self.batches: Iterator[Any] | None = None
         self.position = 0  # batches delivered of the running epoch
         self.num_epochs = 0  # epochs begun
@@ -177,8 +152,6 @@ class MeasuredStream:
         except StopIteration:
             if self.position == 0:
                 raise RuntimeError("the loader delivered no batch in a whole epoch") from None
-            if self.once:
-                raise
             self.batches = None
             return self.next()
         self.position += 1
@@ -330,13 +303,7 @@ def fill(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> None:
 
 
 def read(
-    dataset: Any,
-    *,
-    batch_size: int,
-    seconds: float,
-    copy_bytes_per_s: float,
-    once: bool = False,
-    collate: Callable[[list[Any]], Any] | None = None,
+    dataset: Any, *, batch_size: int, seconds: float, copy_bytes_per_s: float, collate: Callable[[list[Any]], Any] | None = None
 ) -> Reading:
     """What one core reads into a resident batch, in random order, with no hand-over at all.
 
@@ -344,10 +311,8 @@ def read(
     a copy of their bytes takes is added: the limit must not be slower than a good loader's own way to place them. A
     collate function of the user's is run, for its work is theirs as well.
 
-    Args:
-        once: no sample twice, and so at most one pass: the second reading of a cold file is a warm one.
     """
-    draws = orders(dataset, batch_size, once=once)
+    draws = orders(dataset, batch_size)
     read_batch = reader(dataset, batch_size, collate)
     read_batch(next(draws))  # imports, page faults
     count = nbytes = 0
@@ -378,16 +343,14 @@ def runnable_s() -> float:
     return time.thread_time() + delay_s
 
 
-def orders(dataset: Any, rows: int, *, once: bool) -> Iterator[list[int]]:
-    """Indices of batches: drawn at random without end, or each once. An iterable dataset is read as it comes."""
+def orders(dataset: Any, rows: int) -> Iterator[list[int]]:
+    """Indices of batches, drawn at random without end. An iterable dataset is read as it comes."""
     if not is_map_style(dataset):
         yield from itertools.repeat(list(range(rows)))
     draw, length = np.random.default_rng(0), len(dataset)
     rows = min(rows, -(-length // 2))  # the first batch only warms up
-    while not once or length < 2:
+    while True:
         yield draw.integers(0, length, rows).tolist()
-    order = draw.permutation(length)
-    yield from (order[start : start + rows].tolist() for start in range(0, length, rows))
 
 
 def reader(dataset: Any, rows: int, collate: Callable[[list[Any]], Any] | None) -> Callable[[list[int]], int]:
@@ -432,13 +395,12 @@ def main() -> None:
 
 def run(job: BenchJob) -> dict[str, Any]:
     """What is answered to a job: fields of an Outcome."""
-    dropped = {"resident_share": drop(job.cold_files)} if job.cold_files else {}
     if not job.loader:
-        return {"values": probe(job) | dropped}
+        return {"values": probe(job)}
     dataset = None if job.torch_loader else make_dataset(job.dataset, job.arguments)
     found: dict[str, Any] = {}
     if job.seconds:
-        found["values"] = time_loader(dataset, job) | dropped
+        found["values"] = time_loader(dataset, job)
     if job.num_digests and (job.torch_loader or getattr(factory(job.loader), "keeps_order", True)):
         stream = open_stream(dataset, job)
         found["digests"] = [digest(stream.next()[0]) for _ in range(job.num_digests)]
@@ -463,10 +425,8 @@ def probe(job: BenchJob) -> dict[str, float]:
     rows = min(batch_size or 1, length or sys.maxsize)
     try:
         nbytes = rows * sample_nbytes(dataset)
-        drop(job.cold_files)
         copy_rate = memcpy_bytes_per_s(nbytes)
-        once = bool(job.cold_files)
-        reading = read(dataset, batch_size=rows, seconds=job.seconds, copy_bytes_per_s=copy_rate, once=once, collate=collate)
+        reading = read(dataset, batch_size=rows, seconds=job.seconds, copy_bytes_per_s=copy_rate, collate=collate)
     except Exception as error:
         raise BenchError(f"{job.workload}: reading samples of the dataset raised {one_line(error)}") from error
     return {
@@ -482,11 +442,10 @@ def probe(job: BenchJob) -> dict[str, float]:
 
 
 def open_stream(dataset: Any, job: BenchJob) -> MeasuredStream:
-    once = bool(job.cold_files)
     if job.torch_loader:
         own = users_loader(job.torch_loader, job.seed)
         beside = like_users(job.loader, own, job.num_workers, job.prefetch_factor)
-        return MeasuredStream(beside, num_samples(own), own.batch_size, once=once)
+        return MeasuredStream(beside, num_samples(own), own.batch_size)
     torch.manual_seed(job.seed)  # a dataset that draws from the global generator then does so repeatably
     options = LoaderOptions(
         batch_size=min(job.batch_size or 1, len(dataset)),
@@ -502,21 +461,17 @@ def open_stream(dataset: Any, job: BenchJob) -> MeasuredStream:
         options.scratch.mkdir(parents=True, exist_ok=True)
     # a loader with an order of its own may also cut batches where it likes
     known = len(dataset) if getattr(make, "keeps_order", True) else None
-    return MeasuredStream(make(dataset, options), known, options.batch_size, once=once)
+    return MeasuredStream(make(dataset, options), known, options.batch_size)
 
 
 def time_loader(dataset: Any, job: BenchJob) -> dict[str, float]:
-    """The timed part; of a cold job one pass from the first batch on: what had been read ahead by then is not counted."""
+    """The timed part, behind the first batch and a warm-up."""
     start_s = time.perf_counter()
     stream = open_stream(dataset, job)
-    first = record(stream, after(0.0))
+    record(stream, after(0.0))
     first_batch_s = time.perf_counter() - start_s
-    if job.cold_files:
-        segment = record(stream, after(4 * job.seconds), job.step_s)
-        segment = segment if segment.waits_s else first  # there was but one batch
-    else:
-        record(stream, after(job.warmup_s, num_batches=4 * (job.num_workers or 2) + 1), job.step_s)
-        segment = record(stream, after(job.seconds, num_batches=3), job.step_s)
+    record(stream, after(job.warmup_s, num_batches=4 * (job.num_workers or 2) + 1), job.step_s)
+    segment = record(stream, after(job.seconds, num_batches=3), job.step_s)
     values = {"first_batch_ms": first_batch_s * 1e3, **segment.values()}
     if job.memory_s:
         values["peak_pss_mb"] = peak_pss_bytes(stream, job.memory_s) / 1e6

@@ -14,7 +14,7 @@ def save(report: Report, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    labels = [f"{each.label}\n{each.setting}" if report.is_sweep else each.label for each in report.workloads]
+    labels = [f"{each.name}\n{each.setting}" if report.is_sweep else each.name for each in report.workloads]
     loaders = list(dict.fromkeys(name for section in report.workloads for name in section.loaders))
     height = 0.8 / len(loaders)
     figure = Figure(figsize=(11, 1.6 + len(report.workloads) * (0.3 + 0.24 * len(loaders))), dpi=140, layout="constrained")

@@ -62,7 +62,7 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 class LoaderReport:
     """One loader on one workload: every metric as median and extremes over rounds.
 
-    `same_bytes` is None where nothing was compared: the reference itself, a loader in an order of its own, or a cold pass.
+    `same_bytes` is None where nothing was compared: the reference itself, or a loader in an order of its own.
     """
 
     rounds: list[dict[str, float]] = field(default_factory=list)
@@ -86,8 +86,7 @@ class LoaderReport:
 class WorkloadReport:
     """All loaders on one workload at one setting, beside what one core can do without any.
 
-    `cache` is "warm", or "cold" for one pass over files that were dropped from the page cache first. `verdict` is about the
-    subject of the report.
+    `verdict` is about the subject of the report.
     """
 
     name: str
@@ -97,26 +96,11 @@ class WorkloadReport:
     loaders: dict[str, LoaderReport]
     notes: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
-    cache: str = "warm"
     setting: str = ""
     num_workers: int = 0
     prefetch_factor: int | None = None
     verdict: dict[str, Any] | None = None
     verdict_text: str = ""
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} cold" if self.cache == "cold" else self.name
-
-    def note_residence(self, most: float) -> None:
-        """Says where files stayed in the page cache although they were to be dropped."""
-        shares = [self.limit.get("resident_share", 0.0)]
-        shares += [spread.high for loader in self.loaders.values() if (spread := loader.metrics.get("resident_share"))]
-        if max(shares) > most:
-            self.notes.append(
-                f"{max(shares):.0%} of its files stayed in the page cache (tmpfs, a file system that keeps them, or another "
-                "process has them mapped): these figures are not cold ones"
-            )
 
 
 @dataclass
@@ -143,7 +127,7 @@ class Report:
     @property
     def failures(self) -> list[str]:
         return [
-            f"{workload.label}: {name} failed: {loader.error}"
+            f"{workload.name}: {name} failed: {loader.error}"
             for workload in self.workloads
             for name, loader in workload.loaders.items()
             if loader.error
@@ -196,14 +180,14 @@ def show(report: Report, console: Console) -> None:
         console.print(start + escape(text), highlight=False, style=style or None)
 
     console.print(table(report, console.width))
-    for label in dict.fromkeys(section.label for section in report.workloads):
-        sections = [section for section in report.workloads if section.label == label]
+    for label in dict.fromkeys(section.name for section in report.workloads):
+        sections = [section for section in report.workloads if section.name == label]
         # what is said of a sweep is said of the setting in which the subject was fastest
         best = max(sections, key=lambda section: rate(section, report.subject))
         say(sentence(best, report), label)
         if best.verdict:
             say(f"{best.verdict_text}.", "  verdict")
-        if best.cache == "warm" and best.name in report.recommendations:
+        if best.name in report.recommendations:
             say(f"{report.recommendations[best.name]['sentence']}.", "  recommended")
         for section in sections:
             for note in section.notes:
@@ -250,7 +234,7 @@ def table(report: Report, width: int) -> Table:
     for header in (f"x {report.reference}\nsamples/s", *(header for header, _, _ in shown)):
         made.add_column(header, justify="right", no_wrap=True)
     for workload in report.workloads:
-        where = [workload.label, workload.setting] if report.is_sweep else [workload.label]
+        where = [workload.name, workload.setting] if report.is_sweep else [workload.name]
         for name, loader in workload.loaders.items():
             cells = ["failed"] if loader.error else [number(loader, metric) for _, metric, _ in shown]
             # of benchmarks.contestants.grain:open_loader what tells it from the others
@@ -574,12 +558,11 @@ def figures_of(section: WorkloadReport, subject: str, num_cpus: int) -> Figures 
 
 
 def recommend(sections: list[WorkloadReport], report: Report, num_cpus: int) -> Recommendation | None:
-    """One workload's setting: out of the warm sections of a sweep, else by the model from the only one."""
-    warm = [section for section in sections if section.cache == "warm"]
-    ran = [(section, found) for section in warm if (found := figures_of(section, report.subject, num_cpus))]
+    """One workload's setting: out of the sections of a sweep, else by the model from the only one."""
+    ran = [(section, found) for section in sections if (found := figures_of(section, report.subject, num_cpus))]
     if not ran:
         return None
-    if len(warm) == 1:
+    if len(sections) == 1:
         return from_model(ran[0][1], step_ms=report.step_ms)
     tried = []
     for section, _ in ran:

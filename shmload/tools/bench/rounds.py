@@ -1,6 +1,6 @@
 """A whole benchmark: its options, jobs in fresh processes round after round, and the comparison of their bytes.
 
-A task is a workload at one setting, warm or cold. Every loader has its turn at it in a process of its own (`measure.py`), round
+A task is a workload at one setting. Every loader has its turn at it in a process of its own (`measure.py`), round
 after round; jobs and answers travel as JSON.
 """
 
@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product, zip_longest
@@ -27,7 +27,6 @@ AS_BUILT = ("shmload", "torch")  # what can be made of a DataLoader that the use
 START_METHODS = ("fork", "spawn", "forkserver")
 NUM_DIGESTS = 32
 MEMORY_S = 0.6
-STILL_WARM = 0.05  # a share of files in the page cache from which a cold pass is not called one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,6 @@ class BenchJob:
         torch_loader: `module:name` of a torch DataLoader or of the function that makes it; then there is no `dataset`.
         seconds: the timed part ends after so many; 0 skips it.
         step_s: how long the trainer sleeps after each batch, in place of a training step.
-        cold_files: dropped from the page cache first; then the one pass from there on is timed, without a warm-up.
         num_digests: batches of the untimed pass whose bytes are digested; none of a loader with an order of its own.
         memory_s: seconds of delivery during which memory is looked at.
         scratch: a folder for files of the loader's own.
@@ -60,7 +58,6 @@ class BenchJob:
     seconds: float = 2.0
     warmup_s: float = 1.0
     step_s: float = 0.0
-    cold_files: tuple[str, ...] = ()
     seed: int = 0
     start_method: str | None = None
     collate: str | None = None
@@ -107,8 +104,6 @@ class BenchOptions:
         loaders: the first is the subject of every ratio, `torch` (else the last) its reference.
         num_workers, prefetch_factor, batch_size: with more than one value each, every combination is measured.
         step_ms: length of the simulated training step after each batch.
-        cold: each loader also reads once with the workload's files dropped from the page cache.
-        cold_files: files and folders that `dataset` or `torch_loader` read.
         seconds: length of each timed part.
         rounds: None is 3, or 1 where several settings are measured.
         quick: small data, one process a loader, fractions of a second: to see that it works, not how fast.
@@ -125,8 +120,6 @@ class BenchOptions:
     prefetch_factor: tuple[int, ...] = ()
     batch_size: tuple[int, ...] = ()
     step_ms: float = 0.0
-    cold: bool = False
-    cold_files: tuple[Path, ...] = ()
     seconds: float = 1.5
     rounds: int | None = None
     seed: int = 0
@@ -160,13 +153,6 @@ class BenchOptions:
             yield f"--seconds: needs more than 0, given {self.seconds:g}"
         if not 0 <= self.step_ms < 60_000:
             yield f"--step-ms: needs 0 to 60000, given {self.step_ms:g}"
-        if self.cold_files and not self.cold:
-            yield "--cold-files: needs --cold, which measures a pass with them dropped from the page cache"
-        if self.cold and (self.dataset or self.torch_loader) and not self.cold_files:
-            yield (
-                "--cold: needs --cold-files with your own data: the files and folders it reads, which are to be dropped "
-                "from the page cache"
-            )
         if self.torch_loader:
             for name in ("dataset", "workloads", "collate", "batch_size", "start_method"):
                 if getattr(self, name):
@@ -240,40 +226,24 @@ class BenchTask:
 
     @property
     def label(self) -> str:
-        return f"{self.workload.name}{' cold' if self.job.cold_files else ''} {self.point.label()}".strip()
+        return f"{self.workload.name} {self.point.label()}".strip()
 
     @property
-    def probe_key(self) -> tuple[str, int | None, bool]:
+    def probe_key(self) -> tuple[str, int | None]:
         """Tasks that are alike in this have the same limit."""
-        return self.workload.name, self.job.batch_size, bool(self.job.cold_files)
+        return self.workload.name, self.job.batch_size
 
 
-Limits = dict[tuple[str, int | None, bool], dict[str, float]]  # what one core can do, by probe_key
-
-
-def files_below(paths: Iterable[Path]) -> list[str]:
-    """The files that are named, and those in named folders, sorted; absolute, so that a folder may change.
-
-    Raises:
-        BenchError: there are none.
-    """
-    found: set[Path] = set()
-    for path in paths:
-        if not path.exists():
-            raise BenchError(f"--cold-files: needs files or folders that exist, given {str(path)!r}")
-        found.update([path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()])
-    if not found:
-        raise BenchError(f"--cold-files: needs at least one file, found none in {', '.join(map(str, paths))}")
-    return sorted(str(path.absolute()) for path in found)
+Limits = dict[tuple[str, int | None], dict[str, float]]  # what one core can do, by probe_key
 
 
 def prepare(options: BenchOptions, folder: Path, notes: list[str]) -> list[BenchTask]:
     """Writes the data of built-in workloads into `folder`; `notes` get what is left out.
 
     Returns:
-        the workloads at every setting that is asked for, warm, and cold if there are files to drop.
+        the workloads at every setting that is asked for.
     Raises:
-        BenchError: there is no room, or the user's files are not there.
+        BenchError: there is no room.
     """
     tasks: list[BenchTask] = []
     is_own = bool(options.dataset or options.torch_loader)
@@ -284,7 +254,7 @@ def prepare(options: BenchOptions, folder: Path, notes: list[str]) -> list[Bench
             title=options.dataset or options.torch_loader or "",
             dataset=options.dataset or "",
             batch_size=64 if options.dataset else None,
-            prepare=lambda folder, small, cold: ({}, files_below(options.cold_files) if cold else []),
+            prepare=lambda folder, small: {},
         )
         workloads.append(own)
     for number, workload in enumerate(workloads, 1):
@@ -293,14 +263,12 @@ def prepare(options: BenchOptions, folder: Path, notes: list[str]) -> list[Bench
             notes.append(f"{workload.name} left out: {absent}")
             continue
         try:
-            arguments, files = workload.prepare(folder, options.quick, options.cold)
+            arguments = workload.prepare(folder, options.quick)
         except OSError as error:
             raise BenchError(f"{workload.name}: cannot write its data to the temporary folder: {error}; set TMPDIR") from error
-        if options.cold and not files:
-            notes.append(f"{workload.name}: its data lie in memory, so there is no cold pass")
         is_this = is_own and number == len(workloads)
         for point in options.points():
-            warm = BenchJob(
+            job = BenchJob(
                 workload=workload.name,
                 dataset=workload.dataset,
                 loader="",
@@ -316,9 +284,7 @@ def prepare(options: BenchOptions, folder: Path, notes: list[str]) -> list[Bench
                 start_method=options.start_method,
                 collate=options.collate if is_this else None,
             )
-            tasks.append(BenchTask(workload, warm, point, is_this))
-            if options.cold and files:
-                tasks.append(BenchTask(workload, replace(warm, cold_files=tuple(files)), point, is_this))
+            tasks.append(BenchTask(workload, job, point, is_this))
     return tasks
 
 
@@ -349,18 +315,11 @@ def benchmark(options: BenchOptions, progress: RoundsProgress) -> Report:
             raise BenchError(f"nothing can run: {'; '.join(report.notes)}")
         limits: Limits = {}
         progress.start(len({task.probe_key for task in tasks}) + len(tasks) * len(options.loaders) * options.num_rounds)
-        for group in grouped(tasks, options.quick):
+        for group in [tasks] if options.quick else [[task] for task in tasks]:  # whose jobs share processes
             probe(group, limits, options, progress)
             report.workloads += rounds_of(group, limits, options, folder, progress)
     judge_all(report)
     return report
-
-
-def grouped(tasks: Sequence[BenchTask], quick: bool) -> list[list[BenchTask]]:
-    """Tasks whose jobs share processes: warm and cold ones never do, for a file that is mapped cannot be dropped."""
-    if not quick:
-        return [[task] for task in tasks]
-    return [group for cold in (False, True) if (group := [t for t in tasks if bool(t.job.cold_files) == cold])]
 
 
 def measured(jobs: Sequence[BenchJob], tasks: Sequence[BenchTask], what: str, progress: RoundsProgress) -> list[TaskOutcome]:
@@ -399,18 +358,18 @@ def rounds_of(
         limit, point = limits[task.probe_key], task.point
         section = WorkloadReport(task.workload.name, task.workload.title, int(limit["batch_size"]), limit, {})
         section.loaders = {name: LoaderReport() for name in options.loaders}
-        section.cache, section.setting = "cold" if task.job.cold_files else "warm", point.label()
+        section.setting = point.label()
         section.num_workers = int(limit["num_workers"] if point.num_workers is None else point.num_workers)
         section.prefetch_factor = point.prefetch_factor
         reports.append(section)
-    # only in the first round are bytes digested and memory looked at; never in a cold pass
+    # only in the first round are bytes digested and memory looked at
     first = {"num_digests": 4, "memory_s": 0.1} if options.quick else {"num_digests": NUM_DIGESTS, "memory_s": MEMORY_S}
     for number in range(options.num_rounds):
         for loader in options.loaders[:: 1 if number % 2 == 0 else -1]:
             jobs = []
             for task in tasks:
                 scratch = folder / "scratch" / task.workload.name / str(options.loaders.index(loader))
-                more: dict[str, Any] = first if number == 0 and not task.job.cold_files else {}
+                more: dict[str, Any] = first if number == 0 else {}
                 jobs.append(replace(task.job, loader=loader, scratch=str(scratch), **more))
             for report, outcome in zip(reports, measured(jobs, tasks, loader, progress), strict=True):
                 found = report.loaders[loader]
@@ -423,7 +382,6 @@ def rounds_of(
         compare(task, report, options.reference)
         for each in report.loaders.values():
             each.summarise(report.loaders[options.reference])
-        report.note_residence(STILL_WARM)
     return reports
 
 

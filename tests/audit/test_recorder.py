@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shmload import ShmLoader
-from shmload.audit.file import Batch
+from shmload.audit.recorder import Batch
 from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import judged, kinds, make, run
 

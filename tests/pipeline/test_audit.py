@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from shmload.audit.file import AuditLog, Batch, Record, batch_record, event_record, header_line
+from shmload.audit.recorder import AuditLog, Batch, Record, batch_record, event_record, header_line
 from shmload.pipeline import Collate, Conveyer, Join, Map, Partition, Permutation, Range
 from shmload.tools.audit.timeline import AuditReport
 from shmload.tools.audit.verify import read_folder, verify

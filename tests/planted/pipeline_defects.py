@@ -53,7 +53,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B9",
         "a doubled batch passes for proven",
-        "shmload/tools/audit/orders.py",
+        "shmload/tools/audit/timeline.py",
         "np.flatnonzero(every[1:] == every[:-1]) + 1",
         "np.flatnonzero(every[1:] < 0) + 1",
         ("tests/pipeline/test_audit.py::test_a_planted_defect_is_found",),

@@ -1,13 +1,31 @@
-"""What the files of one loader say in order (`AuditTimeline`), and what `verify` found in them (`AuditReport`)."""
+"""What the files of one loader say in order (`AuditTimeline`), and what `verify` found in them (`AuditReport`).
+
+Judging epochs: whether what was delivered in one is what its order says, each position or sample once.
+
+*Positions* (seed mode, pipelines): every position of an epoch, or of a stream of items, must have come once over all ranks. Which
+positions the rows of a record had follows from its step and rank, so starts on any number of ranks lie on one scale. In seed mode
+each position's sample is known, too, and each delivery is held against the schedule. In a pipeline keys say which item a position
+stands for, item + epoch * n, and of a Join that times its members plus the member's number: every item must come once an epoch. A
+Join's members go on where they stand, so each epoch of a member is whole before its next begins.
+
+*Passes*, whose order a sampler says (torch mode, and seed mode with a sampler): there is no formula, so a pass is judged by its
+own records: each step once, in turn, without gaps. Where it is torch's own sampler that delivers every sample once (sequential,
+random without replacement, DistributedSampler over all ranks), the indices are judged, too.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from shmload.audit.file import AuditLog, Batch, Event, Header
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.audit.recorder import DISTRIBUTED, AuditLog, Batch, Event, Header, Mode
+from shmload.schedule.schedule import Schedule, stream_positions
 
 LISTED_MAX = 100  # findings of one kind that are listed
 
@@ -223,3 +241,371 @@ def parts_in_order(parts: Iterable[AuditPart]) -> list[AuditPart]:
         ranks.add(part.header.rank)
         part.start = start
     return ordered
+
+
+Keys = NDArray[np.int64]
+
+
+def ordered_keys(batch: Batch) -> list[Any] | np.ndarray[Any, Any] | None:
+    """The keys as they were ordered: before samples were skipped or substituted."""
+    if batch.keys is None or not batch.changes:
+        return batch.keys
+    keys = list(batch.keys)
+    for row, key, substitute, _ in batch.changes:
+        if substitute is None:
+            keys.insert(row, key)
+        elif row < len(keys):
+            keys[row] = key
+    return keys
+
+
+def is_numeric_keys(keys: Any) -> bool:
+    """Whether all keys of a batch are whole numbers."""
+    return isinstance(keys, np.ndarray) or (keys is not None and all(type(key) in (int, np.int64) for key in keys))
+
+
+# ------------------------------------------------------------ positions
+
+BEHIND_MAX = 16  # steps that ranks of a run that ended may be apart: they step together, what is handed over ahead counts
+
+
+@lru_cache(maxsize=64)
+def schedule_of(header: Header) -> Schedule:
+    """The schedule that a file's loader followed; an order of another kind is known by its positions only."""
+    return Schedule(
+        header.n or 0,
+        batch_size=header.batch_size or 1,
+        seed=header.seed or 0,
+        shuffle=header.shuffle and header.order is None,
+        uneven=header.uneven,  # type: ignore[arg-type]  # the schedule checks it
+        world_size=header.world_size,
+        version=header.schedule,
+    )
+
+
+def _newest(deliveries: Sequence[Delivery]) -> Delivery:
+    """The delivery of the highest step of the newest start."""
+    return max(deliveries, key=lambda one: (one.part.start, one.step))
+
+
+def _check_indices(deliveries: list[Delivery], report: AuditReport) -> None:
+    """Of seed mode: each delivery's samples must be the schedule's."""
+    expected_more: Counter[Any] = Counter()
+    for one in deliveries:
+        schedule = schedule_of(one.part.header)
+        expected, ordered = schedule.batch(one.epoch, one.step, one.rank), np.asarray(ordered_keys(one.batch))
+        if not np.array_equal(expected, ordered):
+            report.found("swapped", f"{one.where}: {_other_samples(one, expected, ordered.tolist())}")
+            expected_more.update(expected.tolist())
+            expected_more.subtract(ordered.tolist())
+            continue
+        for row, _, new, tries in one.batch.changes:
+            if new is not None and new != schedule.index_after(one.epoch, one.step, one.rank, row, tries):
+                what = f"row {row} has the substitute {new}, which is not number {tries} behind it in the order"
+                report.found("swapped", f"{one.where}: {what}")
+    for kind, sign, what in (("missing", 1, "never came"), ("doubled", -1, "came once too often")):
+        if found := sorted(key for key, more in expected_more.items() if sign * more > 0):
+            report.found(kind, f"epoch {deliveries[0].epoch}: samples {ranges(found)} {what}, by what is swapped")
+
+
+def _other_samples(one: Delivery, expected: np.ndarray[Any, Any], ordered: list[Any]) -> str:
+    rows = [row for row, (a, b) in enumerate(zip(expected.tolist(), ordered, strict=True)) if a != b]
+    text = f"rows {ranges(rows)} hold other samples than the schedule says, the first is {ordered[rows[0]]} for {expected[rows[0]]}"
+    schedule = schedule_of(one.part.header)
+    num_near = 64
+    for step in range(max(one.step - num_near, 0), min(one.step + num_near, schedule.num_steps)):
+        for rank in range(min(schedule.world_size, num_near)):
+            if (step, rank) != (one.step, one.rank) and np.array_equal(schedule.batch(one.epoch, step, rank), ordered):
+                return f"{text}: it is the batch of step {step}, rank {rank}"
+    return text
+
+
+class Judged(NamedTuple):
+    """An epoch whose positions are judged."""
+
+    keys: Keys  # of all that counts
+    is_whole: bool  # no position up to the last is left out
+
+
+def judge_positions(
+    epoch: EpochReport,
+    deliveries: list[Delivery],
+    parts: Sequence[AuditPart],
+    *,
+    is_last: bool,
+    has_ended: bool,
+    report: AuditReport,
+) -> Judged:
+    """Judges the positions of one epoch; a pipeline that repeats has one.
+
+    Args:
+        deliveries: those that count, of all ranks.
+        parts: all files there are.
+        is_last: no record is of a later epoch.
+        has_ended: a rank's record says that the epoch came to its end.
+    """
+    newest = _newest(deliveries)
+    header, is_open = newest.part.header, is_last and not has_ended
+    rows = [_rows(one, report) for one in deliveries]
+    if header.mode == Mode.SEED and header.order is None:
+        _check_indices([one for one, (positions, _) in zip(deliveries, rows, strict=True) if len(positions)], report)
+    had = _once([positions for positions, _ in rows], deliveries, report)
+    first = min(_at(one) for one in deliveries if one.part.start == newest.part.start)
+    reached = int(had[-1]) + 1 if len(had) else 0
+    whole = _whole(header, first, reached, [part.header for part in parts if part.start > newest.part.start])
+    front = reached if whole is None or is_open else whole
+    near = min(front, reached + (first - reached) % _stride(header))  # the end of the step that was reached
+    gaps = _gaps(had, near)
+    remaining = _remaining(gaps, first, deliveries, newest, parts, report) if is_open else set()
+    _report_missing(deliveries, [at for at in gaps if at not in remaining], range(near, front), parts, report)
+    if is_open and (remaining or whole is None or front < whole):
+        epoch.state = "unfinished"
+        epoch.remaining = f"what is behind position {min(remaining, default=front) - 1}"
+    elif header.mode == Mode.SEED and header.order is not None:
+        epoch.state = "consistent"
+    keys = np.concatenate([np.empty(0, np.int64), *(keys for _, keys in rows)])
+    return Judged(keys, not gaps and header.uneven != "drop")
+
+
+def _report_missing(
+    deliveries: list[Delivery], missing: list[int], tail: range, parts: Sequence[AuditPart], report: AuditReport
+) -> None:
+    """Says of seed mode also which step and rank it is, and the first samples."""
+    newest = _newest(deliveries).part.header
+    number, headers = deliveries[0].epoch, {}
+    if newest.mode == Mode.SEED:
+        there = {one.step: one.part.header for one in deliveries}
+        headers = {step: there.get(step, newest) for step in sorted({at // _stride(newest) for at in missing})}
+    lost, of_rank = set(missing), dict[int, list[int]]()
+    for step, header in headers.items():
+        for rank in range(header.world_size):
+            if not lost.isdisjoint(_positions(step * _stride(header), header, rank=rank).tolist()):
+                of_rank.setdefault(rank, []).append(step)
+    whose = ", ".join(f"steps {ranges(steps)} of rank {rank}" for rank, steps in of_rank.items())
+    if of_rank and newest.order is None:
+        rank, (step, *_) = next(iter(of_rank.items()))
+        schedule = schedule_of(headers[step])
+        samples = schedule.batch(number, step, rank)[: schedule.num_valid(step, rank)].tolist()
+        named = f"samples {', '.join(map(str, samples[:8]))}" if samples else "padding only"
+        whose += f"; step {step} holds {named}"
+    have = {(part.header.rank, part.header.world_size) for part in parts}
+    worlds = {header.world_size for header in (newest, *headers.values())}
+    if absent := sorted({rank for world in worlds for rank in range(world) if (rank, world) not in have}):
+        whose += f"; there is no file of rank {ranges(absent)}: is it missing?"
+    if missing:
+        report.found("missing", f"epoch {number}: positions {ranges(missing)} never came{': ' if of_rank else ''}{whose}")
+    if tail:
+        report.found("missing", f"epoch {number}: nothing came from position {tail.start} to {tail.stop - 1}: it was left early")
+
+
+# ------------------------------------------------------------ passes
+
+
+def judge_pass(
+    epoch: EpochReport, deliveries: list[Delivery], ended: set[int], ranks: set[int], *, is_last: bool, report: AuditReport
+) -> None:
+    """Judges one pass.
+
+    Args:
+        deliveries: those that count, of all ranks.
+        ended: ranks whose record says that the pass came to its end.
+        ranks: ranks of which there is any file.
+    """
+    header = deliveries[0].part.header
+    worlds = {one.part.header.world_size for one in deliveries}
+    if len(worlds) > 1:
+        epoch.state = "consistent"
+        which = f"pass {epoch.epoch} has ranks of worlds of {' and '.join(map(str, sorted(worlds)))}"
+        report.unjudged.append(f"{which}: no order says whose is what")
+        return
+    num_found = report.num_found.total()
+    by_rank = {rank: [one for one in deliveries if one.rank == rank] for rank in range(header.world_size)}
+    unfinished = {}  # rank -> its last step
+    for rank, mine in by_rank.items():
+        place = f"rank {rank}, pass {epoch.epoch}"
+        if not mine and rank not in ranks:
+            report.found("missing", f"{place}: nothing is recorded; is its file missing?")
+            continue
+        steps = {one.step for one in mine}
+        last = max(steps, default=-1)
+        if gaps := [step for step in range(last) if step not in steps]:
+            report.found("missing", f"{place}: steps {ranges(gaps)} are not recorded")
+        for step, num in Counter(one.step for one in mine).items():
+            if num > 1:
+                where = "; ".join(one.where for one in mine if one.step == step)
+                report.found("doubled", f"{place}: step {step} was delivered {num} times: {where}")
+        if rank not in ended:
+            unfinished[rank] = last
+    if unfinished and is_last and not ended:
+        epoch.state = "unfinished"
+        lasts = ", ".join(f"{last} of rank {rank}" for rank, last in unfinished.items())
+        epoch.remaining = f"what comes behind step {lasts}"
+    elif unfinished:
+        for rank, last in unfinished.items():
+            what = f"nothing behind step {last}, where it was left or its record ends"
+            report.found("missing", f"rank {rank}, pass {epoch.epoch}: {what}")
+    elif report.num_found.total() == num_found:
+        _judge_coverage(epoch, header, by_rank, report)
+
+
+def _judge_coverage(epoch: EpochReport, header: Header, by_rank: dict[int, list[Delivery]], report: AuditReport) -> None:
+    n, drop, world = header.n, header.batch_size or 1 if header.uneven == "drop" else 0, header.world_size
+    keys = {rank: [ordered_keys(one.batch) for one in mine] for rank, mine in by_rank.items()}
+    is_numeric = all(is_numeric_keys(each) for mine in keys.values() for each in mine)
+    if header.order not in (None, DISTRIBUTED) or n is None or not is_numeric:
+        epoch.state = "consistent"
+    elif header.order is None:
+        for rank, mine in keys.items():
+            _compare(f"rank {rank}, pass {epoch.epoch}", mine, n, 0, drop, report)
+    else:
+        together = [each for mine in keys.values() for each in mine]
+        left_out = drop and world * drop + n % world
+        _compare(f"pass {epoch.epoch}, all ranks together", together, n, -n % world, left_out, report)
+
+
+def _compare(where: str, batches: list[Any], n: int, extra_max: int, missing_max: int, report: AuditReport) -> None:
+    """Every index of [0, n) once, but for so many repeated, and missing, as the sampler's rule allows."""
+    keys = np.concatenate([np.zeros(0, np.int64), *(np.asarray(each, np.int64) for each in batches)])
+    unknown = keys[(keys < 0) | (keys >= n)]
+    if len(unknown):
+        report.found("swapped", f"{where}: indices {ranges(sorted(set(unknown.tolist())))} are outside of [0, {n})")
+    counts = np.bincount(keys[(keys >= 0) & (keys < n)], minlength=n)
+    doubled, missing = np.flatnonzero(counts > 1), np.flatnonzero(counts == 0)
+    if int((counts[doubled] - 1).sum()) > extra_max:
+        report.found("doubled", f"{where}: samples {ranges(doubled.tolist())} came more than once")
+    if len(missing) > missing_max:
+        report.found("missing", f"{where}: samples {ranges(missing.tolist())} never came")
+
+
+# ------------------------------------------------------------ items of pipelines, and the arithmetic of positions
+
+
+def judge_items(epochs: Sequence[Judged], members: Any, report: AuditReport) -> None:
+    """Each item once in each epoch of its member, but for what is still to come of the last."""
+    is_whole = all(epoch.is_whole for epoch in epochs)
+    for path, n, keys in _by_member(np.concatenate([epoch.keys for epoch in epochs]), members):
+        member = "".join(f" of member {number}" for number in reversed(path))
+        once, counts = np.unique(keys, return_counts=True)
+        doubled = once[counts > 1]
+        for epoch in np.unique(doubled // n).tolist():
+            items = (doubled[doubled // n == epoch] % n).tolist()
+            report.found("doubled", f"items {ranges(items)} of epoch {epoch}{member} came more than once")
+        of_epochs, num_items = np.unique(once // n, return_counts=True)
+        for epoch, num in zip(of_epochs[:-1].tolist(), num_items[:-1].tolist(), strict=True) if is_whole else ():
+            if num < n:
+                its = once[once // n == epoch] - epoch * n
+                gap = int(np.flatnonzero(np.append(its, -1) != np.arange(num + 1))[0])
+                report.found("missing", f"{n - num} items of epoch {epoch}{member} never came, such as item {gap}")
+
+
+def _once(positions: Sequence[Keys], deliveries: Sequence[Delivery], report: AuditReport) -> Keys:
+    """All positions, sorted; what was delivered twice is reported."""
+    every = np.concatenate(positions)
+    whose = np.repeat(np.arange(len(positions)), [len(its) for its in positions])
+    order = np.argsort(every, kind="stable")
+    every, whose = every[order], whose[order]
+    again = np.flatnonzero(every[1:] == every[:-1]) + 1
+    for which in np.unique(whose[again]).tolist():
+        its = again[whose[again] == which]
+        before = deliveries[int(whose[its[0] - 1])]
+        report.found(
+            "doubled", f"{deliveries[which].where}: positions {ranges(every[its].tolist())} were delivered before: {before.where}"
+        )
+    return np.delete(every, again)
+
+
+def _gaps(had: Keys, front: int) -> list[int]:
+    """What is not in a sorted row of positions, up to the front."""
+    edges = np.concatenate([[-1], had[had < front], [front]])
+    return [at for i in np.flatnonzero(np.diff(edges) > 1) for at in range(int(edges[i]) + 1, int(edges[i + 1]))]
+
+
+def _by_member(keys: Keys, members: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], int, Keys]]:
+    """Of each member, at every depth: its number in each Join, how many items it has, its own keys."""
+    if isinstance(members, int):
+        yield path, members, keys
+        return
+    for number, member in enumerate(members):
+        yield from _by_member(keys[keys % len(members) == number] // len(members), member, (*path, number))
+
+
+def _rows(one: Delivery, report: AuditReport) -> tuple[Keys, Keys]:
+    """(positions, keys) of what counts: nothing that came again after a resume, and of pipelines no padding."""
+    header = one.part.header
+    keys = ordered_keys(one.batch)
+    positions = _positions(_at(one), header, 0 if keys is None else len(keys))
+    if keys is None or not is_numeric_keys(keys) or len(keys) != len(positions):
+        num_rows = 0 if keys is None else len(keys)
+        report.found("swapped", f"{one.where}: {num_rows} rows were ordered, the schedule has {len(positions)}")
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    counts = np.ones(len(positions), np.bool_)
+    if header.mode == Mode.PIPELINE:
+        for bound in (_end(header), one.until):
+            if bound is not None:
+                counts &= positions < bound
+    return positions[counts], np.asarray(keys, np.int64)[counts]
+
+
+def _at(one: Delivery) -> int:
+    """The position that the step of a delivery begins at; of a pipeline that is its step's own number."""
+    return one.step * (_stride(one.part.header) if one.part.header.mode == Mode.SEED else 1)
+
+
+def _positions(step: int, header: Header, num_rounds: int = 1, rank: int | None = None) -> Keys:
+    return stream_positions(
+        step,
+        header.rank if rank is None else rank,
+        n=_end(header),
+        uneven=header.uneven,
+        world_size=header.world_size,
+        batch_size=header.batch_size,
+        num_rounds=num_rounds,
+    )
+
+
+def _end(header: Header) -> int | None:
+    return None if (header.stream or {}).get("is_endless") else header.n
+
+
+def _stride(header: Header) -> int:
+    return (header.batch_size or 1) * header.world_size
+
+
+def _whole(header: Header, first: int, reached: int, later: Sequence[Header]) -> int | None:
+    """Where an epoch ends that is read from a step on; None: nowhere.
+
+    Args:
+        reached: how far it was read.
+        later: of starts that came behind. One that goes on with larger steps may leave out what smaller ones would have read.
+    """
+    end = _end(header)
+    if end is not None and header.mode == Mode.SEED and header.uneven == "pad":
+        return end + -(end % _stride(header)) % header.world_size
+    if end is None or header.uneven != "drop":
+        return end
+    if header.mode == Mode.PIPELINE and any(end - reached < _stride(each) for each in later):
+        return reached
+    return first + (end - first) // _stride(header) * _stride(header)
+
+
+def _remaining(
+    gaps: list[int], first: int, deliveries: list[Delivery], newest: Delivery, parts: Sequence[AuditPart], report: AuditReport
+) -> set[int]:
+    """Positions still to come: of the newest start, what lies behind the last step of a rank that has a file."""
+    header, start = newest.part.header, newest.part.start
+    last = {part.header.rank: -1 for part in parts if part.header.world_size == header.world_size}
+    for one in deliveries:
+        if one.part.start == start:
+            last[one.rank] = max(last[one.rank], _at(one))
+    front, stride = max(last.values()), _stride(header)
+    if behind := sorted(rank for rank, its_last in last.items() if its_last < front - BEHIND_MAX * stride):
+        report.unjudged.append(
+            f"epoch {newest.epoch}, where the run ended: the record of rank {ranges(behind)} ends "
+            f"{(front - min(last.values())) // stride} steps before the others'. It was stopped earlier, or its file was cut"
+        )
+    found: set[int] = set()
+    for step in {first + (at - first) // stride * stride for at in gaps if at >= first}:
+        for rank, its_last in last.items():
+            if step > its_last:
+                found.update(_positions(step, header, rank=rank).tolist())
+    return found.intersection(gaps)

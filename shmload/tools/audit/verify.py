@@ -1,6 +1,6 @@
 """Does each epoch hold each sample exactly once? The files of a folder in, a report out.
 
-Files are read (`shmload.audit.file`), divided into loaders by what their headers say, freed of what resumes rolled back
+Files are read (`shmload.audit.recorder`), divided into loaders by what their headers say, freed of what resumes rolled back
 (`timeline.py`) and judged (`orders.py`). Batches that should be alike are compared by their digests.
 
 With the dataset at hand batches are read again, by the loader's own inline reader, with the seed, epoch and indices of the record,
@@ -20,11 +20,21 @@ from typing import Any
 import numpy as np
 
 from shmload._core.trainer import Order
-from shmload.audit.file import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Batch, Header, Mode, digest_of, read_header, read_log
+from shmload.audit.recorder import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Batch, Header, Mode, digest_of, read_header, read_log
 from shmload.loader import ShmLoader
 from shmload.modes.passes import InlineReader
-from shmload.tools.audit.orders import Judged, judge_items, judge_pass, judge_positions
-from shmload.tools.audit.timeline import AuditedLoader, AuditPart, AuditReport, AuditTimeline, Delivery, EpochReport
+from shmload.tools.audit.timeline import (
+    AuditedLoader,
+    AuditPart,
+    AuditReport,
+    AuditTimeline,
+    Delivery,
+    EpochReport,
+    Judged,
+    judge_items,
+    judge_pass,
+    judge_positions,
+)
 
 
 def read_folder(folder: Path, *, over: Callable[[Sequence[Path]], Iterable[Path]] = iter) -> list[AuditLog]:

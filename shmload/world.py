@@ -6,6 +6,7 @@ import gc
 import importlib
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -141,3 +142,13 @@ def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str],
         return sorted({*vars(sys.modules[package]), *places})
 
     return get, names
+
+
+def describe_exit(code: Any) -> str:
+    """What a process's exit code says, in words."""
+    if code is None:
+        return "is still running"
+    if code < 0:
+        names = {int(each): each.name for each in signal.Signals}
+        return f"was killed by {names.get(-code, f'signal {-code}')}"
+    return f"exited with code {code}"

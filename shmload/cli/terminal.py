@@ -84,12 +84,7 @@ def shown(visible: bool) -> Iterator[Bar]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (
-        BarColumn(24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not visible) as progress:
+    columns = BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    text = TextColumn("{task.description}", markup=False)
+    with Progress(*columns, text, console=Console(stderr=True), transient=True, disable=not visible) as progress:
         yield Bar(progress)

@@ -34,7 +34,7 @@ from shmload.errors import WorkerDied
 from shmload.growing.files import CONTROL, CacheWriter, Report, write_whole
 from shmload.shm import owners
 from shmload.worker.pool import context_of, interrupts_held, warn_of_fork
-from shmload.worker.reader import describe_exit
+from shmload.world import describe_exit
 
 log = logging.getLogger("shmload")
 

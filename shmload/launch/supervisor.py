@@ -52,7 +52,7 @@ from shmload.launch import boot, in_rank
 from shmload.launch.in_rank import RankReport, read_report
 from shmload.launch.ranks import LOOPBACK, Child, Ends, NodePlace, RankSpec, Start, booted, held_port, number_of_ranks, rank_specs
 from shmload.shm.names import Host
-from shmload.worker.reader import describe_exit
+from shmload.world import describe_exit
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

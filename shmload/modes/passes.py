@@ -200,14 +200,8 @@ def shown(batches: Iterator[T], total: int | None, done: int, log: DeliveryLog, 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     console = Console(stderr=True) if console is None else console
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[rate]}", markup=False),
-    )
+    title, rate = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[rate]}"))
+    columns = title, BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), rate
     looks: deque[tuple[float, int, float]] = deque([(monotonic(), 0, 0.0)], maxlen=NUM_LOOKS)  # when, rows, waited
     rows, waited, due = 0, 0.0, 0.0
     with Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal) as progress:
@@ -245,8 +239,7 @@ class InlineReader:
     """
 
     def __init__(self, job: Job, bad_samples: BadSamples) -> None:
-        self._job = job
-        self._bad_samples = bad_samples
+        self._job, self._bad_samples = job, bad_samples
         self._in_place = job.plan.in_place(job.dataset)
         self._reads_many = job.plan.has_getitems  # until its samples draw random numbers
         self._arenas = Arenas()

@@ -38,9 +38,9 @@ from shmload._core.watch import die_with
 from shmload.shm import owners
 from shmload.shm.segment import Doorbell, Group, Segment, map_segment, open_segment
 from shmload.worker.loop import Visits, WorkerLoop
-from shmload.worker.reader import Failure, Job, Post, describe_exit
+from shmload.worker.reader import Failure, Job, Post
 from shmload.worker.snapshot import IterablePass, Snapshot, Snapshots, with_shared_seed
-from shmload.world import parts_of
+from shmload.world import describe_exit, parts_of
 
 STACK_NBYTES = 65536
 STACK_SIGNAL = signal.SIGRTMAX - 3  # asks a worker for its Python stack; no library is known to use it

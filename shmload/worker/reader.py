@@ -36,7 +36,6 @@ What is said of a sample that took longer than `sample_timeout_s`, wherever its 
 from __future__ import annotations
 
 import pickle
-import signal
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -134,18 +133,6 @@ class _Readable(str):
 
     def __repr__(self) -> str:
         return str(self)
-
-
-def describe_exit(code: Any) -> str:
-    """What a process's exit code says, in words."""
-    if code is None:
-        return "is still running"
-    if code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"exited with code {code}"
 
 
 REMEDY = 'Raise sample_timeout_s if such a sample is all right, or give on_error="skip" or "substitute" to go on without it'

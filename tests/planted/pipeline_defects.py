@@ -11,8 +11,8 @@ PIPELINE_DEFECTS = [
         "B2",
         "every epoch has the order of the first",
         "shmload/pipeline/stages.py",
-        "permutation.Permutation(self.n_elements, seed=seed, epoch=epoch)",
-        "permutation.Permutation(self.n_elements, seed=seed, epoch=0)",
+        "schedule.Permutation(self.n_elements, seed=seed, epoch=epoch)",
+        "schedule.Permutation(self.n_elements, seed=seed, epoch=0)",
         (f"{STREAM}test_equal_seeds_give_equal_streams_and_other_seeds_others",),
     ),
     Defect(

@@ -89,8 +89,8 @@ STATE_DEFECTS = [
         "N1",
         "a state between passes is of the last snapshot",
         "shmload/modes/torch_order.py",
-        "        told = [pickle.loads(note) if note else {} for note in self._notes]",
-        "        told = [pickle.loads(note) if note else {} for note in self._snapshot[1]]",
+        "        notes = [pickle.loads(note) if note else {} for note in self._notes]",
+        "        notes = [pickle.loads(note) if note else {} for note in self._snapshot[1]]",
         (
             f"{RESUME}living_loader.py::test_a_state_between_passes_is_of_now_however_rare_snapshots_are[iterable, dataset-1 persistent]",
         ),

@@ -600,7 +600,6 @@ def _behind(extension: str) -> bytes:
     return member_name("0", extension)[1:]
 
 
-logger = logging.getLogger("shmload")
 VERSION = 1  # of what samples become: another one is another generation
 NUM_PROBED = 8  # samples that tell one dataset from another
 _BATCH_NBYTES = 4 << 20

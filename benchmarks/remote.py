@@ -110,7 +110,7 @@ def pack_into(store: Any) -> None:
     """Packs the photos, unless they are there."""
     from shmload._core.crc32c import crc32c
     from shmload.formats import TarWriter
-    from shmload.formats.tar.dataset import ShardIndex, pack_index
+    from shmload.formats.tar.shards import ShardIndex, pack_index
     from shmload.remote.fetch import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
 
     if list(store.list_objects()):
@@ -264,7 +264,7 @@ def touch_memory(place: str) -> None:
 
 def run(case: str, folder: str) -> None:
     """One case, in this process."""
-    for module in ("obstore", "boto3", "webdataset", "shmload.loader", "shmload.remote.dataset"):
+    for module in ("obstore", "boto3", "webdataset", "shmload.loader", "shmload.remote.remote_dataset"):
         with contextlib.suppress(ImportError):  # the other interpreter has it
             importlib.import_module(module)
     touch_memory(os.path.dirname(folder))

@@ -60,7 +60,7 @@ def served(root: str) -> Iterator[tuple[str, int]]:
 
 def run(case: str, url: str, folder: str) -> None:
     """One case, in this process."""
-    for module in ("webdataset", "shmload.loader", "shmload.remote.dataset"):
+    for module in ("webdataset", "shmload.loader", "shmload.remote.remote_dataset"):
         importlib.import_module(module)
     remote.touch_memory(os.path.dirname(folder))
     began, mine = time.perf_counter(), time.process_time()

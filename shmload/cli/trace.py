@@ -22,7 +22,7 @@ def trace(
     from rich.console import Console
 
     from shmload.engine.trace import timelines_of, write
-    from shmload.tools.trace import Recording
+    from shmload.tools.tracing import Recording
 
     check_folder("trace", out)
     recording = Recording(pid)

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from shmload.formats.arrays import ArrayDataset
     from shmload.formats.columns import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
     from shmload.formats.images.decoder import CenterCrop, ImageDecoder, RandomResizedCrop, Resize, with_restart_markers
-    from shmload.formats.images.folder import ImageFolder
-    from shmload.formats.tar.dataset import TarDataset
+    from shmload.formats.images.image_folder import ImageFolder
+    from shmload.formats.tar.shards import TarDataset
     from shmload.formats.tar.stream import TarStream
     from shmload.formats.tar.writer import TarWriter
     from shmload.formats.tfrecord import TFRecordDataset, TFRecordWriter
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "arrays": ("ArrayDataset",),
     "images.decoder": ("CenterCrop", "ImageDecoder", "RandomResizedCrop", "Resize", "with_restart_markers"),
-    "images.folder": ("ImageFolder",),
+    "images.image_folder": ("ImageFolder",),
     "columns": ("HDF5Dataset", "ParquetDataset", "SafetensorsDataset", "ZarrDataset"),
-    "tar.dataset": ("TarDataset",),
+    "tar.shards": ("TarDataset",),
     "tar.stream": ("TarStream",),
     "tar.writer": ("TarWriter",),
     "tfrecord": ("TFRecordDataset", "TFRecordWriter"),

@@ -129,7 +129,7 @@ def write_whole(path: Path, data: bytes, *, is_new: bool = False) -> bool:
     return True
 
 
-class Report:
+class WriterReport:
     """What a process says of itself to `stats()` elsewhere: .growing/<kind>/<pid>-<word>.json, written anew with each change."""
 
     def __init__(self, control: Path, kind: str) -> None:
@@ -472,7 +472,7 @@ class CacheWriter:
         self._slack = 0  # the most that a record has gone beyond the end of its file
         self._is_closed = False
         self._statistics = WriterStatistics(os.getpid(), role)
-        self._report = Report(self._control, "writers")
+        self._report = WriterReport(self._control, "writers")
         self._report.write(asdict(self._statistics))
         self.num_records = 0
         self.num_files = 0

@@ -59,7 +59,7 @@ from shmload.growing.files import (
     snapshot_path,
     write_whole,
 )
-from shmload.growing.samplers import Samplers
+from shmload.growing.supervisor import Samplers
 from shmload.storage.folder import BudgetedFolder, Leases
 from shmload.storage.ledger import Kept, close_kept, open_kept
 from shmload.world import run_key

@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING
 from shmload.world import lazy_names
 
 if TYPE_CHECKING:
-    from shmload.remote.dataset import RemoteDataset
     from shmload.remote.fetch import Manifest
-    from shmload.remote.indexed import RemoteSamples
-    from shmload.remote.packing.pack import upload_cv_dataset
-    from shmload.remote.stages import (
+    from shmload.remote.fluent import (
         Continue,
         default_collation_fn,
         ignore_and_continue,
@@ -20,14 +17,17 @@ if TYPE_CHECKING:
         warn_and_continue,
         warn_and_stop,
     )
+    from shmload.remote.indexed import RemoteSamples
+    from shmload.remote.packing.pack import upload_cv_dataset
+    from shmload.remote.remote_dataset import RemoteDataset
     from shmload.schedule.samplers import ShardShuffle
     from shmload.storage.client import Client, make_client, open_store
 
-_STAGES = "shmload.remote.stages"
+_STAGES = "shmload.remote.fluent"
 _PLACES = {
     "Client": "shmload.storage.client",
     "Manifest": "shmload.remote.fetch",
-    "RemoteDataset": "shmload.remote.dataset",
+    "RemoteDataset": "shmload.remote.remote_dataset",
     "RemoteSamples": "shmload.remote.indexed",
     "ShardShuffle": "shmload.schedule.samplers",
     "make_client": "shmload.storage.client",

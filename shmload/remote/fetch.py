@@ -46,7 +46,7 @@ from shmload._core import tar
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.formats.paths import shard_paths
-from shmload.formats.tar.dataset import ShardIndex, map_file, pack_index, unpack_index
+from shmload.formats.tar.shards import ShardIndex, map_file, pack_index, unpack_index
 from shmload.storage.cache import Fetch
 from shmload.storage.client import split_url
 from shmload.storage.http import WebReader

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from shmload._core.tar_rows import TarRows
 from shmload.formats.columns import checked_indices
-from shmload.formats.tar.dataset import KEY, ShardIndex, TarDataset, TarSamples
 from shmload.formats.tar.members import Decode
+from shmload.formats.tar.shards import KEY, ShardIndex, TarDataset, TarSamples
+from shmload.remote.fluent import Program, run_stages
 from shmload.remote.local_shards import LocalShards
-from shmload.remote.stages import Program, run_stages
 from shmload.schedule.samplers import ShardShuffle
 from shmload.worker.sample_rng import seed_and_epoch
 

@@ -40,7 +40,7 @@ from typing_extensions import Buffer
 
 from shmload._core.mapped_file import MappedFile
 from shmload.errors import CacheFull, StoreError
-from shmload.formats.tar.dataset import ShardIndex
+from shmload.formats.tar.shards import ShardIndex
 from shmload.remote.fetch import Shards, fetch_index, fetch_of, fetch_range, name_of
 from shmload.storage.cache import Cache
 from shmload.storage.folder import Lease

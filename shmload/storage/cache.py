@@ -27,7 +27,7 @@ from shmload.errors import StoreError
 from shmload.storage.folder import BudgetedFolder, FolderStatistics, Lease, Reservation
 from shmload.storage.ledger import Kept
 
-__all__ = ["Cache", "CacheStatistics"]
+__all__ = ["Cache", "LocalCacheStatistics"]
 
 DIGEST_DIGITS = 16  # of a file's name: which key it is
 
@@ -42,7 +42,7 @@ Fetch = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class CacheStatistics:
+class LocalCacheStatistics:
     """What a process has had of a cache, and the cache's folder now.
 
     Attributes:
@@ -123,9 +123,9 @@ class Cache:
         """
         self._coming = [digest_of(key) for key in keys]
 
-    def statistics(self) -> CacheStatistics:
+    def statistics(self) -> LocalCacheStatistics:
         """Counts of this process, and the folder now."""
-        return CacheStatistics(self._num_hits, self._num_fetched, self._nbytes_fetched, self._folder.statistics())
+        return LocalCacheStatistics(self._num_hits, self._num_fetched, self._nbytes_fetched, self._folder.statistics())
 
     def close(self) -> None:
         """Ends this process's leases and its announcement. The next use begins anew."""

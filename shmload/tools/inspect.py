@@ -33,8 +33,8 @@ from shmload.errors import ShardCorrupt
 from shmload.formats import tokens
 from shmload.formats.arrays import ArrayDataset
 from shmload.formats.columns import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
-from shmload.formats.tar.dataset import KEY, TarDataset, load_index
-from shmload.formats.tar.dataset import SUFFIX as TAR_SUFFIX
+from shmload.formats.tar.shards import KEY, TarDataset, load_index
+from shmload.formats.tar.shards import SUFFIX as TAR_SUFFIX
 from shmload.formats.tfrecord import SUFFIX, RecordFile
 from shmload.growing.files import CONTROL
 from shmload.tools import readable
@@ -651,7 +651,7 @@ def _packed(path: Path, num_samples: int) -> Summary:
 
 def _cache(path: Path) -> Summary:
     """How full a growing cache is, how old, how fast, and what its writers do: one fact a line."""
-    from shmload.growing.cache import SampleCache
+    from shmload.growing.sample_cache import SampleCache
 
     stats = SampleCache.look(path)
     share = stats.nbytes / stats.capacity_bytes

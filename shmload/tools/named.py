@@ -132,7 +132,7 @@ def dataset_of(source: str) -> Any:
         OSError, ValueError: there is none, or it is of no kind that can be packed.
     """
     from shmload.formats.paths import expanded, shard_paths
-    from shmload.formats.tar.dataset import TarDataset
+    from shmload.formats.tar.shards import TarDataset
     from shmload.tools.inspect import recognise
 
     if os.path.isdir(source):
@@ -153,7 +153,7 @@ def dataset_of(source: str) -> Any:
 
 
 def _of_folder(folder: str) -> Any:
-    from shmload.formats.images.folder import EXTENSIONS, ImageFolder
+    from shmload.formats.images.image_folder import EXTENSIONS, ImageFolder
 
     with os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir()) for entry in entries]

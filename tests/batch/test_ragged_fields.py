@@ -16,7 +16,7 @@ from shmload import Jagged, Padded, SampleError, ShmLoader
 from shmload._core.filler import WorkerRing
 from shmload._core.trainer import TrainerRing, control_nbytes, live_leases
 from shmload.engine.ring import RingMemory
-from shmload.ray.decoder import private
+from shmload.ray.actors import private
 from tests.batch.ragged_kit import Opaque, Samples, assert_same, reference
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers

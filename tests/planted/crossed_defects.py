@@ -118,7 +118,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a StopIteration of select ends the samples",
-        "shmload/remote/stages.py",
+        "shmload/remote/fluent.py",
         '        if _of_one("select", predicate, item):\n',
         "        try:\n            is_wanted = predicate(item)\n        except StopIteration:\n            return\n        if is_wanted:\n",
         ("tests/remote/test_fluent.py::test_stop_iteration_of_a_function_is_no_end_of_the_samples",),
@@ -149,7 +149,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "sending the dataset counts as connecting",
-        "shmload/ray/cluster.py",
+        "shmload/ray/pool.py",
         "            asked_at = self._asked_at if self._joined_at is None else None",
         "            asked_at = self._asked_at",
         (f"{CONNECTION}test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said",),
@@ -157,7 +157,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "an agent that takes another's place asks the cluster once",
-        "shmload/ray/cluster.py",
+        "shmload/ray/pool.py",
         ", is_again=True))",
         "))",
         (f"{CONNECTION}test_an_agent_that_takes_anothers_place_knows_it",),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shmload._core.filler import DONE, ERROR
 from shmload.batch.ragged import AS_TORCH_OR_LIST
-from shmload.ray.decoder import ActorSetting, Decoder, Task
+from shmload.ray.actors import ActorSetting, Decoder, Task
 from shmload.shm import owners
 from shmload.worker.reader import Failure, Job, Post, plan_of
 from shmload.worker.sample_rng import kept_generators
@@ -27,8 +27,8 @@ def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Deco
     plan = plan_of(dataset, collate_fn=None, auto_collation=True, ragged=ragged, is_torch=True)
     job = Job(dataset, None, None, True, 3, False, plan=plan, **of_job)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shmload.ray.decoder._name_classes_of_main", lambda: None)
-        patch.setattr("shmload.ray.decoder.prepare", lambda job, post: (job, None, None))
+        patch.setattr("shmload.ray.actors._name_classes_of_main", lambda: None)
+        patch.setattr("shmload.ray.actors.prepare", lambda job, post: (job, None, None))
         return Decoder(ActorSetting(POST, (), AREA, 4 * AREA), np.frombuffer(sent(job), np.uint8))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shmload.ray.cluster import JointPool
+from shmload.ray.pool import JointPool
 from shmload.worker.pool import Death
 
 

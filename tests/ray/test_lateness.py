@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shmload import SampleTimeout, ShmLoader
-from shmload.ray.decoder import SampleTimer, Task, failure_in
+from shmload.ray.actors import SampleTimer, Task, failure_in
 from tests.ray.cluster_kit import Cluster
 from tests.ray.stuck_datasets import Stuck
 

@@ -15,7 +15,7 @@ import torch
 from shmload import SharedIndex
 from shmload.formats import ArrayDataset, TarWriter
 from shmload.remote import RemoteDataset
-from shmload.remote.dataset import Passes
+from shmload.remote.remote_dataset import Passes
 from shmload.shm import owners
 
 

@@ -4,7 +4,7 @@ import os
 import pickle
 from typing import Any
 
-from shmload.remote.dataset import Passes
+from shmload.remote.remote_dataset import Passes
 
 
 def copy(passes: Passes) -> Any:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload.errors import ShardCorrupt
-from shmload.formats.tar.dataset import pack_index
+from shmload.formats.tar.shards import pack_index
 from shmload.remote import fetch
 from shmload.remote.fetch import scan_remote
 

@@ -18,8 +18,8 @@ from shmload.cli import app
 from shmload.engine.stats import ControlBlock, Found, RingReader
 from shmload.engine.trace import timelines_of
 from shmload.shm import segment
-from shmload.tools import trace
-from shmload.tools.trace import Recording
+from shmload.tools import tracing
+from shmload.tools.tracing import Recording
 from tests.trace.trace_kit import Rows, check, loaded, of_kind, run
 
 Command = Callable[..., Any]
@@ -107,15 +107,15 @@ def test_a_recording_reads_as_often_as_recorders_fill_and_counts_what_it_missed(
             for _ in range(30):
                 run(loader)
 
-    monkeypatch.setattr(trace, "sleep", work)
-    monkeypatch.setattr(trace, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(tracing, "sleep", work)
+    monkeypatch.setattr(tracing, "monotonic", lambda: clock[0])
     watch = Recording(os.getpid())
     watch.record(8.0)
     assert len(pauses) == 8
     assert pauses[:4] == sorted(pauses[:4])  # nothing comes: ever longer
     assert pauses[5] < pauses[4]  # a recorder ran over
-    assert min(pauses) >= trace.SHORTEST_S
-    assert max(pauses) <= trace.LONGEST_S
+    assert min(pauses) >= tracing.SHORTEST_S
+    assert max(pauses) <= tracing.LONGEST_S
     (timeline,) = timelines_of(watch.tapes.values())
     assert timeline.num_lost > 0
     assert 8 < timeline.num_batches < 248
@@ -131,8 +131,8 @@ def test_a_ring_that_is_made_meanwhile_is_recorded_too(monkeypatch: pytest.Monke
             made.append(ShmLoader(Rows(), 8, num_workers=1, seed=1))
             run(made[0])
 
-    monkeypatch.setattr(trace, "sleep", work)
-    monkeypatch.setattr(trace, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(tracing, "sleep", work)
+    monkeypatch.setattr(tracing, "monotonic", lambda: clock[0])
     watch = Recording(os.getpid())
     watch.record(3.0)
     made[0].close()
@@ -145,7 +145,7 @@ def test_an_interrupted_recording_is_written(
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trace, "sleep", interrupt)
+    monkeypatch.setattr(tracing, "sleep", interrupt)
     done = command("trace", "--pid", os.getpid(), "--out", tmp_path / "t.json")
     assert done.exit_code == 0
     assert done.stderr == "shmload trace: interrupted; what was recorded is written\n"
@@ -155,7 +155,7 @@ def test_an_interrupted_recording_is_written(
 def test_lost_events_are_told_by_the_command(
     loader: ShmLoader[Any], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace, "sleep", lambda seconds: [run(loader) for _ in range(30)])
+    monkeypatch.setattr(tracing, "sleep", lambda seconds: [run(loader) for _ in range(30)])
     done = command("trace", "--pid", os.getpid(), "--seconds", 0.001, "--out", tmp_path / "t.json")
     assert "events were overwritten before they were read; open it" in done.stdout
 

@@ -16,8 +16,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from shmload._core import tar
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import Paths, shard_paths
-from shmload.formats.tar.dataset import COMPRESSED, KEY
 from shmload.formats.tar.members import Decode, Decoders
+from shmload.formats.tar.shards import COMPRESSED, KEY
 from shmload.world import rank_and_world_size
 
 _BLOCK = 512

@@ -21,8 +21,8 @@ from typing import Any, Self
 
 from shmload._core.tar import split_name
 from shmload.formats.paths import make_half
-from shmload.formats.tar.dataset import KEY
 from shmload.formats.tar.members import encode
+from shmload.formats.tar.shards import KEY
 
 BLOCK = 512
 RECORD = 20 * BLOCK  # what tar programs fill an archive up to

@@ -63,12 +63,12 @@ import numpy as np
 from shmload import faults
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
-from shmload.formats.images.folder import ImageFolder
-from shmload.formats.tar.dataset import KEY, ShardIndex, pack_index
+from shmload.formats.images.image_folder import ImageFolder
+from shmload.formats.tar.shards import KEY, ShardIndex, pack_index
 from shmload.formats.tar.writer import BLOCK, archive_nbytes, member_header, member_name
 from shmload.loader import ShmLoader
 from shmload.remote.fetch import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
-from shmload.remote.packing.members import Members, file_member, members_of, value_member
+from shmload.remote.packing.encoding import Members, file_member, members_of, value_member
 from shmload.schedule.schedule import Permutation
 from shmload.shm.segment import available_bytes
 from shmload.storage.client import client_of, open_store

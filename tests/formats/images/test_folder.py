@@ -13,7 +13,7 @@ from PIL import Image
 import shmload
 from shmload import ShardCorrupt, SharedIndex, ShmLoader
 from shmload.formats import ImageDecoder, ImageFolder, RandomResizedCrop, Resize, TarDataset, TarWriter
-from shmload.formats.images import folder as folder_module
+from shmload.formats.images import image_folder as folder_module
 
 Encode = Callable[..., bytes]
 SMALL = ImageDecoder(Resize((12, 10)))

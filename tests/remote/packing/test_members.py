@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 import shmload
-from shmload.remote.packing.members import Members, members_of
+from shmload.remote.packing.encoding import Members, members_of
 from shmload.storage.local import LocalStore
 from tests.remote.packing.packing_kit import encoded, packed, samples_in
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from shmload._core.watch import die_with
 from shmload.errors import WorkerDied
-from shmload.growing.files import CONTROL, CacheWriter, Report, write_whole
+from shmload.growing.files import CONTROL, CacheWriter, WriterReport, write_whole
 from shmload.shm import owners
 from shmload.worker.pool import context_of, interrupts_held, warn_of_fork
 from shmload.world import describe_exit
@@ -62,7 +62,7 @@ class Samplers:
     ) -> None:
         self.num_processes = num_processes
         self._context: BaseContext = context_of(multiprocessing_context)
-        self._report = Report(folder / CONTROL, "samplers")
+        self._report = WriterReport(folder / CONTROL, "samplers")
         self._job = (sampler, num_processes, max_restarts, make_writer)
         self._newest: list[dict[str, Any]] = []
         if self._context.get_start_method() == "fork":
@@ -124,7 +124,7 @@ class Samplers:
         self._end()
 
 
-def _end(process: Any, commands: Any, report: Report, pid: int) -> None:
+def _end(process: Any, commands: Any, report: WriterReport, pid: int) -> None:
     if os.getpid() != pid:
         return
     try:

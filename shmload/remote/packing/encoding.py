@@ -52,8 +52,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.formats.tar.dataset import KEY
 from shmload.formats.tar.members import IMAGE_EXTENSIONS, INTEGERS, TEXTS, encode
+from shmload.formats.tar.shards import KEY
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture

@@ -45,12 +45,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shmload.remote import stages
+from shmload.remote import fluent
 from shmload.remote.fetch import Shards, shards_in, shards_of_urls
-from shmload.remote.indexed import RemoteSamples, RemoteSource, RemoteUnits, taken_at
-from shmload.remote.local_shards import LocalShards
-from shmload.remote.packing.pack import store_of
-from shmload.remote.stages import (
+from shmload.remote.fluent import (
     Batched,
     Handler,
     MemberHandler,
@@ -62,6 +59,9 @@ from shmload.remote.stages import (
     reraise_exception,
     run_stages,
 )
+from shmload.remote.indexed import RemoteSamples, RemoteSource, RemoteUnits, taken_at
+from shmload.remote.local_shards import LocalShards
+from shmload.remote.packing.pack import store_of
 from shmload.schedule.samplers import ShardShuffle
 from shmload.schedule.schedule import Uneven
 from shmload.shm import owners
@@ -424,7 +424,7 @@ class RemoteDataset(IterableDataset[Any]):
         if not names:
             raise ValueError('to_tuple needs at least one field: to_tuple("jpg;png", "cls")')
         none = missing_is_error if none_is_error is None else none_is_error
-        return self._each("to_tuple", of(stages.to_tuple, names, missing_is_error, none), handler)
+        return self._each("to_tuple", of(fluent.to_tuple, names, missing_is_error, none), handler)
 
     def map(self, function: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
         """A function of each item. A sample that stays a dict keeps its key; one for which it gives None is left out.
@@ -433,7 +433,7 @@ class RemoteDataset(IterableDataset[Any]):
             function: of the item.
             handler: what becomes of an item that fails.
         """
-        return self._each("map", of(stages.mapped, _function("map", function)), handler)
+        return self._each("map", of(fluent.mapped, _function("map", function)), handler)
 
     def map_dict(self, handler: Handler = reraise_exception, **functions: Callable[[Any], Any]) -> Self:
         """Functions of fields by name.
@@ -447,7 +447,7 @@ class RemoteDataset(IterableDataset[Any]):
         if not functions:
             raise ValueError("map_dict needs functions by field: map_dict(jpg=f)")
         checked = {name: _function("map_dict", function) for name, function in functions.items()}
-        return self._each("map_dict", of(stages.mapped_dict, checked), handler)
+        return self._each("map_dict", of(fluent.mapped_dict, checked), handler)
 
     def map_tuple(self, *functions: Callable[[Any], Any] | None, handler: Handler = reraise_exception) -> Self:
         """Functions of fields by place; None, and fields without one, stay as they are.
@@ -457,7 +457,7 @@ class RemoteDataset(IterableDataset[Any]):
             handler: what becomes of an item that fails.
         """
         checked = [None if function is None else _function("map_tuple", function) for function in functions]
-        return self._each("map_tuple", of(stages.mapped_tuple, checked), handler)
+        return self._each("map_tuple", of(fluent.mapped_tuple, checked), handler)
 
     def rename(self, handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]) -> Self:
         """Fields under other names.
@@ -471,7 +471,7 @@ class RemoteDataset(IterableDataset[Any]):
         """
         if not names:
             raise ValueError('rename needs names: rename(image="jpg;png")')
-        return self._each("rename", of(stages.renamed, names, keep), handler)
+        return self._each("rename", of(fluent.renamed, names, keep), handler)
 
     def select(self, predicate: Callable[[Any], Any]) -> Self:
         """Only the items that a function says True of. How many there are is not known any more.
@@ -479,7 +479,7 @@ class RemoteDataset(IterableDataset[Any]):
         Args:
             predicate: of the item.
         """
-        stage = Stage("select", stages.select, (_function("select", predicate),))
+        stage = Stage("select", fluent.select, (_function("select", predicate),))
         return self._with(self.program.then(stage).ended_by("select"))
 
     def shuffle(self, size: int = 1000, initial: int = 100) -> Self:
@@ -493,7 +493,7 @@ class RemoteDataset(IterableDataset[Any]):
         if size < 1:
             return self._with(self.program)
         arguments = (size, min(_whole("shuffle: initial", initial, 0), size))
-        program = self.program.then(Stage("shuffle", stages.shuffle, arguments))
+        program = self.program.then(Stage("shuffle", fluent.shuffle, arguments))
         return self._with(replace(program, known="number" if program.known == "units" else program.known))
 
     def batched(
@@ -507,14 +507,14 @@ class RemoteDataset(IterableDataset[Any]):
             partial: whether the last may be shorter.
         """
         size = _whole("batched: batchsize", batchsize, 1)
-        program = self.program.then(Stage("batched", stages.batch, (size, collation_fn, bool(partial))))
+        program = self.program.then(Stage("batched", fluent.batch, (size, collation_fn, bool(partial))))
         if program.known != "nothing":
             program = replace(program, units=program.units.with_level(Batched(size, bool(partial))))
         return self._with(program)
 
     def unbatched(self) -> Self:
         """The items of batches, one by one. How many there are is not known any more."""
-        return self._with(self.program.then(Stage("unbatched", stages.unbatch)).ended_by("unbatched"))
+        return self._with(self.program.then(Stage("unbatched", fluent.unbatch)).ended_by("unbatched"))
 
     def slice(self, *bounds: int | None) -> Self:
         """Some of the items of a rank's pass: slice(stop), slice(start, stop), slice(start, stop, step).
@@ -533,7 +533,7 @@ class RemoteDataset(IterableDataset[Any]):
         stop = None if stop is None else _whole("slice: stop", stop, 0)
         if self.program.known == "units":
             return self._with(replace(self.program, units=self.program.units.with_level(Sliced(start, stop, step))))
-        return self._with(self.program.then(Stage("slice", stages.some, (start, stop, step))).ended_by("slice"))
+        return self._with(self.program.then(Stage("slice", fluent.some, (start, stop, step))).ended_by("slice"))
 
     def then(self, function: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> Self:
         """A function of the iterator: a generator of your own. How many items there are is not known any more.
@@ -543,7 +543,7 @@ class RemoteDataset(IterableDataset[Any]):
             args: for it.
             kwargs: for it.
         """
-        stage = Stage("then", stages.piped, (_function("then", function), args, kwargs))
+        stage = Stage("then", fluent.piped, (_function("then", function), args, kwargs))
         return self._with(self.program.then(stage).ended_by("then"))
 
     def repeat(self, nepochs: int | None = None) -> Self:
@@ -572,7 +572,7 @@ class RemoteDataset(IterableDataset[Any]):
         return self._with(replace(self.program, length=_whole("with_length: n", n, 0)))
 
     def _each(self, name: str, function: Callable[[Any], Any], handler: Handler) -> Self:
-        return self._with(self.program.then(Stage(name, stages.each, (name, function, handler))))
+        return self._with(self.program.then(Stage(name, fluent.each, (name, function, handler))))
 
     # ------------------------------------------------------------ copies
 

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from shmload import faults
 from shmload._core.filler import ERROR
 from shmload.errors import ClusterUnreachable, StoreError, WorkerDied
-from shmload.ray.decoder import NOTHING, ActorSetting, Decoder, Outcome, Task, take_failure
+from shmload.ray.actors import NOTHING, ActorSetting, Decoder, Outcome, Task, take_failure
 from shmload.shm import owners
 from shmload.storage.transport import Retry, RetryPolicy, TransientError
 from shmload.worker.pool import Death, PreparedWorkers, ProcessPool, WorkerPool, processes, with_pickled_job

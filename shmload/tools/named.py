@@ -10,7 +10,7 @@ is pickled. What `shmload pack` is given may also be data as they lie:
 | a folder of images alone | its image |
 | TFRecord files | features by name; a feature of one value is that value. Records that are no Example: `bin` |
 | tar shards | its members as they are; its key gets the sample's number, as keys of several shards may be alike |
-| `package.module:name` | see `remote/packing/members.py` |
+| `package.module:name` | see `remote/packing/encoding.py` |
 """
 
 import importlib

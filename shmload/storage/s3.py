@@ -333,8 +333,8 @@ class S3Store(WebReader):
 
     def put(self, key: str, data: Buffer) -> StoredObject:
         doing = f"write {self.url_of(key)}"
-        answer = self.repeatedly(doing, partial(self.call, "put_object", doing, key=key, Body=bytes(data)))
-        return StoredObject(key, len(memoryview(data).cast("B")), unquoted(answer["ETag"])) if "ETag" in answer else self.head(key)
+        etag = self._call_again("put_object", doing, key, "ETag", Body=bytes(data))
+        return StoredObject(key, len(memoryview(data).cast("B")), unquoted(etag))
 
     def put_file(self, key: str, path: Path) -> StoredObject:
         with open(path, "rb") as file:
@@ -349,32 +349,24 @@ class S3Store(WebReader):
         doing = f"write {url}"
         part_nbytes = max(_PART_NBYTES, -(-nbytes // _MOST_PARTS))
 
-        def call(operation: str, gives: str | None = None, **arguments: Any) -> Any:
-            def try_once() -> Any:
-                answer = self.call(operation, doing, key=key, **arguments)
-                if gives is not None and gives not in answer:
-                    raise TransientError(f"the server's answer has no {gives}")
-                return answer[gives] if gives is not None else None
-
-            return self.repeatedly(doing, try_once)
-
-        upload = call("create_multipart_upload", "UploadId")
+        upload = self._call_again("create_multipart_upload", doing, key, "UploadId")
 
         def send(offset: int) -> dict[str, Any]:
             part = os.pread(fd, min(part_nbytes, nbytes - offset), offset)
             if len(part) < min(part_nbytes, nbytes - offset):
                 raise StoreError(f"cannot {doing}: the file became shorter while it was sent. Write files before sending them")
             number = offset // part_nbytes + 1
-            return {"PartNumber": number, "ETag": call("upload_part", "ETag", UploadId=upload, PartNumber=number, Body=part)}
+            etag = self._call_again("upload_part", doing, key, "ETag", UploadId=upload, PartNumber=number, Body=part)
+            return {"PartNumber": number, "ETag": etag}
 
         try:
             with ThreadPoolExecutor(self.parallel, "shmload-store") as threads:
                 parts = list(threads.map(send, range(0, nbytes, part_nbytes)))
             # 404: it was done by a try whose answer was lost, or by nobody, which the object's length shows
-            call("complete_multipart_upload", UploadId=upload, MultipartUpload={"Parts": parts}, but=(404,))
+            self._call_again("complete_multipart_upload", doing, key, UploadId=upload, MultipartUpload={"Parts": parts}, but=(404,))
         except BaseException:
             with suppress(StoreError):  # the bucket's own rule for unfinished uploads removes what cannot be reached now
-                call("abort_multipart_upload", UploadId=upload, but=(404,))
+                self._call_again("abort_multipart_upload", doing, key, UploadId=upload, but=(404,))
             raise
         found = self.head(key)
         if found.nbytes != nbytes:
@@ -383,6 +375,17 @@ class S3Store(WebReader):
                 "server lost the parts. Write each object from one place"
             )
         return found
+
+    def _call_again(self, operation: str, doing: str, key: str, gives: str | None = None, **arguments: Any) -> Any:
+        """What the server's answer has under that name, which no answer is good without; tried again as the policy says."""
+
+        def try_once() -> Any:
+            answer = self.call(operation, doing, key=key, **arguments)
+            if gives is not None and gives not in answer:
+                raise TransientError(f"the server's answer has no {gives}")
+            return answer[gives] if gives is not None else None
+
+        return self.repeatedly(doing, try_once)
 
     def url_of(self, key: str) -> str:
         return f"{self.url}/{checked_key(key, self.url)}"

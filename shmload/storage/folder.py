@@ -188,6 +188,7 @@ class Reservation:
             timeout_s: seconds to wait for room; 0 = do not wait; None = forever.
         Raises:
             CacheFull: there is no room for it; the reservation stays as it was.
+            ValueError: fewer than 0.
         """
         self._check_open()
         if nbytes < 0:

@@ -187,7 +187,10 @@ def _raised(value: Any) -> set[str]:
         node.exc.func.id
         for maker in makers
         for node in ast.walk(maker)
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name)
+        if isinstance(node, ast.Raise)
+        and isinstance(node.exc, ast.Call)
+        and isinstance(node.exc.func, ast.Name)
+        and node.exc.func.id.lstrip("_")[0].isupper()  # a function that makes the error says which
     }
 
 

@@ -50,7 +50,7 @@ def stream(loader: ShmLoader, num_batches: int) -> list[Any]:
 @pytest.fixture(scope="module")
 def expected() -> list[Any]:
     with make() as loader:
-        return stream(loader, 27)
+        return stream(loader, 32)
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def expected() -> list[Any]:
 def test_any_number_of_resumes_anywhere_gives_the_same_stream(expected: list[Any], stops: list[int], workers: list[int]) -> None:
     got: list[Any] = []
     state: dict[str, Any] | None = None
-    for stop, count in zip([*stops, 27 - sum(stops)], workers, strict=False):
+    for stop, count in zip([*stops, 32 - sum(stops)], workers, strict=False):
         with make(num_workers=count, prefetch_factor=3 if count else None) as loader:
             if state is not None:
                 loader.load_state_dict(state)

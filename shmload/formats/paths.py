@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import string
-import tempfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from glob import glob
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -70,11 +71,27 @@ def expanded(paths: Paths, kind: str, *, beside: tuple[str, ...] = ()) -> list[s
 
 def make_half(path: str | os.PathLike[str]) -> tuple[int, str]:
     """(descriptor, name) of a file that is to take the place of `path`, beside it, with the modes that any new file has."""
-    fd, half = tempfile.mkstemp(prefix=".shmload-", dir=os.path.dirname(path) or ".")
-    mask = os.umask(0)
-    os.umask(mask)
-    os.fchmod(fd, 0o666 & ~mask)
-    return fd, half
+    half = os.path.join(os.path.dirname(path), f".shmload-{secrets.token_hex(8)}")
+    return os.open(half, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), half
+
+
+class AtomicWriter(ABC):
+    """A writer whose file appears whole or not at all: closed at the end of its `with`, abandoned if that raised."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def abandon(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
 
 
 def write_whole(path: str, data: bytes) -> None:

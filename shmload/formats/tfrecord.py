@@ -51,7 +51,7 @@ from shmload.batch.layout import ElementType, fits, of_any
 from shmload.errors import SampleError, ShardCorrupt, ShmloadError
 from shmload.formats.columns import PerProcess
 from shmload.formats.images.decoder import ImageDecoder
-from shmload.formats.paths import Paths, expanded, inflated, make_half, write_whole
+from shmload.formats.paths import AtomicWriter, Paths, expanded, inflated, make_half, write_whole
 
 MAGIC = b"SHMLOAD TFRECORD INDEX 1\n"
 SUFFIX = ".shmload-index"
@@ -178,7 +178,7 @@ def _compression_of(head: bytes) -> str:
 _FULL = 1 << 20  # bytes of records written to the file at a time
 
 
-class TFRecordWriter:
+class TFRecordWriter(AtomicWriter):
     """Writes records under a temporary name beside `path`, which takes its place when the writer is closed.
 
     As a context manager it leaves no file, and an older one untouched, if the block raises.
@@ -315,15 +315,6 @@ class TFRecordWriter:
         if self._file is not None:
             file, self._file = self._file, None
             file.abandon()
-
-    def __enter__(self) -> TFRecordWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
 
 
 class _HalfFile:

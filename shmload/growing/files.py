@@ -57,6 +57,7 @@ from numpy.typing import NDArray
 from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import RecordReader
 from shmload.errors import CacheFull, ShardCorrupt
+from shmload.formats.paths import AtomicWriter
 from shmload.formats.tfrecord import Offsets, RecordFile, TFRecordWriter, error_of, fields_of
 from shmload.storage.folder import BudgetedFolder, Reservation
 
@@ -431,7 +432,7 @@ class WriterStatistics:
     is_waiting: bool = False
 
 
-class CacheWriter:
+class CacheWriter(AtomicWriter):
     """Writes samples into a cache; made by `SampleCache.writer`. A context manager.
 
     A file is published when it has `file_nbytes`, or when a sample comes `publish_s` after its first, and the last one by `close`.
@@ -580,15 +581,6 @@ class CacheWriter:
         if file is not None:
             file.abandon()
         self._report.close()
-
-    def __enter__(self) -> CacheWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
 
     def __repr__(self) -> str:
         return f"<CacheWriter into {self._folder.path}: {self.num_records} samples in {self.num_files} files>"

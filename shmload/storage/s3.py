@@ -34,6 +34,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -362,8 +363,14 @@ class S3Store(WebReader):
         try:
             with ThreadPoolExecutor(self.parallel, "shmload-store") as threads:
                 parts = list(threads.map(send, range(0, nbytes, part_nbytes)))
-            # 404: it was done by a try whose answer was lost, or by nobody, which the object's length shows
-            self._call_again("complete_multipart_upload", doing, key, UploadId=upload, MultipartUpload={"Parts": parts}, but=(404,))
+            num_tries = count()
+
+            def complete() -> None:
+                # 404 behind a try whose answer was lost: that try did it, or nobody, which the object's length shows
+                but = (404,) if next(num_tries) else ()
+                self.call("complete_multipart_upload", doing, key=key, but=but, UploadId=upload, MultipartUpload={"Parts": parts})
+
+            self.repeatedly(doing, complete)
         except BaseException:
             with suppress(StoreError):  # the bucket's own rule for unfinished uploads removes what cannot be reached now
                 self._call_again("abort_multipart_upload", doing, key, UploadId=upload, but=(404,))

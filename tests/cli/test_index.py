@@ -56,7 +56,7 @@ def test_a_place_that_cannot_be_written_to_is_told(
     def refuse(*args: object, **kwargs: object) -> Any:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    monkeypatch.setattr("shmload.formats.paths.make_half", refuse)
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     done = command("index", path)
     assert done.exit_code == 1

@@ -113,4 +113,12 @@ STORAGE_DEFECTS = [
         'f"{key}"',
         (f"{CACHE}test_a_changed_object_is_another_file_and_the_old_one_goes_when_nobody_reads_it",),
     ),
+    Defect(
+        "A6",
+        "an upload that the server does not know is taken for done, whatever was tried",
+        "shmload/storage/s3.py",
+        "but = (404,) if next(num_tries) else ()",
+        "but = (404,)",
+        ("tests/storage/test_faults.py::test_an_upload_that_the_server_no_longer_knows_is_not_taken_for_the_object_of_before",),
+    ),
 ]

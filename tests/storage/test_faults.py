@@ -257,6 +257,17 @@ def test_parts_whose_completion_lost_its_answer_are_the_object(store: S3Store, p
     assert sum("?uploadId" in target and method == "POST" for method, target in proxy.requests) == 2
 
 
+def test_an_upload_that_the_server_no_longer_knows_is_not_taken_for_the_object_of_before(
+    store: S3Store, proxy: FaultProxy, path: Path
+) -> None:
+    store.put("new", DATA[::-1])  # of the same length
+    gone = b"<Error><Code>NoSuchUpload</Code><Message>aborted by a rule of the bucket</Message></Error>"
+    proxy.script(*[None] * 4, Status(404, gone))  # begin, three parts, complete
+    with pytest.raises(StoreError):
+        store.put_file("new", path)
+    assert bytes(store.get("new")) == DATA[::-1]
+
+
 def test_an_upload_that_fails_leaves_no_parts(store: S3Store, proxy: FaultProxy, path: Path) -> None:
     store.parallel = 1
     proxy.script(None, None, Status(403), Status(500))  # begin, the first part, the second, the abort

@@ -17,10 +17,10 @@ import os
 import re
 import tarfile
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 from shmload._core.tar import split_name
-from shmload.formats.paths import make_half
+from shmload.formats.paths import AtomicWriter, make_half
 from shmload.formats.tar.members import encode
 from shmload.formats.tar.shards import KEY
 
@@ -79,7 +79,7 @@ def member_header(name: bytes, nbytes: int, *, mtime: int = 0) -> bytes:
 _NUMBER = re.compile(r"%0?\d*d")
 
 
-class TarWriter:
+class TarWriter(AtomicWriter):
     """Writes samples: dicts of values by extension, and `__key__`.
 
     A shard appears under its name when it is complete; one that an error interrupts never does. Values are encoded by
@@ -195,7 +195,8 @@ class TarWriter:
         self.paths.append(self._path())
         self._shard += 1
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Gives up the shard that is being written: leaves nothing of it, and an older one untouched."""
         if self._files:
             self._closed()
             os.unlink(self._temporary)
@@ -204,12 +205,3 @@ class TarWriter:
         for file in self._files:
             file.close()
         self._files = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._abandon()

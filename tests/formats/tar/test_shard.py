@@ -266,7 +266,7 @@ def test_without_a_place_for_the_index_it_stays_in_memory(tar_of: Any, monkeypat
     def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    monkeypatch.setattr("shmload.formats.paths.make_half", refuse)
     assert len(TarDataset(path)) == 1
     assert os.listdir(path.parent) == ["a.tar"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 import pickle
-import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,7 @@ def test_in_a_folder_that_cannot_be_written_the_index_stays_in_memory(path, monk
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    monkeypatch.setattr("shmload.formats.paths.make_half", refuse)
     assert records_of(path) == WHOLE
     assert [path] == list(path.parent.iterdir())
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 from shmload.engine.ring import NOTHING, Turns
 from shmload.errors import StateMismatch
 from shmload.loader import ShmLoader
-from shmload.pipeline.stages import ItemErrors, ItemStream, NamedErrors, Outcome, StreamSchedule, called, compose, items_of
+from shmload.pipeline.stages import ItemErrors, ItemStream, NamedErrors, Outcome, StreamSchedule, compose, items_of
 from shmload.schedule.schedule import MAX_N
 from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
 
@@ -121,8 +121,8 @@ class Conveyer:
             return self._next_item()
         batch = self._next_batch()
         try:
-            for name, function in self.plan.batch_steps:
-                batch = called(function, batch, name)
+            for stage in self.plan.batch_stages:
+                batch = stage(batch)
         except Exception as error:
             step, stride, n = self._position - self._schedule.stride, self._schedule.stride, self._schedule.n
             epoch, first = divmod(step, n) if self.is_endless else (self._epoch, step)

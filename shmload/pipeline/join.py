@@ -17,6 +17,7 @@ of epochs: each of them comes whole before the next begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -295,7 +296,7 @@ class JoinSource(Keys):
     def __init__(self, plans: Sequence[Plan], weights: Sequence[Any], stop: Stop, seed: int) -> None:
         self._sources: list[Keys] = [plan.source for plan in plans]
         self._programs = [
-            RowProgram(plan.source, [(f"{name}, of member {number}", function) for name, function in plan.steps])
+            RowProgram(plan.source, [replace(stage, name=f"{stage.name} of member {number}") for stage in plan.item_stages])
             for number, plan in enumerate(plans)
         ]
         self._draws = Draws([MAX_N if source.repeating else source.n for source in self._sources], weights, stop)

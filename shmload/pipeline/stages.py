@@ -39,7 +39,8 @@ from shmload.errors import SampleTimeout, StateMismatch, WorkerDied
 from shmload.schedule import schedule
 from shmload.schedule.schedule import BatchSchedule, EpochCache, KeyedBatches, Uneven, stream_end, stream_positions
 from shmload.schedule.state import CHECK, check_checksum
-from shmload.worker.reader import Failure, no_end
+from shmload.worker.reader import Failure
+from shmload.worker.stage_engine import Each, called
 
 log = logging.getLogger("shmload")
 
@@ -263,7 +264,6 @@ class StreamSchedule(BatchSchedule):
 
 
 Outcome = tuple[Any, BaseException | None]
-Step = tuple[str, Any]  # what a function's stage is called, for people, and the function
 
 
 class NamedErrors(BadSamples):
@@ -326,23 +326,15 @@ def items_of(
     schedule.order.rounds_at.pop(step, None)
 
 
-def called(function: Callable[[Any], Any], value: Any, stage: str) -> Any:
-    """What a stage's function makes of an item or a batch. Its StopIteration is an error: it would end the pipeline."""
-    try:
-        return function(value)
-    except StopIteration as error:
-        raise no_end(error, f"the function of {stage},") from error
-
-
 class RowProgram:
     """A dataset: key -> the item behind the pipeline's functions. What they raise has a note that names the item.
 
     Args:
-        steps: the functions.
+        stages: the functions.
     """
 
-    def __init__(self, source: Keys, steps: Sequence[Step]) -> None:
-        self._source, self._steps = source, dict(steps)
+    def __init__(self, source: Keys, stages: Sequence[Each]) -> None:
+        self._source, self._stages = source, {stage.name: stage for stage in stages}  # by name: an error of pickling shows it
 
     def __len__(self) -> int:
         return self._source.n
@@ -357,18 +349,19 @@ class RowProgram:
     def value(self, key: int) -> Any:
         """The item behind the functions."""
         value = self._source.item(key)
-        for stage, function in self._steps.items():
-            value = called(function, value, stage)
+        for stage in self._stages.values():
+            value = stage(value)
         return value
 
 
 class InPlaceProgram(RowProgram):
     """One whose last function decodes straight into the row it is given."""
 
-    def __init__(self, source: Keys, steps: Sequence[Step]) -> None:
-        super().__init__(source, steps[:-1])
-        self._stage, decoder = steps[-1]
-        self._decoder: Any = decoder
+    def __init__(self, source: Keys, stages: Sequence[Each]) -> None:
+        super().__init__(source, stages[:-1])
+        self._stage = stages[-1].name
+        decoder: Any = stages[-1].function
+        self._decoder = decoder
         self.schema = decoder.schema
         self.batch_type = getattr(decoder, "batch_type", None)
 
@@ -633,12 +626,12 @@ class Plan:
     """A pipeline, compiled.
 
     Attributes:
-        steps, batch_steps: the functions of items before Collate, of batches behind it.
+        item_stages, batch_stages: the functions of items before Collate, of batches behind it.
     """
 
     source: Keys
-    steps: list[Step]
-    batch_steps: list[Step]
+    item_stages: list[Each]
+    batch_stages: list[Each]
     partition: Partition
     collate: Collate | None
     pool: PoolOptions
@@ -647,11 +640,11 @@ class Plan:
     def program(self) -> RowProgram:
         """The dataset that is read."""
         kind = RowProgram
-        if self.collate is not None and self.steps and hasattr(self.steps[-1][1], "read_into"):
+        if self.collate is not None and self.item_stages and hasattr(self.item_stages[-1].function, "read_into"):
             kind = InPlaceProgram
         elif self.collate is None and self.pool.num_workers:
             kind = ItemProgram
-        return kind(self.source, self.steps)
+        return kind(self.source, self.item_stages)
 
     @property
     def uneven(self) -> Any:
@@ -675,24 +668,24 @@ def compose(stages: Sequence[Any]) -> Plan:
     if hasattr(source, "as_source"):
         source = source.as_source()
         joined = source.pools
-    steps: list[Step] = []
-    batch_steps: list[Step] = []
+    of_items: list[Each] = []
+    of_batches: list[Each] = []
     partition: Partition | None = None
     collate: Collate | None = None
     pools: list[DistributedBatchedMap] = []
     for number, stage in enumerate(rest, 1):
-        where = f"stage {number}, {_name(stage)},"
+        where, name = f"stage {number}, {_name(stage)},", f"stage {number} ({_name(stage)})"
         if _is_source(stage):
             raise ValueError(f"{where} gives items of its own, so it can only be the first")
-        is_decoded = steps and hasattr(steps[-1][1], "read_into") and collate is None
+        is_decoded = of_items and hasattr(of_items[-1].function, "read_into") and collate is None
         if is_decoded and isinstance(stage, Map | DistributedBatchedMap):
             raise ValueError(f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate")
         if isinstance(stage, Map):
-            (steps if collate is None else batch_steps).append((where.removesuffix(","), stage.fn))
+            (of_items if collate is None else of_batches).append(Each(name, stage.fn))
         elif isinstance(stage, DistributedBatchedMap | Partition | Collate) and collate is not None:
             raise ValueError(f"{where} stands behind Collate, where only Map may: {_NOT_BEHIND[type(stage)]}")
         elif isinstance(stage, DistributedBatchedMap):
-            steps.append((where.removesuffix(","), stage.mapping_fn))
+            of_items.append(Each(name, stage.mapping_fn))
             pools.append(stage)
         elif isinstance(stage, Partition):
             if partition is not None:
@@ -702,9 +695,9 @@ def compose(stages: Sequence[Any]) -> Plan:
             collate = stage
         else:
             raise TypeError(f"{where} is no stage: a function becomes one as Map(function)")
-    if steps and collate is None and not callable(steps[-1][1]):
+    if of_items and collate is None and not callable(of_items[-1].function):
         raise ValueError("a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function")
-    return Plan(source, steps, batch_steps, partition or Partition(0, 1), collate, PoolOptions.of(pools, joined))
+    return Plan(source, of_items, of_batches, partition or Partition(0, 1), collate, PoolOptions.of(pools, joined))
 
 
 def _is_source(stage: Any) -> bool:

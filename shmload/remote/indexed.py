@@ -24,10 +24,10 @@ from shmload._core.tar_rows import TarRows
 from shmload.formats.columns import checked_indices
 from shmload.formats.tar.members import Decode
 from shmload.formats.tar.shards import KEY, ShardIndex, TarDataset, TarSamples
-from shmload.remote.fluent import Program, run_stages
 from shmload.remote.local_shards import LocalShards
 from shmload.schedule.samplers import ShardShuffle
 from shmload.worker.sample_rng import seed_and_epoch
+from shmload.worker.stage_engine import Program
 
 __all__ = ["RemoteSamples", "RemoteSource", "RemoteUnits", "span", "taken_at"]
 
@@ -315,7 +315,7 @@ class RemoteUnits:
             source.enter(order, index, seed, epoch)
             return source.read(index)
 
-        items = list(run_stages(self.program.stages, map(read, indices), number))
+        items = list(self.program.run(map(read, indices), number))
         if len(items) != 1:
             raise ValueError(
                 f"item {number} of epoch {epoch}: the stages made {len(items)} items of its {len(indices)} samples, and seed mode "

@@ -47,18 +47,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shmload.remote import fluent
 from shmload.remote.fetch import Shards, shards_in, shards_of_urls
-from shmload.remote.fluent import (
-    Batched,
-    Handler,
-    MemberHandler,
-    Program,
-    SampleDecoder,
-    Sliced,
-    Stage,
-    default_collation_fn,
-    reraise_exception,
-    run_stages,
-)
+from shmload.remote.fluent import MemberHandler, SampleDecoder, default_collation_fn, reraise_exception
 from shmload.remote.indexed import RemoteSamples, RemoteSource, RemoteUnits, taken_at
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.packing.pack import store_of
@@ -66,6 +55,8 @@ from shmload.schedule.samplers import ShardShuffle
 from shmload.schedule.schedule import Uneven
 from shmload.shm import owners
 from shmload.storage.client import open_store
+from shmload.worker import stage_engine
+from shmload.worker.stage_engine import Batched, Each, Handler, Program, Sliced, Stage
 from shmload.world import rank_and_world_size
 
 __all__ = ["CACHE_BYTES", "Passes", "RemoteDataset"]
@@ -340,7 +331,7 @@ class RemoteDataset(IterableDataset[Any]):
             epoch = first + repetition
             num_items = 0
             stage_seed = zlib.crc32(f"{self.seed} {epoch} {rank} {worker}".encode()) << 16
-            for item in run_stages(program.stages, self._samples(mine, epoch, rank, world_size), stage_seed):
+            for item in program.run(self._samples(mine, epoch, rank, world_size), stage_seed):
                 num_items += 1
                 yield item
             if is_endless and not num_items and (mine or not num_units):
@@ -479,7 +470,7 @@ class RemoteDataset(IterableDataset[Any]):
         Args:
             predicate: of the item.
         """
-        stage = Stage("select", fluent.select, (_function("select", predicate),))
+        stage = Stage("select", stage_engine.select, (_function("select", predicate),))
         return self._with(self.program.then(stage).ended_by("select"))
 
     def shuffle(self, size: int = 1000, initial: int = 100) -> Self:
@@ -493,7 +484,7 @@ class RemoteDataset(IterableDataset[Any]):
         if size < 1:
             return self._with(self.program)
         arguments = (size, min(_whole("shuffle: initial", initial, 0), size))
-        program = self.program.then(Stage("shuffle", fluent.shuffle, arguments))
+        program = self.program.then(Stage("shuffle", stage_engine.shuffle, arguments))
         return self._with(replace(program, known="number" if program.known == "units" else program.known))
 
     def batched(
@@ -507,14 +498,14 @@ class RemoteDataset(IterableDataset[Any]):
             partial: whether the last may be shorter.
         """
         size = _whole("batched: batchsize", batchsize, 1)
-        program = self.program.then(Stage("batched", fluent.batch, (size, collation_fn, bool(partial))))
+        program = self.program.then(Stage("batched", stage_engine.batch, (size, collation_fn, bool(partial))))
         if program.known != "nothing":
             program = replace(program, units=program.units.with_level(Batched(size, bool(partial))))
         return self._with(program)
 
     def unbatched(self) -> Self:
         """The items of batches, one by one. How many there are is not known any more."""
-        return self._with(self.program.then(Stage("unbatched", fluent.unbatch)).ended_by("unbatched"))
+        return self._with(self.program.then(Stage("unbatched", stage_engine.unbatch)).ended_by("unbatched"))
 
     def slice(self, *bounds: int | None) -> Self:
         """Some of the items of a rank's pass: slice(stop), slice(start, stop), slice(start, stop, step).
@@ -533,7 +524,7 @@ class RemoteDataset(IterableDataset[Any]):
         stop = None if stop is None else _whole("slice: stop", stop, 0)
         if self.program.known == "units":
             return self._with(replace(self.program, units=self.program.units.with_level(Sliced(start, stop, step))))
-        return self._with(self.program.then(Stage("slice", fluent.some, (start, stop, step))).ended_by("slice"))
+        return self._with(self.program.then(Stage("slice", stage_engine.some, (start, stop, step))).ended_by("slice"))
 
     def then(self, function: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> Self:
         """A function of the iterator: a generator of your own. How many items there are is not known any more.
@@ -543,7 +534,7 @@ class RemoteDataset(IterableDataset[Any]):
             args: for it.
             kwargs: for it.
         """
-        stage = Stage("then", fluent.piped, (_function("then", function), args, kwargs))
+        stage = Stage("then", stage_engine.piped, (_function("then", function), args, kwargs))
         return self._with(self.program.then(stage).ended_by("then"))
 
     def repeat(self, nepochs: int | None = None) -> Self:
@@ -572,7 +563,7 @@ class RemoteDataset(IterableDataset[Any]):
         return self._with(replace(self.program, length=_whole("with_length: n", n, 0)))
 
     def _each(self, name: str, function: Callable[[Any], Any], handler: Handler) -> Self:
-        return self._with(self.program.then(Stage(name, fluent.each, (name, function, handler))))
+        return self._with(self.program.then(Each(name, function, handler)))
 
     # ------------------------------------------------------------ copies
 

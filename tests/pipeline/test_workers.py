@@ -95,7 +95,7 @@ def test_stop_iteration_out_of_a_function_does_not_end_the_pipeline(n_workers: i
     assert len(got) == 8
     assert isinstance(got[3], RuntimeError)
     name = "a DistributedBatchedMap" if n_workers else "a Map"
-    assert f"the function of stage 1, {name}, raised StopIteration" in str(got[3])
+    assert f"the function of stage 1 ({name}) raised StopIteration" in str(got[3])
     assert "shmload: item 3 of epoch 0" in str(got[3]) + "".join(getattr(got[3], "__notes__", ()))
 
 
@@ -110,7 +110,7 @@ def test_stop_iteration_behind_collate_does_not_end_the_pipeline(n_workers: int)
     with Conveyer([Range(8, repeating=False), *stages, Collate(2), Map(stops)]) as pipeline:
         got = outcomes(pipeline)
     assert got[:2] + got[3:] == [[0, 1], [2, 3], [6, 7]]
-    assert f"the function of stage {2 + n_workers}, a Map, raised StopIteration" in str(got[2])
+    assert f"the function of stage {2 + n_workers} (a Map) raised StopIteration" in str(got[2])
     assert got[2].__notes__ == ["shmload: batch 2, whose step begins with item 4 of epoch 0"]
 
 
@@ -325,16 +325,18 @@ def test_every_start_method_takes_functions_of_modules(method: str, collate: Any
 @pytest.mark.parametrize(
     ("stages", "where"),
     [
-        ([Range(3), DistributedBatchedMap(lambda x: x, 1)], "stage 1, a DistributedBatchedMap"),
-        ([Range(3), Map(lambda x: x), DistributedBatchedMap(Add(1), 1)], "stage 1, a Map"),
-        ([Join([(Conveyer([Range(3), Map(lambda x: x)]), 1)]), DistributedBatchedMap(Add(1), 1)], "stage 1, a Map, of member 0"),
+        ([Range(3), DistributedBatchedMap(lambda x: x, 1)], "stage 1 (a DistributedBatchedMap)"),
+        ([Range(3), Map(lambda x: x), DistributedBatchedMap(Add(1), 1)], "stage 1 (a Map)"),
+        ([Join([(Conveyer([Range(3), Map(lambda x: x)]), 1)]), DistributedBatchedMap(Add(1), 1)], "stage 1 (a Map) of member 0"),
     ],
 )
 def test_a_lambda_for_spawned_workers_is_refused_by_its_stage(stages: list[Any], where: str) -> None:
     with Conveyer([*stages, Collate(1), Map(lambda b: b)], multiprocessing_context="spawn") as pipeline:
         with pytest.raises(TypeError, match="workers started by spawn or forkserver need a dataset") as caught:
             pipeline()
-        assert f"it does not take dataset.{'_source._programs[0].' * ('member' in where)}_steps['{where}']" in str(caught.value)
+        assert f"it does not take dataset.{'_source._programs[0].' * ('member' in where)}_stages['{where}'].function" in str(
+            caught.value
+        )
         assert "define functions at module level" in str(caught.value)
 
 

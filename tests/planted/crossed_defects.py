@@ -107,8 +107,8 @@ CROSSED_DEFECTS = [
         "N1",
         "a StopIteration behind Collate ends a pipeline",
         "shmload/pipeline/conveyer.py",
-        "                batch = called(function, batch, name)\n",
-        "                batch = function(batch)\n",
+        "                batch = stage(batch)\n",
+        "                batch = stage.function(batch)\n",
         (
             f"{WORKERS}test_stop_iteration_behind_collate_does_not_end_the_pipeline",
             f"{WORKERS}test_stop_iteration_of_a_member_behind_collate_does_not_end_its_epoch_in_a_join",
@@ -118,8 +118,8 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a StopIteration of select ends the samples",
-        "shmload/remote/fluent.py",
-        '        if _of_one("select", predicate, item):\n',
+        "shmload/worker/stage_engine.py",
+        '        if called(predicate, item, "select"):\n',
         "        try:\n            is_wanted = predicate(item)\n        except StopIteration:\n            return\n        if is_wanted:\n",
         ("tests/remote/test_fluent.py::test_stop_iteration_of_a_function_is_no_end_of_the_samples",),
     ),

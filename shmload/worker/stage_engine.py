@@ -1,0 +1,272 @@
+"""The stage engine: what is done with items on their way from a source to a batch, under pipelines and fluent readers alike.
+
+    Each     an item of an item: map, decode, to_tuple; may leave it out
+    Stage    items of items: select, shuffle, batches, a generator of the user's own
+
+A program is a list of these, and what is known of the items before any is read: which samples make up the k-th one.
+
+    samples of a rank     0 1 2 3 4 5 6 7 8 9 ...
+    slice(2, None)        . . 0 1 2 3 4 5 6 7
+    batched(3)                |  0  |  1  | 2        units
+
+Workers take units in turn: worker w those of w, w + n, ... So every batch is whole whatever the number of workers, the batches are
+the same ones in the same order (torch takes workers in turn, too), and their number is known before any sample is read. Dealing
+samples instead would give each worker a short batch of its own at the end.
+
+`shuffle` keeps the number, not which is which. `select`, `unbatched` and `then` end that knowledge.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.worker.reader import no_end
+
+Handler = Callable[[Exception], bool]
+DROP = object()  # what a function gives for an item that is left out
+
+
+def called(function: Callable[[Any], Any], value: Any, stage: str) -> Any:
+    """What a stage's function makes of an item or a batch. Its StopIteration is an error: it would end the items."""
+    try:
+        return function(value)
+    except StopIteration as error:
+        first = value[0] if isinstance(value, list) and value else value
+        key = first.get("__key__") if isinstance(first, Mapping) else None
+        of_sample = "" if key is None else f" at sample {key!r}"
+        raise no_end(error, f"the function of {stage}{of_sample}") from error
+
+
+@dataclass(frozen=True)
+class Each:
+    """A function of each item.
+
+    Attributes:
+        name: for people.
+        handler: of its exceptions: True leaves the item out, False ends the items; None raises them.
+    """
+
+    name: str
+    function: Callable[[Any], Any]
+    handler: Handler | None = None
+
+    def __call__(self, item: Any) -> Any:
+        return called(self.function, item, self.name)
+
+    def run(self, items: Iterator[Any], seed: int) -> Iterator[Any]:
+        for item in items:
+            try:
+                made = self(item)
+            except Exception as error:
+                if self.handler is None:
+                    raise
+                if self.handler(error):
+                    continue
+                return
+            if made is not DROP:
+                yield made
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A function of the iterator.
+
+    Attributes:
+        name: for people.
+        function: (items, seed, *arguments) -> items; the seed is of this stage's randomness in this worker and epoch.
+    """
+
+    name: str
+    function: Callable[..., Iterator[Any]]
+    arguments: tuple[Any, ...] = ()
+
+    def run(self, items: Iterator[Any], seed: int) -> Iterator[Any]:
+        return self.function(items, seed, *self.arguments)
+
+
+def select(items: Iterator[Any], seed: int, predicate: Callable[[Any], Any]) -> Iterator[Any]:
+    """Only the items that a function says True of."""
+    for item in items:  # not filter(), which a StopIteration of the function would end
+        if called(predicate, item, "select"):
+            yield item
+
+
+def shuffle(items: Iterator[Any], seed: int, size: int, initial: int) -> Iterator[Any]:
+    """A buffer that gives a random one of what it holds. Its numbers depend on seed, epoch, rank and worker alone."""
+    draws = random.Random(seed)
+    held: list[Any] = []
+
+    def pick() -> Any:
+        place = draws.randrange(len(held))
+        held[place], held[-1] = held[-1], held[place]
+        return held.pop()
+
+    for item in items:
+        held.append(item)
+        if len(held) < size:
+            held += islice(items, 1)
+        if len(held) >= initial:
+            yield pick()
+    while held:
+        yield pick()
+
+
+def batch(
+    items: Iterator[Any], seed: int, size: int, collation_fn: Callable[[list[Any]], Any] | None, partial: bool
+) -> Iterator[Any]:
+    """So many items in each."""
+    while held := list(islice(items, size)):
+        if len(held) == size or partial:
+            yield held if collation_fn is None else called(collation_fn, held, "batched")
+
+
+def unbatch(items: Iterator[Any], seed: int) -> Iterator[Any]:
+    """The items of batches."""
+    for batch in items:
+        if isinstance(batch, (list, tuple)):
+            for number in range(len(batch[0]) if batch else 0):
+                yield tuple(column[number] for column in batch)
+        elif isinstance(batch, dict):
+            lengths = {len(column) for column in batch.values()}
+            if len(lengths) != 1:
+                raise ValueError(f"unbatched: the columns of a batch are of one length, these of {sorted(lengths)}")
+            for number in range(lengths.pop()):
+                yield {name: column[number] for name, column in batch.items()}
+        else:
+            raise TypeError(f"unbatched needs batches, tuples or dicts of columns; got a {type(batch).__name__}")
+
+
+def some(items: Iterator[Any], seed: int, start: int, stop: int | None, step: int) -> Iterator[Any]:
+    """Some of the items of each worker: a slice whose place in the whole pass is not known before it is read."""
+    return islice(items, start, stop, step)
+
+
+def piped(
+    items: Iterator[Any], seed: int, function: Callable[..., Iterable[Any]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[Any]:
+    """A function of the iterator."""
+    return iter(function(items, *args, **kwargs))
+
+
+@dataclass(frozen=True)
+class Sliced:
+    """Some of the items below, as range says: start, stop, step."""
+
+    start: int
+    stop: int | None
+    step: int
+
+    def count(self, below: int) -> int:
+        return len(range(below)[self.start : self.stop : self.step])
+
+    def items(self, numbers: NDArray[np.int64], below: int) -> NDArray[np.int64]:
+        return self.start + numbers * self.step
+
+
+@dataclass(frozen=True)
+class Batched:
+    """So many items below in each."""
+
+    size: int
+    partial: bool
+
+    def count(self, below: int) -> int:
+        return -(-below // self.size) if self.partial else below // self.size
+
+    def items(self, numbers: NDArray[np.int64], below: int) -> NDArray[np.int64]:
+        found = (numbers[:, None] * self.size + np.arange(self.size)).reshape(-1)
+        return found[found < below]
+
+
+@dataclass(frozen=True)
+class Units:
+    """The levels, from the samples upward."""
+
+    levels: tuple[Sliced | Batched, ...] = ()
+
+    def counts(self, num_samples: int) -> list[int]:
+        """Items at each level, the samples first."""
+        found = [num_samples]
+        for level in self.levels:
+            found.append(level.count(found[-1]))
+        return found
+
+    def count(self, num_samples: int) -> int:
+        """Units that so many samples make."""
+        return self.counts(num_samples)[-1]
+
+    def samples(self, unit: int, num_samples: int) -> NDArray[np.int64]:
+        """The samples of a unit, numbered as the rank has them."""
+        found = np.array([unit], np.int64)
+        counts = self.counts(num_samples)
+        for level, below in zip(reversed(self.levels), reversed(counts[:-1]), strict=True):
+            found = level.items(found, below)
+        return found
+
+    def with_level(self, level: Sliced | Batched) -> Units:
+        return Units((*self.levels, level))
+
+
+_NO_LEVELS = Units()
+Known = Literal["units", "number", "nothing"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is done with the samples.
+
+    Attributes:
+        units: which samples make up the items, as far as that is known.
+        known: "units": the k-th item is the k-th unit; "number": there are as many items as units; "nothing".
+        unknown: the stage that ended the knowledge.
+        repetitions: epochs in a pass; None: without end.
+        limit: items of a pass; None: all.
+        length: what len() is told to say.
+    """
+
+    stages: tuple[Each | Stage, ...] = ()
+    units: Units = _NO_LEVELS
+    known: Known = "units"
+    unknown: str = ""
+    repetitions: int | None = 1
+    limit: int | None = None
+    length: int | None = None
+
+    def then(self, stage: Each | Stage) -> Program:
+        return replace(self, stages=(*self.stages, stage))
+
+    def ended_by(self, name: str) -> Program:
+        return self if self.known == "nothing" else replace(self, known="nothing", unknown=name)
+
+    def count(self, num_samples: int) -> int:
+        """Items of a pass over so many samples.
+
+        Raises:
+            TypeError: nobody can know.
+        """
+        if self.length is not None:
+            return self.length
+        if self.limit is not None:
+            return self.limit
+        if self.repetitions is None:
+            raise TypeError("a dataset with repeat() has no end, and no len(): give repeat a number, or with_epoch(n)")
+        if self.known == "nothing":
+            raise TypeError(
+                f"the number of items behind {self.unknown} is not known before they are read: give it by with_length(n), or bound "
+                "a pass by with_epoch(n)"
+            )
+        return self.repetitions * self.units.count(num_samples)
+
+    def run(self, samples: Iterator[Any], seed: int) -> Iterator[Any]:
+        """The items that come of samples."""
+        items = samples
+        for number, stage in enumerate(self.stages):
+            items = stage.run(items, seed + number)
+        return items

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,21 @@ def test_imports_point_down(path: Path) -> None:
 
 def test_the_picture_is_what_the_imports_are() -> None:
     assert PICTURE.read_text() == picture(), "python -m tests.house draws it anew"
+
+
+FILE = re.compile(r"(?<![\w./-])((?:\w+/)*\w+\.pyx?)\b(?![\w(])")
+FOREIGN = {"megatron/core/datasets/indexed_dataset.py", "tarfile.py"}
+
+
+def test_every_file_that_is_named_is_there() -> None:
+    root = PACKAGE.parent
+    there = [
+        "/setup.py",
+        *(f"/{path}" for top in ("shmload", "src", "tests", "benchmarks") for path in (root / top).rglob("*.py*")),
+    ]
+    pages = [root / "docs/internals.md", root / "ARCHITECTURE.md", root / "CONTRIBUTING.md", *root.glob("src/*.*"), *files()]
+    named = {name: page for page in pages for name in FILE.findall(page.read_text())}
+    assert {name: page for name, page in named.items() if not any(path.endswith(f"/{name}") for path in there)}.keys() == FOREIGN
 
 
 def test_few_modules_stand_directly_in_the_package() -> None:

@@ -7,7 +7,7 @@ CUDA, through torch: its streams, its caching allocator, its copies.
 
 A failed cudaHostRegister leaves its error behind for the next one who asks for the last error, which is torch after its next
 kernel; so the error is taken away at once. Registered memory is `is_pinned()` to torch, and a copy from it is asynchronous; unlike
-memory of torch's own pinned allocator, nobody records an event for it: pending_copies.py does.
+memory of torch's own pinned allocator, nobody records an event for it: the pending copies below do.
 
 The slots of one ring as pinned memory: each is a piece of its own, registered once and unregistered before it is unmapped.
 

@@ -473,7 +473,7 @@ class DeviceFeed:
                 # the host's own batch is gone after this, while the side stream is still current
                 batch, made = sent(batch, calls, is_slot=True)
                 return Arrival(order, batch, note, made, event=calls.record(self._side))
-        except RuntimeError as error:
+        except Exception as error:  # of the device, or of the user's own named tuple as it is made again
             # the batch dies with another stream current, and a part of it may be on its way
             if engine.releases is not None:
                 engine.releases.name_stream(order.slot, self._side)
@@ -645,6 +645,7 @@ class Supervisor:
         return None
 
     def end_if_timed_out(self, worker: int) -> bool:
+        """Ends and replaces a worker whose sample takes too long; its batches fail over it."""
         if not self._pool.reads_samples(worker):  # an actor is watched where it is
             return False
         held = self._ring.held_by(worker)

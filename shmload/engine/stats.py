@@ -7,7 +7,7 @@ Reading a running ring: `shmload top`, `shmload trace` and `loader.stats()` read
 
 From outside a block is found first: by name in /dev/shm, or in a memfd, seen under /proc/<pid>/fd. Whether the owner of a named
 block lives is known by the flock on it. It is not asked for by taking it: /proc/locks lists who holds what. Only a block whose
-lock no process in sight holds is asked about as `shmload clean` does (shm/janitor.py): it is a dead loader's, or that of another
+lock no process in sight holds is asked about as `shmload clean` does (shm/owners.py): it is a dead loader's, or that of another
 container which shares /dev/shm. A block is mapped read-only, and nothing in it is believed before its sizes were checked.
 """
 
@@ -119,7 +119,7 @@ def _named(folder: str, holders: dict[tuple[int, int, int], int]) -> Iterator[Co
             status = os.lstat(f"{folder}/{name}")
         except FileNotFoundError:
             continue
-        if status.st_size:  # an empty one only marks that the ring is in a memfd (shm/group.py)
+        if status.st_size:  # an empty one only marks that the ring is in a memfd (shm/segment.py)
             key = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
             yield ControlBlock(match[1], f"{folder}/{name}", status.st_uid, holders.get(key), "shm")
 

@@ -1,7 +1,7 @@
 """One process per GPU: `shmload.spawn` for functions, `shmload launch` for scripts.
 
-The launcher starts the ranks of one node, says to each by torch.distributed's environment which it is (ranks.py), gives each
-its own processors (topology.py), prints what they print and sees to their end (supervisor.py): the first
+The launcher starts the ranks of one node, says to each by torch.distributed's environment which it is and gives each
+its own processors (ranks.py), prints what they print and sees to their end (supervisor.py): the first
 that fails ends all. It imports no torch, decodes nothing and holds no ring; ranks are ordinary trainers.
 
 Each rank begins as a few lines of its own (boot.py), which ask the kernel to kill it when the launcher's thread ends and then

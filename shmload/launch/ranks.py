@@ -191,7 +191,8 @@ def held_port() -> socket.socket:
     for family in (socket.AF_INET6, socket.AF_INET):
         try:
             held = socket.socket(family)
-        except OSError:  # the kernel has no IPv6
+        except OSError as error:  # the kernel has no IPv6
+            last = error
             continue
         try:
             if family == socket.AF_INET6:
@@ -199,9 +200,10 @@ def held_port() -> socket.socket:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind(("", 0))
             return held
-        except OSError:
+        except OSError as error:
+            last = error
             held.close()
-    raise OSError("no port of this machine can be bound: no socket of IPv6 or IPv4 takes port 0")
+    raise OSError(f"no port of this machine can be bound: {last}") from last
 
 
 def environment(

@@ -330,6 +330,7 @@ def words_of(last: str) -> str:
 
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
+_BLAME_S = 0.1  # a signal to a rank may be one to all, the launcher's still on its way
 _DOUBLED_S = 0.5  # a ^C later than that after the first is impatience; `timeout` and terminals send some twice at once
 _DRAIN_S = 2.0  # how long whoever reads the output may take when a run has failed
 _LAST_NBYTES = 16384  # of a log
@@ -452,8 +453,12 @@ class SpawnedRanks:
                     self._started.set()
                     while self._living and not failed and not number and not self._asked:
                         failed = self._look(None)
+                        until = monotonic() + _BLAME_S * any(-(one.ending.exitcode or 0) in SIGNALS for one in failed)
+                        while not signals.caught and (left := until - monotonic()) > 0:
+                            self._look(left)
                         number = signals.take()
                     ended = not self._living
+                    number = number or signals.take()  # one that came before the first rank
                 finally:
                     self._end(signals)
         finally:

@@ -357,7 +357,7 @@ class SeedIterator:
             raise no_end(error, who) from error
         if batch is END:
             self.place.is_over = True
-            self._stream.log.ended(self.place.epoch, self._stream.epochs.step_number(step))
+            self._stream.log.ended(self.place.epoch, self._stream.epochs.step_number(self.place.step))  # other threads moved it
             if watch is not None:
                 watch.end(is_complete=True)
             raise StopIteration
@@ -460,6 +460,7 @@ class SeedStream:
             raise RuntimeError("this loader is closed: make a new one")
         engine: BatchSource | None = None
         if self.config.num_workers == 0:
+            reader = self._inline_reader()  # here: what making it raises loses no batch
             front = self.epochs.order(epoch, step)
         else:
             engine = self._engine
@@ -471,7 +472,7 @@ class SeedStream:
         if front is None:
             return END
         try:
-            batch = self._inline_reader().read(front) if engine is None else engine.next()[1]
+            batch = reader.read(front) if engine is None else engine.next()[1]
         except Exception:
             if engine is None or engine.front is not front:  # that batch is lost
                 place.step = self.epochs.behind(place.step)

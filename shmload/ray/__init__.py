@@ -5,11 +5,10 @@
 
 What a worker is to the ring (a number that claims and finishes) is here a few *threads* of the agent; what decodes is an actor
 somewhere in the cluster. Trainer, leases, order and repair stay as they are, and the trainer spends nothing on the way: it neither
-imports a running Ray nor unpickles. `pool.py` starts the agent and tells of its death, `agent.py` is its process, `agent.py`
-claims, `agent.py` sees one claim through, `cluster.py` is its side of Ray, `cluster.py` says which actor goes where,
-`cluster.py` how many there are. On the actor, `decoder.py` runs the worker's own `WorkerLoop` over `decoder.py`, a ring of one slot
-in private memory whose trainer is a few lines that grant whatever is asked for. So every path (rows, packed, ragged, iterable,
-notes, errors) is the local one, and batches cannot differ. `decoder.py` is what travels.
+imports a running Ray nor unpickles. `pool.py` starts the agent, watches for its death, and says how many actors there are and on
+which nodes. `agent.py` is the agent's process: it claims, and sees each claim through. `actors.py` is the actor: the worker's own
+`WorkerLoop` over a ring of one slot in private memory, whose trainer is a few lines that grant whatever is asked for. So every path
+(rows, packed, ragged, iterable, notes, errors) is the local one, and batches cannot differ.
 
 * A claim of some rows of a batch travels as a batch of its own; its rows come back dense, field by field, and are copied into
   their places. Where the ring's layout is not the actor's, or rows had to be packed that others share, the usual repack follows.
@@ -24,7 +23,7 @@ notes, errors) is the local one, and batches cannot differ. `decoder.py` is what
   where it had several tasks: its successor does each of them alone, and only deaths of those count against a task.
 * Back-pressure is the ring's: a task has a slot that is there already. A batch is waited for without a limit, because Ray begins
   the transfer of an object anew that was given up.
-* A sample that takes too long is seen on the actor (`decoder.py`), as only there it is known which one is read.
+* A sample that takes too long is seen on the actor (`actors.py`), as only there it is known which one is read.
 
 Rejected: the trainer as Ray's driver (its threads and its fork hazards would be the training program's); a process and so a driver
 for each actor (each would put the dataset again, and the head counts every driver as a job); multiprocessing for the agent (spawn

@@ -90,7 +90,7 @@ MAX_DEATHS = 3  # of actors over one task alone: then it is the task
 
 
 class Call(NamedTuple):
-    """An task that an actor has been asked for."""
+    """A task that an actor has been asked for."""
 
     actor: Any
     ref: Any

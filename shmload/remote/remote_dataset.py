@@ -22,7 +22,8 @@ late: it finds its own, or takes a number that nobody misses, and the passes of 
 The board is a memfd, which forked workers inherit and others open under /proc/<trainer>/fd. What is sent to other machines counts
 by itself, from the pass that is next; here, where nobody hears of it, that pass is taken for begun.
 
-The fluent methods: each gives a new dataset with one stage more, and keeps account of how many items that makes (program.py).
+The fluent methods: each gives a new dataset with one stage more, and keeps account of how many items that makes
+(worker/stage_engine.py).
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ In data parallelism the rank whose batch is dear holds up all, while its neighbo
 
     balancing.py   each rank has ring, worker pool, order and supervision of its own; who has no idle worker rings for others.
                    Who of them is let in and watched; what a dead one held is read again
-    worker/helping.py   a worker with nothing open at home claims a chunk of the neighbour's whose trainer has waited for longest
+    worker/loop.py (HelperRing)   a worker with nothing open at home claims a chunk of the neighbour's whose trainer has waited
+                   for longest
 
 * a helper is a worker like any other to the protocol (src/protocol.h), under a record of its own behind those of the worker pool;
   the trainer has its process in hand before it may claim anything (src/helpers.h; explored in tests/proof/helpers.py);

@@ -72,8 +72,11 @@ class RankGroup:
     def rings(self, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
         """How to come to the rings of these ranks, once each of them has said; without those that have ended before."""
         poll = poll_of(self.pidfds.values())
+        ended: set[int] = set()
         while True:
-            ended = {pidfd for pidfd, _ in poll.poll(0)}
+            for pidfd, _ in poll.poll(0):
+                ended.add(pidfd)
+                poll.unregister(pidfd)  # it stays readable, and would end every wait at once
             with self.meeting.at_board():
                 said = json.loads(self.meeting.read())["rings"]
             found = {number: said.get(str(self.members[number].local_rank)) for number in numbers}

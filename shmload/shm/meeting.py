@@ -4,7 +4,7 @@
     <stem>-gate      whoever reads or writes the board holds an exclusive flock on it, and others wait there
 
 Both locks are the kernel's: they end with their holder, however it ends. If it was in the middle of something, the next one through
-the gate finds the board as it was. The last to leave removes both files; of those that were killed the reaper does (reaper.py).
+the gate finds the board as it was. The last to leave removes both files; of those that were killed the reaper does (owners.py).
 Whoever can turn its lock on the board into an exclusive one is the last, and nobody is inside the gate.
 
 The names follow from what the run's processes know, so others can guess them, and in a folder that all may write to anyone can be

@@ -8,7 +8,7 @@ looks whether that is what has been opened. No name is ever given twice, so a pa
 keep of it, they may keep by its path.
 
 The resource tracker is told nothing. It would share the trainer's process group and die with it, and it would report and remove
-what the reaper (reaper.py) and the janitor (janitor.py) see to; on Python < 3.13 an attaching process would register the name
+what the reaper and `shmload clean` (owners.py) see to; on Python < 3.13 an attaching process would register the name
 with a tracker of its own, whose exit unlinks a live segment.
 
 This process's cgroups, as the kernel tells them: where its limits stand, v1 and v2, from its own up to the root.
@@ -431,7 +431,7 @@ class _Mark:
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = names.keep(os.open(path + NEW, flags, 0o600))
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(path + NEW, path)  # never seen unlocked: see janitor.py
+        os.rename(path + NEW, path)  # never seen unlocked: see owners.py
 
     def close(self) -> None:
         """Removes it. Does nothing in a forked child."""

@@ -28,8 +28,6 @@ A worker's exception on its way to the trainer: type, text, traceback, which sam
 The text is what torch's loader says, so that code which looks into it goes on working; where the sample is known, the exception
 carries it as a note.
 
-How a process ended, in words.
-
 What is said of a sample that took longer than `sample_timeout_s`, wherever its worker was.
 """
 
@@ -647,7 +645,7 @@ class Job:
 
 @dataclass(frozen=True)
 class PeerRing:
-    """The ring of another of the node's ranks, in which a worker may fill chunks when its own has none (visiting.py).
+    """The ring of another of the node's ranks, in which a worker may fill chunks when its own has none (loop.py).
 
     Worker w of this worker pool has the record `first_record` + w there.
     """

@@ -62,7 +62,7 @@ def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Te
 
 KINDS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
 OBJECTS_MAX = 2000  # looked at before giving up: a dataset may hold millions
-ITEMS_MAX = 50  # of one object: transforms stand in short lists
+ITEMS_MAX = 50  # of one container: transforms stand in short lists
 
 
 def own_generators(dataset: Any) -> list[str]:
@@ -78,7 +78,8 @@ def own_generators(dataset: Any) -> list[str]:
         if isinstance(value, KINDS):
             found.append(path)
         elif not isinstance(value, (torch.Tensor, np.ndarray, str, bytes, type)):
-            queue += ((path + name, part) for name, part in islice(parts_of(value), ITEMS_MAX))
+            most = ITEMS_MAX if isinstance(value, (dict, list, tuple, set, frozenset)) else None
+            queue += ((path + name, part) for name, part in islice(parts_of(value), most))
     return found
 
 

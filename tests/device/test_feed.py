@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload import CopyFailed, ShmLoader
+from shmload.device.calls import sent
 from tests.device.device_kit import Mixed, Rows, rows_of
 from tests.stand_in.device import StandIn
 from tests.stand_in.device_log import Logged
@@ -242,3 +243,26 @@ def test_who_took_a_batch_is_noted_as_ever(make: Make) -> None:
     next(iter(loader))
     assert loader._builder.last.holders is not None
     assert loader.holders() == []
+
+
+def test_an_error_of_the_users_own_type_comes_at_its_batchs_turn(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = StandIn()
+    loader = make(device)
+    iterator = iter(loader)
+    next(iterator)
+    calls = iter(range(100))
+
+    def fails_once(*given: Any, **options: Any) -> Any:
+        if next(calls) == 1:
+            raise ValueError("a batch of this kind is refused")
+        return sent(*given, **options)
+
+    monkeypatch.setattr("shmload.engine.parts.sent", fails_once)
+    found = []
+    with pytest.raises(CopyFailed, match="a batch of this kind is refused"):
+        found.extend(device.read(batch["x"]) for batch in iterator)
+    step = len(found) + 1
+    found.append(device.read(next(iterator)["x"]))
+    check_all_back(loader, device)
+    expected = [*range(1, step), step + 1]
+    assert [torch.equal(rows_of(2 * at), x[0]) for at, x in zip(expected, found, strict=True)] == [True] * len(found)

@@ -151,3 +151,12 @@ def test_the_number_of_ranks_is_one_a_device_or_one(tmp_path: Path) -> None:
     assert number_of_ranks(5, Host(tmp_path)) == 5
     with pytest.raises(ValueError, match="nprocs is a number of processes from 1 up, or None for one per CUDA device; got 0"):
         number_of_ranks(0, Host(tmp_path))
+
+
+def test_why_no_port_can_be_held_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("shmload.launch.ranks.socket.socket", refuse)
+    with pytest.raises(OSError, match=r"no port of this machine can be bound: .*Too many open files"):
+        held_port()

@@ -62,6 +62,36 @@ def test_sigterm_ends_all_and_then_the_launcher(number: int, staying: Run, tmp_p
     assert all_end(pids, 0)
 
 
+LATER = (
+    """
+import os, signal
+from shmload.launch.supervisor import SpawnedRanks
+
+look, calls = SpawnedRanks._look, []
+
+def look_and_signal(self, timeout_s):
+    if calls:
+        os.kill(os.getpid(), signal.SIGTERM)  # after the look that saw a rank's death
+    found = look(self, timeout_s)
+    calls.extend(found)
+    return found
+
+SpawnedRanks._look = look_and_signal
+"""
+    + STAYING
+)
+
+
+def test_a_signal_to_all_stops_the_run_also_if_a_rank_dies_of_it_first(started: Run, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(LATER)
+    launcher = started("program.py", "idle", "fork")
+    pids = ranks_up(tmp_path, 2, launcher)
+    os.kill(pids[0], signal.SIGTERM)
+    assert launcher.communicate(timeout=30) == ("", "")
+    assert launcher.returncode == -signal.SIGTERM
+    assert all_end(pids, 0)
+
+
 @pytest.mark.parametrize(("how", "start_method"), [("idle", "fork"), ("idle", "spawn"), ("in C", "fork")])
 def test_no_rank_outlives_a_launcher_that_is_killed(how: str, start_method: str, staying: Run, tmp_path: Path) -> None:
     launcher = staying(how, start_method)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -253,3 +255,57 @@ def test_the_global_generators_are_none_of_them() -> None:
     dataset.draw = random.random  # type: ignore[attr-defined]  # a method of the global one
     dataset.generator = torch.default_generator  # type: ignore[attr-defined]  # as above
     ShmLoader(dataset, seed=1)
+
+
+def test_a_generator_behind_many_attributes_is_found_too() -> None:
+    dataset = Noisy()
+    dataset.__dict__.update({f"option{i}": object() for i in range(100)}, rng=random.Random(1))
+    with pytest.warns(UserWarning, match=r"dataset\.rng\. What they draw"):
+        ShmLoader(dataset, seed=1)
+
+
+def test_what_is_raised_before_the_first_batch_is_read_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a dataset that opens files when it is asked how it is read."""
+    expected = epochs(loader_of(), 1)[0]
+
+    def refuse(*_: Any) -> Any:
+        raise OSError("not mounted yet")
+
+    loader = loader_of()
+    batches = iter(loader)
+    with monkeypatch.context() as patch:
+        patch.setattr("shmload.modes.seed_mode.InlineReader", refuse)
+        with pytest.raises(OSError, match="not mounted yet"):
+            next(batches)
+    assert [plain(batch) for batch in batches] == expected
+
+
+class Overtaken:
+    """A lock that another thread takes first, and reads the epoch to its last batch meanwhile."""
+
+    def __init__(self, lock: Any, batches: Any) -> None:
+        self._lock, self._batches, self._is_first = lock, batches, True
+
+    def __enter__(self) -> None:
+        if self._is_first:
+            self._is_first = False
+            other = Thread(target=lambda: [next(self._batches) for _ in range(len(self._batches) - 1)])
+            other.start()
+            other.join()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_the_end_of_a_pass_is_recorded_where_it_was_whichever_thread_sees_it(tmp_path: Path) -> None:
+    with loader_of(audit=str(tmp_path)) as loader:
+        batches = iter(loader)
+        next(batches)
+        batches._stream.turns.lock = Overtaken(batches._stream.turns.lock, batches)
+        with pytest.raises(StopIteration):
+            next(batches)
+    (path,) = tmp_path.iterdir()
+    records = [json.loads(line[line.index("{") :]) for line in path.read_text().splitlines()]
+    (end,) = [record for record in records if record.get("kind") == "end"]
+    assert end["step"] == len(loader)

@@ -94,7 +94,7 @@ static void *user_thread(void *arg) {
     return NULL;
 }
 
-/* Ends a generation, as rank_sync.py does. The leader goes on with its ring meanwhile. */
+/* Ends a generation, as sharing/rank_group.py does. The leader goes on with its ring meanwhile. */
 static void tell_generation(member *me, int64_t count_before) {
 #if PLANT == 6
     shml_share_report(&me->share, me->rank, SHML_REPORT_GENERATION, me->generation);

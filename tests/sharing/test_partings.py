@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
+import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from shmload import RankLeft
+from shmload.sharing.rank_group import RankGroup, RankInfo
 from tests.sharing.sharing_kit import BATCH, NUM_SAMPLES, digest, digests, loader_of, run_ranks
 
 SOON_S = 10.0  # what is noticed within 0.02 s of waiting, on a machine that others use as well
@@ -164,3 +168,35 @@ def test_ranks_that_break_off_at_different_steps_are_told_so(tmp_path: Path) -> 
     outcomes = run_ranks(go_elsewhere, 2, tmp_path / "log")
     assert [outcome.error for outcome in outcomes] == ["RankLeft", "RankLeft"]
     assert any("having read 2 since they began together last" in o.text or "has read" in o.text for o in outcomes)
+
+
+class Board:
+    """A board on which a ring is announced after a while."""
+
+    def __init__(self) -> None:
+        self.begun, self.num_looks = monotonic(), 0
+
+    def at_board(self) -> Any:
+        return nullcontext()
+
+    def read(self) -> str:
+        self.num_looks += 1
+        return json.dumps({"rings": {"0": {"path": "there"}} if monotonic() > self.begun + 0.2 else {}})
+
+    def leave(self) -> None: ...
+
+
+def test_a_rank_that_has_ended_keeps_nobody_looking_without_a_pause() -> None:
+    members = [RankInfo(rank, 1, "", (rank, 3), {}, []) for rank in range(3)]
+    children = [subprocess.Popen(command, stdin=subprocess.PIPE) for command in (["cat"], ["true"])]
+    pidfds = {number: os.pidfd_open(child.pid) for number, child in zip((0, 2), children, strict=True)}
+    board: Any = Board()
+    try:
+        os.waitid(os.P_PIDFD, pidfds[2], os.WEXITED | os.WNOWAIT)
+        rank_group = RankGroup(members, 1, pidfds, board, cast(Any, None))
+        assert rank_group.ring() == {"path": "there"}
+        assert board.num_looks < 100
+    finally:
+        for child, pidfd in zip(children, pidfds.values(), strict=True):
+            child.communicate()
+            os.close(pidfd)

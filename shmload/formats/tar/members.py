@@ -12,7 +12,7 @@ From a member's bytes to its value, by the last part of its extension; what is n
 What could run code (pickle, torch.load) is decoded only when asked for. No payload makes room for more than it says it needs and
 holds: an .npy header is checked against the bytes behind it, what gzip and npz expand to has a limit.
 
-Source: webdataset 1.0.2, autodecode.py. Its encoders of class, count, msgpack, tenbin and html have
+Source: webdataset 1.0.2, its autodecode module. Its encoders of class, count, msgpack, tenbin and html have
 no decoder there; they have one here.
 
 From a value to a member's bytes, by the last part of its extension, as webdataset's writer does.

@@ -2,7 +2,7 @@
 
 | value | extension | is read back as |
 |---|---|---|
-| image (see `pictures.py`), encoded image | jpg, png, tif, ... , npy | an image |
+| image (see below), encoded image | jpg, png, tif, ... , npy | an image |
 | int, numpy's and tensors of one whole number | cls | int |
 | str | txt | str |
 | bool, float, None | json | the same |

@@ -1,7 +1,7 @@
 """Does each epoch hold each sample exactly once? The files of a folder in, a report out.
 
 Files are read (`shmload.audit.recorder`), divided into loaders by what their headers say, freed of what resumes rolled back
-(`timeline.py`) and judged (`orders.py`). Batches that should be alike are compared by their digests.
+and judged (`timeline.py`). Batches that should be alike are compared by their digests.
 
 With the dataset at hand batches are read again, by the loader's own inline reader, with the seed, epoch and indices of the record,
 so that random augmentations repeat: what differs was other memory, other rows, or is other data by now. Torch mode's augmentations

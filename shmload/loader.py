@@ -101,7 +101,7 @@ class ShmLoader(DataLoader[T]):
             GIL. The dataset must allow it. The global generators cannot be reseeded per sample then: draw from sample_rng().
             Readers of whole batches and of ragged fields in place take one thread.
         trust_state: a state may hold pickles, which can run any code when they are loaded. They are in it only where a dataset,
-            iterator or sampler of yours tells a state of other things than numbers, text, bytes, arrays, tensors and containers of
+            iterator or sampler of yours has a state of other things than numbers, text, bytes, arrays, tensors and containers of
             these. False: such a state is a StateMismatch.
         backend: "process": workers are processes of this machine. "ray": they are actors on the nodes of a Ray cluster that this
             machine belongs to, which needs the extra `shmload[ray]`; batches are the same. An actor that dies is replaced in seed

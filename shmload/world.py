@@ -55,8 +55,8 @@ def start_of(pid: int | str) -> str:
 def run_key() -> tuple[str, ...]:
     """What the processes of one run on one node have in common, and no other run there has.
 
-    Launchers tell every rank where all meet (MASTER_ADDR and MASTER_PORT, torchrun's run id, Slurm's job and step). Without one the
-    ranks are one process's children (torch.multiprocessing.spawn): then it is that process, told by its id and start. Ids
+    Launchers say to every rank where all meet (MASTER_ADDR and MASTER_PORT, torchrun's run id, Slurm's job and step). Without one
+    the ranks are one process's children (torch.multiprocessing.spawn): then it is that process, known by its id and start. Ids
     mean nothing across containers, so their PID namespace goes with them.
     """
     namespace = str(os.stat("/proc/self/ns/pid").st_ino)

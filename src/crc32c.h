@@ -225,7 +225,7 @@ CRC_TARGET static uint32_t crc_of_stream(uint64_t crc, uint8_t *restrict to, con
         at += 3 * CRC_LONG;
         to += 3 * CRC_LONG;
     }
-    _mm_sfence(); /* such stores are not ordered: who is told of the batch must see them */
+    _mm_sfence(); /* such stores are not ordered: who hears of the batch must see them */
     return crc_of_copy((uint32_t)crc, to, at, nbytes);
 }
 

@@ -19,7 +19,7 @@
 
 #include <string.h>
 
-/* What an event tells (shml_event.what, the low 16 bits). */
+/* What an event reports (shml_event.what, the low 16 bits). */
 enum {
     SHML_EVENT_CHUNK = 1,    /* worker: filled a chunk; amount: how it ended (DONE, VOID, ERROR of protocol.h) */
     SHML_EVENT_IDLE = 2,     /* worker: waited for orders; no order */
@@ -41,7 +41,7 @@ typedef struct {
     shml_u64 step;     /* int64 as bits */
     shml_u64 what;     /* SHML_EVENT_* | slot << 32 */
     shml_u64 place;    /* chunk, or number of chunks, | rows << 32 */
-    shml_u64 amount;   /* depends on what it tells */
+    shml_u64 amount;   /* depends on what it reports */
 } shml_event;
 
 typedef struct {

@@ -88,7 +88,7 @@ cdef class Recorders:
 
     @property
     def is_closing(self):
-        """Whether the loader has told its workers to leave."""
+        """Whether the loader has asked its workers to leave."""
         return bool((<shml_header *><uintptr_t>self._control.address).is_closing)
 
     def pids(self):

@@ -16,7 +16,7 @@ ERROR = SHML_ERROR
 ROOM = SHML_EVENT_ROOM
 LAYOUT = SHML_EVENT_LAYOUT
 
-cdef uint64_t IDLE_NS = 1_000_000_000  # a wait for orders is told in pieces of this length, so that an stats reader need not wait, too
+cdef uint64_t IDLE_NS = 1_000_000_000  # a wait for orders is reported in pieces of this length, so that a stats reader need not wait, too
 
 
 cdef class WorkerRing:

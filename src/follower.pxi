@@ -25,7 +25,7 @@ cdef extern from *:
 
 
 cdef class _Holder:
-    """Lives as long as a lease of this follower's, and the words in which the leases' ends are told with it."""
+    """Lives as long as a lease of this follower's, and the words in which the leases' ends are reported with it."""
 
     cdef shml_holder _holder
     cdef object _memory
@@ -36,7 +36,7 @@ cdef class FollowerRing:
 
     Args:
         control: mapping of the leader's control block.
-        shared: what the ranks tell each other.
+        shared: what the ranks report to each other.
     """
 
     cdef shml_ring _ring

@@ -93,7 +93,7 @@ typedef struct shml_local_ring {
     uint32_t num_leased;      /* as the trainer last saw it */
     uint32_t num_pending_copies;
     int32_t *pending_copies;         /* slots that came back and are not to be used yet, oldest first; NULL: a slot is free at once */
-    void (*ended)(void *context, uint32_t slot); /* told of a lease's end, in its thread, before the slot is back; NULL: nobody */
+    void (*ended)(void *context, uint32_t slot); /* called at a lease's end, in its thread, before the slot is back; NULL: nobody */
     void *context;            /* what it is given; lives as long as the local ring has leases */
     int32_t *free_list;       /* last in, first out: the ring in use stays as small and as cache-hot as it can */
     shml_place *places;
@@ -173,7 +173,7 @@ static inline uint32_t shml_local_ring_collect(shml_local_ring *local_ring) {
 
 static inline void shml_local_ring_poison(uint8_t *base, uint64_t nbytes) { memset(base, 0xA5, nbytes); }
 
-/* Has slots cool before they are free, and `ended` told of each lease's end. -1: no memory. Trainer only, before the first lease. */
+/* Has slots cool before they are free, and `ended` called at each lease's end. -1: no memory. Trainer only, before the first lease. */
 static inline int shml_local_ring_cool(shml_local_ring *local_ring, void (*ended)(void *, uint32_t), void *context) {
     local_ring->pending_copies = (int32_t *)calloc(local_ring->num_slots, sizeof(int32_t));
     if (!local_ring->pending_copies) return -1;

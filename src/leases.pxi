@@ -26,7 +26,7 @@ cdef class _LocalRing:
     """An entry in the list of all local rings of this process, by which a fork finds every lease."""
 
     cdef shml_local_ring *_local_ring
-    cdef object _ended  # told of the ends of leases, if slots cool; it must live as long as a lease
+    cdef object _ended  # called at the ends of leases, if slots cool; it must live as long as a lease
     cdef int _num_forks
 
     def __dealloc__(self):

@@ -16,7 +16,7 @@ cdef class LocalRing:
     cdef object _control
     cdef _LocalRing _entry
     cdef int _num_forks
-    cdef Share _shared  # what ranks that read the ring tell each other; None: this one alone reads it
+    cdef Share _shared  # what ranks that read the ring report to each other; None: this one alone reads it
     cdef object _pid
     cdef uint32_t _threads_per_worker
     cdef int _delivering  # the slot leased last, until its batch is counted; -1: none
@@ -157,7 +157,7 @@ cdef class LocalRing:
         """
         self._guard()
         if self._local_ring.pending_copies != NULL or self._local_ring.num_leased:
-            raise ValueError("slots are told to cool once, before the first lease")
+            raise ValueError("slots are set to cool once, before the first lease")
         if shml_local_ring_cool(self._local_ring, _report_ended, <void *>self._entry):
             raise MemoryError
         self._entry._ended = ended
@@ -294,7 +294,7 @@ cdef class LocalRing:
                 "num_waits": h.num_waits, "num_copied_out": h.num_copied_out, "num_grown": h.num_grown,
                 "num_restarts": h.num_restarts, "generation": h.generation}
 
-    # ------------------------------------------------------------ what stats readers are told
+    # ------------------------------------------------------------ what stats readers see
 
     def introduce(self, *, bytes dataset_name, bytes read_path, uint32_t rank, uint32_t world_size):
         """Says whose ring this is; a name is cut where its room ends."""

@@ -263,7 +263,7 @@ static inline void shml_await(shml_ring *ring, int64_t slot) {
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* Opens a chunk that ended in ERROR while the text area tells of another chunk's error: it will be filled, and fail, again. */
+/* Opens a chunk that ended in ERROR while the text area has another chunk's error: it will be filled, and fail, again. */
 static inline void shml_reopen(shml_ring *ring, uint32_t slot, uint32_t chunk, int reserved) {
     shml_slot *s = &ring->slots[slot];
     uint64_t order = SHML_ORDER_OF(atomic_load_explicit(&s->owner[chunk], memory_order_relaxed));
@@ -279,7 +279,7 @@ static inline void shml_count(shml_u64 *counter, uint64_t more) {
 
 /* ---------------------------------------------------------------- worker's verbs */
 
-/* What stats readers are told of a claim. Relaxed: the exchange of shml_finish publishes it in any case. */
+/* What stats readers see of a claim. Relaxed: the exchange of shml_finish publishes it in any case. */
 static inline void shml_count_claim(shml_worker *me, uint64_t now_ns) {
     atomic_store_explicit(&me->since_ns, now_ns, memory_order_relaxed);
     atomic_store_explicit(&me->claimed_ns, now_ns, memory_order_relaxed);
@@ -293,7 +293,7 @@ static inline void shml_count_finish(shml_worker *me, uint64_t busy_ns, uint64_t
     shml_count(&me->num_foreign, num_foreign);
 }
 
-/* What stats readers are told of bytes that the worker's Ray actor has sent; `node` has 11 characters at most. */
+/* What stats readers see of bytes that the worker's Ray actor has sent; `node` has 11 characters at most. */
 static inline void shml_count_fetch(shml_worker *me, uint64_t nbytes, int is_remote, const char *node, uint32_t num_actors) {
     shml_count(&me->nbytes_fetched, nbytes);
     shml_count(&me->nbytes_remote, is_remote ? nbytes : 0);

@@ -1,4 +1,4 @@
-/* A ring that several ranks of a node read: what they tell each other about its slots.
+/* A ring that several ranks of a node read: what they report to each other about its slots.
  *
  *   header | slot records | rank records | holds: one word for each rank and slot
  *
@@ -11,7 +11,7 @@
  * them takes would keep its slot until they have passed a later one. A follower that takes a batch first holds the slot and then raises
  * its `next` above the ticket. The leader may use a free slot again when each follower has passed its ticket (or has gone on to a later
  * generation) and, *looked at after that*, does not hold it. While a follower has not passed a ticket, nothing in that slot changes but
- * by the leader's settling of that same batch; and that ends with a new order number, which `what` tells together with the number of
+ * by the leader's settling of that same batch; and that ends with a new order number, which `what` holds together with the number of
  * chunks, so that words of two orders are never taken for one. tests/proof/sharing.py explores this, and share_race.c there runs it.
  *
  * A rank that is killed leaves its record as it was. Nothing is cleared: the others stop where it stopped.
@@ -44,7 +44,7 @@ typedef struct {
 
 enum { /* words of a rank's record; each written by that rank alone */
     SHML_REPORT_NEXT = 0,       /* it takes no batch with a smaller ticket any more */
-    SHML_REPORT_GENERATION = 1, /* from 1: counts the places at which it has begun to read; told after what it says of that place */
+    SHML_REPORT_GENERATION = 1, /* from 1: counts the places at which it has begun to read; reported after what it says of that place */
     SHML_REPORT_ENDED = 2,      /* batches it had taken of the generation before */
     SHML_REPORT_EPOCH = 3,      /* of the first batch of this generation, int64 as bits */
     SHML_REPORT_STEP = 4,       /* of that batch */

@@ -1,4 +1,4 @@
-# What the ranks that read one ring tell each other, as one of them sees it; included by trainer.pyx.
+# What the ranks that read one ring report to each other, as one of them sees it; included by trainer.pyx.
 
 cdef extern from "share.h" nogil:
     ctypedef struct shml_share_header:
@@ -68,7 +68,7 @@ cdef class Share:
         cdef void *base = <void *><uintptr_t>memory.address
         cdef uint64_t nbytes = memory.nbytes
         if nbytes < sizeof(shml_share_header):
-            raise ValueError(f"{nbytes} bytes are too few for what ranks tell each other")
+            raise ValueError(f"{nbytes} bytes are too few for what ranks report to each other")
         if num_ranks:
             if nbytes < shml_share_nbytes(num_ranks, num_slots):
                 raise ValueError(f"{num_ranks} ranks need {shml_share_nbytes(num_ranks, num_slots)} bytes to share {num_slots} slots, "

@@ -95,7 +95,7 @@ cdef class TrainerRing(HostRing):
     def failure(self, int slot):
         """Of a FAILED slot: (chunk, text), the lowest chunk that failed and the worker's error text.
 
-        `text` is None if the chunk was poisoned. If the text area tells of another chunk's error, the chunk is opened again and
+        `text` is None if the chunk was poisoned. If the text area has another chunk's error, the chunk is opened again and
         (chunk, b"") comes back: ring the workers and look again later. So the message does not depend on who failed first.
         """
         self._slot(slot)

@@ -75,7 +75,7 @@ def digest_of(batch: Any) -> tuple[int, bool]:
 
 
 class _Walk:
-    """Collects what a batch consists of, each part with its length or of a length that its tag tells."""
+    """Collects what a batch consists of, each part with its length or of a length that its tag gives."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -203,7 +203,7 @@ Change = tuple[int, Any, Any, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """Which loader a file tells of: one loader, seen from one rank, for as long as none of this changes."""
+    """Which loader a file is of: one loader, seen from one rank, for as long as none of this changes."""
 
     mode: str
     n: int | None  # samples of an epoch; None: unknown
@@ -227,7 +227,7 @@ class Header:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What must be alike for two files to tell of one run of one loader, whatever the ranks."""
+        """What must be alike for two files to be of one run of one loader, whatever the ranks."""
         size: dict[str, Any] = {"batch_size": self.batch_size}
         if self.mode == Mode.PIPELINE:
             size = {}  # any rank goes on from any position, whatever batches it makes
@@ -491,7 +491,7 @@ class Recorder:
         """
         header = header_of(config, schedule, rank)
         if self._header is not None and header != self._header:
-            self.close()  # other ranks, or another length: what comes now is told by a file of its own
+            self.close()  # other ranks, or another length: what comes now has a file of its own
         self._header = header
         self._event("pass", {"epoch": epoch, "step": step})
 

@@ -191,7 +191,7 @@ class Packer:
         return "tensor", array.dtype.name, array.shape, None, self.place(*_dense(np.ascontiguousarray(array)))
 
     def array(self, value: Any) -> Node | None:
-        """The node of an array or a tensor; None if it is neither, or one whose bytes do not tell all about it."""
+        """The node of an array or a tensor; None if it is neither, or one whose bytes are not all there is to it."""
         kind = type(value)
         if kind is np.ndarray or kind is np.memmap:
             element = of_numpy(value.dtype)

@@ -44,7 +44,7 @@ def launch(
     if not module and not os.path.exists(script):
         raise typer.BadParameter(f"there is no file {script!r}", param_hint="SCRIPT")
     if nnodes > 1 and master_addr is None:
-        raise typer.BadParameter("with several machines they must be told where machine 0 is", param_hint="--master-addr")
+        raise typer.BadParameter("with several machines they must know where machine 0 is", param_hint="--master-addr")
     if node_rank >= nnodes:
         raise typer.BadParameter(f"machines are numbered from 0 to {nnodes - 1}; got {node_rank}", param_hint="--node-rank")
     held = held_port() if master_port is None and nnodes == 1 else None

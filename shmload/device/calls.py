@@ -217,7 +217,7 @@ class Pins:
         return -1
 
     def __del__(self) -> None:
-        # what ended where nobody could be told of it; nobody has it any more
+        # what ended where nobody could hear of it; nobody has it any more
         if sys is None or sys.is_finalizing() or self._pid != os.getpid() or not self._pieces:
             return
         self._calls.synchronize()
@@ -229,7 +229,7 @@ LEASED = 3  # of TrainerRing.state
 
 
 class Releases:
-    """What the ends of leases leave behind. It knows no ring: it is told of leases that outlive theirs."""
+    """What the ends of leases leave behind. It knows no ring: leases that outlive theirs are given to it."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -246,7 +246,7 @@ class Releases:
 
     def delivered(self, slot: int) -> None:
         """A batch is handed out now, in this thread: its slot waits for what is current here, wherever the batch dies."""
-        if not self._calls.is_capturing():  # what a graph copies no event can tell of
+        if not self._calls.is_capturing():  # what a graph copies no event can follow
             self._named[slot] = list(self._calls.current_streams())
 
     def ended(self, slot: int) -> None:

@@ -13,7 +13,7 @@ as slots that come later lie in memfds where it has little room.
 The controller at work: measures windows of a running engine, asks what to change, does it, and says what it did and why.
 
 It lives in the trainer's `next()`: a batch costs it a count and a look at the clock, and twice a second it reads the ring's own
-counters. A window is dropped in which a worker came up or was replaced, since it tells of neither worker pool.
+counters. A window is dropped in which a worker came up or was replaced, since it is of neither worker pool.
 
 What the figures of the last windows ask for: a pure function, with all it remembers in its argument and its answer.
 
@@ -291,7 +291,7 @@ def is_auto(value: Any) -> bool:
 
 LIMIT = "SHMLOAD_MAX_WORKERS"
 MEMORY_SHARE = 4  # the ring takes at most one part in so many
-FIXED_MAX = 16  # workers in torch mode, where nothing tells whether more are of use
+FIXED_MAX = 16  # workers in torch mode, where nothing shows whether more are of use
 
 
 def num_cpus(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
@@ -356,7 +356,7 @@ WINDOW_BATCHES = 8  # at least, in a window
 FIRST_PREFETCH = 2
 PREFETCH_MAX = 8
 MOST_AHEAD = 64  # batches under way, or 2 a worker: every slot has a record that workers look at
-NUM_KEPT = 20  # decisions that stats() tells of
+NUM_KEPT = 20  # decisions that stats() lists
 
 
 def first_numbers(num_workers: Any, prefetch_factor: Any, *, is_torch_mode: bool) -> tuple[Any, Any]:

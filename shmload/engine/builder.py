@@ -108,7 +108,7 @@ class LoaderConfig:
 
     @property
     def snapshot_every(self) -> int:
-        """After how many batches workers say where they stand; 0: never. Out of order nothing else tells the place."""
+        """After how many batches workers say where they stand; 0: never. Out of order nothing else shows the place."""
         if self.seed is not None:
             return 0
         return self.snapshot_every_n_steps if self.in_order else min(self.snapshot_every_n_steps, 1)

@@ -456,7 +456,7 @@ class Engine:
             hook.pass_begins()
 
     def leave_pass(self) -> None:
-        """Hears that a pass is left before its end; who shares the ring tells the others."""
+        """Hears that a pass is left before its end; who shares the ring says so to the others."""
         if not self._is_closed:
             for hook in self._hooks:
                 hook.pass_left()

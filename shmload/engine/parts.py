@@ -493,7 +493,7 @@ class WorkerSet:
         num_pending_copies: slots beyond those for batches under way.
 
     Attributes:
-        leaving: workers that were told to leave: that their processes end is no death.
+        leaving: workers that were asked to leave: that their processes end is no death.
         start_s: what the newest worker took from the call that started it to its first look for work; 0 before one has come.
     """
 
@@ -543,7 +543,7 @@ class WorkerSet:
         return self._memory.nbytes
 
     def has_gone(self, worker: int) -> None:
-        """Takes note that a worker that was told to leave has ended; it is started again if it is wanted again."""
+        """Takes note that a worker that was asked to leave has ended; it is started again if it is wanted again."""
         self._pool.reap(worker)
         self._ring.forget(worker)
         self.leaving.discard(worker)

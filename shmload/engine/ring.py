@@ -219,7 +219,7 @@ class DeliveryLog(Protocol):
         """The pass has come to its end."""
 
 
-LISTED_MAX = 1000  # bad samples that stats() tells of singly
+LISTED_MAX = 1000  # bad samples that stats() lists singly
 SUBSTITUTES_MAX = 100  # indices tried in place of one bad sample
 
 OnError = Literal["raise", "skip", "substitute"]

@@ -1,7 +1,7 @@
 """What lies in a cache's folder, and what the names there say.
 
     g<generation>-<records>-<bytes>.tfrecord[.gz|.zz]   published by a writer; whole, or the size differs from what the name says
-    .growing/                                           what processes tell each other; nothing that a listing needs
+    .growing/                                           what processes write for each other; nothing that a listing needs
     .<anything>                                         nobody's samples
     <anything else>                                     dropped in by somebody: looked at before it is believed (files.py)
 
@@ -14,7 +14,7 @@ Files that turned out to be damaged while an epoch read them.
 Which files an epoch reads, frozen.
 
 An index of an epoch's sample is `epoch << EPOCH_SHIFT | record`, where records are counted through the snapshot's files. So an
-order tells a worker by itself which snapshot it is of, and the sample's randomness is new in each epoch.
+order alone says which snapshot it is of, and the sample's randomness is new in each epoch.
 
 Files that somebody dropped into the folder: are they whole, are they TFRecords, how many records are in them.
 

@@ -236,7 +236,7 @@ KEPT_SNAPSHOTS = 64  # of a run: states of older epochs cannot be resumed
 
 
 def run_name(given: str | None, world_size: int) -> str:
-    """What the ranks of a run have in common and no other run has: as given, else what their launcher told them all.
+    """What the ranks of a run have in common and no other run has: as given, else what their launcher set for them all.
 
     Args:
         given: by the user; None: of one rank a name drawn anew.
@@ -457,7 +457,7 @@ class GrowingEpochs:
         """An epoch's snapshot; frozen by the first rank that asks for it.
 
         Args:
-            timeout_s: seconds to wait for samples; None: as long as the dataset was told.
+            timeout_s: seconds to wait for samples; None: the dataset's own.
         Raises:
             TimeoutError: too few samples have been collected.
             StateMismatch: it was frozen long ago, and samples of it are gone.

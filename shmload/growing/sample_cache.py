@@ -165,7 +165,7 @@ class SampleCache:
                 names them; "skip": leaves them out, so batches are shorter (never empty); "substitute": other samples of that epoch
                 in their place. What it does is logged.
             run: what this training run is called, the same in all its ranks and in no other run. None: for one rank a name drawn
-                anew; for several, made of what their launcher tells them (torchrun, Slurm, or their common parent).
+                anew; for several, made of what their launcher sets (torchrun, Slurm, or their common parent).
         Raises:
             ValueError: an argument is out of its range.
         """

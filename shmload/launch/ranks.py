@@ -48,7 +48,7 @@ class Core(NamedTuple):
 
 
 def cores(host: Host, allowed: Iterable[int]) -> list[Core]:
-    """The cores that processors of `allowed` belong to, by node; what /sys does not tell is one node of one-threaded cores."""
+    """The cores that processors of `allowed` belong to, by node; what /sys does not say is one node of one-threaded cores."""
     allowed, left = set(allowed), set(allowed)
     node_of = {}
     for folder in (host.root / "sys/devices/system/node").glob("node[0-9]*"):

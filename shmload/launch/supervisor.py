@@ -1,8 +1,8 @@
 """The ranks of one machine from their start to their end, watched on pidfds by the thread that started them.
 
 The first rank to fail ends all, as does a signal: SIGTERM, so long a grace, SIGKILL. A failure is an exit code, a signal, or an
-exception that a rank's function has reported. What a rank has started itself is told to end, too, once the rank has ended in such a
-run, by its process group.
+exception that a rank's function has reported. What a rank has started itself is asked to end, too, by its process
+group, once the rank has ended in such a run.
 
 Signals to the launcher, kept until it looks: an exception out of a handler could come between a rank's start and its record.
 
@@ -308,7 +308,7 @@ def fates(endings: Sequence[Ending], grace_s: float) -> list[str]:
     """What became of ranks that were asked to end, a line each; nothing of those that ended by themselves."""
     found = []
     for killed, what in (
-        (False, "ended when told to (SIGTERM)"),
+        (False, "ended when asked to (SIGTERM)"),
         (True, f"did not end within {grace_s:g} s of SIGTERM and had to be killed (SIGKILL)"),
     ):
         names = [str(ending.rank) for ending in endings if ending.asked and ending.killed is killed]

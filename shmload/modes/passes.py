@@ -1,4 +1,4 @@
-"""What a pass was like: batches, waits and bytes are counted while it runs, and whoever has asked is told at its end.
+"""What a pass was like: batches, waits and bytes are counted while it runs, and reported to whoever has asked at its end.
 
 A progress bar over a loader's batches: how many of how many, samples/s, and how much of the time the program waited.
 
@@ -44,7 +44,7 @@ class EpochWatches:
     """The accounts of a loader's passes, one at a time.
 
     Attributes:
-        callbacks: who is told what an epoch was like.
+        callbacks: who hears what an epoch was like.
     """
 
     def __init__(self) -> None:

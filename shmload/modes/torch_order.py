@@ -374,7 +374,7 @@ class SamplerReader:
         self._note_state()
 
     def _faster(self, num_skipped: int) -> Iterator[Any] | None:
-        """The same batches from an iterator that can seek, or tell its state; None: torch's own serves."""
+        """The same batches from an iterator that can seek, or has a state; None: torch's own serves."""
         sampler = self._sampler
         if type(sampler) is BatchSampler and not is_torchs_own(sampler):
             batches = _Batches(sampler)
@@ -382,7 +382,7 @@ class SamplerReader:
         return batches_of(sampler, num_skipped)
 
     def resume(self, state: SamplerState) -> None:
-        """Goes to where an earlier pass told its state."""
+        """Goes to where an earlier pass gave its state."""
         self.num_taken = state["taken"]
         sampler = _innermost(self._sampler)
         if "epoch" in state and hasattr(sampler, "set_epoch"):
@@ -408,7 +408,7 @@ class SamplerReader:
             self._iterator.load_state_dict(own["iterator"])
 
     def start_after(self, state: SamplerState) -> None:
-        """Begins the pass after one that has told this at its end."""
+        """Begins the pass after one that gave this state at its end."""
         if "own" not in state:
             # one that draws at its first index must do so now, while the generators stand where they are to
             self._iterator = chain(list(islice(self._iterator, 1)), self._iterator)
@@ -457,7 +457,7 @@ class SamplerReader:
             self._states.append((self.num_taken, self._own()))
 
     def _own(self) -> SamplerState | None:
-        """What the sampler and its iterator tell of themselves now."""
+        """The state of the sampler and of its iterator now."""
         if not self._is_stateful:
             return None
         sampler = self._sampler.state_dict() if is_stateful(self._sampler) else None
@@ -484,7 +484,7 @@ class SamplerReader:
 
 
 def own_state(index_sampler: Any) -> SamplerState | None:
-    """What a stateful sampler tells of itself between two passes; None if it is none."""
+    """The state of a stateful sampler between two passes; None if it is none."""
     if is_stateful(index_sampler):
         return {"sampler": copy.deepcopy(index_sampler.state_dict()), "iterator": None}
     inner = _innermost(index_sampler)

@@ -54,7 +54,7 @@ class LocalRing:
         layout: the settled one; None: there is none, or samples have no fixed rows.
         nrows: of the order.
     Args:
-        worker_id: as the body and what it tells users name the worker.
+        worker_id: as the loop, and what it reports to users, name the worker.
         text_capacity, layout_capacity: of the real ring.
     """
 
@@ -236,7 +236,7 @@ class SampleTimer:
         self._task = task
 
     def look(self) -> bool:
-        """Whether the sample under way is too late; then word has been left of it."""
+        """Whether the sample under way has timed out; then word has been left of it."""
         held, since_ns = self._ring.held_by(self._worker), self._ring.worker(self._worker)["since_ns"]
         task = self._task
         if task is None or held is None or held[3] < 0 or not since_ns:
@@ -252,7 +252,7 @@ class SampleTimer:
         return True
 
     def watch(self) -> None:
-        """Looks until a sample is too late, and ends the process then."""
+        """Looks until a sample has timed out, and ends the process then."""
         pause = threading.Event()
         while not self.look():
             pause.wait(self._limit_s / LOOKS)

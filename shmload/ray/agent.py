@@ -1,6 +1,6 @@
 """The agent's process: its dispatchers and stand-ins, and one connection to Ray for all.
 
-It is started as `python -m`, and told by its standard input who it is: so the user's program is not imported again.
+It is started as `python -m`, and reads from its standard input who it is: so the user's program is not imported again.
 
 What actors leave to the processes of this machine that claim from the same ring.
 

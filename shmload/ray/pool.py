@@ -399,7 +399,7 @@ class RayPool:
         try:
             agent.stdin.write(pickle.dumps(briefing))
             agent.stdin.close()
-        except BrokenPipeError:  # it has ended already; `deaths` will tell
+        except BrokenPipeError:  # it has ended already; `deaths` will report it
             pass
 
     def start_worker(self, worker_id: int) -> None:

@@ -126,7 +126,7 @@ class RemoteSource:
 
 
 def span(members: list[tuple[str, int, int]]) -> tuple[int, int]:
-    """The (offset, nbytes) of a sample's members, which lie next to each other; ranges of shards and objects are always told so."""
+    """The (offset, nbytes) of a sample's members, which lie next to each other; as ranges are given everywhere."""
     begin = min(offset for _, offset, _ in members)
     return begin, max(offset + size for _, offset, size in members) - begin
 

@@ -10,9 +10,9 @@ they hold at a time is a few shards, however many they are.
 
 Which pass over a dataset an iterator begins, agreed on by all workers of a rank.
 
-A loader tells an iterable dataset nothing of epochs, and its workers, which may be new ones for every pass, each begin an iterator
-of their own. What they have in common is the base seed that torch draws for a pass (persistent workers keep it and count their
-turns). So they meet at a board in memory:
+A loader says nothing of epochs to an iterable dataset, and its workers, which may be new ones for every pass, each begin an
+iterator of their own. What they have in common is the base seed that torch draws for a pass (persistent workers keep it and count
+their turns). So they meet at a board in memory:
 
     nonce | number of the next pass | (base seed, turn, its pass) of the newest passes
 

@@ -8,7 +8,7 @@ and snapshots `children`; absent where there are none.
 The checksum of a state: whatever has kept it since, the loader that takes it knows whether every value is what it was.
 
 It is that of canonical JSON, so JSON there and back, torch.save, another order of keys and tuples in place of lists change nothing.
-It tells of damage. Who writes a state on purpose can write its checksum, too; that a state runs no code is the codec's affair.
+It shows damage. Who writes a state on purpose can write its checksum, too; that a state runs no code is the codec's affair.
 
 The parts of a state whose shape varies, as one string of JSON.
 
@@ -170,7 +170,7 @@ def _unpickled(kind: str, text: str, *, is_trusted: bool) -> Any:
     if not is_trusted:
         raise StateMismatch(
             f"the state holds an object of {kind} that only pickle can read, and a pickle can run any code: if nobody else can "
-            "write where the state comes from, give ShmLoader trust_state=True; else let the object's owner tell its state in "
+            "write where the state comes from, give ShmLoader trust_state=True; else let the object's owner give its state in "
             "numbers, text, bytes, arrays, tensors and containers of them"
         )
     return pickle.loads(_bytes(text))

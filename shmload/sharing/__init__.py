@@ -17,7 +17,7 @@ explores it. What follows from that:
   out, so that one slot at least goes on to the batch that the slowest needs;
 * every rank maps the payload privately: what a program writes into its batch no other rank sees;
 * where reading goes on elsewhere (break, resume, set_epoch) all ranks meet and compare how far they have come and where they begin;
-* whoever ends, closes or leaves the pass ends it for all: the others read what it had read (what is ready, until the kernel tells
+* whoever ends, closes or leaves the pass ends it for all: the others read what it had read (what is ready, until the kernel reports
   of a death, which is looked for at each batch and every 0.02 s of waiting), and then get RankLeft. Nothing of a dead rank's need
   be cleared. The leader's reaper removes the ring.
 

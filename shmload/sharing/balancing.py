@@ -35,7 +35,7 @@ class Helpers:
 
     Args:
         num_workers: of each rank.
-        rings: what each neighbour has told of its own, by its number in the rank group.
+        rings: what each neighbour has said of its own, by its number in the rank group.
     """
 
     def __init__(self, ring: TrainerRing, rank_group: RankGroup, num_workers: int, rings: dict[int, dict[str, Any]]) -> None:

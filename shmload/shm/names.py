@@ -18,7 +18,7 @@ A process told from a later one that has its number: by when it began.
 
 A *ticket* is both in one word of shared memory: number << 40 | start time, in the kernel's ticks since boot.
 
-This host as /proc, /sys and the environment tell of it, under any root, so that another host can be stood in its place.
+This host as /proc, /sys and the environment describe it, under any root, so that another host can be stood in its place.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Host:
         return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
     def limit(self, name: str) -> Limit | None:
-        """One row of /proc/self/limits, by its words there; None if it is not told."""
+        """One row of /proc/self/limits, by its words there; None if it is not there."""
         for line in (self.text("proc/self/limits") or "").splitlines():
             if line.startswith(name):
                 soft, hard, *_ = line[len(name) :].split()

@@ -21,13 +21,13 @@ What removes our names when the trainer is killed and can do nothing any more.
 
 A tiny shell in a session of its own (a kill of the trainer's process group does not reach it) waits on a pipe whose other end only
 the trainer holds. When that end closes, the shell removes every file with the process's stem from /dev/shm and ends. It is started
-with a process's first group and, where the last group has been closed, told to leave.
+with a process's first group and, where the last group has been closed, asked to leave.
 
 Workers end by themselves when the trainer does, once their interpreters are up; those that are still importing the user's program
-then are the shell's to kill. It is told of each with its start time, so that a number taken by another process since is let be.
+then are the shell's to kill. It is given each with its start time, so that a number taken by another process since is let be.
 
-A meeting (meeting.py) may outlive the process: the shell, told of each that the process attends, waits until the others have left
-it too, and removes it then, under the lock that says so. Without util-linux's or busybox's `flock` its files, a few hundred bytes,
+A meeting (meeting.py) may outlive the process: the shell, which is given each, waits until the others have left it, too,
+and removes it then, under the lock that says so. Without util-linux's or busybox's `flock` its files, a few hundred bytes,
 stay for the janitor.
 
 Removing what dead owners have left in /dev/shm, and nothing else.

@@ -1,17 +1,17 @@
 """One piece of memory that processes share: a named POSIX segment, or a memfd where /dev/shm has no room.
 
 Named segments are made by multiprocessing.shared_memory and reserved whole with posix_fallocate at once, so that too little room
-is an error now and not a SIGBUS later. The owner holds a flock on the file: that, and not a pid, tells everyone that it lives,
+is an error now and not a SIGBUS later. The owner holds a flock on the file: that, and not a pid, shows everyone that it lives,
 since pids mean nothing across containers that share /dev/shm. Whoever attaches opens `path`: the name, or the owner's descriptor
 under /proc. A descriptor's number is used again for another file, so such a path says the memfd's name, too, and whoever opens it
 looks whether that is what has been opened. No name is ever given twice, so a path stands for one segment for all time: what others
 keep of it, they may keep by its path.
 
-The resource tracker is told nothing. It would share the trainer's process group and die with it, and it would report and remove
+The resource tracker hears nothing of it. It would share the trainer's process group and die with it, and it would report and remove
 what the reaper and `shmload clean` (owners.py) see to; on Python < 3.13 an attaching process would register the name
 with a tracker of its own, whose exit unlinks a live segment.
 
-This process's cgroups, as the kernel tells them: where its limits stand, v1 and v2, from its own up to the root.
+This process's cgroups, as the kernel reports them: where its limits stand, v1 and v2, from its own up to the root.
 
 A container sees its own cgroup mounted at the top, while /proc still names the path on the host: folders that are not there are
 passed by on the way up, and the top is always looked at.
@@ -180,7 +180,7 @@ def check_fits(nbytes: int, slots: tuple[int, int] | None = None, root: Path = P
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:
-    """Bytes that programs may take before the kernel swaps or kills; very many if it does not tell."""
+    """Bytes that programs may take before the kernel swaps or kills; very many if it does not say."""
     with suppress(OSError):
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -317,7 +317,7 @@ def _create_memfd(name: str, nbytes: int) -> int:
 
 
 def _make_file(name: str, nbytes: int) -> None:
-    """Creates the file through multiprocessing, and tells its resource tracker nothing (see the module's docstring)."""
+    """Creates the file through multiprocessing, and says nothing to its resource tracker (see the module's docstring)."""
     if sys.version_info >= (3, 13):
         shared_memory.SharedMemory(name, create=True, size=nbytes, track=False).close()
         return

@@ -343,7 +343,7 @@ def _etag_of(answer: Answer, url: str) -> str:
         return unquoted(etag)
     modified = answer.headers.get("Last-Modified")
     if modified is None:
-        raise StoreError(f"the server of {url} tells no versions: it has to send ETag or Last-Modified")
+        raise StoreError(f"the server of {url} gives no versions: it has to send ETag or Last-Modified")
     return f"time:{modified}"
 
 

@@ -328,7 +328,7 @@ def number(value: float) -> str:
 
 
 def nbytes_text(nbytes: float) -> str:
-    """Bytes in units of 1000, as rates are told."""
+    """Bytes in units of 1000, as rates are given."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
             return f"{nbytes / size:.3g} {unit}" if nbytes < 999.5 * size else f"{nbytes / size:,.0f} {unit}"

@@ -309,7 +309,7 @@ class ProcessPool:
         process.close()
 
     def replace(self, worker_id: int) -> None:
-        """Starts a new worker in the place of a dead one. If that fails, `deaths` goes on telling of the dead one."""
+        """Starts a new worker in the place of a dead one. If that fails, `deaths` goes on reporting the dead one."""
         pidfd, dead = self._pidfd_of(worker_id), self._processes[worker_id]
         faults.hit("replacing")
         self.start_worker(worker_id)  # without its snapshot: what it has done since it resumed is not there to go on from

@@ -228,7 +228,7 @@ class Program:
         unknown: the stage that ended the knowledge.
         repetitions: epochs in a pass; None: without end.
         limit: items of a pass; None: all.
-        length: what len() is told to say.
+        length: what len() is to say.
     """
 
     stages: tuple[Each | Stage, ...] = ()

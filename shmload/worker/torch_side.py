@@ -162,7 +162,7 @@ def _bytes(text: str) -> bytes:
     return base64.b64decode(text)
 
 
-# torch's CPU generator tells 5056 bytes: 24 of head, 624 words that are 8 wide and use 4, 40 of tail
+# torch's CPU generator has a state of 5056 bytes: 24 of head, 624 words that are 8 wide and use 4, 40 of tail
 _HEAD, _WORDS_END, _NBYTES = 24, 24 + 8 * 624, 5056
 
 

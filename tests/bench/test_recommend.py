@@ -71,4 +71,4 @@ def test_by_the_model_sleeping_is_not_bounded_by_the_cores():
 
 
 def test_without_a_step_the_way_to_know_better_is_named():
-    assert "--step-ms tells how few workers yours needs" in by_model(step_ms=0.0, consumer_s=0.001).sentence()
+    assert "--step-ms shows how few workers yours needs" in by_model(step_ms=0.0, consumer_s=0.001).sentence()

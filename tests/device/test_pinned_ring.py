@@ -352,7 +352,7 @@ def test_a_ring_refuses_what_is_no_pending_copies_of_its_slots(make: Make, pinni
     loader = pinned(make)
     next(iter(loader))
     ring = loader._builder.last._ring
-    with pytest.raises(ValueError, match="slots are told to cool once, before the first lease"):
+    with pytest.raises(ValueError, match="slots are set to cool once, before the first lease"):
         ring.cool(print)
     slot = ring.hold()
     with pytest.raises(ValueError, match=f"slot {slot} does not cool: its state is 1"):

@@ -92,7 +92,7 @@ def test_a_failure_ends_with_its_own_traceback_and_code_1(started: Run, tmp_path
         r"It wrote last to stderr:\n"
         r'Traceback \(most recent call last\):\n  File ".*script\.py", line 3, in <module>\n'
         r"    raise ValueError\('broken'\)\nValueError: broken\n\n"
-        r"ranks 0 and 2 ended when told to \(SIGTERM\)\n",
+        r"ranks 0 and 2 ended when asked to \(SIGTERM\)\n",
         told,
     )
     assert "[rank 1] ValueError: broken\n" in err[: err.index("shmload launch: ")]
@@ -105,7 +105,7 @@ def test_a_signal_ends_all_in_order_with_one_line(number: signal.Signals, starte
     pids = ranks_up(tmp_path, 2, process)
     assert pids == [os.getpgid(pid) for pid in pids], "the terminal's ^C does not reach them"
     os.killpg(process.pid, number)
-    told = f"shmload launch: stopped by {number.name}; ranks 0 and 1 ended when told to (SIGTERM)\n"
+    told = f"shmload launch: stopped by {number.name}; ranks 0 and 1 ended when asked to (SIGTERM)\n"
     assert process.communicate(timeout=30) == ("", told)
     assert process.returncode == 128 + number
     assert all_end(pids, 0)
@@ -123,7 +123,7 @@ def test_a_killed_launcher_takes_its_scripts_along(started: Run, tmp_path: Path)
     ("arguments", "words"),
     [
         (["nothing.py"], "there is no file 'nothing.py'"),
-        (["--nnodes", "2", "tell.py"], "with several machines they must be told where machine 0 is"),
+        (["--nnodes", "2", "tell.py"], "with several machines they must know where machine 0 is"),
         (["--node-rank", "1", "tell.py"], "machines are numbered from 0 to 0; got 1"),
     ],
 )

@@ -30,7 +30,7 @@ Traceback (most recent call last):
 ValueError: broken
 
 then rank 2 (pid 12) raised RuntimeError: connection closed
-ranks 0 and 4 ended when told to (SIGTERM)
+ranks 0 and 4 ended when asked to (SIGTERM)
 ranks 3 and 6 did not end within 2.5 s of SIGTERM and had to be killed (SIGKILL)"""
     )
 

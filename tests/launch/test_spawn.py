@@ -104,7 +104,7 @@ def test_the_first_rank_to_fail_ends_all(how: str, start_method: str, tmp_path: 
     assert monotonic() - ast.literal_eval((tmp_path / "time").read_text()) < 2.0
     text = str(error.value)
     assert re.match(rf"rank 1 \(pid \d+\) {re.escape(ENDS[how])}", text)
-    assert text.endswith("\n\nranks 0 and 2 ended when told to (SIGTERM)")
+    assert text.endswith("\n\nranks 0 and 2 ended when asked to (SIGTERM)")
     if how == "exception":
         assert "in fail\n" in text
         assert "in_rank.py" not in text
@@ -142,7 +142,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace() -> None:
         shmload.spawn(rank_functions.refuse_to_end, (barrier("fork"),), 3, start_method="fork", grace_s=1.0)
     assert 1.0 < monotonic() - begin < 20
     assert str(error.value).endswith(
-        "\n\nrank 2 ended when told to (SIGTERM)\nrank 0 did not end within 1 s of SIGTERM and had to be killed (SIGKILL)"
+        "\n\nrank 2 ended when asked to (SIGTERM)\nrank 0 did not end within 1 s of SIGTERM and had to be killed (SIGKILL)"
     )
 
 
@@ -151,7 +151,7 @@ def test_others_are_told_as_soon_as_an_exception_is_reported(tmp_path: Path) -> 
     with pytest.raises(RankFailed, match=r"^rank 1 .* raised ValueError: broken") as error:
         shmload.spawn(rank_functions.linger, (barrier("fork", 2), str(tmp_path)), 2, start_method="fork", grace_s=0.2)
     assert (tmp_path / "left").exists()
-    assert str(error.value).endswith("\n\nrank 0 ended when told to (SIGTERM)"), "rank 1 was not told: it was ending"
+    assert str(error.value).endswith("\n\nrank 0 ended when asked to (SIGTERM)"), "rank 1 was not told: it was ending"
 
 
 def test_what_a_rank_has_started_ends_with_it(tmp_path: Path) -> None:

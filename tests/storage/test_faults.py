@@ -331,7 +331,7 @@ def test_a_server_without_versions_is_refused(store: S3Store, proxy: FaultProxy)
     proxy.script(Header("ETag", ""))
     assert store.head("x").etag.startswith("time:")
     proxy.script(Status(200, DATA))
-    with pytest.raises(StoreError, match="tells no versions: it has to send ETag or Last-Modified"):
+    with pytest.raises(StoreError, match="gives no versions: it has to send ETag or Last-Modified"):
         store.get("x")
 
 

@@ -371,7 +371,7 @@ def rgb_picture(picture: Picture) -> Picture:
     """The image in Pillow's mode RGB.
 
     Raises:
-        ValueError: its values have no range that could be told.
+        ValueError: its values have no known range.
     """
     mode = picture.mode
     if mode.startswith("I;16"):

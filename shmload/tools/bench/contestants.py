@@ -33,7 +33,7 @@ from shmload.tools.named import BenchError, one_line, resolve
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """What every contestant is told.
+    """What every contestant is given.
 
     Args:
         scratch: an empty folder of this loader and dataset, there until the benchmark ends: for files in a format of its own.
@@ -56,7 +56,7 @@ Factory = Callable[[Any, LoaderOptions], Loader]
 
 
 def keywords(options: LoaderOptions) -> dict[str, Any]:
-    """What a DataLoader is told, its order left out."""
+    """What a DataLoader is given, its order left out."""
     workers = options.num_workers
     return {
         "batch_size": options.batch_size,

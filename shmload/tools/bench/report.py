@@ -509,7 +509,7 @@ def from_model(figures: Figures, *, step_ms: float) -> Recommendation:
     num_workers = max(1, min(needed, math.floor(most)))
     reason = "by the model: the work of a batch over the step, and a quarter more"
     if not step_ms:
-        reason = "without a training step the trainer takes all it can get; --step-ms tells how few workers yours needs"
+        reason = "without a training step the trainer takes all it can get; --step-ms shows how few workers yours needs"
     elif needed > num_workers:
         reason += "; more would help, but the cores are at their end"
     return Recommendation(num_workers, PREFETCH, None, "model", reason)

@@ -32,7 +32,6 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep, time
@@ -51,6 +50,7 @@ from shmload.growing.files import (
     Intake,
     Snapshot,
     WriterStatistics,
+    locked,
     newest_generation,
     read_own_name,
     read_snapshot,
@@ -61,7 +61,7 @@ from shmload.growing.files import (
 )
 from shmload.growing.supervisor import Samplers
 from shmload.storage.folder import BudgetedFolder, Leases
-from shmload.storage.ledger import Kept, close_kept, open_kept
+from shmload.storage.ledger import Kept, close_kept, open_kept, try_lock
 from shmload.world import run_key
 
 LOOK_S = 0.05  # between looks for the first samples; other machines' writers ring no bell
@@ -269,26 +269,13 @@ class GrowingRun:
         self._attending = -1
         self.path = run_path(folder, name)
         self.path.mkdir(parents=True, exist_ok=True)
-        with self._gate():
+        with locked(self.path / "gate"):
             self._attending = open_kept(os.fspath(self.path / "attending"), os.O_RDWR | os.O_CREAT)
-            try:
-                fcntl.flock(self._attending, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pass
-            else:
+            if try_lock(self._attending):
                 for epoch in self._epochs():
                     if resumed is None or epoch > resumed:
                         self._forget(epoch)
             fcntl.flock(self._attending, fcntl.LOCK_SH)
-
-    @contextmanager
-    def _gate(self) -> Iterator[None]:
-        fd = os.open(self.path / "gate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
 
     def _epochs(self) -> list[int]:
         return sorted(int(path.stem.removeprefix("epoch-")) for path in self.path.glob("epoch-*.json"))
@@ -313,7 +300,7 @@ class GrowingRun:
 
         A rank that froze it ahead of its time and was killed held its files no longer, and they may be gone before another comes.
         """
-        with self._gate():
+        with locked(self.path / "gate"):
             if self._mark(snapshot.epoch).exists():
                 return False
             if self.read(snapshot.epoch) == snapshot:

@@ -238,7 +238,12 @@ class RemoteSamples(TarDataset):
         """A batch of which not all shards are here: sample by sample, with the ranges of several under way at once."""
         local = self._source.local
         places = [self._source.place(number) for number in numbers.tolist()]
-        spans = {place: span(local.index(place[0]).members(place[1])) for place in places}
+        wanted = {extension for column in self._columns for extension in (self._fields or {})[column.name]}
+        spans = {
+            (shard, sample): span(named)
+            for shard, sample in places
+            if (named := [each for each in local.index(shard).members(sample) if each[0] in wanted])
+        }
         read = local.ranges([(shard, *spans[shard, sample]) for shard, sample in spans])
         self._spans.found = {place: (spans[place][0], data) for place, data in zip(spans, read, strict=True)}
         try:

@@ -52,7 +52,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -267,10 +267,12 @@ class Generation:
         if not isinstance(self._store, LocalStore):
             return True
         for each in (record.shard, record.shard.index):
-            with open(self._store.root / each.name, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                if f"{crc32c(data):08x}" != each.crc32c:
-                    logger.info("%s/%s is not as it was written: it is packed again", self._store.url, each.name)
-                    return False
+            path, crc = self._store.root / each.name, ""
+            with suppress(OSError, ValueError), open(path, "rb") as file:  # removed, or emptied, since it was listed
+                crc = f"{crc32c(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)):08x}"
+            if crc != each.crc32c:
+                logger.info("%s is not as it was written: it is packed again", path)
+                return False
         return True
 
     def _noted(self, there: Iterable[str]) -> list[Record]:

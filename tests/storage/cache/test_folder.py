@@ -411,3 +411,11 @@ def test_a_lease_that_outlives_the_modules_names_says_nothing(output_of: Callabl
     kept = Leases("folder", (), release)  # it dies with the module, when what it needs may be gone
     """
     assert output_of(textwrap.dedent(code)) == ""
+
+
+def test_a_network_file_system_is_told_of(place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    BudgetedFolder(place, 100)
+    assert caplog.text == ""
+    monkeypatch.setattr(session_module, "kind_of", lambda folder: "nfs4")
+    BudgetedFolder(place, 100)
+    assert f"{place} is on a network file system (nfs4): other machines' processes may only put files there" in caplog.text

@@ -202,11 +202,9 @@ def reported_bad(folder: Path) -> dict[str, str]:
     """Files that were found damaged while they were read, and how."""
     found = {}
     for path in (folder / CONTROL / BAD).glob("*.json"):
-        try:
+        with suppress(OSError, ValueError, KeyError):
             one = json.loads(path.read_bytes())
             found[one["name"]] = one["text"]
-        except (OSError, ValueError, KeyError):
-            continue
     return found
 
 
@@ -343,13 +341,11 @@ class Intake:
 
     def load(self) -> None:
         """Takes over what another process, or an earlier run, has found."""
-        try:
+        with suppress(OSError, ValueError, TypeError):  # nothing is kept yet, or not by us: it is found again
             kept = self._path.read_bytes()
             if kept != self._kept:
                 self._known.update({name: (size, at, found) for name, (size, at, found) in json.loads(kept).items()})
                 self._kept = kept
-        except (OSError, ValueError, TypeError):  # nothing is kept yet, or not by us: it is found again
-            pass
 
     def keep(self, names: set[str]) -> None:
         """Tells others what is known of these files, and forgets all others."""

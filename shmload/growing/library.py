@@ -32,6 +32,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep, time
@@ -328,19 +329,11 @@ def forget_runs(folder: Path, is_there: Callable[[str], bool]) -> None:
     """Removes runs that nobody attends and of whose samples nothing is left: no state of theirs can be resumed."""
     runs = folder / CONTROL / "runs"
     for path in runs.iterdir() if runs.is_dir() else ():
-        try:
-            fd = os.open(path / "attending", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            snapshots = [snapshot for file in path.glob("epoch-*.json") if (snapshot := read_snapshot(file))]
-            if not any(is_there(file.name) for snapshot in snapshots for file in snapshot.files):
+        with suppress(OSError, ValueError), open(path / "attending", "rb+") as file:  # it is attended, or on its way out
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            snapshots = [snapshot for kept in path.glob("epoch-*.json") if (snapshot := read_snapshot(kept))]
+            if not any(is_there(each.name) for snapshot in snapshots for each in snapshot.files):
                 shutil.rmtree(path, ignore_errors=True)
-        except (OSError, ValueError):  # it is attended, or on its way out
-            pass
-        finally:
-            os.close(fd)
 
 
 Missing = Literal["error", "skip", "substitute"]

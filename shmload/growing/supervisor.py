@@ -23,6 +23,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -86,10 +87,8 @@ class Samplers:
     @property
     def states(self) -> list[dict[str, Any]]:
         """Each sampler's worker_id, pid (0: it does not run), state, restarts, and its newest error."""
-        try:
+        with suppress(FileNotFoundError):  # the supervisor is not up yet, or has ended
             self._newest = json.loads(self._report.path.read_bytes())
-        except FileNotFoundError:  # the supervisor is not up yet, or has ended
-            pass
         return self._newest
 
     def look(self) -> None:
@@ -128,10 +127,8 @@ class Samplers:
 def _end(process: Any, commands: Any, report: WriterReport, pid: int) -> None:
     if os.getpid() != pid:
         return
-    try:
+    with suppress(OSError):  # it has ended
         commands.send_bytes(b"end")
-    except OSError:  # it has ended
-        pass
     process.join(2 * GRACE_S)
     if process.exitcode is None:  # it is stopped, say; its samplers end with it
         process.kill()

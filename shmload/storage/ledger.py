@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -88,19 +87,15 @@ def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
     """Takes a lock if nobody else holds it."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno != errno.EWOULDBLOCK:
-            raise
+    except BlockingIOError:
         return False
     return True
 
 
 def _close_all() -> None:
     for fd in _kept:
-        try:
+        with contextlib.suppress(OSError):  # a program that has closed every descriptor
             os.close(fd)
-        except OSError:  # a program that has closed every descriptor
-            pass
     _kept.clear()
 
 

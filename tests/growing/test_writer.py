@@ -176,7 +176,7 @@ def test_a_writer_on_a_full_disk_loses_its_reports_and_no_sample(cache: SampleCa
 
 def test_a_small_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    for is_new, error in ((False, IsADirectoryError), (True, None)):
+    for is_new, error in ((True, None), (False, IsADirectoryError)):
         with pytest.raises(error) if error else nullcontext():
             assert not files.write_whole(tmp_path / "taken", b"x", is_new=is_new)
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]

@@ -372,9 +372,7 @@ def _skip(answer: Answer, nbytes: int) -> None:
     """Reads past what was not asked for."""
     room = memoryview(bytearray(min(nbytes, 1 << 20)))
     while nbytes:
-        got = 0
-        for got in answer.reading(room[:nbytes]):  # noqa: B007
-            pass
+        got = max(answer.reading(room[:nbytes]), default=0)
         if got == 0:
             raise TransientError(f"a body ended {nbytes:,} bytes before the range")
         nbytes -= got

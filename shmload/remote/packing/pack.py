@@ -281,13 +281,11 @@ class Generation:
         for key in there:
             if not key.endswith(_NOTE) or not _OURS.fullmatch(key):
                 continue
-            try:
+            with suppress(ValueError, KeyError, TypeError, ObjectMissing):  # no record is less than a wrong one: packed again
                 note = json.loads(bytes(self._store.get(key)))
                 shard = ShardEntry.of(note["shard"], self.name, key)
                 if shard.name + _NOTE == key and type(note["first"]) is int and note["first"] >= 0:
                     found.append(Record(note["first"], tuple(map(str, note["extensions"])), shard))
-            except (ValueError, KeyError, TypeError, ObjectMissing):  # no record is less than a wrong one: packed again
-                continue
         return found
 
     def _there(self) -> dict[str, StoredObject]:
@@ -836,7 +834,7 @@ def upload_cv_dataset(
     Raises:
         StoreError: the store cannot be written, or another packing into the folder was begun.
         TypeError, ValueError: an argument, or a sample that nothing keeps; the text names its field.
-    Cost: CPU of about one copy and one checksum of each file; nothing is decoded where files are copied.
+    Cost: CPU of about two copies and one checksum of each file; nothing is decoded where files are copied.
     Example:
         >>> import tempfile
         >>> import numpy as np

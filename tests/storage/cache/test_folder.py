@@ -72,9 +72,10 @@ def test_a_reservation_counts_in_full_and_is_seen_by_nobody(place: str) -> None:
     folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
     with folder.reserve(80) as reservation:
         os.pwrite(reservation.fd, b"begun", 0)
-        assert (other.statistics().nbytes, other.statistics().num_files, other.statistics().num_writing) == (80, 0, 1)
-        with pytest.raises(CacheFull):
-            other.reserve(21)
+        for user in (folder, other):
+            assert (user.statistics().nbytes, user.statistics().num_files, user.statistics().num_writing) == (80, 0, 1)
+            with pytest.raises(CacheFull):
+                user.reserve(21)
         kept = reservation.publish("done", nbytes=5)
     assert (kept.nbytes, kept.name) == (5, "done")
     assert other.statistics().nbytes == 5

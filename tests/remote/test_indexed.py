@@ -11,7 +11,7 @@ import pytest
 
 from shmload import ShmLoader
 from shmload.errors import ShardCorrupt
-from shmload.formats import TarDataset
+from shmload.formats import TarDataset, TarWriter
 from shmload.remote import RemoteDataset, RemoteSamples
 from shmload.remote.fetch import shards_in
 from tests.remote.remote_kit import NBYTES, CountedStore, dataset_of, joined, watched, write_packed, write_plain
@@ -190,6 +190,22 @@ def test_of_a_sample_that_is_read_alone_only_what_the_schema_names_is_fetched(tm
     with ShmLoader(view, batch_size=5) as loader:
         assert [batch["cls"].tolist() for batch in loader] == [[0, 1, 2, 3, 4]]
     assert store.num_read() == 6
+    dataset.close()
+
+
+def test_what_lies_between_members_of_a_sample_read_alone_is_fetched_only_if_it_is_little(tmp_path: Path) -> None:
+    with TarWriter(tmp_path / "part-000000.tar") as writer:
+        for number, nbytes in enumerate((10_000, 1 << 20)):
+            writer.write({"__key__": f"k{number}", "cls": number, "mp4": bytes(nbytes), "txt": "caption"})
+    store = CountedStore(tmp_path, tmp_path / "log")
+    dataset = dataset_of(shards_in(store), cache_bytes=NBYTES)
+    view = dataset.indexed(schema={"cls": "int64", "txt": str})
+    before = dataset.num_samples and store.num_read()
+    assert view[0] == {"cls": 0, "txt": "caption"}
+    assert 10_000 < store.num_read() - before < 20_000
+    before = store.num_read()
+    assert view[1] == {"cls": 1, "txt": "caption"}
+    assert store.num_read() - before == 1 + len("caption")
     dataset.close()
 
 

@@ -44,7 +44,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -60,6 +60,7 @@ from shmload.errors import CacheFull, ShardCorrupt
 from shmload.formats.paths import AtomicWriter
 from shmload.formats.tfrecord import Offsets, RecordFile, TFRecordWriter, error_of, fields_of
 from shmload.storage.folder import BudgetedFolder, Reservation
+from shmload.storage.ledger import close_kept, is_locked, open_kept, try_lock
 
 CONTROL = ".growing"
 ENDINGS = {None: "", "gzip": ".gz", "zlib": ".zz"}
@@ -91,19 +92,26 @@ def read_own_name(name: str) -> tuple[int, int] | None:
     return None if found is None else (int(found[2]), int(found[3]))
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """A descriptor of a file, made if it is not there, that one process at a time has."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def next_generation(control: Path) -> int:
     """A number that no other call gives, and that is greater than any given before.
 
     A writer that is killed here leaves a gap, or the number it was about to take.
     """
-    fd = os.open(control / "generation", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with locked(control / "generation") as fd:
         generation = int(os.pread(fd, 20, 0) or b"0") + 1
         os.pwrite(fd, b"%020d" % generation, 0)
         return generation
-    finally:
-        os.close(fd)
 
 
 def newest_generation(control: Path) -> int:
@@ -117,49 +125,65 @@ def newest_generation(control: Path) -> int:
 def write_whole(path: Path, data: bytes, *, is_new: bool = False) -> bool:
     """Writes a small file whole or not at all. With `is_new`, False if there is one already."""
     partial = path.with_name(f".{path.name}-{os.getpid()}")
-    partial.write_bytes(data)
-    if not is_new:
-        partial.replace(path)
-        return True
     try:
-        path.hardlink_to(partial)
+        partial.write_bytes(data)
+        if is_new:
+            path.hardlink_to(partial)
+        else:
+            partial.replace(path)
     except FileExistsError:
         return False
     finally:
-        partial.unlink()
+        partial.unlink(missing_ok=True)
     return True
 
 
+def report(path: Path, data: bytes) -> None:
+    """`write_whole` of what others may well know but need not: where it cannot be written, a full disk say, that is no error."""
+    with suppress(OSError):
+        write_whole(path, data)
+
+
 class WriterReport:
-    """What a process says of itself to `stats()` elsewhere: .growing/<kind>/<pid>-<word>.json, written anew with each change."""
+    """What a process says of itself to `stats()` elsewhere: .growing/<kind>/<pid>-<word>.json, written anew with each change.
+
+    It counts as long as its process holds a lock on the file beside it, .../<pid>-<word>.lock: a pid means another process in
+    another container, and another one later.
+    """
 
     def __init__(self, control: Path, kind: str) -> None:
         self._pid = os.getpid()
         self.path = control / kind / f"{self._pid}-{secrets.token_hex(4)}.json"
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        unlocked = self.path.with_name(f".{self.path.name}")  # under its own name it would be taken for a dead one's
+        self._lock = open_kept(os.fspath(unlocked), os.O_RDWR | os.O_CREAT)
+        try_lock(self._lock)
+        unlocked.rename(self.path.with_suffix(".lock"))
 
     def write(self, what: Any) -> None:
         """Says this; nothing in a forked copy."""
         if self._pid == os.getpid():
-            write_whole(self.path, json.dumps(what).encode())
+            report(self.path, json.dumps(what).encode())
 
     def close(self) -> None:
-        """Says nothing any more."""
+        """Says nothing any more. Twice is no error."""
         if self._pid == os.getpid():
             self.path.unlink(missing_ok=True)
+            self.path.with_suffix(".lock").unlink(missing_ok=True)
+            lock, self._lock = self._lock, -1
+            close_kept(lock)
 
 
 def reports(control: Path, kind: str) -> Iterator[tuple[int, Any]]:
     """What living processes say of themselves, each with its id. Removes what dead ones have left."""
-    for path in sorted((control / kind).glob("[!.]*.json")):
-        pid = int(path.name.split("-")[0])
-        try:
-            if os.path.exists(f"/proc/{pid}"):
-                yield pid, json.loads(path.read_bytes())
-            else:
-                path.unlink()
-        except FileNotFoundError:  # it has just ended
-            pass
+    for lock in sorted((control / kind).glob("[!.]*.lock")):
+        path = lock.with_suffix(".json")
+        if is_locked(os.fspath(lock)):
+            with suppress(FileNotFoundError):  # it has just ended, or said nothing yet
+                yield int(path.name.split("-")[0]), json.loads(path.read_bytes())
+        else:
+            path.unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
 
 
 BAD = "bad"
@@ -171,18 +195,16 @@ def report_bad(folder: Path, name: str, text: str) -> None:
     path = folder / CONTROL / BAD / f"{crc32c(name.encode()):08x}.json"
     if not path.exists():
         log.warning("%s; it is left out of later epochs", text)
-        write_whole(path, json.dumps({"name": name, "text": text}).encode())
+        report(path, json.dumps({"name": name, "text": text}).encode())
 
 
 def reported_bad(folder: Path) -> dict[str, str]:
     """Files that were found damaged while they were read, and how."""
     found = {}
     for path in (folder / CONTROL / BAD).glob("*.json"):
-        try:
+        with suppress(OSError, ValueError, KeyError):
             one = json.loads(path.read_bytes())
             found[one["name"]] = one["text"]
-        except (OSError, ValueError, KeyError):
-            continue
     return found
 
 
@@ -319,20 +341,18 @@ class Intake:
 
     def load(self) -> None:
         """Takes over what another process, or an earlier run, has found."""
-        try:
+        with suppress(OSError, ValueError, TypeError):  # nothing is kept yet, or not by us: it is found again
             kept = self._path.read_bytes()
             if kept != self._kept:
                 self._known.update({name: (size, at, found) for name, (size, at, found) in json.loads(kept).items()})
                 self._kept = kept
-        except (OSError, ValueError, TypeError):  # nothing is kept yet, or not by us: it is found again
-            pass
 
     def keep(self, names: set[str]) -> None:
         """Tells others what is known of these files, and forgets all others."""
         self._known = {name: known for name, known in self._known.items() if name in names}
         kept = json.dumps(self._known, sort_keys=True).encode()
         if kept != self._kept and (self._known or self._kept):
-            write_whole(self._path, kept)
+            report(self._path, kept)
             self._kept = kept
 
     @property

@@ -32,7 +32,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep, time
@@ -51,6 +51,7 @@ from shmload.growing.files import (
     Intake,
     Snapshot,
     WriterStatistics,
+    locked,
     newest_generation,
     read_own_name,
     read_snapshot,
@@ -61,7 +62,7 @@ from shmload.growing.files import (
 )
 from shmload.growing.supervisor import Samplers
 from shmload.storage.folder import BudgetedFolder, Leases
-from shmload.storage.ledger import Kept, close_kept, open_kept
+from shmload.storage.ledger import Kept, close_kept, open_kept, try_lock
 from shmload.world import run_key
 
 LOOK_S = 0.05  # between looks for the first samples; other machines' writers ring no bell
@@ -269,26 +270,13 @@ class GrowingRun:
         self._attending = -1
         self.path = run_path(folder, name)
         self.path.mkdir(parents=True, exist_ok=True)
-        with self._gate():
+        with locked(self.path / "gate"):
             self._attending = open_kept(os.fspath(self.path / "attending"), os.O_RDWR | os.O_CREAT)
-            try:
-                fcntl.flock(self._attending, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pass
-            else:
+            if try_lock(self._attending):
                 for epoch in self._epochs():
                     if resumed is None or epoch > resumed:
                         self._forget(epoch)
             fcntl.flock(self._attending, fcntl.LOCK_SH)
-
-    @contextmanager
-    def _gate(self) -> Iterator[None]:
-        fd = os.open(self.path / "gate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
 
     def _epochs(self) -> list[int]:
         return sorted(int(path.stem.removeprefix("epoch-")) for path in self.path.glob("epoch-*.json"))
@@ -313,7 +301,7 @@ class GrowingRun:
 
         A rank that froze it ahead of its time and was killed held its files no longer, and they may be gone before another comes.
         """
-        with self._gate():
+        with locked(self.path / "gate"):
             if self._mark(snapshot.epoch).exists():
                 return False
             if self.read(snapshot.epoch) == snapshot:
@@ -341,19 +329,11 @@ def forget_runs(folder: Path, is_there: Callable[[str], bool]) -> None:
     """Removes runs that nobody attends and of whose samples nothing is left: no state of theirs can be resumed."""
     runs = folder / CONTROL / "runs"
     for path in runs.iterdir() if runs.is_dir() else ():
-        try:
-            fd = os.open(path / "attending", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            snapshots = [snapshot for file in path.glob("epoch-*.json") if (snapshot := read_snapshot(file))]
-            if not any(is_there(file.name) for snapshot in snapshots for file in snapshot.files):
+        with suppress(OSError, ValueError), open(path / "attending", "rb+") as file:  # it is attended, or on its way out
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            snapshots = [snapshot for kept in path.glob("epoch-*.json") if (snapshot := read_snapshot(kept))]
+            if not any(is_there(each.name) for snapshot in snapshots for each in snapshot.files):
                 shutil.rmtree(path, ignore_errors=True)
-        except (OSError, ValueError):  # it is attended, or on its way out
-            pass
-        finally:
-            os.close(fd)
 
 
 Missing = Literal["error", "skip", "substitute"]

@@ -23,6 +23,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -31,7 +32,7 @@ from typing import Any
 
 from shmload._core.watch import die_with
 from shmload.errors import WorkerDied
-from shmload.growing.files import CONTROL, CacheWriter, WriterReport, write_whole
+from shmload.growing.files import CONTROL, CacheWriter, WriterReport, report
 from shmload.shm import owners
 from shmload.worker.pool import context_of, interrupts_held, warn_of_fork
 from shmload.world import describe_exit
@@ -62,7 +63,7 @@ class Samplers:
     ) -> None:
         self.num_processes = num_processes
         self._context: BaseContext = context_of(multiprocessing_context)
-        self._report = WriterReport(folder / CONTROL, "samplers")
+        self._control = folder / CONTROL
         self._job = (sampler, num_processes, max_restarts, make_writer)
         self._newest: list[dict[str, Any]] = []
         if self._context.get_start_method() == "fork":
@@ -70,6 +71,7 @@ class Samplers:
         self._start()
 
     def _start(self) -> None:
+        self._report = WriterReport(self._control, "samplers")  # of one supervisor: its end takes it away
         reader, writer = self._context.Pipe(duplex=False)
         process = self._context.Process(  # type: ignore[attr-defined]  # every concrete context has it
             target=SamplerSupervisor(os.getpid(), reader, self._report.path, *self._job).run, daemon=True, name="shmload supervisor"
@@ -85,10 +87,8 @@ class Samplers:
     @property
     def states(self) -> list[dict[str, Any]]:
         """Each sampler's worker_id, pid (0: it does not run), state, restarts, and its newest error."""
-        try:
+        with suppress(FileNotFoundError):  # the supervisor is not up yet, or has ended
             self._newest = json.loads(self._report.path.read_bytes())
-        except FileNotFoundError:  # the supervisor is not up yet, or has ended
-            pass
         return self._newest
 
     def look(self) -> None:
@@ -127,10 +127,8 @@ class Samplers:
 def _end(process: Any, commands: Any, report: WriterReport, pid: int) -> None:
     if os.getpid() != pid:
         return
-    try:
+    with suppress(OSError):  # it has ended
         commands.send_bytes(b"end")
-    except OSError:  # it has ended
-        pass
     process.join(2 * GRACE_S)
     if process.exitcode is None:  # it is stopped, say; its samplers end with it
         process.kill()
@@ -284,7 +282,7 @@ class SamplerSupervisor:
         text = json.dumps([{"worker_id": one.worker_id, **one.state} for one in self._places])
         if text != self._written:
             self._written = text
-            write_whole(self.report, text.encode())
+            report(self.report, text.encode())
 
 
 _is_asked_to_end = False  # an exception that is raised while a finalizer runs is lost; this is not

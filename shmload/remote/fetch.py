@@ -135,9 +135,10 @@ def fetch_of(shards: Shards, shard: RemoteShard) -> Fetch:
             return shard.store.read_to_file(shard.key, fd, shard.nbytes, etag=shard.etag or None)
         if not shard.nbytes:
             return 0
-        with mmap.mmap(fd, shard.nbytes) as out:
-            shard.store.read_into(shard.key, out, etag=shard.etag or None)
-            return 0 if shard.crc32c is None else crc32c(out)
+        with open(f"/proc/self/fd/{fd}", "r+b", buffering=0) as own:  # without the lock of `fd`, which a child of a fork would keep
+            out = mmap.mmap(own.fileno(), shard.nbytes)  # ends with its last view, which an error's traceback may have
+        shard.store.read_into(shard.key, out, etag=shard.etag or None)
+        return 0 if shard.crc32c is None else crc32c(out)
 
     def fetch(fd: int) -> None:
         found = []

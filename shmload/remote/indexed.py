@@ -33,6 +33,7 @@ __all__ = ["RemoteSamples", "RemoteSource", "RemoteUnits", "span", "taken_at"]
 
 _WINDOW = 16  # shards mixed, unless there is no room for three times as many
 _AHEAD = 3  # windows that are fetched: the one that is read and those behind it, as far as there is room
+_GAP_NBYTES = 64 << 10  # that may be read for nothing, to have a sample's members by one range
 _KNOWN = 64  # windows that are announced, for the order of eviction
 
 
@@ -238,9 +239,17 @@ class RemoteSamples(TarDataset):
         """A batch of which not all shards are here: sample by sample, with the ranges of several under way at once."""
         local = self._source.local
         places = [self._source.place(number) for number in numbers.tolist()]
-        spans = {place: span(local.index(place[0]).members(place[1])) for place in places}
-        read = local.ranges([(shard, *spans[shard, sample]) for shard, sample in spans])
-        self._spans.found = {place: (spans[place][0], data) for place, data in zip(spans, read, strict=True)}
+        wanted = {extension for column in self._columns for extension in (self._fields or {})[column.name]}
+        spans: dict[tuple[int, int], tuple[int, int, int]] = {}  # the range that a member is read with: (shard, begin, nbytes)
+        for shard, sample in places:
+            named = [each for each in local.index(shard).members(sample) if each[0] in wanted]
+            for _, offset, size in named:
+                begin, nbytes = span(named)
+                is_near = nbytes <= _GAP_NBYTES + sum(each[2] for each in named)
+                spans[shard, offset] = (shard, begin, nbytes) if is_near else (shard, offset, size)
+        ranges = list(dict.fromkeys(spans.values()))
+        read = dict(zip(ranges, local.ranges(ranges), strict=True))
+        self._spans.found = {member: (spans[member][1], read[spans[member]]) for member in spans}
         try:
             nothing = TarRows(np.array([0, len(numbers)], np.int64))
             empty = np.zeros(0, np.uint64)
@@ -256,7 +265,7 @@ class RemoteSamples(TarDataset):
             del self._spans.found
 
     def _bytes(self, shard: int, sample: int, offset: int, size: int) -> bytes:
-        found = getattr(self._spans, "found", {}).get((shard, sample))
+        found = getattr(self._spans, "found", {}).get((shard, offset))
         if found is None:
             return bytes(self._source.local.range(shard, offset, size))
         begin, data = found

@@ -98,21 +98,16 @@ def remove_abandoned(place: Path) -> list[str]:
     """Removes this user's folders whose owners are dead; says which."""
     removed = []
     for folder in place.glob(f"{_PREFIX}{os.getuid()}-*"):
-        try:
+        with contextlib.suppress(OSError):  # it is being made, or its owner lives
             if (status := os.lstat(folder)).st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
                 continue  # anyone may make such a name there
             fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:  # it is being made
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            removed.append(str(folder))
-        finally:
-            os.close(fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(str(folder))
+            finally:
+                os.close(fd)
     return removed
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from shmload import faults
 from shmload.errors import StoreError
-from shmload.storage.folder import BudgetedFolder, FolderStatistics, Lease, Reservation
+from shmload.storage.folder import BudgetedFolder, FolderStatistics, Lease, Reservation, begun
 from shmload.storage.ledger import Kept
 
 __all__ = ["Cache", "LocalCacheStatistics"]
@@ -185,6 +185,7 @@ class Cache:
         self.path, self.capacity_bytes = self._folder.path, self._folder.capacity_bytes
         self._coming = []  # digests of what this process will open
         self._num_hits = self._num_fetched = self._nbytes_fetched = 0
+        begun.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_folder": self._folder}

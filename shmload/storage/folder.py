@@ -286,7 +286,7 @@ def check_name(name: str) -> None:
         raise ValueError(f"a file of the folder is named by 1 to 255 bytes without '/' and not beginning with '.'; got {name!r}")
 
 
-_folders: weakref.WeakSet[BudgetedFolder] = weakref.WeakSet()
+begun: weakref.WeakSet[Any] = weakref.WeakSet()  # objects that begin anew in a forked child, by `_begin`
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +458,10 @@ class BudgetedFolder:
         """
         session = self._session()
         with session.locked() as ledger:
+            before = ledger.files
             ledger.list_again()
+            if ledger.files != before:  # only this shows the others a file that has grown where it lies
+                ledger.changing()
             with contextlib.suppress(CacheFull):
                 self._make_room(session, ledger, 0, self.order)
 
@@ -635,7 +638,7 @@ class BudgetedFolder:
         """As in a process that has not used the folder yet; a forked child begins here."""
         self._opened = None
         self._opening = threading.Lock()
-        _folders.add(self)
+        begun.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key not in ("_opened", "_opening")}
@@ -653,8 +656,8 @@ def _oldest_first(candidates: Iterator[Kept]) -> Iterator[Kept]:
 
 
 def _begin_in_child() -> None:
-    for folder in list(_folders):
-        folder._begin()
+    for each in list(begun):
+        each._begin()
 
 
 os.register_at_fork(after_in_child=_begin_in_child)

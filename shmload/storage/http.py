@@ -20,8 +20,8 @@ import os
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -34,7 +34,7 @@ from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.local import StoredObject, checked_key
 from shmload.storage.transport import Answer, Retry, RetryPolicy, TransientError, Transport
 
-__all__ = ["FilePart", "HttpStore", "MemoryTarget", "Version", "WebReader", "joined_crc32c", "unquoted"]
+__all__ = ["FilePart", "HttpStore", "MemoryTarget", "Version", "WebReader", "all_of", "joined_crc32c", "unquoted"]
 
 _BUFFER_NBYTES = 64 << 10  # more makes larger pages, out of memory that virtual machines give back to their hosts when free
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, its highest power in the lowest bit
@@ -152,6 +152,22 @@ def _times(one: int, other: int) -> int:
 
 
 T = TypeVar("T")
+U = TypeVar("U")
+
+
+def all_of(do: Callable[[T], U], things: Iterable[T], num_threads: int, given_up: threading.Event) -> list[U]:
+    """What `do` makes of each, by threads that end with the call. The first failure, or Ctrl-C, sets `given_up` and is raised."""
+    with ThreadPoolExecutor(num_threads, "shmload-store") as threads:
+        try:
+            futures = [threads.submit(do, each) for each in things]
+            for future in as_completed(futures):
+                future.result()
+        except BaseException:
+            given_up.set()
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [future.result() for future in futures]
+
 
 _PART_NBYTES = 16 << 20  # the least that is worth a range of its own
 _PROGRESS_NBYTES = 64 << 10  # what counts as progress between two failures
@@ -249,14 +265,15 @@ class WebReader(ABC):
         self._fill_all(key, 0, parts, etag)
         return joined_crc32c([(part.crc32c, part.nbytes) for part in parts])
 
-    def repeatedly(self, doing: str, try_once: Callable[[], T]) -> T:
-        """What a try returns that does not fail."""
+    def repeatedly(self, doing: str, try_once: Callable[[], T], is_over: Callable[[], bool] = bool) -> T:
+        """What a try returns that does not fail; none is begun when `is_over`: nobody wants it any more."""
         tries = Retry(self.retry_policy, doing)
-        while True:
+        while not is_over():
             try:
                 return try_once()
             except TransientError as failure:
                 tries.failed(failure)
+        raise StoreError(f"cannot {doing}: another part of it has failed")
 
     def _parts(self, nbytes: int) -> list[tuple[int, int]]:
         """Where the parts that are worth a range of their own begin and end."""
@@ -270,14 +287,8 @@ class WebReader(ABC):
         if len(parts) == 1:
             self._fill(key, offset, parts[0], version)
             return
-        with ThreadPoolExecutor(len(parts), "shmload-store") as threads:
-            futures = [threads.submit(self._fill, key, begin, part, version) for begin, part in zip(begins, parts, strict=True)]
-            try:
-                for future in futures:
-                    future.result()
-            except BaseException:
-                version.given_up.set()
-                raise
+        ranges = list(zip(begins, parts, strict=True))
+        all_of(lambda each: self._fill(key, *each, version), ranges, len(parts), version.given_up)
 
     def _fill(self, key: str, offset: int, target: MemoryTarget | FilePart, version: Version) -> None:
         """Reads one range into its place, however often it breaks off."""
@@ -361,9 +372,7 @@ def _skip(answer: Answer, nbytes: int) -> None:
     """Reads past what was not asked for."""
     room = memoryview(bytearray(min(nbytes, 1 << 20)))
     while nbytes:
-        got = 0
-        for got in answer.reading(room[:nbytes]):  # noqa: B007
-            pass
+        got = max(answer.reading(room[:nbytes]), default=0)
         if got == 0:
             raise TransientError(f"a body ended {nbytes:,} bytes before the range")
         nbytes -= got

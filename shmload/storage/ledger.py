@@ -36,8 +36,8 @@ from __future__ import annotations
 
 import array
 import contextlib
-import errno
 import fcntl
+import logging
 import os
 import secrets
 import stat
@@ -53,6 +53,7 @@ from typing import NamedTuple
 from shmload import faults
 from shmload.errors import StoreError
 
+log = logging.getLogger("shmload")
 _kept: set[int] = set()
 
 
@@ -86,19 +87,15 @@ def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
     """Takes a lock if nobody else holds it."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno != errno.EWOULDBLOCK:
-            raise
+    except BlockingIOError:
         return False
     return True
 
 
 def _close_all() -> None:
     for fd in _kept:
-        try:
+        with contextlib.suppress(OSError):  # a program that has closed every descriptor
             os.close(fd)
-        except OSError:  # a program that has closed every descriptor
-            pass
     _kept.clear()
 
 
@@ -108,6 +105,7 @@ os.register_at_fork(after_in_child=_close_all)
 HIDDEN = ".shmload"
 NEW = f"{HIDDEN}/new"
 OURS = stat.S_ISVTX  # the mark of a published file; the bit has no other meaning on Linux, and a listing brings it along
+_REMOTE = ("nfs", "cifs", "smb", "9p", "ceph", "lustre", "fuse.sshfs", "glusterfs", "afs")
 _HEADER = struct.Struct("<Q8sq")  # dirty, token of the last change, the folder's time of change
 
 
@@ -148,18 +146,16 @@ class Ledger:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone in the folder, and up to date. What raises in the block leaves the next one a listing."""
+        """Alone in the folder, and up to date. What raises behind the first change leaves the next one a listing."""
         fcntl.flock(self._fd, fcntl.LOCK_EX)
-        is_known = False
         try:
             self._look()
-            is_known = True
             faults.hit("holding_lock")
             yield
             if self._is_changing:
                 self._write()
         except BaseException:
-            if self._is_changing or not is_known:
+            if self._is_changing:
                 self._token = b""
             raise
         finally:
@@ -224,8 +220,8 @@ class Ledger:
                     self.list_again()
                     self._token = token
                 return
-        self.changing()
         self.list_again()
+        self._write()  # at once: whoever finds no room, or no such file, leaves by an exception
 
     def _write(self) -> None:
         self._token = os.urandom(8)
@@ -466,6 +462,8 @@ def _check_locks(folder: str) -> None:
             f"{folder} is on a file system without file locks ({kind_of(folder)}: {reason}), which a cache needs to be shared: "
             "choose a folder on a local disk"
         )
+    if (kind := kind_of(folder)).startswith(_REMOTE):
+        log.warning("%s is on a network file system (%s): other machines' processes may only put files there", folder, kind)
 
 
 def kind_of(folder: str) -> str:

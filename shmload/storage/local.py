@@ -167,12 +167,8 @@ class LocalStore:
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             path = self._path(key)
-            try:
+            with _named("delete", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 path.unlink()
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as error:
-                raise _failed("delete", path, error) from error
 
     def _path(self, key: str) -> Path:
         path = self.root / checked_key(key, self.url)
@@ -184,20 +180,13 @@ class LocalStore:
     def _opened(self, key: str, etag: str | None) -> Iterator[BinaryIO]:
         """The object, in the version `etag` if one is given, and the same version at the end as at the beginning."""
         path = self._path(key)
-        try:
-            with open(path, "rb", buffering=0) as file:
-                before = _describe(key, os.fstat(file.fileno())).etag
-                if etag is not None and etag != before:
-                    raise StoreError(f"{path} has changed: version {etag} was asked for, {before} is there. Read its version anew")
-                yield file
-                if _describe(key, os.fstat(file.fileno())).etag != before:
-                    raise StoreError(f"{path} was written to while it was read. Replace files by renaming new ones over them")
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            raise ObjectMissing(f"no such object: {path}") from None
-        except StoreError:
-            raise
-        except OSError as error:
-            raise _failed("read", path, error) from error
+        with _named("read", path), open(path, "rb", buffering=0) as file:
+            before = _describe(key, os.fstat(file.fileno())).etag
+            if etag is not None and etag != before:
+                raise StoreError(f"{path} has changed: version {etag} was asked for, {before} is there. Read its version anew")
+            yield file
+            if _describe(key, os.fstat(file.fileno())).etag != before:
+                raise StoreError(f"{path} was written to while it was read. Replace files by renaming new ones over them")
 
     def _fill(self, key: str, file: BinaryIO, out: memoryview, offset: int) -> None:
         size = os.fstat(file.fileno()).st_size
@@ -213,38 +202,31 @@ class LocalStore:
     def _write(self, key: str, write: Callable[[BinaryIO], None]) -> StoredObject:
         path = self._path(key)
         half = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if str(path.parent) not in _tidied:
-                _tidied.add(str(path.parent))
-                remove_abandoned(path.parent)
-            beside = f"{path.parent}/{HALF}{secrets.token_hex(8)}"
-            with open(beside, "xb", buffering=0) as file:
-                half = beside
-                write(file)
-                os.fsync(file.fileno())
-                made = _describe(key, os.fstat(file.fileno()))
-                os.replace(half, path)
-                half = None
-            _sync_folder(path.parent)
-        except StoreError:
-            raise
-        except OSError as error:
-            raise _failed("write", path, error) from error
-        finally:
-            if half is not None:
-                os.unlink(half)
-        return made
+        with _named("write", path):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if str(path.parent) not in _tidied:
+                    _tidied.add(str(path.parent))
+                    remove_abandoned(path.parent)
+                beside = f"{path.parent}/{HALF}{secrets.token_hex(8)}"
+                with open(beside, "xb", buffering=0) as file:
+                    half = beside
+                    write(file)
+                    os.fsync(file.fileno())
+                    made = _describe(key, os.fstat(file.fileno()))
+                    os.replace(half, path)
+                    half = None
+                _sync_folder(path.parent)
+                return made
+            finally:
+                if half is not None:
+                    os.unlink(half)
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[StoredObject]:
         """All files below, in order of their keys: "a-b" comes before "a/b", so a folder sorts as its name and a slash."""
-        try:
-            with os.scandir(folder) as entries:
-                found = sorted((entry.name + "/" * entry.is_dir(), entry.path) for entry in entries)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as error:
-            raise _failed("list", folder, error) from error
+        found: list[tuple[str, str]] = []
+        with _named("list", folder), contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+            found = sorted((entry.name + "/" * entry.is_dir(), entry.path) for entry in entries)
         for name, path in found:
             if name.startswith(HALF) or not is_key(name.removesuffix("/")):
                 continue
@@ -280,5 +262,14 @@ def _sync_folder(folder: Path) -> None:
         os.close(number)
 
 
-def _failed(verb: str, path: Path, error: OSError) -> StoreError:
-    return StoreError(f"cannot {verb} {path}: {error.strerror or error}")
+@contextmanager
+def _named(verb: str, path: Path) -> Iterator[None]:
+    """Has what the system refuses to do with a file be a StoreError that says so."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        if verb == "read" and isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
+            raise ObjectMissing(f"no such object: {path}") from None
+        raise StoreError(f"cannot {verb} {path}: {error.strerror or error}") from error

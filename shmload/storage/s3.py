@@ -30,8 +30,8 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -42,7 +42,7 @@ from urllib.parse import quote
 from typing_extensions import Buffer
 
 from shmload.errors import ObjectMissing, StoreError
-from shmload.storage.http import WebReader, unquoted
+from shmload.storage.http import WebReader, all_of, unquoted
 from shmload.storage.local import StoredObject, checked_key, checked_prefix, is_key
 from shmload.storage.transport import Answer, TransientError, Transport
 
@@ -144,13 +144,13 @@ def find_credentials(profile: str | None = None) -> Credentials:
 _CONNECTIONS = 32  # kept by one client: as many threads as may share a store
 
 
-def _made(client: Client) -> Any:
-    """botocore's client of this process: it writes, lists and deletes."""
+def _made(client: Client, wait_s: float) -> Any:
+    """botocore's client of this process, whose answers may take so long: it writes, lists and deletes."""
     _keep_quiet()
     config = library("botocore.config").Config(
         signature_version=library("botocore").UNSIGNED if client.credentials.anonymous else "s3v4",
         connect_timeout=client.retry_policy.stall_s,
-        read_timeout=client.retry_policy.timeout_s,
+        read_timeout=wait_s,
         retries={"total_max_attempts": 1, "mode": "standard"},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
@@ -293,7 +293,7 @@ class S3Store(WebReader):
         self._base = f"/{quote(bucket, safe='-_.~')}" if in_path else ""
         base_url = client.endpoint if in_path else f"{scheme}://{bucket}.{host}"
         self._transport = Transport(base_url, stall_s=client.retry_policy.stall_s, ca_file=client.ca_file)
-        self._botos: dict[int, Any] = {}  # botocore's client, by the process that made it
+        self._botos: dict[tuple[int, float], Any] = {}  # botocore's clients, by the process that made them and how long they wait
         self.prefix = checked_prefix(folder.strip("/"), f"s3://{bucket}")
         self.url = f"s3://{bucket}/{self.prefix}".rstrip("/")
 
@@ -315,22 +315,25 @@ class S3Store(WebReader):
     def _page(self, doing: str, prefix: str, token: str | None) -> tuple[list[StoredObject], str | None]:
         """Objects behind `token` and the next token; names that are no keys of ours are left out (markers of folders)."""
         after: dict[str, Any] = {} if token is None else {"ContinuationToken": token}
-        page = self.call("list_objects_v2", doing, Prefix=prefix, MaxKeys=_PAGE, **after)
+        stall_s = self.client.retry_policy.stall_s
+        page = self.call("list_objects_v2", doing, wait_s=stall_s, Prefix=prefix, MaxKeys=_PAGE, **after)
         try:
             following = page["NextContinuationToken"] if page["IsTruncated"] else None  # botocore takes any XML for a listing
             listed = [(each["Key"], each["Size"], unquoted(each["ETag"])) for each in page.get("Contents", ())]
         except KeyError as error:
             raise TransientError(f"the server sent no listing (there is no {error.args[0]} in it)") from None
+        if not all(name.startswith(self.prefix) for name, _, _ in listed):
+            raise TransientError(f"the server sent another listing (not all in it is below {self.prefix!r})")
         keys = [name.removeprefix(self.prefix) for name, _, _ in listed]
         return [StoredObject(key, *each[1:]) for key, each in zip(keys, listed, strict=True) if is_key(key)], following
 
     def delete(self, keys: Iterable[str]) -> None:
-        def delete_one(key: str) -> None:
-            doing = f"delete {self.url_of(key)}"
-            self.repeatedly(doing, partial(self.call, "delete_object", doing, key=key, but=(404,)))
+        given_up = threading.Event()
 
-        with ThreadPoolExecutor(self.parallel, "shmload-store") as threads:
-            list(threads.map(delete_one, [checked_key(key, self.url) for key in keys]))
+        def delete_one(key: str) -> None:
+            self._call_again("delete_object", f"delete {self.url_of(key)}", key, is_over=given_up.is_set, but=(404,))
+
+        all_of(delete_one, [checked_key(key, self.url) for key in keys], self.parallel, given_up)
 
     def put(self, key: str, data: Buffer) -> StoredObject:
         doing = f"write {self.url_of(key)}"
@@ -352,17 +355,19 @@ class S3Store(WebReader):
 
         upload = self._call_again("create_multipart_upload", doing, key, "UploadId")
 
+        given_up = threading.Event()
+
         def send(offset: int) -> dict[str, Any]:
             part = os.pread(fd, min(part_nbytes, nbytes - offset), offset)
             if len(part) < min(part_nbytes, nbytes - offset):
                 raise StoreError(f"cannot {doing}: the file became shorter while it was sent. Write files before sending them")
             number = offset // part_nbytes + 1
-            etag = self._call_again("upload_part", doing, key, "ETag", UploadId=upload, PartNumber=number, Body=part)
+            named = {"UploadId": upload, "PartNumber": number}
+            etag = self._call_again("upload_part", doing, key, "ETag", is_over=given_up.is_set, Body=part, **named)
             return {"PartNumber": number, "ETag": etag}
 
         try:
-            with ThreadPoolExecutor(self.parallel, "shmload-store") as threads:
-                parts = list(threads.map(send, range(0, nbytes, part_nbytes)))
+            parts = all_of(send, range(0, nbytes, part_nbytes), self.parallel, given_up)
             num_tries = count()
 
             def complete() -> None:
@@ -383,7 +388,9 @@ class S3Store(WebReader):
             )
         return found
 
-    def _call_again(self, operation: str, doing: str, key: str, gives: str | None = None, **arguments: Any) -> Any:
+    def _call_again(
+        self, operation: str, doing: str, key: str, gives: str | None = None, is_over: Callable[[], bool] = bool, **arguments: Any
+    ) -> Any:
         """What the server's answer has under that name, which no answer is good without; tried again as the policy says."""
 
         def try_once() -> Any:
@@ -392,7 +399,7 @@ class S3Store(WebReader):
                 raise TransientError(f"the server's answer has no {gives}")
             return answer[gives] if gives is not None else None
 
-        return self.repeatedly(doing, try_once)
+        return self.repeatedly(doing, try_once, is_over)
 
     def url_of(self, key: str) -> str:
         return f"{self.url}/{checked_key(key, self.url)}"
@@ -407,7 +414,7 @@ class S3Store(WebReader):
         return self._transport.request(method, target, request.headers)  # whose repr shows none: a token is among them
 
     def call(
-        self, operation: str, doing: str, *, key: str | None = None, but: Collection[int] = (), **arguments: Any
+        self, operation: str, doing: str, *, key: str | None = None, but: Collection[int] = (), wait_s: float = 0, **arguments: Any
     ) -> dict[str, Any]:
         """What botocore answers to one request.
 
@@ -416,13 +423,14 @@ class S3Store(WebReader):
             doing: the same in words, for the error.
             key: of an object; None asks about the bucket.
             but: statuses that are no failure here; their answers are empty.
+            wait_s: how long the answer may take; 0: as one to what is written may.
         """
         if key is not None:
             arguments["Key"] = self.prefix + key
         exceptions = library("botocore.exceptions")
         passing = (exceptions.BotoCoreError, exceptions.ClientError, library("botocore.parsers").ResponseParserError)
         try:
-            answer: dict[str, Any] = getattr(self._botos_client(), operation)(Bucket=self.bucket, **arguments)
+            answer: dict[str, Any] = getattr(self._botos_client(wait_s), operation)(Bucket=self.bucket, **arguments)
             if answer["ResponseMetadata"]["HTTPHeaders"]:
                 return answer
             failure: StoreError | TransientError = TransientError("the server hung up behind its first line")
@@ -432,10 +440,11 @@ class S3Store(WebReader):
             failure = failure_of_call(error, self.url if key is None else self.url_of(key), doing, self.client)
         raise failure
 
-    def _botos_client(self) -> Any:
-        if os.getpid() not in self._botos:  # connections of two processes would be one
-            self._botos = {os.getpid(): _made(self.client)}
-        return self._botos[os.getpid()]
+    def _botos_client(self, wait_s: float) -> Any:
+        kind = os.getpid(), wait_s or self.client.retry_policy.timeout_s  # connections of two processes would be one
+        if kind not in self._botos:
+            self._botos[kind] = _made(self.client, kind[1])
+        return self._botos[kind]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_botos": {}}
@@ -454,8 +463,8 @@ class S3Store(WebReader):
     def close(self) -> None:
         """Closes idle connections; the store opens others when it is used again."""
         self._transport.close()
-        if made := self._botos.pop(os.getpid(), None):
-            made.close()
+        for kind in [kind for kind in self._botos if kind[0] == os.getpid()]:
+            self._botos.pop(kind).close()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, S3Store) and (self.client, self.url) == (other.client, other.url)

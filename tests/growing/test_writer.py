@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from hypothesis import strategies as st
 from shmload.errors import CacheFull
 from shmload.formats import TFRecordDataset
 from shmload.growing import SampleCache, files
-from tests.growing.growing_kit import RECORD_NBYTES, dataset_of, epoch_of, loader_of, put, sample
+from shmload.storage.ledger import close_kept
+from tests.growing.growing_kit import RECORD_NBYTES, dataset_of, epoch_of, loader_of, put, put_foreign, sample
+from tests.storage.cache.test_processes import child
 
 
 def reserved(cache: SampleCache) -> int:
@@ -152,3 +156,49 @@ def test_a_cache_that_cannot_work_is_refused(tmp_path: Path, options: dict[str, 
 def test_a_dataset_that_cannot_work_is_refused(cache: SampleCache, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         cache.dataset(**options)
+
+
+def test_a_writer_on_a_full_disk_loses_its_reports_and_no_sample(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "write_whole", full)
+    with cache.writer() as one:
+        for _ in range(2):
+            one.write(sample(0))
+            one.publish()
+        with one._waiting():
+            pass
+    put_foreign(cache.path / "dropped.tfrecord", range(3))
+    files.report_bad(cache.path, "another.tfrecord", "is damaged")
+    assert sorted(file.num_records for file in cache.files()) == [1, 1, 3]
+
+
+def test_a_small_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    for is_new, error in ((True, None), (False, IsADirectoryError)):
+        with pytest.raises(error) if error else nullcontext():
+            assert not files.write_whole(tmp_path / "taken", b"x", is_new=is_new)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("pid", [os.getpid(), 1 << 30], ids=["a living process's", "of another container"])
+def test_a_report_counts_as_long_as_its_writer_lives_whatever_its_pid_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int
+) -> None:
+    monkeypatch.setattr(files.os, "getpid", lambda: pid)
+    report = files.WriterReport(tmp_path, "writers")
+    report.write({"num_files": 3})
+    for _ in range(2):
+        assert [(pid, {"num_files": 3})] == list(files.reports(tmp_path, "writers"))
+    close_kept(report._lock)  # what SIGKILL does
+    assert list(files.reports(tmp_path, "writers")) == []
+    assert list((tmp_path / "writers").iterdir()) == []
+
+
+def test_a_forked_child_does_not_keep_its_parents_report_alive(tmp_path: Path) -> None:
+    report = files.WriterReport(tmp_path, "writers")
+    report.write({})
+    with child(lambda: None):
+        close_kept(report._lock)
+        assert list(files.reports(tmp_path, "writers")) == []

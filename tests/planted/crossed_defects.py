@@ -139,8 +139,8 @@ CROSSED_DEFECTS = [
         "N1",
         "a shard in a folder is whole if its size is right",
         "shmload/remote/packing/pack.py",
-        '                if f"{crc32c(data):08x}" != each.crc32c:\n',
-        "                if False:\n",
+        "            if crc != each.crc32c:\n",
+        "            if False:\n",
         (
             f"{GENERATIONS}test_a_damaged_shard_of_a_finished_packing_is_written_again",
             f"{GENERATIONS}test_a_shard_that_is_not_whole_is_packed_again_with_those_behind_it",

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from shmload import ShmLoader
-from shmload.formats import TarDataset
+from shmload.errors import ShardCorrupt
+from shmload.formats import TarDataset, TarWriter
 from shmload.remote import RemoteDataset, RemoteSamples
 from shmload.remote.fetch import shards_in
 from tests.remote.remote_kit import NBYTES, CountedStore, dataset_of, joined, watched, write_packed, write_plain
@@ -176,3 +177,41 @@ def test_a_resume_on_more_ranks_reads_the_rest_through_a_small_cache(
             quarter.load_state_dict(states[0])
             found += drawn(quarter)
     assert list(range(48)) == sorted(joined(found))
+
+
+@pytest.mark.parametrize("fields", [None, {"cls": "cls", "npy": "npy"}], ids=["fields of the schema", "more fields"])
+def test_of_a_sample_that_is_read_alone_only_what_the_schema_names_is_fetched(tmp_path: Path, fields: Any) -> None:
+    write_packed(tmp_path, [5], nbytes=1 << 16)
+    store = CountedStore(tmp_path, tmp_path / "log")
+    dataset = dataset_of(shards_in(store), cache_bytes=NBYTES)
+    view = dataset.indexed(schema={"cls": "int64", "__key__": str}, fields=fields)
+    assert view[3] == {"cls": 3, "__key__": "k00003"}
+    assert store.num_read() == 1
+    with ShmLoader(view, batch_size=5) as loader:
+        assert [batch["cls"].tolist() for batch in loader] == [[0, 1, 2, 3, 4]]
+    assert store.num_read() == 6
+    dataset.close()
+
+
+def test_what_lies_between_members_of_a_sample_read_alone_is_fetched_only_if_it_is_little(tmp_path: Path) -> None:
+    with TarWriter(tmp_path / "part-000000.tar") as writer:
+        for number, nbytes in enumerate((10_000, 1 << 20)):
+            writer.write({"__key__": f"k{number}", "cls": number, "mp4": bytes(nbytes), "txt": "caption"})
+    store = CountedStore(tmp_path, tmp_path / "log")
+    dataset = dataset_of(shards_in(store), cache_bytes=NBYTES)
+    view = dataset.indexed(schema={"cls": "int64", "txt": str})
+    before = dataset.num_samples and store.num_read()
+    assert view[0] == {"cls": 0, "txt": "caption"}
+    assert 10_000 < store.num_read() - before < 20_000
+    before = store.num_read()
+    assert view[1] == {"cls": 1, "txt": "caption"}
+    assert store.num_read() - before == 1 + len("caption")
+    dataset.close()
+
+
+def test_a_member_that_a_sample_read_alone_lacks_is_an_error(tmp_path: Path) -> None:
+    write_packed(tmp_path, [5])
+    dataset = RemoteDataset(None, str(tmp_path), cache_bytes=NBYTES // 2)
+    with pytest.raises(ShardCorrupt, match=r"field 'txt' of sample 'k00003' at byte \d+: there is no member txt, only cls, npy"):
+        dataset.indexed(schema={"txt": str})[3]
+    dataset.close()

@@ -20,11 +20,13 @@ import pytest
 from shmload import ShmLoader
 from shmload.errors import ShardCorrupt, StoreError
 from shmload.remote import RemoteDataset
-from shmload.remote.fetch import shards_in
+from shmload.remote.fetch import fetch_of, shards_in
 from shmload.remote.local_shards import Fetched, LocalShards, Prefetcher, PrivateFolder, remove_abandoned
+from shmload.storage.cache import Cache
 from shmload.storage.folder import BudgetedFolder
+from shmload.storage.ledger import NEW, is_locked
 from shmload.storage.local import LocalStore
-from tests.remote.remote_kit import NBYTES, dataset_of, labels, watched, write_packed, write_plain
+from tests.remote.remote_kit import NBYTES, WatchedStore, dataset_of, labels, watched, write_packed, write_plain
 
 
 def test_each_shard_is_fetched_once_for_all_epochs_and_datasets_of_a_folder(tmp_path: Path) -> None:
@@ -354,3 +356,53 @@ def test_waiting_for_another_fetch_keeps_no_hold_on_what_was_read(tmp_path: Path
         assert held() is None, "an error's frames hold the shards until a collection"
     finally:
         gc.enable()
+
+
+def test_a_shard_shorter_than_its_manifest_says_is_told_as_such(tmp_path: Path) -> None:
+    manifest = write_packed(tmp_path, [5])
+    os.truncate(tmp_path / manifest.shards[0].name, NBYTES // 2)
+    dataset, _ = watched(tmp_path)
+    with pytest.raises(ShardCorrupt, match=r"shard-000000\.tar"):
+        labels(dataset)
+    dataset.close()
+
+
+def test_an_interrupt_in_the_middle_of_a_copy_is_an_interrupt(tmp_path: Path) -> None:
+    write_packed(tmp_path, [5])
+    shards = shards_in(store := WatchedStore(LocalStore(tmp_path)))
+
+    def interrupt(key: str, out: memoryview) -> None:
+        raise KeyboardInterrupt
+
+    store.spoil = interrupt
+    cache = Cache(tmp_path / "cache", 1 << 20)
+    with pytest.raises(KeyboardInterrupt):
+        cache.open("x", NBYTES, fetch_of(shards, shards.all[0]), etag="1")
+    cache.close()
+
+
+def test_a_child_forked_in_the_middle_of_a_copy_does_not_keep_it_alive(tmp_path: Path) -> None:
+    write_packed(tmp_path, [5])
+    shards = shards_in(store := WatchedStore(LocalStore(tmp_path)))
+    reading, writing = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+
+        def fork_and_die(key: str, out: memoryview) -> None:
+            if child := os.fork():
+                os.write(writing, b"%d" % child)
+                os.kill(os.getpid(), signal.SIGKILL)
+            signal.pause()
+
+        store.spoil = fork_and_die
+        Cache(tmp_path / "cache", 1 << 20).open("x", NBYTES, fetch_of(shards, shards.all[0]), etag="1")
+        os._exit(1)
+    child = int(os.read(reading, 20))
+    try:
+        os.waitpid(parent, 0)
+        (half,) = (tmp_path / "cache" / NEW).iterdir()
+        assert not is_locked(os.fspath(half))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.close(reading)
+        os.close(writing)

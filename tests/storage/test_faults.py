@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload.errors import ObjectMissing, StoreError
-from shmload.storage import http, s3
+from shmload.remote import make_client
+from shmload.storage import http, s3, transport
 from shmload.storage.http import MemoryTarget
 from shmload.storage.s3 import S3Store
 from tests.storage import store_kit
@@ -306,6 +309,11 @@ def test_completing_parts_may_fail_behind_a_status_of_200(store: S3Store, proxy:
             b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
             r"the server sent no listing \(there is no NextContinuationToken in it\)",
         ),
+        (
+            b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>else/where</Key><Size>1</Size><ETag>e</ETag></Contents>"
+            b"</ListBucketResult>",
+            r"the server sent another listing \(not all in it is below '[0-9a-f]+/'\)",
+        ),
     ],
 )
 def test_what_is_no_listing_is_an_error(store: S3Store, proxy: FaultProxy, body: bytes, said: str) -> None:
@@ -393,3 +401,77 @@ def test_no_more_faults_in_a_row_than_retries_go_unnoticed(
     store.delete(["new"])
     proxy.script(*[fault for few in script for fault in [*few, None]])
     OPERATIONS[operation](store, path)
+
+
+@pytest.mark.parametrize("fault", [Stall(0), Stall(100)], ids=repr)
+def test_a_listing_that_does_not_come_is_asked_for_again(
+    store: S3Store, proxy: FaultProxy, path: Path, fault: Fault, pauses: list[float]
+) -> None:
+    assert store.retry_policy.timeout_s == 60
+    proxy.script(fault)
+    OPERATIONS["list"](store, path)
+    assert (proxy.num_requests, len(pauses)) == (2, 1)
+
+
+class Bystander:
+    """The part of a transfer that stands in a pause when another part fails for good, and goes on when all is given up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_tries = 0
+        self.pauses = threading.Event()
+        self._is_over = threading.Event()
+        shutdown = ThreadPoolExecutor.shutdown
+
+        def ended(pool: ThreadPoolExecutor, *arguments: Any, **named: Any) -> None:
+            self._is_over.set()
+            shutdown(pool, *arguments, **named)
+
+        monkeypatch.setattr(ThreadPoolExecutor, "shutdown", ended)
+        monkeypatch.setattr(transport, "_wait", self._wait)
+
+    def try_once(self) -> None:
+        self.num_tries += 1
+        raise transport.TransientError("not now")
+
+    def _wait(self, pause_s: float) -> None:
+        self.pauses.set()
+        assert self._is_over.wait(20), "nobody has given up"
+
+
+@pytest.mark.parametrize("error", [StoreError("no room there"), KeyboardInterrupt("Ctrl-C")], ids=repr)
+def test_when_a_part_fails_no_other_is_tried_again(monkeypatch: pytest.MonkeyPatch, path: Path, error: BaseException) -> None:
+    monkeypatch.setattr(s3, "_PART_NBYTES", 150_000)
+    bystander, asked = Bystander(monkeypatch), []
+
+    def call(operation: str, *_: Any, **named: Any) -> Any:
+        asked.append(operation)
+        if named.get("PartNumber") == 1:
+            bystander.try_once()
+        if named.get("PartNumber") == 2:
+            assert bystander.pauses.wait(20)
+            raise error
+        return {"UploadId": "1"}
+
+    store = make_client("http://127.0.0.1:1", "key", "secret").store("tests")
+    monkeypatch.setattr(store, "call", call)
+    with pytest.raises(type(error), match=str(error)):
+        store.put_file("new", path)
+    assert bystander.num_tries == 1
+    assert asked[-1] == "abort_multipart_upload"
+
+
+def test_when_a_range_fails_no_other_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_PART_NBYTES", 100)
+    bystander = Bystander(monkeypatch)
+
+    def ask(method: str, key: str, headers: Any) -> Any:
+        if headers["Range"] == "bytes=0-99":
+            bystander.try_once()
+        assert bystander.pauses.wait(20)
+        raise StoreError("no right to read")
+
+    store = http.HttpStore("http://127.0.0.1:1", parallel=2)
+    monkeypatch.setattr(store, "ask", ask)
+    with pytest.raises(StoreError, match="no right to read"):
+        store.read_into("x", bytearray(200))
+    assert bystander.num_tries == 1

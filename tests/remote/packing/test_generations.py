@@ -345,3 +345,15 @@ def test_workers_of_several_gaps_are_forked_beside_no_thread(tmp_path: Path) -> 
         next(tmp_path.glob(f"*/shard-{lost:06d}.tar")).unlink()
     packed(Grey(600), LocalStore(tmp_path), workers=1, multiprocessing_context="fork")  # which warns of threads
     assert wanted == bytes_in(tmp_path)
+
+
+def test_a_shard_that_goes_between_the_listing_and_the_look_is_packed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = packed(Grey(10), LocalStore(tmp_path), maxcount=4)
+    generation = Generation(LocalStore(tmp_path), manifest.generation)
+    there = generation._there()
+    monkeypatch.setattr(generation, "_there", lambda: there)
+    (tmp_path / manifest.shards[0].name).unlink()
+    (tmp_path / manifest.shards[1].name).write_bytes(b"")
+    assert [record.shard for record in generation.records()] == [manifest.shards[2]]

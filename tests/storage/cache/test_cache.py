@@ -225,3 +225,18 @@ def test_a_pickled_cache_is_the_same_cache_with_needs_of_its_own(place: str) -> 
     assert (again.statistics().num_hits, again.statistics().num_fetched) == (1, 0)
     cache.close()
     cache.open("a", 30, no_fetch, etag="1").release()
+
+
+def test_a_forked_child_has_announced_nothing(place: str) -> None:
+    cache = cache_at(place)
+    fill(cache, "abc")
+    cache.expect("a")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            fill(cache, "d")
+            os._exit(0 if cache.statistics().num_fetched == 1 else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert keys_in(place) == ["b", "c", "d"]

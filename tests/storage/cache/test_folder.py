@@ -72,9 +72,10 @@ def test_a_reservation_counts_in_full_and_is_seen_by_nobody(place: str) -> None:
     folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
     with folder.reserve(80) as reservation:
         os.pwrite(reservation.fd, b"begun", 0)
-        assert (other.statistics().nbytes, other.statistics().num_files, other.statistics().num_writing) == (80, 0, 1)
-        with pytest.raises(CacheFull):
-            other.reserve(21)
+        for user in (folder, other):
+            assert (user.statistics().nbytes, user.statistics().num_files, user.statistics().num_writing) == (80, 0, 1)
+            with pytest.raises(CacheFull):
+                user.reserve(21)
         kept = reservation.publish("done", nbytes=5)
     assert (kept.nbytes, kept.name) == (5, "done")
     assert other.statistics().nbytes == 5
@@ -411,3 +412,11 @@ def test_a_lease_that_outlives_the_modules_names_says_nothing(output_of: Callabl
     kept = Leases("folder", (), release)  # it dies with the module, when what it needs may be gone
     """
     assert output_of(textwrap.dedent(code)) == ""
+
+
+def test_a_network_file_system_is_told_of(place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    BudgetedFolder(place, 100)
+    assert caplog.text == ""
+    monkeypatch.setattr(session_module, "kind_of", lambda folder: "nfs4")
+    BudgetedFolder(place, 100)
+    assert f"{place} is on a network file system (nfs4): other machines' processes may only put files there" in caplog.text

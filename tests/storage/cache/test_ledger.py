@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shmload import faults
+from shmload import CacheFull, faults
 from shmload.storage import ledger as ledger_module
 from shmload.storage.folder import BudgetedFolder
 from shmload.storage.ledger import HIDDEN
@@ -109,3 +109,29 @@ def test_an_error_in_the_middle_of_a_change_leaves_the_folder_as_it_is(place: st
     monkeypatch.undo()
     assert ["b", "c"] == names(folder) == names(other)
     assert (folder.statistics().nbytes, folder.statistics().num_writing) == (60, 0)
+
+
+def test_whoever_waits_for_room_or_asks_in_vain_costs_one_listing(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "a", 90)
+    with folder.lease("a"):
+        for ask, error in ((lambda: folder.reserve(50), CacheFull), (lambda: folder.lease("nothing"), FileNotFoundError)):
+            damage(place, 0, struct.pack("<Q", 1))  # dirty, as somebody who was killed leaves it
+            before = listings(folder)
+            for _ in range(3):
+                with pytest.raises(error):
+                    ask()
+            assert listings(folder) == before + 1
+
+
+def test_what_a_refresh_finds_grown_where_it_lies_is_told_to_the_others(place: str) -> None:
+    folder, other = BudgetedFolder(place, 100, adopts=True), BudgetedFolder(place, 100, adopts=True)
+    Path(place, "grows").write_bytes(bytes(10))
+    assert ["grows"] == names(folder) == names(other)
+    with open(f"{place}/grows", "ab") as file:
+        file.write(bytes(20))
+    folder.refresh()
+    assert (folder.statistics().nbytes, other.statistics().nbytes) == (30, 30)
+    before = listings(other)
+    folder.refresh()
+    assert (30, before) == (other.statistics().nbytes, listings(other))

@@ -359,7 +359,7 @@ class BudgetedFolder:
         self.capacity_bytes = int(capacity_bytes)
         self.adopts = adopts
         self.durable = durable
-        self.order: Order = order or _oldest_first
+        self.order: Order = order or iter  # the oldest first
         self.num_evicted = self.nbytes_evicted = 0
         self._begin()
         session = self._session()
@@ -649,10 +649,6 @@ class BudgetedFolder:
 
     def __repr__(self) -> str:
         return f"<BudgetedFolder {self.path} of {self.capacity_bytes} bytes>"
-
-
-def _oldest_first(candidates: Iterator[Kept]) -> Iterator[Kept]:
-    return candidates
 
 
 def _begin_in_child() -> None:

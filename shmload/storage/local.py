@@ -153,8 +153,7 @@ class LocalStore:
             self._fill(key, file, memoryview(out).cast("B"), offset)
 
     def put(self, key: str, data: Buffer) -> StoredObject:
-        view = memoryview(data).cast("B")
-        return self._write(key, lambda file: _write_all(file, view))
+        return self._write(key, lambda file: file.write(data))
 
     def put_file(self, key: str, path: Path) -> StoredObject:
         with open(path, "rb") as source:
@@ -199,7 +198,7 @@ class LocalStore:
                 raise StoreError(f"{self._path(key)} ended at {offset + done:,} of {size:,} bytes while it was read")
             done += got
 
-    def _write(self, key: str, write: Callable[[BinaryIO], None]) -> StoredObject:
+    def _write(self, key: str, write: Callable[[BinaryIO], object]) -> StoredObject:
         path = self._path(key)
         half = None
         with _named("write", path):
@@ -209,9 +208,10 @@ class LocalStore:
                     _tidied.add(str(path.parent))
                     remove_abandoned(path.parent)
                 beside = f"{path.parent}/{HALF}{secrets.token_hex(8)}"
-                with open(beside, "xb", buffering=0) as file:
+                with open(beside, "xb") as file:  # buffered: a single write() of the kernel's may stop short
                     half = beside
                     write(file)
+                    file.flush()
                     os.fsync(file.fileno())
                     made = _describe(key, os.fstat(file.fileno()))
                     os.replace(half, path)
@@ -243,11 +243,6 @@ class LocalStore:
 
 def _describe(key: str, state: os.stat_result) -> StoredObject:
     return StoredObject(key, state.st_size, f"{state.st_mtime_ns:x}-{state.st_size:x}-{state.st_ino:x}")
-
-
-def _write_all(file: BinaryIO, view: memoryview) -> None:
-    while view:
-        view = view[file.write(view) :]
 
 
 def _sync_folder(folder: Path) -> None:

@@ -286,7 +286,7 @@ def value_member(value: Any, quality: int | None) -> tuple[str, bytes]:
         return "json", encode("json", bool(value) if isinstance(value, np.bool_) else value)
     if _is_tensor(value):
         value = _array(value)
-    if isinstance(value, (int, np.integer)) or (isinstance(value, np.ndarray) and _is_whole_number(value)):
+    if isinstance(value, (int, np.integer)) or (isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iu"):
         return "cls", b"%d" % int(value)
     if isinstance(value, (np.ndarray, np.generic)):
         if np.asarray(value).dtype.hasobject:
@@ -339,10 +339,6 @@ def _is_json(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_json, value))
     return value is None or type(value) in (str, int, float, bool)
-
-
-def _is_whole_number(array: Any) -> bool:
-    return array.ndim == 0 and array.dtype.kind in "iu"
 
 
 def _is_tensor(value: Any) -> bool:

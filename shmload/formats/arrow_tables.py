@@ -369,7 +369,9 @@ class Groups:
         self.num_rows = int(self.starts[-1])
         self._cache_bytes = cache_bytes
         self.cache = BlockCache(cache_bytes)
-        self._last: tuple[list[int], Table, Indices] = ([], {}, self.starts)  # groups, the table of them, where each begins there
+        self._nowhere = np.full(len(self._places), -1, np.int64)
+        self._last: tuple[Table, Indices] = {}, self._nowhere  # of some groups, and where each begins there; -1: it is not in it
+        self._num_joined = 0  # groups, since all that the cache holds were joined
 
     def read(self, rows: Indices, out: Any) -> None:
         """Writes these rows to a batch."""
@@ -383,23 +385,28 @@ class Groups:
             elif spec[1] and spec[1][0] is None:
                 column.read_ragged(numbers, out)
             else:
-                _check_shape(column, spec[1])
                 target = out[name]
                 column.read(numbers, target.reshape(len(target), *(e for e in column.extents if e is not None)))
 
     def _table(self, rows: Indices) -> tuple[Table, Indices]:
         """(a table that holds these rows, their numbers in it)."""
         group_of = np.searchsorted(self.starts, rows, "right") - 1
-        groups = np.unique(group_of)
-        if len(groups) > 1 and int(self._nbytes[groups].sum()) > self._cache_bytes:
-            return self._picked(rows, group_of, groups)
-        wanted = groups.tolist()
-        known, table, begins = self._last
-        if known != wanted:
-            lengths = self.starts[groups + 1] - self.starts[groups]
-            table, begins = _joined([self._group(group) for group in wanted]), np.cumsum(lengths) - lengths
-            self._last = wanted, table, begins
-        return table, begins[np.searchsorted(groups, group_of)] + rows - self.starts[group_of]
+        table, begins = self._last
+        if (begins[group_of] < 0).any():
+            table, begins = self._last = {}, self._nowhere  # which held groups that the cache may put out now
+            groups = np.unique(group_of)
+            if len(groups) > 1 and int(self._nbytes[groups].sum()) > self._cache_bytes:
+                return self._picked(rows, group_of, groups)
+            tables = {group: self._group(group) for group in groups.tolist()}
+            self._num_joined += len(tables)
+            if self._num_joined >= self.cache.num_decoded:  # so all of them together cost no more than these alone
+                tables, self._num_joined = {**tables, **self.cache.held()}, 0
+            held = np.array(list(tables))
+            lengths = self.starts[held + 1] - self.starts[held]
+            begins = self._nowhere.copy()
+            begins[held] = np.cumsum(lengths) - lengths
+            self._last = table, begins = _joined(list(tables.values())), begins
+        return table, begins[group_of] + rows - self.starts[group_of]
 
     def _picked(self, rows: Indices, group_of: Indices, groups: Indices) -> tuple[Table, Indices]:
         """The rows by themselves, from one group after the other."""
@@ -437,9 +444,11 @@ class Groups:
         for name, values in columns.items():
             if values.null_count and name in self._fill_null:
                 columns[name] = pc.fill_null(values, self._fill_null[name])
-        return {name: _column(name, values, where) for name, values in columns.items()}, max(
-            sum(values.nbytes for values in columns.values()), 1
-        )
+        decoded = {name: _column(name, values, where) for name, values in columns.items()}
+        for name, spec in self.schema.items():
+            if spec not in (str, bytes) and None not in spec[1]:
+                _check_shape(decoded[name], spec[1])
+        return decoded, max(sum(values.nbytes for values in columns.values()), 1)
 
 
 def _file(path: str) -> Any:

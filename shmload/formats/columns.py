@@ -86,7 +86,7 @@ class PerProcess(Generic[T]):
         self._is_inherited = is_inherited
         self._held: tuple[int, T] | None = None  # and the process it was opened in
         self._inherited: list[object] = []
-        self._locks: dict[int, Lock] = {}  # by process
+        self._locks: dict[int, Lock] = {}  # by process: one that a thread held when this was forked is never given back here
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerProcess, (self._is_inherited,)  # it is opened again where it is unpickled
@@ -101,7 +101,7 @@ class PerProcess(Generic[T]):
         pid, held = 0 if self._is_inherited else os.getpid(), self._held
         if held is not None and held[0] == pid:
             return held[1]
-        with self._locks.setdefault(pid, Lock()):
+        with self._locks.setdefault(os.getpid(), Lock()):
             held = self._held
             if held is None or held[0] != pid:
                 self._inherited.append(held)
@@ -146,6 +146,11 @@ class BlockCache:
                 while self.nbytes > self.capacity_bytes:
                     self.nbytes -= self._blocks.popitem(last=False)[1][1]
             return block
+
+    def held(self) -> dict[Hashable, Any]:
+        """The blocks that are kept."""
+        with self._lock:
+            return {key: block for key, (block, _) in self._blocks.items()}
 
 
 Indices = NDArray[np.int64]

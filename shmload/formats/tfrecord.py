@@ -1,4 +1,4 @@
-"""A TFRecord file's bytes and where its records begin.
+r"""A TFRecord file's bytes and where its records begin.
 
 Plain files are mapped, read-only: all processes share the page cache, and a forked child its parent's mapping. Files compressed
 as a whole cannot be sought in, so they are inflated once per process into private memory: that costs the inflated size in each
@@ -10,9 +10,7 @@ batch; what remains is a file cut off between the two, whose reader the system k
 Offsets are taken from our own file beside the shard (`<name>.shmload-index`), else from a tfindex file that fits it, else from a
 walk, whose result is then written beside it if the folder allows.
 
-    our index: "SHMLOAD TFRECORD INDEX 1
-" | json of name, size, mtime_ns, crc32c of the offsets "
-" | int64 offsets
+    our index: "SHMLOAD TFRECORD INDEX 1\n" | json of name, size, mtime_ns, crc32c of the offsets "\n" | int64 offsets
 
 Writing TFRecord files: whole or not at all, and the same bytes for the same records.
 
@@ -336,8 +334,8 @@ class _HalfFile:
 
     def publish(self, num_records: int) -> os.stat_result:
         status = os.fstat(self._file.fileno())
-        os.replace(self._name, self._path)
         self._file.close()
+        os.replace(self._name, self._path)
         return status
 
     def abandon(self) -> None:

@@ -339,8 +339,8 @@ class _HalfFile:
         return status
 
     def abandon(self) -> None:
+        os.unlink(self._name)  # first: closing may fail
         self._file.close()
-        os.unlink(self._name)
 
 
 class _Deflated:

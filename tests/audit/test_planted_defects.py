@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +266,22 @@ def test_set_epoch_at_the_start_of_a_process_is_a_resume(tmp_path: Path) -> None
 def test_an_empty_folder_proves_nothing(tmp_path: Path) -> None:
     report = judged(tmp_path)
     assert (report.status, report.notes) == (2, ["the folder holds no records"])
+
+
+def test_what_a_missing_rank_had_takes_little_memory(tmp_path: Path) -> None:
+    run([make(tmp_path, shuffle=False)], 1)
+    (log,) = read_folder(tmp_path)
+    batch = next(batches_of(log, 0))[1]
+    num_steps, size = 20, 10_000
+    log.header.update(n=2 * num_steps * size, batch_size=size, world_size=2)
+    log.records = [
+        changed(batch, step=step, valid=size, keys=np.arange(2 * step * size, (2 * step + 1) * size)) for step in range(num_steps)
+    ]
+    tracemalloc.start()
+    try:
+        report, _ = verify([log])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert "positions 10000-19999, 30000-39999" in texts(report, "missing")
+    assert peak < 100 * num_steps * size

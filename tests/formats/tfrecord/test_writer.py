@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -81,3 +82,34 @@ def test_an_array_that_grows_while_it_is_written_is_an_error():
     with pytest.raises(RuntimeError, match="an array was changed by another thread while it was written"):
         buffer.append_example([(b"a", INTS, [numbers]), Growing()])
     assert buffer.nbytes == 0
+
+
+class Failing:
+    """A file that fails at one thing, once, as a full disk of another machine does."""
+
+    def __init__(self, file, what):
+        self.file, self.what = file, what
+
+    def __getattr__(self, name):
+        if name != self.what:
+            return getattr(self.file, name)
+        self.what = None
+        if name == "close":
+            self.file.close()
+
+        def fail(*_):
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+        return fail
+
+
+@pytest.mark.parametrize("what", ["write", "close"])
+def test_a_file_that_cannot_be_finished_leaves_the_older_one_and_says_why(tmp_path, what):
+    path = tmp_path / "f"
+    path.write_bytes(b"older")
+    writer = TFRecordWriter(path)
+    writer.write({"a": 1})
+    writer._file._file = Failing(writer._file._file, what)
+    with pytest.raises(OSError, match="Disk quota exceeded"):
+        writer.close()
+    assert (path.read_bytes(), [each.name for each in tmp_path.iterdir()]) == (b"older", ["f"])

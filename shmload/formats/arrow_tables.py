@@ -361,11 +361,10 @@ class Groups:
             _check_alike(path, file.schema_arrow, fields, paths[0])
         self.schema = {field.name: spec_of(field, paths[0], asked.get(field.name)) for field in fields}
         self._fill_null = fill_null
-        places = [(f, g) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
-        sizes = {(f, g): self._files[f].metadata.row_group(g) for f, g in places}
-        self._places = [place for place in places if sizes[place].num_rows > 0]
-        self._nbytes = np.array([sizes[place].total_byte_size for place in self._places], np.int64)
-        self.starts = np.cumsum([0, *(sizes[place].num_rows for place in self._places)], dtype=np.int64)
+        every = [(f, g, file.metadata.row_group(g)) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
+        self._places = [(f, g) for f, g, group in every if group.num_rows]
+        self._nbytes = np.array([group.total_byte_size for _, _, group in every if group.num_rows], np.int64)
+        self.starts = np.cumsum([0, *(group.num_rows for _, _, group in every if group.num_rows)], dtype=np.int64)
         self.num_rows = int(self.starts[-1])
         self._cache_bytes = cache_bytes
         self.cache = BlockCache(cache_bytes)
@@ -469,8 +468,7 @@ def _check_alike(path: str, schema: Any, fields: Sequence[Any], first: str) -> N
         if has != wanted.type:
             raise NoField(
                 f"{path}: column {wanted.name!r} is {has or 'not there'}, and {wanted.type} in {first}; the files of a dataset "
-                f"have the "
-                "same columns"
+                "have the same columns"
             )
 
 
@@ -494,9 +492,8 @@ def _check_shape(column: ArrowColumn, shape: tuple[int, ...]) -> None:
     if len(known) < len(column.extents) or prod(known) != prod(shape):
         has = "lists of different lengths" if len(known) < len(column.extents) else f"{prod(known)} values"
         raise SampleError(
-            f"column {column.name!r}: the schema says rows of shape {shape}, and row groups here have {has}; the "
-            f"first "
-            "extent of a ragged field is None"
+            f"column {column.name!r}: the schema says rows of shape {shape}, and row groups here have {has}; the first extent of a "
+            "ragged field is None"
         )
 
 

@@ -16,6 +16,7 @@ import pickle
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -124,9 +125,8 @@ class Packed(NamedTuple):
         row_type = self.layout.row_type.__qualname__ if self.layout.row_type else ""
         shape = [row_type, *((column.name, column.type, column.data) for column in self.layout.columns)]
         digest.update(repr(shape).encode("utf-8", "surrogatepass"))
-        for builder in self.builders:
-            digest.update(builder.ends)
-            digest.update(builder.data)
+        for _, part in self.parts():
+            digest.update(part)
         return f"{self.layout.count} entries, {digest.hexdigest()}"
 
 
@@ -143,17 +143,10 @@ def pack_entries(entries: Iterable[Any]) -> Packed:
     for first in iterator:
         row_type = type(first) if isinstance(first, tuple) or type(first) is dict else None
         names = list(first) if row_type is dict else list(getattr(row_type, "_fields", range(len(first)))) if row_type else []
-        everything = _after(first, iterator)
-        del first
+        everything = chain((first,), iterator)
+        del first  # of which nothing is kept
         return Packed.of([_column(None, everything)], None) if row_type is None else _pack_rows(row_type, names, everything)
     return Packed.of([ColumnBuilder(None)], None)
-
-
-def _after(first: Any, iterator: Iterator[Any]) -> Iterator[Any]:
-    """What an iterator gives, `first` before; of which nothing is kept."""
-    yield first
-    del first
-    yield from iterator
 
 
 def pack_columns(columns: Mapping[str, Any]) -> Packed:

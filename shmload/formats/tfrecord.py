@@ -316,31 +316,23 @@ class TFRecordWriter(AtomicWriter):
 
 
 class _HalfFile:
-    """A file beside its place, which it takes when it is whole. It writes all it is given: a single write() may stop short."""
+    """A file beside its place, which it takes when it is whole."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         descriptor, self._name = make_half(path)
-        self._file = os.fdopen(descriptor, "wb", buffering=0)
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        at = 0
-        while at < view.nbytes:
-            at += self._file.write(view[at:])
-        return at
-
-    def flush(self) -> None: ...
+        self._file = os.fdopen(descriptor, "wb")  # buffered: it writes all it is given, where a single write() may stop short
+        self.write, self.flush = self._file.write, self._file.flush
 
     def publish(self, num_records: int) -> os.stat_result:
-        status = os.fstat(self._file.fileno())
         self._file.close()
+        status = os.stat(self._name)
         os.replace(self._name, self._path)
         return status
 
     def abandon(self) -> None:
         os.unlink(self._name)  # first: closing may fail
-        self._file.close()
+        self._file.raw.close()  # without writing what is left
 
 
 class _Deflated:

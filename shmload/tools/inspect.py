@@ -172,10 +172,8 @@ def nbytes_of(sample: Mapping[str, Any]) -> int:
     """Bytes of the values of a sample."""
     total = 0
     for value in sample.values():
-        if isinstance(value, str):
-            total += len(value.encode("utf-8", "surrogateescape"))
-        else:
-            total += value.nbytes if hasattr(value, "nbytes") else len(value) if hasattr(value, "__len__") else 8
+        held = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+        total += held.nbytes if hasattr(held, "nbytes") else len(held) if hasattr(held, "__len__") else 8
     return total
 
 

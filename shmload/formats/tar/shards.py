@@ -383,11 +383,8 @@ class TarSamples:
         with self._locks.setdefault(os.getpid(), threading.Lock()):
             if shard not in self._mapped:
                 index = self.indexes[shard]
-                ranks = np.full((len(self._alternatives), len(index.extensions)), 255, np.uint8)
-                for field, names in enumerate(self._alternatives):
-                    for number, extension in enumerate(index.extensions):
-                        if extension in names:
-                            ranks[field, number] = names.index(extension)
+                known = [[names.index(e) if e in names else 255 for e in index.extensions] for names in self._alternatives]
+                ranks = np.array(known, np.uint8).reshape(len(self._alternatives), len(index.extensions))
                 columns = (index.offsets, index.sizes, index.member_extensions, index.first, ranks)
                 self.rows.open(shard, data, *columns, path, state)
                 self._mapped[shard] = data

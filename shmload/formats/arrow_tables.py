@@ -413,8 +413,9 @@ class Groups:
         for group in groups.tolist():
             places = np.flatnonzero(group_of == group)
             chosen = pa.array(rows[places] - self.starts[group])
-            table = self._group(group)
-            tables.append({name: _column(name, table[name].table.take(chosen), self._where(group)) for name in table})
+            found = self._group(group)
+            where, schema = self._where(group), self.schema
+            tables.append({name: _column(name, found[name].table.take(chosen), where, schema[name]) for name in found})
             numbers[places] = np.arange(count, count + len(places))
             count += len(places)
         return _joined(tables), numbers
@@ -443,11 +444,8 @@ class Groups:
         for name, values in columns.items():
             if values.null_count and name in self._fill_null:
                 columns[name] = pc.fill_null(values, self._fill_null[name])
-        decoded = {name: _column(name, values, where) for name, values in columns.items()}
-        for name, spec in self.schema.items():
-            if spec not in (str, bytes) and None not in spec[1]:
-                _check_shape(decoded[name], spec[1])
-        return decoded, max(sum(values.nbytes for values in columns.values()), 1)
+        nbytes = max(sum(values.nbytes for values in columns.values()), 1)
+        return {name: _column(name, values, where, self.schema[name]) for name, values in columns.items()}, nbytes
 
 
 def _file(path: str) -> Any:
@@ -472,7 +470,8 @@ def _check_alike(path: str, schema: Any, fields: Sequence[Any], first: str) -> N
             )
 
 
-def _column(name: str, values: Any, where: str) -> ArrowColumn:
+def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn:
+    """A column of a row group, or of some of its rows, as the schema's `spec` has it."""
     if values.null_count:
         raise SampleError(
             f"{where}: column {name!r} has {values.null_count} nulls, which no array holds: give fill_null={{{name!r}: value}}, or "
@@ -484,17 +483,15 @@ def _column(name: str, values: Any, where: str) -> ArrowColumn:
             f"{where}: column {name!r} of {values.type} has nulls within its lists, or lists within lists that differ in length; "
             "leave it out of columns="
         )
-    return found
-
-
-def _check_shape(column: ArrowColumn, shape: tuple[int, ...]) -> None:
-    known = [extent for extent in column.extents if extent is not None]
-    if len(known) < len(column.extents) or prod(known) != prod(shape):
-        has = "lists of different lengths" if len(known) < len(column.extents) else f"{prod(known)} values"
+    shape = () if spec in (str, bytes) else spec[1]
+    known = [extent for extent in found.extents if extent is not None]
+    if None not in shape and (len(known) < len(found.extents) or prod(known) != prod(shape)):
+        has = "lists of different lengths" if len(known) < len(found.extents) else f"{prod(known)} values"
         raise SampleError(
-            f"column {column.name!r}: the schema says rows of shape {shape}, and row groups here have {has}; the first extent of a "
-            "ragged field is None"
+            f"{where}: column {name!r}: the schema says rows of shape {shape}, and row groups here have {has}; the first extent of "
+            "a ragged field is None"
         )
+    return found
 
 
 def _joined(tables: Sequence[Table]) -> Table:

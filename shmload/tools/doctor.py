@@ -269,17 +269,16 @@ def check_processors(host: Host) -> Said:
     """Affinity and cgroup quota against what the machine has."""
     online, allowed = _processors(host)
     quota = segment.cpus(host.root)
-    texts, remedies = [], []
+    found = []
     if allowed < online:
-        texts.append(f"this process may run on {allowed} of {online}: more workers than that take turns")
-        remedies.append("If that is not meant, look at taskset, docker run --cpuset-cpus, or torchrun's and Slurm's binding")
+        text = f"this process may run on {allowed} of {online}: more workers than that take turns"
+        found.append((text, "If that is not meant, look at taskset, docker run --cpuset-cpus, or torchrun's and Slurm's binding"))
     if quota is not None and quota < allowed:
-        texts.append(
-            f"the cgroup gives {quota:g} processors' time, while {allowed} are to be seen: workers that use more are "
-            "stopped for parts of each period, and waits become uneven"
-        )
-        remedies.append(f"num_workers={max(ceil(quota), 1)} or fewer, or a larger quota (docker run --cpus, resources.limits.cpu)")
-    return advice("; ".join(texts), "; ".join(remedies)) if texts else f"all {online} may be used"
+        text = f"the cgroup gives {quota:g} processors' time, while {allowed} are to be seen: workers that use more are "
+        text += "stopped for parts of each period, and waits become uneven"
+        remedy = f"num_workers={max(ceil(quota), 1)} or fewer, or a larger quota (docker run --cpus, resources.limits.cpu)"
+        found.append((text, remedy))
+    return advice(*map("; ".join, zip(*found, strict=True))) if found else f"all {online} may be used"
 
 
 def check_threads(host: Host) -> Said:

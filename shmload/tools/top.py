@@ -45,7 +45,11 @@ class Watch:
         Returns:
             loaders, one report each (docs/top.md); totals over them; what dead ones have left; blocks that could not be read.
         """
-        found = self._find()
+        began = time.monotonic()
+        if began >= self._search_at_s:
+            self._found = RingReader.find()
+            self._search_at_s = began + max(FINDING_S, FINDING_SHARE * (time.monotonic() - began))
+        found = self._found
         reports, unreadable = [], []
         for block in found.blocks:
             process = look(block.pid)
@@ -72,13 +76,6 @@ class Watch:
             },
             "unreadable": unreadable,
         }
-
-    def _find(self) -> Found:
-        began = time.monotonic()
-        if began >= self._search_at_s:
-            self._found = RingReader.find()
-            self._search_at_s = began + max(FINDING_S, FINDING_SHARE * (time.monotonic() - began))
-        return self._found
 
     def _report(self, block: ControlBlock, seen: Snapshot, process: Process | None) -> Report:
         known = self._known.get(block.stem)

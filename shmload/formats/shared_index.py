@@ -143,7 +143,7 @@ def pack_entries(entries: Iterable[Any]) -> Packed:
     for first in iterator:
         row_type = type(first) if isinstance(first, tuple) or type(first) is dict else None
         names = list(first) if row_type is dict else list(getattr(row_type, "_fields", range(len(first)))) if row_type else []
-        everything = chain((first,), iterator)
+        everything = chain(iter((first,)), iterator)
         del first  # of which nothing is kept
         return Packed.of([_column(None, everything)], None) if row_type is None else _pack_rows(row_type, names, everything)
     return Packed.of([ColumnBuilder(None)], None)

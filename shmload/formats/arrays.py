@@ -128,10 +128,10 @@ class HeldArrays:
             strides = c_strides(array.shape, array.itemsize)
             self._places[name] = ArrayPlace(None, end, array.shape, strides, array.dtype.str, dtype)
             end += aligned(array.nbytes)
-
-        parts = [
+        # one after the other: those that are strided are copied for it
+        parts = (
             (self._places[name].offset, np.ascontiguousarray(array).reshape(-1).view(np.uint8)) for name, (array, _) in own.items()
-        ]
+        )
         try:
             self._memory = IndexMemory.written(end, parts, f"sharing the arrays {list(own)}")
         except BaseException:

@@ -361,15 +361,16 @@ class Groups:
             _check_alike(path, file.schema_arrow, fields, paths[0])
         self.schema = {field.name: spec_of(field, paths[0], asked.get(field.name)) for field in fields}
         self._fill_null = fill_null
-        places = [(f, g) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
-        sizes = {(f, g): self._files[f].metadata.row_group(g) for f, g in places}
-        self._places = [place for place in places if sizes[place].num_rows > 0]
-        self._nbytes = np.array([sizes[place].total_byte_size for place in self._places], np.int64)
-        self.starts = np.cumsum([0, *(sizes[place].num_rows for place in self._places)], dtype=np.int64)
+        every = [(f, g, file.metadata.row_group(g)) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
+        self._places = [(f, g) for f, g, group in every if group.num_rows]
+        self._nbytes = np.array([group.total_byte_size for _, _, group in every if group.num_rows], np.int64)
+        self.starts = np.cumsum([0, *(group.num_rows for _, _, group in every if group.num_rows)], dtype=np.int64)
         self.num_rows = int(self.starts[-1])
         self._cache_bytes = cache_bytes
         self.cache = BlockCache(cache_bytes)
-        self._last: tuple[list[int], Table, Indices] = ([], {}, self.starts)  # groups, the table of them, where each begins there
+        self._nowhere = np.full(len(self._places), -1, np.int64)
+        self._last: tuple[Table, Indices] = {}, self._nowhere  # of some groups, and where each begins there; -1: it is not in it
+        self._num_joined = 0  # groups, since all that the cache holds were joined
 
     def read(self, rows: Indices, out: Any) -> None:
         """Writes these rows to a batch."""
@@ -383,23 +384,28 @@ class Groups:
             elif spec[1] and spec[1][0] is None:
                 column.read_ragged(numbers, out)
             else:
-                _check_shape(column, spec[1])
                 target = out[name]
                 column.read(numbers, target.reshape(len(target), *(e for e in column.extents if e is not None)))
 
     def _table(self, rows: Indices) -> tuple[Table, Indices]:
         """(a table that holds these rows, their numbers in it)."""
         group_of = np.searchsorted(self.starts, rows, "right") - 1
-        groups = np.unique(group_of)
-        if len(groups) > 1 and int(self._nbytes[groups].sum()) > self._cache_bytes:
-            return self._picked(rows, group_of, groups)
-        wanted = groups.tolist()
-        known, table, begins = self._last
-        if known != wanted:
-            lengths = self.starts[groups + 1] - self.starts[groups]
-            table, begins = _joined([self._group(group) for group in wanted]), np.cumsum(lengths) - lengths
-            self._last = wanted, table, begins
-        return table, begins[np.searchsorted(groups, group_of)] + rows - self.starts[group_of]
+        table, begins = self._last
+        if (begins[group_of] < 0).any():
+            table, begins = self._last = {}, self._nowhere  # which held groups that the cache may put out now
+            groups = np.unique(group_of)
+            if len(groups) > 1 and int(self._nbytes[groups].sum()) > self._cache_bytes:
+                return self._picked(rows, group_of, groups)
+            tables = {group: self._group(group) for group in groups.tolist()}
+            self._num_joined += len(tables)
+            if self._num_joined >= self.cache.num_decoded:  # so all of them together cost no more than these alone
+                tables, self._num_joined = {**tables, **self.cache.held()}, 0
+            held = np.array(list(tables))
+            lengths = self.starts[held + 1] - self.starts[held]
+            begins = self._nowhere.copy()
+            begins[held] = np.cumsum(lengths) - lengths
+            self._last = table, begins = _joined(list(tables.values())), begins
+        return table, begins[group_of] + rows - self.starts[group_of]
 
     def _picked(self, rows: Indices, group_of: Indices, groups: Indices) -> tuple[Table, Indices]:
         """The rows by themselves, from one group after the other."""
@@ -407,8 +413,9 @@ class Groups:
         for group in groups.tolist():
             places = np.flatnonzero(group_of == group)
             chosen = pa.array(rows[places] - self.starts[group])
-            table = self._group(group)
-            tables.append({name: _column(name, table[name].table.take(chosen), self._where(group)) for name in table})
+            found = self._group(group)
+            where, schema = self._where(group), self.schema
+            tables.append({name: _column(name, found[name].table.take(chosen), where, schema[name]) for name in found})
             numbers[places] = np.arange(count, count + len(places))
             count += len(places)
         return _joined(tables), numbers
@@ -437,9 +444,8 @@ class Groups:
         for name, values in columns.items():
             if values.null_count and name in self._fill_null:
                 columns[name] = pc.fill_null(values, self._fill_null[name])
-        return {name: _column(name, values, where) for name, values in columns.items()}, max(
-            sum(values.nbytes for values in columns.values()), 1
-        )
+        nbytes = max(sum(values.nbytes for values in columns.values()), 1)
+        return {name: _column(name, values, where, self.schema[name]) for name, values in columns.items()}, nbytes
 
 
 def _file(path: str) -> Any:
@@ -460,12 +466,12 @@ def _check_alike(path: str, schema: Any, fields: Sequence[Any], first: str) -> N
         if has != wanted.type:
             raise NoField(
                 f"{path}: column {wanted.name!r} is {has or 'not there'}, and {wanted.type} in {first}; the files of a dataset "
-                f"have the "
-                "same columns"
+                "have the same columns"
             )
 
 
-def _column(name: str, values: Any, where: str) -> ArrowColumn:
+def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn:
+    """A column of a row group, or of some of its rows, as the schema's `spec` has it."""
     if values.null_count:
         raise SampleError(
             f"{where}: column {name!r} has {values.null_count} nulls, which no array holds: give fill_null={{{name!r}: value}}, or "
@@ -477,18 +483,15 @@ def _column(name: str, values: Any, where: str) -> ArrowColumn:
             f"{where}: column {name!r} of {values.type} has nulls within its lists, or lists within lists that differ in length; "
             "leave it out of columns="
         )
-    return found
-
-
-def _check_shape(column: ArrowColumn, shape: tuple[int, ...]) -> None:
-    known = [extent for extent in column.extents if extent is not None]
-    if len(known) < len(column.extents) or prod(known) != prod(shape):
-        has = "lists of different lengths" if len(known) < len(column.extents) else f"{prod(known)} values"
+    shape = () if spec in (str, bytes) else spec[1]
+    known = [extent for extent in found.extents if extent is not None]
+    if None not in shape and (len(known) < len(found.extents) or prod(known) != prod(shape)):
+        has = "lists of different lengths" if len(known) < len(found.extents) else f"{prod(known)} values"
         raise SampleError(
-            f"column {column.name!r}: the schema says rows of shape {shape}, and row groups here have {has}; the "
-            f"first "
-            "extent of a ragged field is None"
+            f"{where}: column {name!r}: the schema says rows of shape {shape}, and row groups here have {has}; the first extent of "
+            "a ragged field is None"
         )
+    return found
 
 
 def _joined(tables: Sequence[Table]) -> Table:

@@ -86,7 +86,7 @@ class PerProcess(Generic[T]):
         self._is_inherited = is_inherited
         self._held: tuple[int, T] | None = None  # and the process it was opened in
         self._inherited: list[object] = []
-        self._locks: dict[int, Lock] = {}  # by process
+        self._locks: dict[int, Lock] = {}  # by process: one that a thread held when this was forked is never given back here
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerProcess, (self._is_inherited,)  # it is opened again where it is unpickled
@@ -101,7 +101,7 @@ class PerProcess(Generic[T]):
         pid, held = 0 if self._is_inherited else os.getpid(), self._held
         if held is not None and held[0] == pid:
             return held[1]
-        with self._locks.setdefault(pid, Lock()):
+        with self._locks.setdefault(os.getpid(), Lock()):
             held = self._held
             if held is None or held[0] != pid:
                 self._inherited.append(held)
@@ -146,6 +146,11 @@ class BlockCache:
                 while self.nbytes > self.capacity_bytes:
                     self.nbytes -= self._blocks.popitem(last=False)[1][1]
             return block
+
+    def held(self) -> dict[Hashable, Any]:
+        """The blocks that are kept."""
+        with self._lock:
+            return {key: block for key, (block, _) in self._blocks.items()}
 
 
 Indices = NDArray[np.int64]
@@ -466,8 +471,7 @@ class ParquetDataset(ColumnDataset):
     @property
     def block_starts(self) -> NDArray[np.int64]:
         """The row that each row group begins with, and the number of rows; int64, shape `(row groups + 1,)`."""
-        starts: NDArray[np.int64] = cast(Any, self._opened).starts
-        return starts
+        return cast("NDArray[np.int64]", cast(Any, self._opened).starts)
 
     @property
     def block_size(self) -> int:
@@ -521,9 +525,8 @@ class ZarrDataset(ArrayTreeDataset):
         dtype = native(array.dtype)
         if dtype is None:
             raise NoField(
-                f"{where}: rows of {array.dtype}, shape {array.shape[1:]}, are no field of a batch: those are numbers and "
-                f"text; name "
-                "the others in fields="
+                f"{where}: rows of {array.dtype}, shape {array.shape[1:]}, are no field of a batch: those are numbers and text; "
+                "name the others in fields="
             )
         return FixedColumn(Blocks(where, array.shape[0], rows, lambda a, b: array[a:b], cache), dtype, array.shape[1:])
 
@@ -639,8 +642,7 @@ class HDF5Dataset(ArrayTreeDataset):
             raise NoField(f"{self.path}: {place!r} is {what}; a field is a dataset whose first axis counts samples")
         return found
 
-    def _column(self, name: str, array: Any, cache: BlockCache, module: Any) -> Column:
-        dataset, h5py = array, module
+    def _column(self, name: str, dataset: Any, cache: BlockCache, h5py: Any) -> Column:
         where, length = f"{self.path}, {dataset.name!r}", dataset.shape[0]
         rows = dataset.chunks[0] if dataset.chunks else 0
 
@@ -655,9 +657,8 @@ class HDF5Dataset(ArrayTreeDataset):
         dtype = native(ragged or dataset.dtype)
         if dtype is None or (ragged and len(dataset.shape) > 1):
             raise NoField(
-                f"{where}: rows of {dataset.dtype}, shape {dataset.shape[1:]}, are no field of a batch: those are numbers, "
-                f"text, and "
-                "runs of numbers; name the others in fields="
+                f"{where}: rows of {dataset.dtype}, shape {dataset.shape[1:]}, are no field of a batch: those are numbers, text, "
+                "and runs of numbers; name the others in fields="
             )
         if ragged:
             return ListedColumn(

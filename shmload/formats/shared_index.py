@@ -16,6 +16,7 @@ import pickle
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -124,9 +125,8 @@ class Packed(NamedTuple):
         row_type = self.layout.row_type.__qualname__ if self.layout.row_type else ""
         shape = [row_type, *((column.name, column.type, column.data) for column in self.layout.columns)]
         digest.update(repr(shape).encode("utf-8", "surrogatepass"))
-        for builder in self.builders:
-            digest.update(builder.ends)
-            digest.update(builder.data)
+        for _, part in self.parts():
+            digest.update(part)
         return f"{self.layout.count} entries, {digest.hexdigest()}"
 
 
@@ -137,23 +137,16 @@ def pack_entries(entries: Iterable[Any]) -> Packed:
         TypeError, ValueError, OverflowError: an entry cannot be held, or differs in kind from those before it; it is named.
     """
     _refuse_tables(entries)
-    if isinstance(entries, np.ndarray):
+    if isinstance(entries, np.ndarray) and entries.ndim and entries.dtype.kind in _NUMERIC:
         return Packed.of([_column(None, entries)], None)
     iterator = iter(entries)
     for first in iterator:
         row_type = type(first) if isinstance(first, tuple) or type(first) is dict else None
         names = list(first) if row_type is dict else list(getattr(row_type, "_fields", range(len(first)))) if row_type else []
-        everything = _after(first, iterator)
-        del first
+        everything = chain(iter((first,)), iterator)
+        del first  # of which nothing is kept
         return Packed.of([_column(None, everything)], None) if row_type is None else _pack_rows(row_type, names, everything)
     return Packed.of([ColumnBuilder(None)], None)
-
-
-def _after(first: Any, iterator: Iterator[Any]) -> Iterator[Any]:
-    """What an iterator gives, `first` before; of which nothing is kept."""
-    yield first
-    del first
-    yield from iterator
 
 
 def pack_columns(columns: Mapping[str, Any]) -> Packed:
@@ -439,9 +432,9 @@ def pack_manifest(path: str | os.PathLike[str], types: Types | None) -> Packed:
                 return pack_entries(_table(file, _DELIMITERS[suffix], types or {}))
             lines = filter(None, (line.rstrip("\r\n") for line in file))
             return pack_entries(lines if suffix == ".txt" else map(json.loads, lines))
-    except (TypeError, ValueError, OverflowError) as error:
-        # those whose text is not their one argument (UnicodeDecodeError) become ValueError
-        kind = type(error) if type(error) in (TypeError, ValueError, OverflowError) else ValueError
+    except (TypeError, ValueError, OverflowError, ImportError) as error:
+        # not of its own type, whose text may not be its one argument (UnicodeDecodeError)
+        kind = next(kind for kind in (TypeError, ValueError, OverflowError, ImportError) if isinstance(error, kind))
         raise kind(f"{path}: {error}") from error
 
 
@@ -467,10 +460,12 @@ def _table(file: Iterable[str], delimiter: str, types: Types) -> Iterator[dict[s
 
 def _pack_parquet(path: Path) -> Packed:
     with library("pyarrow.parquet", "parquet").ParquetFile(path) as file:
-        table = file.read()
-    return pack_columns(
-        {name: (value for chunk in table[name].chunks for value in chunk.to_pylist()) for name in table.column_names}
-    )
+        _check_names(file.schema_arrow.names)
+        builders = [ColumnBuilder(name) for name in file.schema_arrow.names]
+        for batch in file.iter_batches():
+            for builder, column in zip(builders, batch.columns, strict=True):
+                builder.extend(column.to_pylist())
+    return Packed.of(builders, dict)
 
 
 def _values(name: str, column: Any) -> Any:

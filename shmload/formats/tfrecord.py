@@ -1,4 +1,4 @@
-"""A TFRecord file's bytes and where its records begin.
+r"""A TFRecord file's bytes and where its records begin.
 
 Plain files are mapped, read-only: all processes share the page cache, and a forked child its parent's mapping. Files compressed
 as a whole cannot be sought in, so they are inflated once per process into private memory: that costs the inflated size in each
@@ -10,9 +10,7 @@ batch; what remains is a file cut off between the two, whose reader the system k
 Offsets are taken from our own file beside the shard (`<name>.shmload-index`), else from a tfindex file that fits it, else from a
 walk, whose result is then written beside it if the folder allows.
 
-    our index: "SHMLOAD TFRECORD INDEX 1
-" | json of name, size, mtime_ns, crc32c of the offsets "
-" | int64 offsets
+    our index: "SHMLOAD TFRECORD INDEX 1\n" | json of name, size, mtime_ns, crc32c of the offsets "\n" | int64 offsets
 
 Writing TFRecord files: whole or not at all, and the same bytes for the same records.
 
@@ -318,31 +316,23 @@ class TFRecordWriter(AtomicWriter):
 
 
 class _HalfFile:
-    """A file beside its place, which it takes when it is whole. It writes all it is given: a single write() may stop short."""
+    """A file beside its place, which it takes when it is whole."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         descriptor, self._name = make_half(path)
-        self._file = os.fdopen(descriptor, "wb", buffering=0)
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        at = 0
-        while at < view.nbytes:
-            at += self._file.write(view[at:])
-        return at
-
-    def flush(self) -> None: ...
+        self._file = os.fdopen(descriptor, "wb")  # buffered: it writes all it is given, where a single write() may stop short
+        self.write, self.flush = self._file.write, self._file.flush
 
     def publish(self, num_records: int) -> os.stat_result:
-        status = os.fstat(self._file.fileno())
-        os.replace(self._name, self._path)
         self._file.close()
+        status = os.stat(self._name)
+        os.replace(self._name, self._path)
         return status
 
     def abandon(self) -> None:
-        self._file.close()
-        os.unlink(self._name)
+        os.unlink(self._name)  # first: closing may fail
+        self._file.raw.close()  # without writing what is left
 
 
 class _Deflated:

@@ -104,7 +104,8 @@ def _written(value: Any, depth: int) -> Any:
     if kind is dict and all(type(name) is str and not name.startswith("$") for name in value):
         return {name: _written(part, depth + 1) for name, part in value.items()}
     if (word := _WORDS.get(kind)) is not None:
-        return {word: _written(list(map(list, value.items()) if isinstance(value, dict) else value), depth)}
+        is_dict = isinstance(value, dict)  # whose pairs are no level of their own
+        return {word: _written(list(map(list, value.items()) if is_dict else value), depth - is_dict)}
     if kind is bytes or kind is bytearray:
         return {f"${kind.__name__}": _text(value)}
     if kind is complex:
@@ -188,7 +189,7 @@ def _read_tensor(held: list[Any]) -> torch.Tensor:
 
 def _read_array(text: str) -> np.ndarray[Any, Any]:
     file = io.BytesIO(_bytes(text))
-    array: np.ndarray[Any, Any] = np.load(file, allow_pickle=False)
+    array: np.ndarray[Any, Any] = np.lib.format.read_array(file, allow_pickle=False, max_header_size=len(text))
     if file.read(1):
         raise ValueError(f"behind an array of {array.nbytes} bytes lies more")
     return array

@@ -269,18 +269,16 @@ def check_processors(host: Host) -> Said:
     """Affinity and cgroup quota against what the machine has."""
     online, allowed = _processors(host)
     quota = segment.cpus(host.root)
-    if quota is not None and quota < allowed:
-        return advice(
-            f"the cgroup gives {quota:g} processors' time, while {allowed} are to be seen: workers that use more are "
-            "stopped for parts of each period, and waits become uneven",
-            f"num_workers={max(ceil(quota), 1)} or fewer, or a larger quota (docker run --cpus, resources.limits.cpu)",
-        )
+    found = []
     if allowed < online:
-        return advice(
-            f"this process may run on {allowed} of {online}: more workers than that take turns",
-            "If that is not meant, look at taskset, docker run --cpuset-cpus, or torchrun's and Slurm's binding",
-        )
-    return f"all {online} may be used"
+        text = f"this process may run on {allowed} of {online}: more workers than that take turns"
+        found.append((text, "If that is not meant, look at taskset, docker run --cpuset-cpus, or torchrun's and Slurm's binding"))
+    if quota is not None and quota < allowed:
+        text = f"the cgroup gives {quota:g} processors' time, while {allowed} are to be seen: workers that use more are "
+        text += "stopped for parts of each period, and waits become uneven"
+        remedy = f"num_workers={max(ceil(quota), 1)} or fewer, or a larger quota (docker run --cpus, resources.limits.cpu)"
+        found.append((text, remedy))
+    return advice(*map("; ".join, zip(*found, strict=True))) if found else f"all {online} may be used"
 
 
 def check_threads(host: Host) -> Said:

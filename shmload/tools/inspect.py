@@ -19,7 +19,6 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -173,10 +172,8 @@ def nbytes_of(sample: Mapping[str, Any]) -> int:
     """Bytes of the values of a sample."""
     total = 0
     for value in sample.values():
-        if isinstance(value, str):
-            total += len(value.encode("utf-8", "surrogateescape"))
-        else:
-            total += value.nbytes if hasattr(value, "nbytes") else len(value) if hasattr(value, "__len__") else 8
+        held = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+        total += held.nbytes if hasattr(held, "nbytes") else len(held) if hasattr(held, "__len__") else 8
     return total
 
 
@@ -357,24 +354,26 @@ def _is_tar(head: Head) -> bool:
 
 
 def _describe_tar(head: Head, num_samples: int) -> Summary:
-    notes = []
+    notes, nbytes, counts = [], [], Counter[str]()
+    opened: Any = TarDataset(head.path, cache=False)
     if head.compression:
         from shmload.formats.tar.stream import TarStream  # which brings torch
 
-        opened: Callable[..., Any] = partial(TarStream, head.path, rank=0, world_size=1)
         notes = [f"compressed by {head.compression}: it can only be read in order, by TarStream"]
-    else:
-        opened = partial(TarDataset, head.path, cache=False)
-    counts: Counter[str] = Counter()
-    nbytes = []
-    raw = opened(decode=False)
-    for sample in raw if head.compression else islice(raw, SIZED):
-        members = {name: value for name, value in sample.items() if name != KEY}
-        counts.update(list(members))
-        nbytes.append(nbytes_of(members))
-    samples = list(islice(opened(), max(num_samples, _VALUES_SEEN)))
-    fields, count = _fields(samples, counts, len(nbytes)), len(nbytes) if head.compression else len(raw)
-    return Summary(str(head.path), "tar", head.nbytes, count, fields, Sizes.of(nbytes), samples[:num_samples], notes)
+        opened = TarStream(head.path, rank=0, world_size=1)
+        for sample in TarStream(head.path, decode=False, rank=0, world_size=1):
+            members = {name: value for name, value in sample.items() if name != KEY}
+            counts.update(list(members))
+            nbytes.append(nbytes_of(members))
+    else:  # by the index alone, of all
+        index = opened._opened().indexes[0]
+        numbers = np.bincount(index.member_extensions, minlength=len(index.extensions))
+        counts.update(dict(zip(index.extensions, numbers.tolist(), strict=True)))
+        ends = np.cumsum(np.append(np.uint64(0), index.sizes))
+        nbytes = np.diff(ends[index.first]).tolist()
+    samples = list(islice(opened, max(num_samples, _VALUES_SEEN)))
+    fields = _fields(samples, counts, len(nbytes))
+    return Summary(str(head.path), "tar", head.nbytes, len(nbytes), fields, Sizes.of(nbytes), samples[:num_samples], notes)
 
 
 def _fields(samples: Sequence[Mapping[str, Any]], counts: Mapping[str, int], num_seen: int) -> dict[str, str]:

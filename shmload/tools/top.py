@@ -20,9 +20,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from shmload.engine.stats import ControlBlock, Process, Report, RingReader, Snapshot, add_memory, command_of, describe, look
+from shmload.engine.stats import ControlBlock, Found, Process, Report, RingReader, Snapshot, add_memory, command_of, describe, look
 
 HISTORY = 60  # looks of which the samples per second are kept
+FINDING_SHARE = 20  # finding, which searches /proc, takes at most one part in so many of the time
+FINDING_S = 2.0  # and happens at most so often
 
 
 class Watch:
@@ -34,6 +36,7 @@ class Watch:
 
     def __init__(self, pids: Iterable[int] = ()) -> None:
         self._pids = frozenset(pids)
+        self._found, self._search_at_s = Found([], []), 0.0
         self._known: dict[str, tuple[Snapshot, deque[float], str]] = {}  # by stem: the last look, samples/s, its command
 
     def look(self) -> Report:
@@ -42,7 +45,11 @@ class Watch:
         Returns:
             loaders, one report each (docs/top.md); totals over them; what dead ones have left; blocks that could not be read.
         """
-        found = RingReader.find()
+        began = time.monotonic()
+        if began >= self._search_at_s:
+            self._found = RingReader.find()
+            self._search_at_s = began + max(FINDING_S, FINDING_SHARE * (time.monotonic() - began))
+        found = self._found
         reports, unreadable = [], []
         for block in found.blocks:
             process = look(block.pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +266,31 @@ def test_set_epoch_at_the_start_of_a_process_is_a_resume(tmp_path: Path) -> None
 def test_an_empty_folder_proves_nothing(tmp_path: Path) -> None:
     report = judged(tmp_path)
     assert (report.status, report.notes) == (2, ["the folder holds no records"])
+
+
+def verified(folder: Path, num_epochs: int) -> tuple[AuditReport, float]:
+    """What is said of epochs of which one rank's half is there, and how much memory that took, in bytes a sample of an epoch's half."""
+    run([make(folder, shuffle=False)], 1)
+    (log,) = read_folder(folder)
+    batch, num_steps, size = next(batches_of(log, 0))[1], 20, 10_000
+    log.header.update(n=2 * num_steps * size, batch_size=size, world_size=2)
+    log.records = [
+        changed(batch, epoch=epoch, step=step, valid=size, keys=np.arange(2 * step * size, (2 * step + 1) * size))
+        for epoch in range(num_epochs)
+        for step in range(num_steps)
+    ]
+    tracemalloc.start()
+    try:
+        return verify([log])[0], tracemalloc.get_traced_memory()[1] / (num_steps * size)
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_a_missing_rank_had_takes_little_memory(tmp_path: Path) -> None:
+    report, peak = verified(tmp_path, 1)
+    assert "positions 10000-19999, 30000-39999" in texts(report, "missing")
+    assert peak < 80
+
+
+def test_nothing_of_an_epoch_is_kept_once_it_is_judged(tmp_path: Path) -> None:
+    assert verified(tmp_path, 10)[1] < 80

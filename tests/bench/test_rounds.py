@@ -1,5 +1,6 @@
 """What is missing is said, and the rest runs; processes are watched from outside."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from shmload.tools.bench import measure, rounds
 from shmload.tools.bench.contestants import WORKLOADS
+from shmload.tools.bench.measure import BenchJob
 from shmload.tools.bench.report import Report, machine
 from shmload.tools.bench.rounds import BenchOptions
 from shmload.tools.named import BenchError
@@ -85,3 +87,14 @@ def test_a_source_tree_in_the_working_directory_is_not_what_is_measured(monkeypa
     monkeypatch.chdir(tmp_path)
     report = rounds.benchmark(BenchOptions(workloads=("rows",), loaders=("shmload",), rounds=1, quick=True), Silent())
     assert report.workloads[0].loaders["shmload"].error is None
+
+
+def test_an_answer_that_was_cut_off_is_none(monkeypatch):
+    answer = {"error": "", "values": {"batches_per_s": 3.0}}
+    lines = json.dumps(answer) + '\n{"err'
+    code = f"import os, sys; file = open(sys.argv[-1], 'w'); file.write({lines!r}); file.close(); os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(rounds, "BOOT", code)
+    job = BenchJob(workload="rows", dataset="m:n", loader="", batch_size=1, num_workers=2)
+    first, second = rounds.run_jobs([job, job])
+    assert (first.error, first.values) == ("", {"batches_per_s": 3.0})
+    assert second.error == "its process ended with signal SIGKILL before it answered"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shmload.formats import TarDataset, TarWriter
 from shmload.tools.inspect import features_of, shortened
 
 Written = Callable[[str], Path]
@@ -216,3 +217,19 @@ def test_the_command_brings_no_torch_for_arrays(written: Written) -> None:
     )
     assert "Parquet, 10 samples" in done.stdout, done.stderr
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_a_plain_shard_is_told_by_its_index_and_few_samples(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TarWriter(tmp_path / "a.tar") as writer:
+        for number in range(1200):
+            extra = {"txt": "x" * number} if number >= 1000 else {}
+            writer.write({"__key__": f"{number:06d}", "bin": bytes(10), **extra})
+    read: list[int] = []
+    get = TarDataset.__getitem__
+    monkeypatch.setattr(TarDataset, "__getitem__", lambda dataset, index: read.append(index) or get(dataset, index))
+    (found,) = json.loads(command("inspect", tmp_path / "a.tar", "--json", "--samples", 1).stdout)
+    assert (found["num_samples"], found["fields"]) == (1200, {"bin": "bytes", "txt": "?, in 200 of 1,200"})
+    assert found["sample_nbytes"] == {"min": 10, "median": 10, "max": 1209, "num_samples": 1200}
+    assert len(read) <= 8

@@ -75,6 +75,7 @@ CASES = [
     (doctor.check_processors, cpus("0-3", "1,3"), {}, "advice", "may run on 2 of 4", "taskset"),
     (doctor.check_processors, {}, {}, "good", "all 1 may be used", ""),
     (doctor.check_processors, cpus("0-3", "0-3") | CPU_V2, {}, "advice", "gives 1.5 processors' time, while 4", "num_workers=2 or fewer"),
+    (doctor.check_processors, cpus("0-7", "0-3") | CPU_V2, {}, "advice", "may run on 4 of 8: more workers than that take turns; the cgroup gives 1.5", "binding; num_workers=2 or fewer"),
     (doctor.check_processors, cpus("0-3", "0-3") | CPU_V1, {}, "advice", "gives 1.5 processors' time, while 4", "num_workers=2 or fewer"),
     (doctor.check_threads, cpus("0-3", "0-3"), {}, "good", "OMP_NUM_THREADS is not set; workers run with one", ""),
     (doctor.check_threads, cpus("0-3", "0-3") | CPU_V2, {}, "advice", "start 4 threads for 2 processors' time", "OMP_NUM_THREADS=2"),

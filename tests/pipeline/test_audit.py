@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -212,3 +213,25 @@ def test_skipped_items_are_accounted_for(tmp_path: Path) -> None:
         assert pulled(pipeline, 9) == [[0, 1], [2, 3], [4], [6, 7]]
     report = judged(tmp_path)
     assert (report.status, report.loaders[0].epochs[0].num_skipped) == (0, 1)
+
+
+def test_ranks_that_fetched_unlike_numbers_of_items_together_are_proven(tmp_path: Path) -> None:
+    for rank in range(2):
+        with Conveyer([Permutation(400, repeating=False), Partition(rank, 2)], audit=tmp_path) as pipeline:
+            pulled(pipeline, 192)
+    for log, sizes in zip(sorted(read_folder(tmp_path), key=lambda log: log.header["rank"]), ([64] * 3, [16, 176]), strict=True):
+
+        def together(records: list[Record], sizes: list[int] = sizes) -> list[Record]:
+            batches = [record for record in records if isinstance(record, Batch)]
+            keys = np.concatenate([batch.keys for batch in batches])
+            ends = np.cumsum(sizes).tolist()
+            made = [
+                dataclasses.replace(batches[0], step=2 * (end - size), valid=size, keys=keys[end - size : end])
+                for size, end in zip(sizes, ends, strict=True)
+            ]
+            return [*(record for record in records if not isinstance(record, Batch)), *made]
+
+        rewritten(tmp_path, together, log)
+    report = judged(tmp_path)
+    assert (report.findings, report.unjudged, report.status) == ([], [], 0)
+    assert (report.loaders[0].epochs[0].state, report.loaders[0].epochs[0].num_samples) == ("unfinished", 384)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import math
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
 from shmload import ShmLoader, StateMismatch
-from shmload.schedule.state import UsersOwn, opened, sealed, with_checksum
+from shmload.schedule.state import MAX_DEPTH, UsersOwn, opened, sealed, with_checksum
 from tests.resume import noisy_data as data
 
 
@@ -83,6 +84,33 @@ VALUES = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(VALUES)
 def test_what_a_user_tells_comes_back_to_the_last_bit(value: Any) -> None:
+    assert same(there_and_back(value), value)
+
+
+def test_a_record_of_any_width_and_an_empty_one_come_back() -> None:
+    wide = np.zeros(3, [(f"a_field_with_a_long_name_{i}", "<f8") for i in range(600)])
+    wide["a_field_with_a_long_name_599"] = (1, 2, 3)
+    assert same(there_and_back(wide), wide)
+    assert same(there_and_back(wide[0]), wide[0])
+
+
+@pytest.mark.parametrize("raw", [b"", b"PK\x05\x06" + bytes(18)], ids=["nothing", "a zip file"])
+def test_what_is_no_array_is_a_value_error(raw: bytes) -> None:
+    text = json.dumps({"$own": {"$array": base64.b64encode(raw).decode()}})
+    with pytest.raises(ValueError, match="magic string"):
+        opened(text, is_trusted=False)
+
+
+def nested(kind: Any, key: Any, depth: int) -> Any:
+    value: Any = 7
+    for _ in range(depth):
+        value = kind([(key, value)])
+    return value
+
+
+@pytest.mark.parametrize(("kind", "key"), [(dict, 3), (dict, ("a", 1)), (OrderedDict, "a"), (dict, "a"), (dict, "$a")])
+def test_containers_of_every_kind_may_lie_equally_deep(kind: Any, key: Any) -> None:
+    value = nested(kind, key, MAX_DEPTH)
     assert same(there_and_back(value), value)
 
 

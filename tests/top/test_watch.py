@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,3 +96,30 @@ def test_pids_of_another_namespace_are_not_looked_up_in_this_one(blocks: Blocks,
     known, unknown = (loader["workers"][0] for loader in Watch().look()["loaders"])
     assert known["rss_bytes"] > 0
     assert (unknown["pid"], unknown["rss_bytes"], unknown["is_stopped"]) == (os.getpid(), None, None)
+
+
+def test_loaders_are_searched_for_seldom_and_looked_at_every_time(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, took, searches = [100.0], [0.01], []
+    find = top.RingReader.find
+
+    def searched() -> Found:
+        searches.append(now[0])
+        now[0] += took[0]
+        return find()
+
+    monkeypatch.setattr(top.RingReader, "find", searched)
+    monkeypatch.setattr(top, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+    watched = Watch()
+
+    def looks(*times_s: float) -> list[float]:
+        """When it was searched, of looks at these times."""
+        searches.clear()
+        for now[0] in times_s:
+            blocks["a"] = at(now[0])
+            (found,) = watched.look()["loaders"]
+            assert found["age_s"] == now[0] - 5 or found["interval_s"] > 0
+        return list(searches)
+
+    assert looks(100, 100.5, 101, 101.5, 102, 102.5, 103, 104) == [100, 102, 104]
+    took[0] = 1.0
+    assert looks(107, 110, 120, 126, 128, 140) == [107, 128]

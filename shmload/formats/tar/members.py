@@ -204,7 +204,7 @@ def gunzip(data: bytes) -> bytes:
     Raises:
         ValueError: it is truncated, damaged, or expands to more than 2 GiB.
     """
-    return inflated(data, "gzip", EXPANDED_LIMIT)
+    return inflated(data, "gzip", EXPANDED_LIMIT) if data else b""
 
 
 class Decoders:

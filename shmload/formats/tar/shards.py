@@ -337,7 +337,7 @@ class TarSamples:
         self._begin: list[int] = self.starts.tolist()
         self._alternatives = alternatives
         self._mapped: dict[int, NDArray[np.uint8]] = {}
-        self._lock = threading.Lock()
+        self._locks: dict[int, threading.Lock] = {}  # by process: a forked one must not wait for a thread of its parent's
 
     def __len__(self) -> int:
         return self._begin[-1]
@@ -380,14 +380,11 @@ class TarSamples:
 
     def _open(self, shard: int) -> NDArray[np.uint8]:
         data, path, state = self.map(shard)
-        with self._lock:
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
             if shard not in self._mapped:
                 index = self.indexes[shard]
-                ranks = np.full((len(self._alternatives), len(index.extensions)), 255, np.uint8)
-                for field, names in enumerate(self._alternatives):
-                    for number, extension in enumerate(index.extensions):
-                        if extension in names:
-                            ranks[field, number] = names.index(extension)
+                known = [[names.index(e) if e in names else 255 for e in index.extensions] for names in self._alternatives]
+                ranks = np.array(known, np.uint8).reshape(len(self._alternatives), len(index.extensions))
                 columns = (index.offsets, index.sizes, index.member_extensions, index.first, ranks)
                 self.rows.open(shard, data, *columns, path, state)
                 self._mapped[shard] = data
@@ -563,7 +560,8 @@ class TarDataset:
 
     def _open(self) -> TarSamples:
         with ThreadPoolExecutor(min(len(self.paths), os.cpu_count() or 1), "shmload-tar-index") as pool:
-            indexes = list(pool.map(partial(load_index, cache=self._cache), self.paths))
+            each = pool.map if len(self.paths) > 1 else map  # for one alone no thread is started
+            indexes = list(each(partial(load_index, cache=self._cache), self.paths))
         return TarSamples(indexes, list((self._fields or {}).values()))
 
     def __repr__(self) -> str:

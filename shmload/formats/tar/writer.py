@@ -57,7 +57,7 @@ def member_header(name: bytes, nbytes: int, *, mtime: int = 0) -> bytes:
     prefix, rest = b"", name
     if len(name) > 100:
         at = name.rfind(b"/", 0, 156)
-        prefix, rest = name[: max(at, 0)], name[at + 1 :]
+        prefix, rest = (name[:at], name[at + 1 :]) if at > 0 else (b"", name)  # a slash in front is no end of a prefix
     if not 0 < len(rest) <= 100 or nbytes >= 1 << 33:
         info = tarfile.TarInfo(name.decode("utf-8", "surrogateescape"))
         info.size, info.mtime = nbytes, mtime

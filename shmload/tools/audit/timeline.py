@@ -102,16 +102,16 @@ class AuditReport:
         return {"status": self.status, "verdict": self.verdict, **asdict(self), "num_found": dict(self.num_found)}
 
 
-def ranges(numbers: list[int], most: int = 8) -> str:
-    """Ascending numbers for people: "3-5, 9"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs[:most])
-    return shown if len(runs) <= most else f"{shown} and {len(runs) - most} more runs"
+Keys = NDArray[np.int64]
+
+
+def ranges(numbers: list[int] | Keys, most: int = 8) -> str:
+    """Ascending numbers for people, at least one: "3-5, 9"."""
+    every = np.asarray(numbers)
+    last = np.append(np.flatnonzero(np.diff(every) != 1), len(every) - 1)  # of each run
+    runs = zip(every[np.insert(last[:-1] + 1, 0, 0)[:most]].tolist(), every[last[:most]].tolist(), strict=True)
+    shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return shown if len(last) <= most else f"{shown} and {len(last) - most} more runs"
 
 
 @dataclass(eq=False)
@@ -243,9 +243,6 @@ def parts_in_order(parts: Iterable[AuditPart]) -> list[AuditPart]:
     return ordered
 
 
-Keys = NDArray[np.int64]
-
-
 def ordered_keys(batch: Batch) -> list[Any] | np.ndarray[Any, Any] | None:
     """The keys as they were ordered: before samples were skipped or substituted."""
     if batch.keys is None or not batch.changes:
@@ -356,30 +353,31 @@ def judge_positions(
     front = reached if whole is None or is_open else whole
     near = min(front, reached + (first - reached) % _stride(header))  # the end of the step that was reached
     gaps = _gaps(had, near)
-    remaining = _remaining(gaps, first, deliveries, newest, parts, report) if is_open else set()
-    _report_missing(deliveries, [at for at in gaps if at not in remaining], range(near, front), parts, report)
-    if is_open and (remaining or whole is None or front < whole):
+    remaining = _remaining(gaps, first, deliveries, newest, parts, report) if is_open else gaps[:0]
+    _report_missing(deliveries, np.setdiff1d(gaps, remaining, assume_unique=True), range(near, front), parts, report)
+    if is_open and (len(remaining) or whole is None or front < whole):
         epoch.state = "unfinished"
-        epoch.remaining = f"what is behind position {min(remaining, default=front) - 1}"
+        epoch.remaining = f"what is behind position {np.append(remaining, front)[0] - 1}"
     elif header.mode == Mode.SEED and header.order is not None:
         epoch.state = "consistent"
     keys = np.concatenate([np.empty(0, np.int64), *(keys for _, keys in rows)])
-    return Judged(keys, not gaps and header.uneven != "drop")
+    return Judged(keys, not len(gaps) and header.uneven != "drop")
 
 
 def _report_missing(
-    deliveries: list[Delivery], missing: list[int], tail: range, parts: Sequence[AuditPart], report: AuditReport
+    deliveries: list[Delivery], missing: Keys, tail: range, parts: Sequence[AuditPart], report: AuditReport
 ) -> None:
     """Says of seed mode also which step and rank it is, and the first samples."""
     newest = _newest(deliveries).part.header
     number, headers = deliveries[0].epoch, {}
     if newest.mode == Mode.SEED:
         there = {one.step: one.part.header for one in deliveries}
-        headers = {step: there.get(step, newest) for step in sorted({at // _stride(newest) for at in missing})}
-    lost, of_rank = set(missing), dict[int, list[int]]()
+        headers = {step: there.get(step, newest) for step in np.unique(missing // _stride(newest)).tolist()}
+    of_rank: dict[int, list[int]] = {}
     for step, header in headers.items():
         for rank in range(header.world_size):
-            if not lost.isdisjoint(_positions(step * _stride(header), header, rank=rank).tolist()):
+            its = _positions(step * _stride(header), header, rank=rank)  # one behind the other
+            if len(its) and np.ptp(np.searchsorted(missing, (its[0], its[-1] + 1))):
                 of_rank.setdefault(rank, []).append(step)
     whose = ", ".join(f"steps {ranges(steps)} of rank {rank}" for rank, steps in of_rank.items())
     if of_rank and newest.order is None:
@@ -392,7 +390,7 @@ def _report_missing(
     worlds = {header.world_size for header in (newest, *headers.values())}
     if absent := sorted({rank for world in worlds for rank in range(world) if (rank, world) not in have}):
         whose += f"; there is no file of rank {ranges(absent)}: is it missing?"
-    if missing:
+    if len(missing):
         report.found("missing", f"epoch {number}: positions {ranges(missing)} never came{': ' if of_rank else ''}{whose}")
     if tail:
         report.found("missing", f"epoch {number}: nothing came from position {tail.start} to {tail.stop - 1}: it was left early")
@@ -514,10 +512,10 @@ def _once(positions: Sequence[Keys], deliveries: Sequence[Delivery], report: Aud
     return np.delete(every, again)
 
 
-def _gaps(had: Keys, front: int) -> list[int]:
+def _gaps(had: Keys, front: int) -> Keys:
     """What is not in a sorted row of positions, up to the front."""
-    edges = np.concatenate([[-1], had[had < front], [front]])
-    return [at for i in np.flatnonzero(np.diff(edges) > 1) for at in range(int(edges[i]) + 1, int(edges[i + 1]))]
+    lengths = np.diff(np.concatenate([[-1], had[had < front], [front]])) - 1
+    return np.arange(lengths.sum()) + np.repeat(np.arange(len(lengths)), lengths)  # so many that are there stand before
 
 
 def _by_member(keys: Keys, members: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], int, Keys]]:
@@ -589,8 +587,8 @@ def _whole(header: Header, first: int, reached: int, later: Sequence[Header]) ->
 
 
 def _remaining(
-    gaps: list[int], first: int, deliveries: list[Delivery], newest: Delivery, parts: Sequence[AuditPart], report: AuditReport
-) -> set[int]:
+    gaps: Keys, first: int, deliveries: list[Delivery], newest: Delivery, parts: Sequence[AuditPart], report: AuditReport
+) -> Keys:
     """Positions still to come: of the newest start, what lies behind the last step of a rank that has a file."""
     header, start = newest.part.header, newest.part.start
     last = {part.header.rank: -1 for part in parts if part.header.world_size == header.world_size}
@@ -598,14 +596,17 @@ def _remaining(
         if one.part.start == start:
             last[one.rank] = max(last[one.rank], _at(one))
     front, stride = max(last.values()), _stride(header)
-    if behind := sorted(rank for rank, its_last in last.items() if its_last < front - BEHIND_MAX * stride):
+    behind = sorted(rank for rank, its_last in last.items() if its_last < front - BEHIND_MAX * stride)
+    if behind and header.mode == Mode.SEED:  # a rank of a pipeline fetches as many rounds together as it likes
         report.unjudged.append(
             f"epoch {newest.epoch}, where the run ended: the record of rank {ranges(behind)} ends "
             f"{(front - min(last.values())) // stride} steps before the others'. It was stopped earlier, or its file was cut"
         )
-    found: set[int] = set()
-    for step in {first + (at - first) // stride * stride for at in gaps if at >= first}:
-        for rank, its_last in last.items():
-            if step > its_last:
-                found.update(_positions(step, header, rank=rank).tolist())
-    return found.intersection(gaps)
+    steps = np.unique(gaps[gaps >= first] - (gaps[gaps >= first] - first) % stride)
+    found = [
+        _positions(step, header, rank=rank)
+        for step in steps[steps > min(last.values())].tolist()
+        for rank, its_last in last.items()
+        if step > its_last
+    ]
+    return np.intersect1d(np.concatenate([gaps[:0], *found]), gaps)

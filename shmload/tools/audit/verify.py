@@ -138,7 +138,8 @@ def _judge(timeline: AuditTimeline, report: AuditReport) -> AuditedLoader:
         if newest.mode in (Mode.SEED, Mode.PIPELINE):
             has_ended = bool(is_ended) and newest.mode == Mode.SEED  # ranks of a pipeline end one by one
             judged = judge_positions(epoch, counted[number], timeline.parts, is_last=is_last, has_ended=has_ended, report=report)
-            streamed.append(judged)
+            if newest.stream is not None:
+                streamed.append(judged)
         else:
             ranks = {part.header.rank for part in timeline.parts}
             judge_pass(epoch, counted[number], is_ended, ranks, is_last=is_last, report=report)

@@ -206,7 +206,7 @@ def run_jobs(jobs: Sequence[BenchJob]) -> list[TaskOutcome]:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        outcomes = [TaskOutcome(**json.loads(line)) for line in answers]
+        outcomes = [TaskOutcome(**json.loads(line)) for line in answers if line.endswith(b"\n")]
         output.seek(0)
         tail = output.read()[-4000:]
     status = process.returncode

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tracemalloc
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -76,6 +77,18 @@ def test_memory_is_put_into_one_segment_however_often_it_is_pickled() -> None:
     assert (9, torch.tensor(9.0, dtype=torch.bfloat16)) == other[9]
     assert dataset._held._memory is not None
     assert dataset._held._memory.reference == other._held._memory.reference
+
+
+def test_strided_arrays_are_copied_one_after_the_other_when_they_are_shared() -> None:
+    arrays = {name: np.ones((1 << 10, 1 << 11), np.uint8)[:, ::2] for name in "abcdef"}  # 1 MiB each
+    dataset = ArrayDataset(arrays)
+    tracemalloc.start()
+    try:
+        dataset.shared()
+        assert tracemalloc.get_traced_memory()[1] < 2.5 * (1 << 20)
+    finally:
+        tracemalloc.stop()
+    assert dataset[3]["f"].all()
 
 
 @pytest.mark.slow

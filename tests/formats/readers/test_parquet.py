@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,78 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_a_table_without_rows_is_an_empty_dataset(tmp_path: Path) -> None:
     assert len(ParquetDataset(written(tmp_path / "t.parquet", x=pa.array([], pa.int64())))) == 0
+
+
+def wide(path: Path, num_groups: int) -> tuple[Any, int]:
+    """A dataset of groups of 4 rows, and the bytes of one of them."""
+    rows = np.random.default_rng(0).integers(0, 1 << 60, (num_groups * 4, 16))
+    table = pa.table({"x": pa.FixedSizeListArray.from_arrays(rows.reshape(-1), 16)})
+    pq.write_table(table, path, row_group_size=4, use_dictionary=False, compression="none")
+    dataset = ParquetDataset(path)
+    return dataset, int(dataset._opened._nbytes.max())
+
+
+def taken(dataset: Any, rows: Any) -> Any:
+    out = {"x": np.empty((len(rows), 16), np.int64)}
+    dataset.read_batch_into(rows, out)
+    return out["x"]
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many groups were joined, each time."""
+    from shmload.formats import arrow_tables
+
+    found: list[int] = []
+    join = arrow_tables._joined
+    monkeypatch.setattr(arrow_tables, "_joined", lambda tables: found.append(len(tables)) or join(tables))
+    return found
+
+
+def test_once_all_row_groups_are_there_nothing_is_joined_any_more(tmp_path: Path, joined: list[int]) -> None:
+    dataset, _ = wide(tmp_path / "t.parquet", 30)
+    every = taken(dataset, list(range(120)))
+    dataset, rng = ParquetDataset(tmp_path / "t.parquet"), np.random.default_rng(1)
+    for epoch in range(4):
+        before = len(joined)
+        for rows in rng.permutation(120).reshape(-1, 8):
+            assert np.array_equal(every[rows], taken(dataset, rows))
+        if epoch:
+            assert len(joined) - before <= 3 * (epoch == 1)
+    assert dataset.num_decoded == 30
+
+
+def test_a_first_pass_joins_each_row_group_a_few_times_only(tmp_path: Path, joined: list[int]) -> None:
+    dataset, _ = wide(tmp_path / "t.parquet", 200)
+    for first in range(0, 796, 4):
+        taken(dataset, range(first + 2, first + 6))
+    assert sum(joined) <= 4 * 200
+
+
+def test_no_row_group_that_the_cache_has_put_out_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, nbytes = wide(tmp_path / "t.parquet", 12)
+    dataset, alive, most = ParquetDataset(tmp_path / "t.parquet", cache_bytes=4 * nbytes), [], 0
+    decoded = dataset._opened._decoded
+
+    def watched(group: int) -> Any:
+        nonlocal most
+        table, its_nbytes = decoded(group)
+        alive.append(weakref.ref(table["x"].table))
+        most = max(most, sum(each() is not None for each in alive))
+        return table, its_nbytes
+
+    monkeypatch.setattr(dataset._opened, "_decoded", watched)
+    for groups in ((0, 1), (2, 3), (0, 1, 2, 3), (4, 5, 6), (1, 7, 8), (0, 1, 2, 3, 4, 5), (6, 7), (9, 10, 11)):
+        taken(dataset, [4 * group for group in groups])
+    assert most <= 4 + 1
+
+
+def test_rows_beside_a_row_group_of_other_lengths_are_read(tmp_path: Path) -> None:
+    lists = [[1, 2]] * 8 + [[1, 2, 3]] * 4
+    dataset = ParquetDataset(
+        written(tmp_path / "t.parquet", x=pa.array(lists, pa.list_(pa.int64()))), schema={"x": ("int64", (2,))}
+    )
+    for _ in range(3):
+        with pytest.raises(SampleError, match="the schema says rows of shape"):
+            dataset[8]
+        assert [dataset[row]["x"].tolist() for row in (0, 7, 4)] == [[1, 2]] * 3

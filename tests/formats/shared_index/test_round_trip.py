@@ -208,3 +208,10 @@ def test_an_error_of_the_generator_comes_through() -> None:
 
     with pytest.raises(RuntimeError, match="listing failed"):
         SharedIndex(broken())
+
+
+@pytest.mark.parametrize("entries", [[{"a": 1}, {"a": 2}], [("x", 1), ("y", 2)], ["x", "yz"], [b"x", None]], ids=str)
+def test_an_array_of_objects_gives_them_one_by_one(entries: Any) -> None:
+    array = np.empty(2, object)
+    array[:] = entries
+    assert list(SharedIndex(array)) == entries

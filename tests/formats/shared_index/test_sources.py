@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from shmload import SharedIndex
+from shmload.formats import shared_index
 
 ROWS = [{"path": "a.jpg", "label": 3, "weight": 0.5}, {"path": 'ü,"b".jpg', "label": 5, "weight": float("inf")}]
 
@@ -133,8 +134,29 @@ def test_parquet_gives_rows(tmp_path: Path) -> None:
 
 def test_parquet_without_pyarrow_says_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ImportError, match=r"needs the package pyarrow, which is not installed: pip install .shmload\[parquet\]"):
+    with pytest.raises(
+        ImportError, match=r"m\.parquet: .*needs the package pyarrow, which is not installed: pip install .shmload\[parquet\]"
+    ):
         SharedIndex.from_manifest(tmp_path / "m.parquet")
+
+
+def test_of_a_parquet_file_only_a_part_is_there_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"path": [f"folder/of/images/{i:010d}.jpg" for i in range(300_000)]})
+    pyarrow.parquet.write_table(table, tmp_path / "m.parquet", use_dictionary=False, row_group_size=50_000)
+    held, before = [], 0
+
+    class Watching(shared_index.ColumnBuilder):  # type: ignore[misc]  # compiled
+        def extend(self, values: Any) -> None:
+            held.append(pa.total_allocated_bytes() - before)
+            super().extend(values)
+
+    monkeypatch.setattr(shared_index, "ColumnBuilder", Watching)
+    nbytes = table.nbytes
+    del table
+    before = pa.total_allocated_bytes()
+    index = SharedIndex.from_manifest(tmp_path / "m.parquet")
+    assert (len(index), index[299_999]) == (300_000, {"path": "folder/of/images/0000299999.jpg"})
+    assert max(held) < nbytes / 2
 
 
 BAD = [

@@ -88,6 +88,10 @@ def test_what_gzip_expands_to_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
         decoded("bin.gz", b"nothing")
 
 
+def test_an_empty_gz_member_is_empty() -> None:
+    assert (decoded("bin.gz", b""), decoded("txt.gz", b"")) == (b"", "")
+
+
 def npz_of(method: int = zipfile.ZIP_DEFLATED, **members: bytes) -> bytearray:
     """A zip file whose members need not be arrays."""
     file = io.BytesIO()

@@ -54,6 +54,13 @@ def test_any_key_is_read_back_by_us_and_by_tarfile(tmp_path: Path, parts: list[s
         assert [f"{key}.bin"] == archive.getnames()
 
 
+@pytest.mark.parametrize("length", [96, 97, 98, 150, 152, 153, 300])
+def test_a_key_that_begins_with_a_slash_keeps_it(tmp_path: Path, length: int) -> None:
+    key = "/" + "k" * (length - 1)  # and ".bin": 101 bytes are one more than a header's name holds
+    written(tmp_path / "a.tar", [{"__key__": key, "bin": b"x"}])
+    assert TarDataset(tmp_path / "a.tar")[0]["__key__"] == key
+
+
 def test_the_tar_program_reads_what_we_write(tmp_path: Path) -> None:
     key = "e" * 300
     written(tmp_path / "a.tar", [{"__key__": "d/a", "bin": b"x"}, {"__key__": key, "bin": b"y"}])

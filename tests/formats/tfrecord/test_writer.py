@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -81,3 +83,39 @@ def test_an_array_that_grows_while_it_is_written_is_an_error():
     with pytest.raises(RuntimeError, match="an array was changed by another thread while it was written"):
         buffer.append_example([(b"a", INTS, [numbers]), Growing()])
     assert buffer.nbytes == 0
+
+
+class Failing:
+    """A file that cannot be closed without an error, as where a disk of another machine is full."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def close(self):
+        self.file.close()
+        fail()
+
+
+def fail(*_):
+    raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+
+@pytest.mark.parametrize("compression", [None, "gzip", "zlib"])
+@pytest.mark.parametrize("what", ["write", "close"])
+def test_a_file_that_cannot_be_finished_leaves_the_older_one_and_says_why(tmp_path, what, compression):
+    path = tmp_path / "f"
+    path.write_bytes(b"older")
+    writer = TFRecordWriter(path, compression=compression)
+    writer.write({"a": 1})
+    if what == "write":
+        writer._file.write = fail
+    else:
+        writer._file._file = Failing(writer._file._file)
+    with pytest.raises(OSError, match="Disk quota exceeded"):
+        writer.close()
+    del writer
+    gc.collect()  # what is left of the file is said to nobody
+    assert (path.read_bytes(), [each.name for each in tmp_path.iterdir()]) == (b"older", ["f"])

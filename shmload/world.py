@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from threading import Lock
 from types import FrameType
 from typing import Any
 
@@ -74,6 +75,19 @@ def ability_of(value: Any, name: str) -> Any:
     except AttributeError:
         return None
     return getattr(value, name, None)
+
+
+class ForkLock:
+    """A lock that a forked child has anew: one that another thread held at the fork would never come back there."""
+
+    def __init__(self) -> None:
+        self._locks: dict[int, Lock] = {}
+
+    def __enter__(self) -> None:
+        self._locks.setdefault(os.getpid(), Lock()).acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._locks[os.getpid()].release()
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:

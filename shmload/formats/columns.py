@@ -40,7 +40,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import prod
-from threading import Lock, RLock
+from threading import RLock
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
@@ -51,6 +51,7 @@ from shmload.batch.collate import ArrayRows, OneSample, TypedArray, typed_array
 from shmload.batch.layout import ELEMENT_TYPES, of_numpy
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import Paths, check_local, expanded
+from shmload.world import ForkLock
 
 
 def library(name: str, extra: str) -> Any:
@@ -86,7 +87,7 @@ class PerProcess(Generic[T]):
         self._is_inherited = is_inherited
         self._held: tuple[int, T] | None = None  # and the process it was opened in
         self._inherited: list[object] = []
-        self._locks: dict[int, Lock] = {}  # by process: one that a thread held when this was forked is never given back here
+        self._lock = ForkLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerProcess, (self._is_inherited,)  # it is opened again where it is unpickled
@@ -101,7 +102,7 @@ class PerProcess(Generic[T]):
         pid, held = 0 if self._is_inherited else os.getpid(), self._held
         if held is not None and held[0] == pid:
             return held[1]
-        with self._locks.setdefault(os.getpid(), Lock()):
+        with self._lock:
             held = self._held
             if held is None or held[0] != pid:
                 self._inherited.append(held)

@@ -19,6 +19,7 @@ import string
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import ExitStack
 from glob import glob
 from typing import Any, Self
 
@@ -88,10 +89,11 @@ class AtomicWriter(ABC):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
+        with ExitStack() as stack:
+            stack.callback(self.abandon)
+            if kind is None:
+                self.close()
+                stack.pop_all()
 
 
 def write_whole(path: str, data: bytes) -> None:

@@ -460,7 +460,9 @@ class SeedStream:
             raise RuntimeError("this loader is closed: make a new one")
         engine: BatchSource | None = None
         if self.config.num_workers == 0:
-            reader = self._inline_reader()  # here: what making it raises loses no batch
+            if self._inline is None:  # here: what making it raises loses no batch
+                self._inline = InlineReader(self.config.job(), self._builder.bad_samples)
+            reader = self._inline
             front = self.epochs.order(epoch, step)
         else:
             engine = self._engine
@@ -538,11 +540,6 @@ class SeedStream:
         except Exception:  # a mixture that never ends, or a sampler of the user's that cannot say
             num_steps = 0  # it is for stats readers alone
         engine.begin_pass(num_steps, step_stride=self.epochs.stride)
-
-    def _inline_reader(self) -> InlineReader:
-        if self._inline is None:
-            self._inline = InlineReader(self.config.job(), self._builder.bad_samples)
-        return self._inline
 
     # ------------------------------------------------------------ position
 

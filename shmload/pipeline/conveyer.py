@@ -135,8 +135,7 @@ class Conveyer:
             self.begin_next_epoch()
         return self
 
-    def __next__(self) -> Any:
-        return self()
+    __next__ = __call__
 
     def __len__(self) -> int:
         """Batches, or items, that this rank has of one epoch. A source that repeats has no seam there: the whole number above."""

@@ -160,8 +160,7 @@ class Join:
             self.begin_next_epoch()
         return self
 
-    def __next__(self) -> Any:
-        return self()
+    __next__ = __call__
 
     def __len__(self) -> int:
         """Draws until the end; of a Join without one, an epoch of each member."""

@@ -30,9 +30,7 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -45,7 +43,7 @@ from typing_extensions import Buffer
 from shmload._core import tar
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
-from shmload.formats.paths import shard_paths
+from shmload.formats.paths import shard_paths, write_whole
 from shmload.formats.tar.shards import ShardIndex, map_file, pack_index, unpack_index
 from shmload.storage.cache import Fetch
 from shmload.storage.client import split_url
@@ -193,11 +191,7 @@ def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> S
             f"{shard.url}: its index says {says}, and the manifest {shard.num_samples} samples in {shard.nbytes} bytes: upload the "
             "dataset again"
         )
-    with contextlib.suppress(FileNotFoundError):  # the folder's owner, another process, has ended it
-        fd, temporary = tempfile.mkstemp(prefix=".", dir=folder)
-        with open(fd, "wb") as file:
-            file.write(packed)
-        os.replace(temporary, path)
+    write_whole(path, packed)  # or not: the folder's owner, another process, may have ended it
     return found
 
 

@@ -57,7 +57,7 @@ from shmload.schedule.schedule import Uneven
 from shmload.shm import owners
 from shmload.storage.client import open_store
 from shmload.worker import stage_engine
-from shmload.worker.stage_engine import Batched, Each, Handler, Program, Sliced, Stage
+from shmload.worker.stage_engine import Batched, Each, Handler, Program, Sliced, Stage, Units
 from shmload.world import rank_and_world_size
 
 __all__ = ["CACHE_BYTES", "Passes", "RemoteDataset"]
@@ -501,7 +501,7 @@ class RemoteDataset(IterableDataset[Any]):
         size = _whole("batched: batchsize", batchsize, 1)
         program = self.program.then(Stage("batched", stage_engine.batch, (size, collation_fn, bool(partial))))
         if program.known != "nothing":
-            program = replace(program, units=program.units.with_level(Batched(size, bool(partial))))
+            program = replace(program, units=Units((*program.units.levels, Batched(size, bool(partial)))))
         return self._with(program)
 
     def unbatched(self) -> Self:
@@ -524,7 +524,7 @@ class RemoteDataset(IterableDataset[Any]):
         start, step = _whole("slice: start", start or 0, 0), _whole("slice: step", 1 if step is None else step, 1)
         stop = None if stop is None else _whole("slice: stop", stop, 0)
         if self.program.known == "units":
-            return self._with(replace(self.program, units=self.program.units.with_level(Sliced(start, stop, step))))
+            return self._with(replace(self.program, units=Units((*self.program.units.levels, Sliced(start, stop, step)))))
         return self._with(self.program.then(Stage("slice", stage_engine.some, (start, stop, step))).ended_by("slice"))
 
     def then(self, function: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> Self:

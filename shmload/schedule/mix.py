@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import math
 import operator
-import threading
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ from torch.utils.data import ConcatDataset
 from shmload._core.mix import Draws, Rounds
 from shmload.errors import StateMismatch
 from shmload.schedule.schedule import MAX_N, MIX, EpochCache, KeyedOrder, digest
-from shmload.world import ability_of
+from shmload.world import ForkLock, ability_of
 
 MAX_TOTAL = 1 << 60
 
@@ -320,7 +319,7 @@ class MixOrder(KeyedOrder):
         self._rounds: EpochCache[list[Rounds | None]] = EpochCache()
         self._blocks: dict[tuple[int, int, int], _Block] = {}  # the least recently made first
         self._newest = _Block(-1, -1, 0, 0, np.empty(0, np.int64))
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     @property
     def is_endless(self) -> bool:

@@ -210,9 +210,6 @@ class Units:
             found = level.items(found, below)
         return found
 
-    def with_level(self, level: Sliced | Batched) -> Units:
-        return Units((*self.levels, level))
-
 
 _NO_LEVELS = Units()
 Known = Literal["units", "number", "nothing"]

@@ -214,9 +214,9 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a forked child waits for a thread of its parent's that was opening",
-        "shmload/formats/columns.py",
-        "        with self._locks.setdefault(os.getpid(), Lock()):\n",
-        "        with self._locks.setdefault(pid, Lock()):\n",
+        "shmload/world.py",
+        "        self._locks.setdefault(os.getpid(), Lock()).acquire()\n",
+        "        self._locks.setdefault(os.getpid(), next(iter(self._locks.values()), Lock())).acquire()\n",
         ("tests/formats/test_per_process.py::test_a_child_does_not_wait_for_a_thread_that_was_opening[True]",),
     ),
     Defect(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import signal
 from typing import Any
 
 import numpy as np
@@ -279,3 +281,13 @@ def test_any_number_of_ranks_goes_on_with_the_same_samples(
     assert sum(state["counters"]) == state["position"]
     assert (2, step) == resume(state, other)
     assert rows(one, step) == rows(other, step)
+
+
+def test_a_child_forked_while_a_thread_draws_can_draw() -> None:
+    order = MixOrder([300, 100], {0: [3, 1]}, stop="first", shuffle=False)
+    with order._lock:  # as another thread of the parent's has it
+        child = os.fork()
+        if not child:
+            signal.alarm(30)  # ends it if it waits for ever
+            os._exit(int(order.take(0, 4, seed=7, epoch=0).tolist() != [0, 1, 300, 2]))
+    assert os.waitpid(child, 0)[1] == 0

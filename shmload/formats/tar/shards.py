@@ -27,7 +27,6 @@ import mmap
 import operator
 import os
 import struct
-import threading
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +48,7 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.columns import PerProcess, checked_indices
 from shmload.formats.paths import Paths, shard_paths, write_whole
 from shmload.formats.tar.members import INTEGERS, TEXTS, Decode, Decoders
+from shmload.world import ForkLock
 
 SUFFIX = ".index"
 _HEADER = struct.Struct("<8s6QI4x")
@@ -337,7 +337,7 @@ class TarSamples:
         self._begin: list[int] = self.starts.tolist()
         self._alternatives = alternatives
         self._mapped: dict[int, NDArray[np.uint8]] = {}
-        self._locks: dict[int, threading.Lock] = {}  # by process: a forked one must not wait for a thread of its parent's
+        self._lock = ForkLock()
 
     def __len__(self) -> int:
         return self._begin[-1]
@@ -380,7 +380,7 @@ class TarSamples:
 
     def _open(self, shard: int) -> NDArray[np.uint8]:
         data, path, state = self.map(shard)
-        with self._locks.setdefault(os.getpid(), threading.Lock()):
+        with self._lock:
             if shard not in self._mapped:
                 index = self.indexes[shard]
                 known = [[names.index(e) if e in names else 255 for e in index.extensions] for names in self._alternatives]

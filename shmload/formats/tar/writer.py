@@ -17,6 +17,7 @@ import os
 import re
 import tarfile
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from shmload._core.tar import split_name
@@ -190,18 +191,18 @@ class TarWriter(AtomicWriter):
 
     def _finish(self) -> None:
         self._files[0].write(bytes(archive_nbytes(self._nbytes) - self._nbytes))
-        self._closed()
+        for file in self._files:
+            file.close()
         os.replace(self._temporary, self._path())
+        self._files = []
         self.paths.append(self._path())
         self._shard += 1
 
     def abandon(self) -> None:
         """Gives up the shard that is being written: leaves nothing of it, and an older one untouched."""
-        if self._files:
-            self._closed()
+        files, self._files = self._files, []
+        if files:
             os.unlink(self._temporary)
-
-    def _closed(self) -> None:
-        for file in self._files:
-            file.close()
-        self._files = []
+        for file in files:
+            with suppress(OSError):  # of a full disk, say, which may be why it is given up
+                file.close()

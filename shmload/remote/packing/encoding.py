@@ -185,8 +185,7 @@ def _file_of(picture: Picture) -> bytes | None:
 def _read_of(picture: Any) -> bytes | None:
     filename = getattr(picture, "filename", "")
     if isinstance(filename, (str, bytes)) and filename:
-        with open(filename, "rb") as file:
-            return file.read()
+        return Path(os.fsdecode(filename)).read_bytes()
     fp = getattr(picture, "fp", None)  # of bytes in memory; closed once the pixels are read
     return fp.getvalue() if isinstance(fp, io.BytesIO) else None
 
@@ -301,8 +300,7 @@ def value_member(value: Any, quality: int | None) -> tuple[str, bytes]:
 
 def file_member(path: str | bytes) -> tuple[str, bytes]:
     """(extension, bytes) of a file, which is what its first bytes say, else what its name does."""
-    with open(path, "rb") as file:
-        data = file.read()
+    data = Path(os.fsdecode(path)).read_bytes()
     return file_extension(path, data[:PEEK]), data
 
 

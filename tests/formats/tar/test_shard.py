@@ -274,3 +274,14 @@ def test_without_a_place_for_the_index_it_stays_in_memory(tar_of: Any, monkeypat
 def test_a_header_of_another_size_is_refused() -> None:
     with pytest.raises(ValueError, match="a tar header has 512 bytes; got 3"):
         TarHeaders().read_header(b"abc")
+
+
+def test_a_shard_that_cannot_be_completed_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"), TarWriter(tmp_path / "a.tar") as writer:
+        writer.write({"__key__": "a", "txt": "x"})
+        monkeypatch.setattr("shmload.formats.tar.writer.os.replace", refuse)
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []

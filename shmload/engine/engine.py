@@ -475,10 +475,10 @@ class Engine:
             report |= hook.counters()
         return report
 
-    def totals(self) -> dict[str, float]:
+    def totals(self) -> dict[str, Any]:
         """What the ring has counted since it began, and `busy_s` of all workers."""
-        workers = (self._ring.worker(w) for w in range(self._options.num_workers))
-        return {**self._ring.counters(), "busy_s": sum(worker["busy_s"] for worker in workers)}
+        seen = RingReader(self.control).snapshot()
+        return {**seen, "wait_s": seen["wait_ns"] / 1e9, "busy_s": sum(worker["busy_ns"] for worker in seen["workers"]) / 1e9}
 
     def pace(self) -> tuple[float, float, int]:
         """So far: seconds that the trainer has waited, seconds that workers have worked, and workers that were replaced."""

@@ -184,7 +184,7 @@ class BatchSource(Protocol):
     def counters(self) -> dict[str, Any]:
         """What `shmload top` shows of the ring."""
 
-    def totals(self) -> dict[str, float]:
+    def totals(self) -> dict[str, Any]:
         """What the ring has counted since it began, and `busy_s` of all workers."""
 
     def close(self, *, grace_s: float = STOP_GRACE_S) -> None:

@@ -91,6 +91,7 @@ def test_all_ranks_save_the_same_state_after_equal_steps(spec: Spec) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(specs(sources=st.builds(Leaf, st.integers(1, 40), st.booleans(), st.just(False), st.just(1))))
+@example(Spec(Leaf(10, True, False, 1), world=3, batch_size=2))  # 4 are left for the last step
 def test_ranks_are_disjoint_and_complete_as_the_policy_says(spec: Spec) -> None:
     factor = 2 if spec.doubles and spec.batch_size else 1
     everything = [(x + sum(spec.numbers)) * factor for x in range(spec.source.n)]

@@ -16,7 +16,7 @@ SHARING_DEFECTS = [
         "src/share.h",
         "        if (atomic_load_explicit(shml_hold(share, rank, slot), memory_order_acquire)) return 0;\n",
         "",
-        (f"{WORDS}test_a_slot_is_used_again_only_when_every_rank_is_done_with_it",),
+        (f"{WORDS}test_a_slot_that_a_follower_holds_is_not_used_again",),
         ("trainer",),
     ),
     Defect(

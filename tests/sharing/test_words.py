@@ -177,6 +177,21 @@ def ring() -> SharedRing:
     return SharedRing()
 
 
+def test_a_slot_that_a_follower_holds_is_not_used_again(ring: SharedRing) -> None:
+    order = ring.order(0)
+    assert order is not None
+    ring.fill()
+    held = [seen(follower.lease(order.slot)) for follower in ring.followers]
+    lease = ring.leader.take(order) or ring.leader.lease(order.slot)
+    del lease
+    while held:
+        assert not ring.share.is_passed(order.slot)
+        assert [ring.order(step) is not None for step in range(1, NUM_SLOTS + 1)][-1:] == [False]
+        held.pop()
+    assert ring.share.is_passed(order.slot)
+    ring.close()
+
+
 def test_a_generation_that_followers_have_left_is_not_waited_for(ring: SharedRing) -> None:
     for step in range(NUM_SLOTS):
         ring.order(step)

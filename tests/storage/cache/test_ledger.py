@@ -44,6 +44,7 @@ def test_a_ledger_that_is_not_to_be_believed_is_written_anew_from_the_folder(pla
     folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
     for name in "abc":
         put(folder, name, 30)
+    assert names(other) == ["a", "b", "c"]  # what others have changed is no reason any more
     before = listings(other)
     harm(place)
     assert names(other) == ["a", "b", "c"]

@@ -24,6 +24,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -189,20 +190,17 @@ class NodePlace:
 def held_port() -> socket.socket:
     """A socket bound to a free port, which nobody else is given until it is closed; all addresses, as rank 0 may listen on any."""
     for family in (socket.AF_INET6, socket.AF_INET):
-        try:
-            held = socket.socket(family)
-        except OSError as error:  # the kernel has no IPv6
-            last = error
-            continue
-        try:
-            if family == socket.AF_INET6:
-                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(("", 0))
-            return held
-        except OSError as error:
-            last = error
-            held.close()
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(socket.socket(family))  # fails where the kernel has no IPv6
+                if family == socket.AF_INET6:
+                    held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                held.bind(("", 0))
+                stack.pop_all()
+                return held
+            except OSError as error:
+                last = error
     raise OSError(f"no port of this machine can be bound: {last}") from last
 
 

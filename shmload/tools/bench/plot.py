@@ -19,16 +19,18 @@ def save(report: Report, path: Path) -> None:
     height = 0.8 / len(loaders)
     figure = Figure(figsize=(11, 1.6 + len(report.workloads) * (0.3 + 0.24 * len(loaders))), dpi=140, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
+    others = [name for name in loaders if name != report.reference]  # which has no bar on the left
     for number, name in enumerate(loaders):
         for row, section in enumerate(report.workloads):
-            place = {"y": row + (number - (len(loaders) - 1) / 2) * height, "height": 0.9 * height, "color": COLOURS[number % 8]}
+            bar = {"height": 0.9 * height, "color": COLOURS[number % 8]}
             loader = section.loaders.get(name, LoaderReport())
-            if name != report.reference and (ratio := loader.ratio):
+            if name in others and (ratio := loader.ratio):
                 # from 1 on: on a log scale twice as fast is as long to the right as half as fast to the left
                 error = [[ratio.median - ratio.low], [ratio.high - ratio.median]]
-                left.bar_label(left.barh(width=ratio.median - 1, left=1, xerr=error, **place), [f"{ratio.median:.2g}x"], padding=3)
+                y = row + (others.index(name) - (len(others) - 1) / 2) * height
+                left.bar_label(left.barh(y, ratio.median - 1, left=1, xerr=error, **bar), [f"{ratio.median:.2g}x"], padding=3)
             if found := loader.metrics.get("trainer_us_per_batch"):
-                right.barh(width=max(found.median, 0), **place)
+                right.barh(row + (number - (len(loaders) - 1) / 2) * height, max(found.median, 0), **bar)
         right.barh([0], [0], color=COLOURS[number % 8], label=name)  # of the legend
     left.axvline(1, color="#333333")
     left.set_xscale("log", base=2)
@@ -38,7 +40,7 @@ def save(report: Report, path: Path) -> None:
     left.margins(x=0.2)
     left.set_xlabel(f"samples/s against {report.reference} (bar: median, line: all rounds; log scale)")
     right.set_xscale("log")
-    right.set_xlabel("CPU of the trainer, us per batch, without reading the batch (log scale; less is better)")
+    right.set_xlabel("CPU of the trainer for a batch, us (log scale; less is better)")
     for axes in (left, right):
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(left=False)

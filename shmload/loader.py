@@ -485,7 +485,7 @@ def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make,
     """What makes the engines that the arguments ask for, and options of theirs: where workers run."""
     options: dict[str, Any] = {}
     if config.backend == "ray":
-        from shmload.ray.pool import OnCluster  # few loaders have a cluster
+        from shmload.ray.actor_pool import OnCluster  # few loaders have a cluster
 
         cluster = OnCluster(config.address or "auto", config.num_local_workers, config.connect_timeout_s)
         options = {"backend": cluster, "num_far": config.num_workers}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,15 @@ def test_every_file_that_is_named_is_there() -> None:
     pages = [root / "docs/internals.md", root / "ARCHITECTURE.md", root / "CONTRIBUTING.md", *root.glob("src/*.*"), *files()]
     named = {name: page for page in pages for name in FILE.findall(page.read_text())}
     assert {name: page for name, page in named.items() if not any(path.endswith(f"/{name}") for path in there)}.keys() == FOREIGN
+
+
+def test_a_name_of_a_file_or_a_class_stands_once() -> None:
+    stems = Counter(path.stem for path in files() if not path.stem.startswith("__"))
+    classes = Counter(
+        node.name for path in files() for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
+    )
+    twice = {name for names in (stems, classes) for name, number in names.items() if number > 1}
+    assert twice == {"Permutation"}  # public twice: an order, and the Conveyer library's stage
 
 
 def test_few_modules_stand_directly_in_the_package() -> None:

@@ -303,10 +303,7 @@ _BATCH = (  # formatted and not dumped: it is made within next()
 def batch_record(batch: Batch) -> bytes:
     """The record of a batch. Keys that JSON has no word for are written as their repr."""
     keys, changes = batch.keys, b"[]"
-    if isinstance(keys, np.ndarray):
-        written = b'"%b"' % b64encode(keys.astype("<i8", copy=False).tobytes())
-    else:
-        written = _json_of(keys)
+    written = b'"%b"' % b64encode(keys.astype("<i8", copy=False).tobytes()) if isinstance(keys, np.ndarray) else _json_of(keys)
     if batch.changes:
         changes = b"[%b]" % b", ".join(_json_of(change) for change in batch.changes)
     numbers = (batch.time_ns, batch.epoch, batch.step, batch.valid, batch.digest)

@@ -365,10 +365,7 @@ def ragged_of(asked: str | Mapping[str, str], schema: Mapping[str, Any] | None, 
     specs = {name: spec if isinstance(spec, tuple) else (spec, ()) for name, spec in (schema or {}).items()}
     shapes = {name: tuple(shape) for name, (_, shape) in specs.items()}
     dims = {name: tuple(i for i, extent in enumerate(shape) if extent is None) for name, shape in shapes.items() if None in shape}
-    if isinstance(asked, Mapping):
-        of_field = {**dict.fromkeys(dims, "list"), **asked}
-    else:
-        of_field = dict.fromkeys(dims, str(asked))
+    of_field = {**dict.fromkeys(dims, "list"), **asked} if isinstance(asked, Mapping) else dict.fromkeys(dims, str(asked))
     for name, mode in of_field.items():
         if mode in ("nested", "jagged") and dims.get(name, (0,)) != (0,):
             raise ValueError(

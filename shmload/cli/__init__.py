@@ -4,7 +4,16 @@ from collections.abc import Callable
 
 import typer
 
-from shmload.cli import bench, clean, doctor, index, inspect, launch, pack, top, trace, verify
+from shmload.cli.bench_command import bench
+from shmload.cli.clean_command import clean
+from shmload.cli.doctor_command import doctor
+from shmload.cli.index_command import index
+from shmload.cli.inspect_command import inspect
+from shmload.cli.launch_command import launch
+from shmload.cli.pack_command import pack
+from shmload.cli.top_command import top
+from shmload.cli.trace_command import trace
+from shmload.cli.verify_command import verify
 
 __all__ = ["app", "main"]
 
@@ -15,13 +24,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-COMMANDS: tuple[Callable[..., None], ...] = (
-    *(bench.bench, clean.clean, doctor.doctor, index.index, inspect.inspect),
-    *(launch.launch, pack.pack, top.top, trace.trace, verify.verify),
-)
+COMMANDS: tuple[Callable[..., None], ...] = (bench, clean, doctor, index, inspect, launch, pack, top, trace, verify)
 for command in COMMANDS:
     # what stands behind the SCRIPT of launch is the script's, options and all
-    app.command(command.__name__, context_settings={"allow_interspersed_args": command is not launch.launch})(command)
+    app.command(command.__name__, context_settings={"allow_interspersed_args": command is not launch})(command)
 
 
 def main() -> None:

@@ -60,7 +60,7 @@ from shmload.growing.files import (
     snapshot_path,
     write_whole,
 )
-from shmload.growing.supervisor import Samplers
+from shmload.growing.sampler_supervisor import Samplers
 from shmload.storage.folder import BudgetedFolder, Leases
 from shmload.storage.ledger import Kept, close_kept, open_kept, try_lock
 from shmload.world import run_key

@@ -5,10 +5,10 @@
 
 What a worker is to the ring (a number that claims and finishes) is here a few *threads* of the agent; what decodes is an actor
 somewhere in the cluster. Trainer, leases, order and repair stay as they are, and the trainer spends nothing on the way: it neither
-imports a running Ray nor unpickles. `pool.py` starts the agent, watches for its death, and says how many actors there are and on
-which nodes. `agent.py` is the agent's process: it claims, and sees each claim through. `actors.py` is the actor: the worker's own
-`WorkerLoop` over a ring of one slot in private memory, whose trainer is a few lines that grant whatever is asked for. So every path
-(rows, packed, ragged, iterable, notes, errors) is the local one, and batches cannot differ.
+imports a running Ray nor unpickles. `actor_pool.py` starts the agent, watches for its death, and says how many actors there are and
+on which nodes. `agent.py` is the agent's process: it claims, and sees each claim through. `actors.py` is the actor: the worker's
+own `WorkerLoop` over a ring of one slot in private memory, whose trainer is a few lines that grant whatever is asked for. So every
+path (rows, packed, ragged, iterable, notes, errors) is the local one, and batches cannot differ.
 
 * A claim of some rows of a batch travels as a batch of its own; its rows come back dense, field by field, and are copied into
   their places. Where the ring's layout is not the actor's, or rows had to be packed that others share, the usual repack follows.

@@ -48,8 +48,8 @@ from shmload._core.mapping import Mapping
 from shmload._core.rows import copy_from
 from shmload._core.watch import die_with
 from shmload.batch.layout import Layout, aligned
+from shmload.ray.actor_pool import Briefing, Call, Cluster
 from shmload.ray.actors import ActorSetting, Outcome, Task
-from shmload.ray.pool import Briefing, Call, Cluster
 from shmload.shm.segment import Doorbell
 from shmload.worker.loop import process_begin_ns
 from shmload.worker.pool import GONE, open_memory

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from shmload.errors import WorkerDied
-from shmload.growing import SampleCache, supervisor
+from shmload.growing import SampleCache, sampler_supervisor
 from tests.growing.growing_kit import (
     broken,
     dataset_of,
@@ -32,7 +32,7 @@ from tests.growing.growing_kit import (
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "PAUSE_S", 0.001)
+    monkeypatch.setattr(sampler_supervisor, "PAUSE_S", 0.001)
 
 
 def test_one_that_is_killed_goes_on_anew_and_loses_only_what_it_had_not_published(cache: SampleCache, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "sending the dataset counts as connecting",
-        "shmload/ray/pool.py",
+        "shmload/ray/actor_pool.py",
         "            asked_at = self._asked_at if self._joined_at is None else None",
         "            asked_at = self._asked_at",
         (f"{CONNECTION}test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said",),
@@ -157,7 +157,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "an agent that takes another's place asks the cluster once",
-        "shmload/ray/pool.py",
+        "shmload/ray/actor_pool.py",
         ", is_again=True))",
         "))",
         (f"{CONNECTION}test_an_agent_that_takes_anothers_place_knows_it",),

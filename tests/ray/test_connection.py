@@ -10,9 +10,9 @@ import pytest
 
 from shmload import ShmLoader
 from shmload.errors import ClusterUnreachable
-from shmload.ray import pool as module
-from shmload.ray import pool as pool_module
-from shmload.ray.pool import Briefing, Cluster, RayPool
+from shmload.ray import actor_pool as module
+from shmload.ray import actor_pool as pool_module
+from shmload.ray.actor_pool import Briefing, Cluster, RayPool
 from shmload.storage import transport
 
 EARLY, LATE = -1e9, 1e18  # on the clock that is asked

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.ray.pool import Node, alive_nodes, place
+from shmload.ray.actor_pool import Node, alive_nodes, place
 
 NODES = st.lists(st.builds(Node, st.uuids().map(str), st.integers(0, 5), st.booleans()), min_size=1, unique_by=lambda n: n.node_id)
 

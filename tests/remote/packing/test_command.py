@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import shmload
 from shmload.cli import app
-from shmload.cli.pack import progress_on
+from shmload.cli.pack_command import progress_on
 from shmload.cli.terminal import shown
 from shmload.formats import TarWriter, TFRecordWriter
 from shmload.remote.fetch import Manifest

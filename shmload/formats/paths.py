@@ -19,7 +19,7 @@ import string
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from glob import glob
 from typing import Any, Self
 
@@ -96,18 +96,33 @@ class AtomicWriter(ABC):
                 stack.pop_all()
 
 
-def write_whole(path: str, data: bytes) -> None:
-    """Writes a file whole or not at all: not where its folder does not let us."""
+def write_whole(path: str | os.PathLike[str], data: bytes, *, is_new: bool = False) -> bool:
+    """Writes a file whole or not at all. With `is_new`, False if there is one already.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    fd, half = make_half(path)  # no file object: a process that is ended here by a signal would be warned of one left open
     try:
-        fd, half = make_half(path)
-    except OSError:
-        return
-    try:
-        with open(fd, "wb") as file:
-            file.write(data)
-        os.replace(half, path)
-    except OSError:
-        os.unlink(half)
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)
+        (os.link if is_new else os.replace)(half, path)
+    except FileExistsError:
+        return False
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(half)
+    return True
+
+
+def write_if_possible(path: str | os.PathLike[str], data: bytes) -> None:
+    """`write_whole` of what can be done without: where it cannot be written, a full disk say, that is no error."""
+    with suppress(OSError):
+        write_whole(path, data)
 
 
 def npy_head(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -49,7 +49,7 @@ from shmload.batch.layout import ElementType, fits, of_any
 from shmload.errors import SampleError, ShardCorrupt, ShmloadError
 from shmload.formats.columns import PerProcess
 from shmload.formats.images.decoder import ImageDecoder
-from shmload.formats.paths import AtomicWriter, Paths, expanded, inflated, make_half, write_whole
+from shmload.formats.paths import AtomicWriter, Paths, expanded, inflated, make_half, write_if_possible
 
 MAGIC = b"SHMLOAD TFRECORD INDEX 1\n"
 SUFFIX = ".shmload-index"
@@ -159,7 +159,7 @@ def write_index(path: str, identity: dict[str, Any], offsets: Offsets) -> None:
     """Writes the index beside a file, if its folder allows it."""
     body = offsets.tobytes()
     head = json.dumps({**identity, "crc32c": crc32c(body)}).encode()
-    write_whole(path + SUFFIX, MAGIC + head + b"\n" + body)
+    write_if_possible(path + SUFFIX, MAGIC + head + b"\n" + body)
 
 
 def _compression_of(head: bytes) -> str:

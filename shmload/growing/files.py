@@ -57,7 +57,7 @@ from numpy.typing import NDArray
 from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import RecordReader
 from shmload.errors import CacheFull, ShardCorrupt
-from shmload.formats.paths import AtomicWriter
+from shmload.formats.paths import AtomicWriter, write_if_possible
 from shmload.formats.tfrecord import Offsets, RecordFile, TFRecordWriter, error_of, fields_of
 from shmload.storage.folder import BudgetedFolder, Reservation
 from shmload.storage.ledger import close_kept, is_locked, open_kept, try_lock
@@ -122,28 +122,6 @@ def newest_generation(control: Path) -> int:
         return 0
 
 
-def write_whole(path: Path, data: bytes, *, is_new: bool = False) -> bool:
-    """Writes a small file whole or not at all. With `is_new`, False if there is one already."""
-    partial = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        partial.write_bytes(data)
-        if is_new:
-            path.hardlink_to(partial)
-        else:
-            partial.replace(path)
-    except FileExistsError:
-        return False
-    finally:
-        partial.unlink(missing_ok=True)
-    return True
-
-
-def report(path: Path, data: bytes) -> None:
-    """`write_whole` of what others may well know but need not: where it cannot be written, a full disk say, that is no error."""
-    with suppress(OSError):
-        write_whole(path, data)
-
-
 class WriterReport:
     """What a process says of itself to `stats()` elsewhere: .growing/<kind>/<pid>-<word>.json, written anew with each change.
 
@@ -163,7 +141,7 @@ class WriterReport:
     def write(self, what: Any) -> None:
         """Says this; nothing in a forked copy."""
         if self._pid == os.getpid():
-            report(self.path, json.dumps(what).encode())
+            write_if_possible(self.path, json.dumps(what).encode())
 
     def close(self) -> None:
         """Says nothing any more. Twice is no error."""
@@ -195,7 +173,7 @@ def report_bad(folder: Path, name: str, text: str) -> None:
     path = folder / CONTROL / BAD / f"{crc32c(name.encode()):08x}.json"
     if not path.exists():
         log.warning("%s; it is left out of later epochs", text)
-        report(path, json.dumps({"name": name, "text": text}).encode())
+        write_if_possible(path, json.dumps({"name": name, "text": text}).encode())
 
 
 def reported_bad(folder: Path) -> dict[str, str]:
@@ -352,7 +330,7 @@ class Intake:
         self._known = {name: known for name, known in self._known.items() if name in names}
         kept = json.dumps(self._known, sort_keys=True).encode()
         if kept != self._kept and (self._known or self._kept):
-            report(self._path, kept)
+            write_if_possible(self._path, kept)
             self._kept = kept
 
     @property

@@ -42,6 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch, WorkerDied
+from shmload.formats.paths import write_whole
 from shmload.growing.files import (
     CONTROL,
     EPOCH_SHIFT,
@@ -58,7 +59,6 @@ from shmload.growing.files import (
     reported_bad,
     reports,
     snapshot_path,
-    write_whole,
 )
 from shmload.growing.sampler_supervisor import Samplers
 from shmload.storage.folder import BudgetedFolder, Leases

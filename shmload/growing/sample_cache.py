@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from shmload.formats.paths import write_whole
 from shmload.growing.dataset import GrowingDataset, SnapshotRecords
-from shmload.growing.files import BAD, CONTROL, MAX_INFLATED_BYTES, CacheFile, CacheWriter, write_whole
+from shmload.growing.files import BAD, CONTROL, MAX_INFLATED_BYTES, CacheFile, CacheWriter
 from shmload.growing.library import CacheStatistics, GrowingEpochs, Library, Missing, are_samples, forget_runs, statistics_of
 from shmload.growing.sampler_supervisor import Sampler, Samplers
 from shmload.storage.folder import BudgetedFolder

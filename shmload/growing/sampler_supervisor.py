@@ -32,7 +32,8 @@ from typing import Any
 
 from shmload._core.watch import die_with
 from shmload.errors import WorkerDied
-from shmload.growing.files import CONTROL, CacheWriter, WriterReport, report
+from shmload.formats.paths import write_if_possible
+from shmload.growing.files import CONTROL, CacheWriter, WriterReport
 from shmload.shm import owners
 from shmload.worker.pool import context_of, interrupts_held, warn_of_fork
 from shmload.world import describe_exit
@@ -282,7 +283,7 @@ class SamplerSupervisor:
         text = json.dumps([{"worker_id": one.worker_id, **one.state} for one in self._places])
         if text != self._written:
             self._written = text
-            report(self.report, text.encode())
+            write_if_possible(self.report, text.encode())
 
 
 _is_asked_to_end = False  # an exception that is raised while a finalizer runs is lost; this is not

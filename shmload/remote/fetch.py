@@ -43,7 +43,7 @@ from typing_extensions import Buffer
 from shmload._core import tar
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
-from shmload.formats.paths import shard_paths, write_whole
+from shmload.formats.paths import shard_paths, write_if_possible
 from shmload.formats.tar.shards import ShardIndex, map_file, pack_index, unpack_index
 from shmload.storage.cache import Fetch
 from shmload.storage.client import split_url
@@ -191,7 +191,7 @@ def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> S
             f"{shard.url}: its index says {says}, and the manifest {shard.num_samples} samples in {shard.nbytes} bytes: upload the "
             "dataset again"
         )
-    write_whole(path, packed)  # or not: the folder's owner, another process, may have ended it
+    write_if_possible(path, packed)  # or not: the folder's owner, another process, may have ended it
     return found
 
 

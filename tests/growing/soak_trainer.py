@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from shmload import ShmLoader
+from shmload.formats.paths import write_whole
 from shmload.growing import SampleCache
-from shmload.growing.files import write_whole
 
 CAPACITY_BYTES, FILE_NBYTES = 4 << 20, 64 << 10
 WIDTH = 256  # int64 of a sample; the first says which it is

@@ -46,7 +46,7 @@ from shmload.batch.collate import OneSample, SingleRow
 from shmload.batch.layout import fits, of_any
 from shmload.errors import ShardCorrupt
 from shmload.formats.columns import PerProcess, checked_indices
-from shmload.formats.paths import Paths, shard_paths, write_whole
+from shmload.formats.paths import Paths, shard_paths, write_if_possible
 from shmload.formats.tar.members import INTEGERS, TEXTS, Decode, Decoders
 from shmload.world import ForkLock
 
@@ -142,7 +142,7 @@ def load_index(path: str, *, cache: bool = True) -> ShardIndex:
         )
     packed = pack_index(path, data, mtime_ns=status.st_mtime_ns)
     if cache:
-        write_whole(path + SUFFIX, packed)
+        write_if_possible(path + SUFFIX, packed)
     return ShardIndex(path, packed)
 
 

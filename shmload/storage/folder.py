@@ -2,7 +2,7 @@
 
 Eviction is taken before anything is written: a reservation counts with its full size from its first moment, and what is in the way
 is evicted first. Whoever reads leases; what is leased stays. The file system is the state: which files there are is what the folder
-says (ledger.py), who lives is what locks say (ledger.py), and both are right after any kill.
+says, who lives is what locks say (both in ledger.py), and both are right after any kill.
 
 The hold of a process on files of a budgeted folder: while one lives, nobody evicts them.
 

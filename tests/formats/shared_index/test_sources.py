@@ -145,7 +145,7 @@ def test_of_a_parquet_file_only_a_part_is_there_at_a_time(tmp_path: Path, monkey
     pyarrow.parquet.write_table(table, tmp_path / "m.parquet", use_dictionary=False, row_group_size=50_000)
     held, before = [], 0
 
-    class Watching(shared_index.ColumnBuilder):  # type: ignore[misc]  # compiled
+    class Watching(shared_index.ColumnBuilder):
         def extend(self, values: Any) -> None:
             held.append(pa.total_allocated_bytes() - before)
             super().extend(values)

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "shmload"
 PICTURE = ROOT / "docs" / "house.svg"
 
 STOREYS = (  # rooms, and what lives there
-    ("errors faults world metrics _core", "exceptions, crash points, rank and host, compiled modules"),
+    ("errors faults world metrics torch_names _core", "exceptions, crash points, rank and host, compiled modules"),
     ("shm schedule batch storage", "memory and its owners; which samples; how a batch lies; stores, cache"),
     ("formats device", "one format a module; the calls of a GPU"),
     ("worker", "the loop, the ways to read a dataset, randomness"),

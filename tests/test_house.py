@@ -50,6 +50,21 @@ def test_a_name_of_a_file_or_a_class_stands_once() -> None:
     assert twice == {"Permutation"}  # public twice: an order, and the Conveyer library's stage
 
 
+def private_names_of_torch(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+    return {name for name in found if re.match(r"torch(\.\w+)*\._(?!_)", name)}
+
+
+def test_private_names_of_torch_are_looked_up_in_one_module() -> None:
+    """So a release without one of them fails there, where a table of releases stands beside them."""
+    assert {path.name for path in files() if private_names_of_torch(path)} == {"torch_names.py"}
+
+
 def test_few_modules_stand_directly_in_the_package() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 10
 

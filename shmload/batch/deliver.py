@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.nested._internal.nested_tensor import NestedTensor
 
 from shmload import faults
 from shmload._core.text import read_text
 from shmload._core.trainer import Lease
-from shmload.batch.layout import ELEMENT_TYPES, Layout, structure
+from shmload.batch.layout import ELEMENT_TYPES, FLOAT8_CODE, UINT_CODE, ElementType, Layout, structure
 from shmload.batch.ragged import INDICES_OF, PackedBatch, is_plain_record
+from shmload.torch_names import DLPACK_HAS_FLOAT8, NestedTensor, from_dlpack, without_torch_function
 
 
 class Padded(NamedTuple):
@@ -73,31 +73,38 @@ class Jagged(NamedTuple):
         return self.offsets.diff()
 
 
-_from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
-
-
 @faults.at("mapping")
 def deliver_rows(layout: Layout, lease: Lease, nrows: int) -> tuple[Any, int]:
     """The batch of `nrows` fixed samples in a leased slot, and its bytes."""
-    plan, nbytes = _plan(layout, nrows)
+    plan, nbytes, viewed = _plan(layout, nrows)
     names = layout.names
-    if names is not None:
-        return lease.tensors(plan, _from_dlpack, names), nbytes
-    tensors = lease.tensors(plan, _from_dlpack)
+    if names is not None and not viewed:
+        return lease.tensors(plan, from_dlpack, names), nbytes
+    tensors = lease.tensors(plan, from_dlpack)
+    for number, dtype in viewed:
+        tensors[number] = tensors[number].view(dtype)
     return tensors[0] if layout.tree[0] == "leaf" else structure(layout.tree, tensors), nbytes
 
 
 @lru_cache(maxsize=64)
-def _plan(layout: Layout, nrows: int) -> tuple[tuple[tuple[Any, ...], ...], int]:
-    """Per field what a capsule needs, (offset, DLPack code, bits, shape), or how an empty one is made; and the bytes in all."""
+def _plan(layout: Layout, nrows: int) -> tuple[tuple[tuple[Any, ...], ...], int, tuple[tuple[int, torch.dtype], ...]]:
+    """Per field what a capsule needs, (offset, DLPack code, bits, shape), or how an empty one is made; the bytes in all; and which
+    fields are to be viewed as another dtype."""
     offsets, nbytes = layout.place(nrows)
     plan = tuple(
-        (at, f.element.code, f.element.itemsize * 8, (nrows, *f.shape))
+        (at, _code(f.element), f.element.itemsize * 8, (nrows, *f.shape))
         if nrows * f.row_nbytes
         else (-1, torch.empty, (nrows, *f.shape), getattr(torch, f.dtype))
         for f, at in zip(layout.fields, offsets, strict=True)
     )
-    return plan, nbytes
+    is_viewed = [_code(f.element) != f.element.code and bool(nrows * f.row_nbytes) for f in layout.fields]
+    viewed = tuple((number, getattr(torch, layout.fields[number].dtype)) for number, is_so in enumerate(is_viewed) if is_so)
+    return plan, nbytes, viewed
+
+
+def _code(element: ElementType) -> int:
+    """The DLPack code that torch makes a tensor by: bytes for an eight-bit float, where it knows none by DLPack."""
+    return element.code if element.code < FLOAT8_CODE or DLPACK_HAS_FLOAT8 else UINT_CODE
 
 
 class LeasedBatch:
@@ -110,7 +117,9 @@ class LeasedBatch:
     def tensor(self, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
         """A tensor over the slot, which holds the lease."""
         element = ELEMENT_TYPES[dtype]
-        return _from_dlpack(self._lease.capsule(offset, element.code, element.itemsize * 8, shape))
+        code = _code(element)
+        tensor = from_dlpack(self._lease.capsule(offset, code, element.itemsize * 8, shape))
+        return tensor if code == element.code else tensor.view(getattr(torch, dtype))
 
     def text(self, count: int, nbytes: int, offset: int, kind: int) -> list[Any]:
         """A column of text as objects of their own."""
@@ -153,7 +162,7 @@ def _cloned(tensor: torch.Tensor) -> torch.Tensor:
     try:
         return copy.deepcopy(tensor)  # a clone of a leaf that requires grad is none, and one of a Parameter is a Tensor
     except RuntimeError:  # torch deep-copies a class of a user's only if that class makes empty tensors of itself
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             private = tensor.detach().clone().as_subclass(type(tensor)).requires_grad_(tensor.requires_grad)
         private.__dict__.update(copy.deepcopy(tensor.__dict__))
         return private

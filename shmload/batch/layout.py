@@ -34,14 +34,18 @@ class ElementType(NamedTuple):
     numpy: np.dtype[Any] | None
 
 
+UINT_CODE, FLOAT8_CODE = 1, 10  # DLPack's; from the latter on eight-bit floats, of DLPack 1.1
+
+
 def _table() -> dict[str, ElementType]:
     table = {}
-    numbers = ((0, "int", (8, 16, 32, 64)), (1, "uint", (8, 16, 32, 64)), (2, "float", (16, 32, 64)), (5, "complex", (64, 128)))
+    sizes = (8, 16, 32, 64)
+    numbers = ((0, "int", sizes), (UINT_CODE, "uint", sizes), (2, "float", sizes[1:]), (5, "complex", (64, 128)))
     names = [(f"{kind}{bits}", code) for code, kind, sizes in numbers for bits in sizes]
     for name, code in [*names, ("bool", 6)]:
         table[name] = ElementType(name, np.dtype(name).itemsize, code, np.dtype(name))
-    floats = [f"float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")]  # from 10 on DLPack 1.1's codes
-    for name, nbytes, code in [("bfloat16", 2, 4), ("complex32", 4, 5), *((name, 1, 10 + i) for i, name in enumerate(floats))]:
+    eights = [f"float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")]
+    for name, nbytes, code in [("bfloat16", 2, 4), ("complex32", 4, 5), *((n, 1, FLOAT8_CODE + i) for i, n in enumerate(eights))]:
         table[name] = ElementType(name, nbytes, code, None)
     return table
 

@@ -48,6 +48,7 @@ from shmload._core.mapping import Mapping
 from shmload._core.trainer import TrainerRing
 from shmload.batch.deliver import mapped
 from shmload.errors import CopyFailed
+from shmload.torch_names import has_cuda_context
 from shmload.world import users_frame
 
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of this process
@@ -145,8 +146,7 @@ class Calls:
 
 def _devices_in_use() -> list[int]:
     """Devices on which this process has a context; asking the others for a stream would make one."""
-    has_context: Callable[[int], bool] = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]  # private
-    return [index for index in range(torch.cuda.device_count()) if has_context(index)]
+    return [index for index in range(torch.cuda.device_count()) if has_cuda_context(index)]
 
 
 def _runtime() -> Any:

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from shmload import faults
 from shmload._core.trainer import Order
@@ -42,6 +41,7 @@ from shmload.modes.torch_order import SamplerReader, state_before
 from shmload.schedule import state as states
 from shmload.schedule.schedule import MAX_N, BatchSchedule, KeyedBatches, KeyedOrder, Schedule
 from shmload.schedule.state import STATE_VERSION, UsersOwn, make_state, opened, resume, sealed
+from shmload.torch_names import pin_memory
 from shmload.worker.reader import no_end
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.torch_side import origin_of
@@ -492,7 +492,7 @@ class SeedStream:
             if watch is not None:
                 watch.delivered(batch)
             if self._pins and (engine is None or engine.wants_pinned):
-                batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own; leaves alone what is pinned
+                batch = pin_memory(batch)  # torch's own; leaves alone what is pinned
             if engine is None:
                 batch = sent_now(batch, self._builder.calls(self.config.device))
         place.step = step + 1 if self.epochs.is_uniform else self.epochs.behind(step)
@@ -622,4 +622,4 @@ def _pins(config: LoaderConfig) -> bool:
 
 def _base_seed(seed: int) -> int:
     """What torch's worker seeds start from: workers' own streams in seed mode matter only to code outside samples."""
-    return int(np.random.SeedSequence([seed & 0xFFFFFFFF, seed >> 32]).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence([seed & 0xFFFFFFFF, seed >> 32]).generate_state(1, np.uint64)[0]) >> 1

@@ -16,8 +16,7 @@ from itertools import cycle
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, _utils
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _sharding_worker_init_fn, _SingleProcessDataLoaderIter
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 
 from shmload import faults
 from shmload._core.trainer import Order
@@ -28,13 +27,19 @@ from shmload.engine.ring import NOTHING, DeliveryLog, Turns
 from shmload.errors import WorkerDied
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, collated, next_of_dataset
 from shmload.modes.torch_order import PassProgress, SamplerReader, TorchState, check_torch_state, fresh_state, packed_state
+from shmload.torch_names import (
+    BaseIterator,
+    DatasetKind,
+    SingleProcessIterator,
+    pin_memory,
+    profiler_enabled,
+    sharding_worker_init_fn,
+)
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.snapshot import NO_NEWS, with_shared_seed
 from shmload.worker.torch_side import Origin, origin_of, replayed
 
 log = logging.getLogger("shmload")
-
-_profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]  # private
 
 
 class TorchPasses:
@@ -126,7 +131,7 @@ class TorchPasses:
         """Nothing is ordered ahead: iterators end what they have begun."""
 
 
-class _Iterator(_BaseDataLoaderIter):
+class _Iterator(BaseIterator):
     """What passes with and without workers share: torch's, plus the account of how far they have come."""
 
     progress: PassProgress
@@ -160,7 +165,7 @@ class _Iterator(_BaseDataLoaderIter):
         if watch is not None:
             watch.asked()
         try:
-            if _profiler_enabled() or self._dataset_kind == _DatasetKind.Iterable:
+            if profiler_enabled() or self._dataset_kind == DatasetKind.Iterable:
                 batch = super().__next__()  # counts samples of iterable datasets, annotates profiles: 5 us
             else:
                 batch = self._next_data()
@@ -245,7 +250,7 @@ class TorchIterator(_Iterator):
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
         init_fn = self._worker_init_fn = config.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
-            init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
+            init_fn = functools.partial(sharding_worker_init_fn, init_fn, self._world_size, self._rank)
         engine = passes.builder.make(
             config,
             base_seed=int(self._base_seed),
@@ -306,16 +311,16 @@ class TorchIterator(_Iterator):
             is_same = state["num_workers"] == self._num_workers
             for _ in range(state["last_worker"] + 1 if is_same else state["snapshot"] % self._num_workers):
                 next(self._turns)
-        if state is not None and self._dataset_kind == _DatasetKind.Iterable:
+        if state is not None and self._dataset_kind == DatasetKind.Iterable:
             counted = [0] * self._num_workers if fast_forward(state) else state["counted"]
             self._read_again([now - then for now, then in zip(state["counts"], counted, strict=True)])
         for _ in range(self._prefetch_factor * self._num_workers - engine.num_queued):
             self._order_next(engine)
-        if state is not None and self._dataset_kind != _DatasetKind.Iterable:
+        if state is not None and self._dataset_kind != DatasetKind.Iterable:
             self._read_again_to(state["done"])
         self._begin_record(passes)
         try:
-            num_steps = 0 if self._dataset_kind == _DatasetKind.Iterable else len(self._index_sampler)
+            num_steps = 0 if self._dataset_kind == DatasetKind.Iterable else len(self._index_sampler)
         except Exception:  # a sampler of the user's that cannot say: it is for stats readers alone
             num_steps = 0
         engine.begin_pass(num_steps, epoch_base=self._pass - self._epoch)
@@ -365,7 +370,7 @@ class TorchIterator(_Iterator):
             self._send(engine, index, worker)
 
     def _send(self, engine: Engine, index: Any, worker: int) -> None:
-        if self._dataset_kind == _DatasetKind.Iterable:
+        if self._dataset_kind == DatasetKind.Iterable:
             index = [self._shared_seed or 0] * len(index) if self._auto_collation else self._shared_seed or 0
         keys = index if self._auto_collation else [index]
         engine.submit(Order(self._epoch, self._num_sent, keys, worker, is_given=self._is_given))
@@ -426,7 +431,7 @@ class TorchIterator(_Iterator):
             if batch is not NOTHING:
                 self._order = order
                 if self._pin_memory and engine.wants_pinned:
-                    return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
+                    return pin_memory(batch, self._pin_memory_device)
                 return batch
             self._nothing_came(order)
 
@@ -440,7 +445,7 @@ class TorchIterator(_Iterator):
             self._shutdown_workers()
 
 
-class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
+class TorchInlineIterator(_Iterator, SingleProcessIterator):
     """One pass without workers: torch's own, or, over a dataset that decodes in place or may have bad samples, ours.
 
     Args:
@@ -484,7 +489,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
             self._dataset_fetcher.ended = True
         elif "iterator" in resumed:
             self._dataset_fetcher.dataset_iter.load_state_dict(resumed["iterator"])
-        if self._dataset_kind == _DatasetKind.Iterable:
+        if self._dataset_kind == DatasetKind.Iterable:
             self._read_again(sum(state["counts"]) - sum(state["counted"]))
         else:
             self._read_again_to(state["done"])
@@ -507,7 +512,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         if self._reader is None:
-            return sent_now(_SingleProcessDataLoaderIter._next_data(self), self._calls)
+            return sent_now(SingleProcessIterator._next_data(self), self._calls)
         while True:
             keys = self._next_index()
             step = self._sampler_iter.num_taken - 1

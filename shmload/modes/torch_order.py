@@ -42,13 +42,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
 from shmload.engine.builder import LoaderConfig
 from shmload.errors import StateMismatch
 from shmload.schedule import state as states
 from shmload.schedule.state import CHECK, UsersOwn, opened, sealed, with_checksum
+from shmload.torch_names import InfiniteConstantSampler
 from shmload.worker.snapshot import SAME, Note, Snapshot, own_states
 from shmload.worker.torch_side import Origin, origin_of, randperm, replayed
 from shmload.world import is_stateful
@@ -513,7 +513,7 @@ def _innermost(index_sampler: Any) -> Any:
 
 def is_endless(index_sampler: Any) -> bool:
     """Whether it is what torch puts in the place of a sampler for an iterable dataset."""
-    return isinstance(_innermost(index_sampler), _InfiniteConstantSampler)
+    return isinstance(_innermost(index_sampler), InfiniteConstantSampler)
 
 
 def is_torchs_own(index_sampler: Any) -> bool:

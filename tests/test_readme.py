@@ -10,7 +10,7 @@ import pytest
 
 README = next(p / "README.md" for p in Path(__file__).parents if (p / "README.md").exists()).read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-EXPECTED = ["torch.Size([2, 2])", "4 batches left", "torch.Size([10, 8])", "torch.Size([500, 375, 3])"]
+EXPECTED = ["torch.Size([2, 2])", "4 batches left"]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from shmload.cli.index_command import index
 from shmload.cli.inspect_command import inspect
 from shmload.cli.launch_command import launch
 from shmload.cli.pack_command import pack
+from shmload.cli.terminal import WIDE
 from shmload.cli.top_command import top
 from shmload.cli.trace_command import trace
 from shmload.cli.verify_command import verify
@@ -23,11 +24,21 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"max_content_width": WIDE},
+    rich_markup_mode=None,  # plain help: half as many lines, and a flag is not shown with a value
 )
 COMMANDS: tuple[Callable[..., None], ...] = (bench, clean, doctor, index, inspect, launch, pack, top, trace, verify)
+
+
+def first_sentence(command: Callable[..., None]) -> str:
+    """What stands beside a command in the list of all; typer's own choice is cut off in the middle of a word."""
+    return " ".join((command.__doc__ or "").split()).partition(". ")[0].rstrip(".") + "."
+
+
 for command in COMMANDS:
     # what stands behind the SCRIPT of launch is the script's, options and all
-    app.command(command.__name__, context_settings={"allow_interspersed_args": command is not launch})(command)
+    settings = {"allow_interspersed_args": command is not launch, "max_content_width": WIDE}
+    app.command(command.__name__, short_help=first_sentence(command), context_settings=settings)(command)
 
 
 def main() -> None:

@@ -17,37 +17,41 @@ from shmload.cli.terminal import check_folder, console, refusing, shown
 Text = str | None
 Names = list[str] | None
 Paths = list[Path] | None
-SWEEP = "with several numbers here, for --prefetch or --batch-size, every combination is measured."
+SWEEP = "of this, --prefetch and --batch-size several are measured."
 
 
 def bench(
-    workload: Annotated[Names, Option(help="photos, records, rows, tokens, python; may repeat.", show_default="all")] = None,
+    workload: Annotated[
+        Names, Option(metavar="NAME", help="photos, records, rows, tokens, python; may repeat.", show_default="all")
+    ] = None,
     dataset: Annotated[Text, Option(metavar="MODULE:NAME", help="Your own dataset, or a function that returns it.")] = None,
     torch_loader: Annotated[
-        Text, Option(metavar="MODULE:FACTORY", help="Your own torch DataLoader, and a ShmLoader made like it.")
+        Text, Option(metavar="MODULE:NAME", help="Your own torch DataLoader, and a ShmLoader made like it.")
     ] = None,
-    loader: Annotated[Names, Option(help="shmload, torch, shmload-seed, module:factory.", show_default="shmload,torch")] = None,
-    batch_size: Annotated[Names, Option(metavar="N,N", help="Samples per batch.", show_default="the workload's own, or 64")] = None,
-    workers: Annotated[
-        Names, Option(metavar="N,N", help=f"Processes; {SWEEP}", show_default="2, or as your DataLoader says")
+    loader: Annotated[
+        Names, Option(metavar="NAME", help="shmload, torch, shmload-seed, module:factory.", show_default="shmload,torch")
     ] = None,
+    batch_size: Annotated[Names, Option(metavar="N,N", help="Samples per batch.", show_default="the workload's")] = None,
+    workers: Annotated[Names, Option(metavar="N,N", help=f"Processes; {SWEEP}", show_default="2")] = None,
     prefetch: Annotated[Names, Option(metavar="N,N", help="Batches ahead per worker.", show_default="torch's, 2")] = None,
-    step_ms: Annotated[float, Option(help="Sleep so long after each batch, as a trainer that waits for its GPU.")] = 0.0,
-    seconds: Annotated[float, Option(help="Length of a timed part, after the warm-up.")] = 1.5,
-    rounds: Annotated[int | None, Option(help="Turns of every loader.", show_default="3; 1 with several settings")] = None,
-    start_method: Annotated[Text, Option(help="fork, spawn or forkserver.", show_default="Python's own")] = None,
+    step_ms: Annotated[float, Option(metavar="MS", help="Sleep after each batch, as a trainer that waits for its GPU.")] = 0.0,
+    seconds: Annotated[float, Option(metavar="S", help="Length of a timed part, after the warm-up.")] = 1.5,
+    rounds: Annotated[
+        int | None, Option(metavar="N", help="Turns of every loader.", show_default="3; 1 with several settings")
+    ] = None,
+    start_method: Annotated[Text, Option(metavar="NAME", help="fork, spawn or forkserver.", show_default="Python's own")] = None,
     collate: Annotated[Text, Option(metavar="MODULE:NAME", help="Your own collate_fn, with --dataset.")] = None,
-    seed: Annotated[int, Option(help="Of the order, alike for all loaders.")] = 0,
+    seed: Annotated[int, Option(metavar="N", help="Of the order, alike for all loaders.")] = 0,
     json_file: Annotated[
         Path | None, Option("--json", metavar="FILE", help="Write all figures; - is stdout, without a table.")
     ] = None,
     plot_file: Annotated[Path | None, Option("--plot", metavar="FILE.png", help="Draw what was measured.")] = None,
     quick: Annotated[bool, Option("--quick", help="A few seconds: to see that it works, not how fast.")] = False,
 ) -> None:
-    """Measure torch's DataLoader and ShmLoader side by side, on built-in workloads, your own dataset or your DataLoader.
+    """Measure torch's DataLoader and ShmLoader side by side.
 
-    Both deliver the same batches in the same order, each in fresh processes and in turn; the bytes are compared. Says what
-    bounds the loader, and how many workers would do.
+    On built-in workloads, your own dataset or your DataLoader. Both deliver the same batches in the same order, each in fresh
+    processes and in turn; the bytes are compared. Says what bounds the loader, and how many workers would do.
     """
     from shmload.tools.bench import plot
     from shmload.tools.bench.report import show

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from shmload import ShmLoader
 from tests.behaviour.behaviour_kit import KINDS, Numbers, Shards, Sized, Told, alike, as_list, raised
+from tests.behaviour.conftest import set_cores
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "workers below none": ({"num_workers": -1}, "num_workers option should be non-negative"),
@@ -148,7 +149,7 @@ def test_a_loader_of_any_size_is_true_where_torchs_is(dataset: Any) -> None:
 
 
 def test_more_workers_than_cores_are_advised_against(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._utils, "cpu_count", lambda: 1)
+    set_cores(monkeypatch, 1)
 
     def program(kind: Any) -> Any:
         loader = kind(Numbers(4), num_workers=2, batch_size=2)

@@ -21,6 +21,7 @@ import torch
 import torch.multiprocessing
 
 from shmload import ShmLoader
+from tests.matrix import TORCH
 
 N, BATCH_SIZE = 240, 4
 
@@ -276,6 +277,8 @@ def test_what_leaves_the_process_is_copied_and_lets_the_slot_go(name: str) -> No
         batch = next(iterator)
         moved = MOVES[name](batch)
         del batch
+        if TORCH < (2, 10):
+            gc.collect()  # its pickler stands in a cycle with the storage
         assert ring_of(loader).num_leased == 0
         for _ in iterator:
             pass

@@ -52,6 +52,7 @@ def test_distributed_checkpoint_resumes_every_rank(run_ranks: Callable[..., list
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:torch.distributed is unavailable or uninitialized:UserWarning")  # of torch before 2.8
 def test_a_checkpoint_without_ranks_resumes_exactly(
     options: dict[str, Any], num_done: int, num_workers: int, tmp_path: Path
 ) -> None:

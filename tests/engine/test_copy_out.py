@@ -21,7 +21,7 @@ import torch
 import torch.multiprocessing
 
 from shmload import ShmLoader
-from tests.matrix import TORCH
+from tests.matrix.versions import TORCH
 
 N, BATCH_SIZE = 240, 4
 

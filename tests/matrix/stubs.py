@@ -4,7 +4,7 @@
 
 On PyPI most releases of torch for x86-64 are CUDA builds that depend on gigabytes of further packages, of which nothing is called
 without a GPU. What torch's libraries need and nobody has is read out of them; each such library is made of functions that return 100,
-which the CUDA runtime means "no device" by. With FOLDER in LD_LIBRARY_PATH, `torch.cuda.is_available()` is False and the CPU works.
+by which the CUDA runtime means "no device". With FOLDER in LD_LIBRARY_PATH, `torch.cuda.is_available()` is False and the CPU works.
 
 Needs a C compiler and binutils.
 """
@@ -60,7 +60,7 @@ def make(site: Path, folder: Path) -> list[str]:
 def _write(path: Path, versioned: dict[str, set[str]], plain: Iterable[str]) -> None:
     names = set(plain).union(*versioned.values())
     source, script = path.with_suffix(".c"), path.with_suffix(".map")
-    source.write_text("".join(f"int {name}(void) {{ return 100; }}\n" for name in sorted(names)))
+    source.write_text("".join(_function(name) for name in sorted(names)))
     script.write_text(
         "".join(f"{version} {{ {' '.join(f'{name};' for name in sorted(of))} }};\n" for version, of in versioned.items() if of)
     )
@@ -68,6 +68,12 @@ def _write(path: Path, versioned: dict[str, set[str]], plain: Iterable[str]) -> 
     subprocess.run(command + ([f"-Wl,--version-script={script}"] if script.stat().st_size else []), check=True)
     source.unlink()
     script.unlink()
+
+
+def _function(name: str) -> str:
+    if re.search(r"(Error|Status)_?(String|Name)$", name, re.IGNORECASE):
+        return f'const char *{name}(void) {{ return "there is no GPU: an empty library"; }}\n'
+    return f"int {name}(void) {{ return 100; }}\n"
 
 
 def _readelf(what: str, library: Path) -> str:

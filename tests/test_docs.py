@@ -1,11 +1,16 @@
 """The examples of docs/ run, page by page, and print what the page says; links lead somewhere.
 
-What an example prints stands in a comment behind its print, or in the text block after it.
+What an example prints stands in a comment behind its print, or in the text block after it. A page of AT_A_TERMINAL is followed as a
+reader would: files with a name in their first line, commands behind `$ `, their output with `...` for what differs from run to run.
 """
 
 from __future__ import annotations
 
+import doctest
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote
@@ -14,13 +19,15 @@ import pytest
 
 WITHOUT_OUTPUT = ("frameworks.md",)  # fragments of other programs
 ON_A_CLUSTER = ("cluster.md",)  # runs in tests/ray
+AT_A_TERMINAL = ("first_hour.md",)
 ROOT = next(p for p in Path(__file__).parents if (p / "docs").exists())
 DOCS = ROOT / "docs"
+API = DOCS / "api.md"  # in the site its anchors are public names, which tests/reference/test_site.py follows
 PAGES = [*sorted(DOCS.rglob("*.md")), *(path for path in sorted(ROOT.glob("*.md")))]
 WITH_EXAMPLES = [
     path.name
     for path in sorted(DOCS.glob("*.md"))
-    if path.name not in WITHOUT_OUTPUT + ON_A_CLUSTER and "```python\n" in path.read_text()
+    if path.name not in WITHOUT_OUTPUT + ON_A_CLUSTER + AT_A_TERMINAL and "```python\n" in path.read_text()
 ]
 _LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"#+ +(.+)")
@@ -37,6 +44,43 @@ def test_the_examples_of_a_page_print_what_they_say(page: str, output_of: Callab
     )
     assert len(expected) >= code.count("print(")
     assert expected == output_of(code).splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", AT_A_TERMINAL)
+def test_the_commands_of_a_page_print_what_they_say(page: str, tmp_path: Path) -> None:
+    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    env = {**os.environ, **paths, "TMPDIR": str(tmp_path), "COLUMNS": "130", "PYTHONWARNINGS": "error"}
+    num_commands = 0
+    for language, block in re.findall(r"```(python|console)\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
+        if language == "python":
+            (tmp_path / re.match(r"# (\w+\.py)\n", block)[1]).write_text(block)  # type: ignore[index]  # else it fails
+            continue
+        for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=tmp_path,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=300,
+            )
+            assert not (found := differences(shown, done.stdout)), f"{command}\n{found}"
+            num_commands += 1
+    assert num_commands == (DOCS / page).read_text().count("\n$ ")
+
+
+def test_an_output_may_differ_where_its_page_says_so() -> None:
+    assert differences("took ... s\nequal: True\n...\n", "took 0.1 s\nequal:   True\nand more\n") == ""
+    assert "equal: False" in differences("took ... s\nequal: True\n", "took 0.1 s\nequal: False\n")
+
+
+def differences(shown: str, printed: str) -> str:
+    """Empty, or what doctest says where an output is not the one shown."""
+    example, checker, flags = doctest.Example("", shown), doctest.OutputChecker(), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    return "" if checker.check_output(shown, printed, flags) else checker.output_difference(example, printed, flags)
 
 
 @pytest.mark.parametrize("page", WITHOUT_OUTPUT)
@@ -73,7 +117,7 @@ def broken_links(page: Path) -> Iterator[str]:
     """Links of a page to files and headings that are not there."""
     for target, anchor in links(page):
         file = page.parent / target if target else page
-        if not file.exists() or (anchor and anchor not in anchors(file)):
+        if not file.exists() or (anchor and file != API and anchor not in anchors(file)):
             yield f"{target}#{anchor}" if anchor else target
 
 

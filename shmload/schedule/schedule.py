@@ -418,8 +418,10 @@ class Schedule(AnySchedule):
     - "pad": every rank gets ceil(rest / world_size) rows; what is missing is taken from the epoch's start (round and
       round if n is smaller than that). With one rank nothing is missing, and the last batch is short as torch's.
     - "drop": no rank gets any.
-    - "exact": contiguous slices whose sizes differ by at most one, the first ranks having the longer ones. If rest <
-      world_size the last ranks have no rows: their last step does not exist (`num_steps_of`), and its batch is empty.
+    - "exact": contiguous slices whose sizes differ by at most one, the first ranks having the longer ones.
+
+    With "exact" and rest < world_size the last ranks have no rows: their last step does not exist (`num_steps_of`), and its batch
+    is empty.
 
     Args:
         n: number of samples, 0 to 2^62.

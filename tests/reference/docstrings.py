@@ -11,7 +11,7 @@ SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Cost", "Thread
 _HEAD = re.compile(rf"({'|'.join(SECTIONS)}):(.*)")
 _ITEM = re.compile(r"([\w*]+(?:, [\w*]+)*): (.*)")
 _CODE = re.compile(r"(`+[^`]+`+)")
-_SPECIAL = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])|[*<]")
+_SPECIAL = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])|\*")
 _GUIDE = re.compile(r"\bdocs/(\w+\.md)")  # as it stands in docstrings
 _AS_IT_IS = ("|", "    ")  # tables, and what is indented, which is code
 
@@ -80,6 +80,6 @@ def markdown(text: str) -> str:
 def _literal(text: str) -> str:
     parts = _CODE.split(text)
     for number in range(0, len(parts), 2):
-        plain = _SPECIAL.sub(lambda match: "".join("\\" + sign for sign in match[0]), parts[number])
+        plain = _SPECIAL.sub(lambda match: "".join("\\" + sign for sign in match[0]), parts[number]).replace("<", "&lt;")
         parts[number] = _GUIDE.sub(r"[\1](../\1)", plain)
     return "".join(parts)

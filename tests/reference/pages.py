@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import shmload.errors
@@ -13,11 +12,9 @@ from tests.reference.commands import commands_page
 from tests.reference.docstrings import Docstring, markdown, parse
 from tests.reference.public import BASE_NAMES, documentation, function_of, is_protocol, members, names, parameters, returned
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "api"
-MADE = "<!-- Written by `python -m tests.reference` from the docstrings: change those. -->\n\n"
 WIDTH = 100  # columns of a signature in one line
 PAGES = {  # page -> its title, what begins the places that stand on it (the first that fits has a name), its guides
-    "loader.md": ("ShmLoader", ("shmload.loader", "shmload.cluster"), ("switch", "resume", "memory", "migration")),
+    "loader.md": ("Loaders", ("shmload.loader", "shmload.cluster"), ("switch", "resume", "memory", "migration")),
     "orders.md": ("Orders", ("shmload.schedule",), ("sampling", "mixtures")),
     "errors.md": ("Errors", ("shmload.errors",), ("operations",)),
     "formats.md": ("Formats", ("shmload.formats",), ("arrays", "images", "tar", "tfrecord", "tokens", "columnar", "own_format")),
@@ -44,13 +41,13 @@ def pages() -> dict[str, str]:
     for place, value in names().items():
         page = next(page for page, (_, begins, _) in PAGES.items() if value.__module__.startswith(begins))
         on[page].append((place, value))
-    found = {"index.md": MADE + _index(on), "commands.md": MADE + commands_page()}
+    found = {"index.md": _index(on), "commands.md": commands_page()}
     for page, listed in on.items():
         title, _, guides = PAGES[page]
-        head = f"# {title}\n\nGuides: {', '.join(f'[{name}](../{name}.md)' for name in guides)}.\n"
+        head = f"# {title}\n\nGuides: {', '.join(f'[{name}.md](../{name}.md)' for name in guides)}.\n"
         if page == "errors.md":
             head += "\n" + (shmload.errors.__doc__ or "").strip() + "\n"
-        found[page] = MADE + head + "".join(_entry(place, value) for place, value in listed)
+        found[page] = head + "".join(_entry(place, value) for place, value in listed)
     return found
 
 

@@ -1,0 +1,88 @@
+"""A hook of mkdocs: which pages the site has besides those of docs/, and where links lead.
+
+docs/ is read on a forge as it lies, so its links are those of files. In the site the API reference, written from the docstrings,
+takes the place of docs/api.md: `api.md#shmloader` leads to the page where that name stands, `api.md#loader` to a page. Pages of the
+repository's root are the site's, too, and links to any other file lead to the forge.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from pathlib import Path
+from posixpath import dirname, join, normpath, relpath
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOT_PAGES = {name: name.lower() for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")}
+_FENCE_OR_LINK = re.compile(r"^```.*?^```$|(\[\w+\.md)?\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)", re.DOTALL | re.MULTILINE)
+
+
+@functools.cache
+def reference() -> dict[str, str]:
+    """The pages of the API by name."""
+    sys.path.insert(0, str(ROOT))  # mkdocs knows this file by its path
+    from tests.reference.pages import pages
+
+    return pages()
+
+
+@functools.cache
+def page_of(anchor: str) -> str:
+    """Where in the site a link to docs/api.md leads."""
+    if f"{anchor[1:]}.md" in reference():
+        return f"api/{anchor[1:]}.md"
+    for name, text in reference().items():
+        if re.search(rf"^## {anchor[1:]}$", text, re.MULTILINE | re.IGNORECASE):
+            return f"api/{name}{anchor}"
+    return f"api/index.md{anchor}"  # mkdocs warns of an anchor that is not there
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Adds the pages."""
+    files.remove(files.src_uris["api.md"])
+    for name, text in reference().items():
+        files.append(File.generated(config, f"api/{name}", content=text))
+    for name, uri in ROOT_PAGES.items():
+        file = File.generated(config, uri, content=(ROOT / name).read_text())
+        file.edit_uri = f"../{name}"
+        files.append(file)
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turns links to files of the repository into links of the site."""
+    here = normpath(join("docs", page.file.edit_uri or page.file.src_uri))
+
+    def led(found: re.Match[str]) -> str:
+        name, target, anchor = found.groups(default="")
+        if not target:
+            return found[0]
+        there = normpath(join(dirname(here), target))
+        if there == "docs/api.md":
+            uri = page_of(anchor or "#index")
+        elif there in ROOT_PAGES:
+            uri = ROOT_PAGES[there] + anchor
+        elif there.startswith("docs/"):
+            uri = there.removeprefix("docs/") + anchor
+        else:
+            return f"{name}]({config.repo_url}/blob/main/{there}{anchor})"
+        if name and (there_page := files.src_uris[uri.partition("#")[0]].page):  # a page's own name is better than its file's
+            name = f"[{there_page.title}"
+        return f"{name}]({relpath(uri, dirname(page.file.src_uri))})"
+
+    return _FENCE_OR_LINK.sub(led, markdown)
+
+
+def on_post_page(output: str, **_: object) -> str:
+    """Leaves out what has the theme's script ask GitHub for the repository's stars: nothing of a page comes from another host."""
+    return output.replace(' data-md-component="source"', "")
+
+
+def on_post_template(output: str, **_: object) -> str:
+    """The same of the page for addresses that are none."""
+    return on_post_page(output)

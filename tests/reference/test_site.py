@@ -1,0 +1,149 @@
+"""The site builds without a warning, is whole, and asks no other host for anything; its pages read as they do on a forge."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pytest
+from markdown_it import MarkdownIt
+
+pytest.importorskip("material", reason="the extra docs is not installed")
+from markdown import Markdown
+from mkdocs.config import load_config
+
+from tests.reference.site import ROOT, ROOT_PAGES, on_page_markdown, reference
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="an installed package is being tested"),
+]
+
+REPOSITORY = "https://github.com/shmload/shmload"
+GUIDES = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "api.md"]
+PAGES = {
+    *(f"{path.stem}/" if path.stem != "index" else "" for path in GUIDES),
+    *(f"{uri.removesuffix('.md')}/" for uri in ROOT_PAGES.values()),
+}
+BLOCKS = re.compile(r"<(h\d|ul|ol|li|table|tr|td|th|pre|blockquote|code|em|strong|img)\b")
+IN_A_STYLE = re.compile(r"(?:url\(|@import )\s*[\"']?(?!data:|#)([^\"')]+)")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},  # what the theme says of its successor
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return folder
+
+
+def test_every_page_is_there_and_is_found(site: Path) -> None:
+    wanted = PAGES | {f"api/{name.removesuffix('.md')}/" if name != "index.md" else "api/" for name in reference()}
+    assert {str(path.parent.relative_to(site)) + "/" for path in site.rglob("index.html")} == wanted - {""} | {"./"}
+    entries = {entry["location"]: entry["text"] for entry in json.loads((site / "search/search_index.json").read_text())["docs"]}
+    assert {location.partition("#")[0] for location in entries} == wanted
+    assert "snapshot_every_n_steps" in entries["api/loader/#shmloader"]
+
+
+def test_nothing_comes_from_another_host(site: Path) -> None:
+    loaded = {place for page in site.rglob("*.html") for place in Loaded.by(page.read_text())}
+    loaded |= {place for style in site.rglob("*.css") for place in IN_A_STYLE.findall(style.read_text())}
+    assert len(loaded) > 10
+    assert [place for place in loaded if urlsplit(place).netloc] == []
+    # the theme's script asks for a repository's stars where it finds this, for diagrams where it finds that
+    assert [
+        page for page in site.rglob("*.html") for sign in ('component="source"', 'class="mermaid"') if sign in page.read_text()
+    ] == []
+
+
+def test_what_a_page_loads_is_found() -> None:
+    page = '<link href="//a/x"><script src="https://b"></script><img srcset="c 2x, d"><a href="https://e"></a><style>p{background:url(f)}</style>'
+    assert list(Loaded.by(page)) == ["//a/x", "https://b", "c", "d", "f"]
+
+
+def test_links_to_files_that_are_no_pages_lead_to_the_forge(site: Path) -> None:
+    led = {
+        path
+        for page in site.rglob("*.html")
+        for path in re.findall(rf'"{REPOSITORY}/(?:blob|edit)/main/([^"]*)"', page.read_text())
+    }
+    assert {"examples/ddp.py", "docs/switch.md", "ARCHITECTURE.md"} <= led
+    assert {path for path in led if not (ROOT / path).exists()} == set()
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "wanted"),
+    [
+        ("switch.md", "limits.md#what-it-costs", "limits.md#what-it-costs"),
+        ("switch.md", "#checklist", "#checklist"),
+        ("switch.md", "https://pytorch.org/x.md", "https://pytorch.org/x.md"),
+        ("switch.md", "../examples/ddp.py", f"{REPOSITORY}/blob/main/examples/ddp.py"),
+        ("switch.md", "../ARCHITECTURE.md#a-batchs-way", "architecture.md#a-batchs-way"),
+        ("switch.md", "api.md", "api/index.md"),
+        ("switch.md", "api.md#loader", "api/loader.md"),
+        ("switch.md", "api.md#shmloader", "api/loader.md#shmloader"),
+        ("switch.md", "api.md#nothing", "api/index.md#nothing"),
+        ("api/loader.md", "../switch.md", "../switch.md"),
+        ("architecture.md", "docs/house.svg", "house.svg"),
+        ("architecture.md", "LICENSE", f"{REPOSITORY}/blob/main/LICENSE"),
+    ],
+)
+def test_a_link_leads_where_its_file_is_in_the_site(page: str, link: str, wanted: str) -> None:
+    edited = next((f"../{name}" for name, uri in ROOT_PAGES.items() if uri == page), page)
+    file = SimpleNamespace(src_uri=page, edit_uri=None if page.startswith("api/") else edited)
+    text = "[a]({}) ![b]({})\n```\n[c](../examples/ddp.py)\n```\n"
+    config = SimpleNamespace(repo_url=REPOSITORY)
+    assert on_page_markdown(text.format(link, link), page=SimpleNamespace(file=file), config=config, files=None) == text.format(
+        wanted, wanted
+    )
+
+
+@pytest.fixture(scope="module")
+def site_markdown() -> Markdown:
+    config = load_config(str(ROOT / "mkdocs.yml"))
+    return Markdown(extensions=config.markdown_extensions, extension_configs=config.mdx_configs)
+
+
+@pytest.mark.parametrize(
+    "name", [str(path.relative_to(ROOT)) for path in GUIDES] + list(ROOT_PAGES) + [f"api/{name}" for name in reference()]
+)
+def test_a_page_has_the_blocks_that_a_forge_shows(name: str, site_markdown: Markdown) -> None:
+    """A list without an empty line before it, for one, is none here."""
+    text = reference()[name.removeprefix("api/")] if name.startswith("api/") else (ROOT / name).read_text()
+    on_a_forge = MarkdownIt("commonmark").enable("table").render(text)
+    assert Counter(BLOCKS.findall(site_markdown.reset().convert(text))) == Counter(BLOCKS.findall(on_a_forge))
+
+
+class Loaded(HTMLParser):
+    """Collects what a browser fetches for a page: scripts, styles, fonts, images; not where its links lead."""
+
+    @classmethod
+    def by(cls, text: str) -> list[str]:
+        parser = cls()
+        parser.places = []
+        parser.feed(text)
+        return parser.places + [
+            place for style in re.findall(r"<style.*?</style>", text, re.DOTALL) for place in IN_A_STYLE.findall(style)
+        ]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag == "link" and found.get("rel") not in ("canonical", "next", "prev"):
+            self.places.append(found["href"] or "")
+        self.places += [found["src"] or ""] if "src" in found else []
+        self.places += [place.split()[0] for place in (found.get("srcset") or "").split(",") if place]

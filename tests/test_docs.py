@@ -1,7 +1,7 @@
 """The examples of docs/ run, page by page, and print what the page says; links lead somewhere.
 
-What an example prints stands in a comment behind its print, or in the text block after it. A page of AT_A_TERMINAL is followed as a
-reader would: files with a name in their first line, commands behind `$ `, their output with `...` for what differs from run to run.
+What an example prints stands in a comment behind its print, or in the text block after it; in the first hour below its
+command, with `...` for what differs from run to run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 WITHOUT_OUTPUT = ("frameworks.md",)  # fragments of other programs
 ON_A_CLUSTER = ("cluster.md",)  # runs in tests/ray
-AT_A_TERMINAL = ("first_hour.md",)
+AT_A_TERMINAL = ("first_hour.md",)  # programs in files, and commands
 ROOT = next(p for p in Path(__file__).parents if (p / "docs").exists())
 DOCS = ROOT / "docs"
 API = DOCS / "api.md"  # in the site its anchors are public names, which tests/reference/test_site.py follows
@@ -29,6 +29,8 @@ WITH_EXAMPLES = [
     for path in sorted(DOCS.glob("*.md"))
     if path.name not in WITHOUT_OUTPUT + ON_A_CLUSTER + AT_A_TERMINAL and "```python\n" in path.read_text()
 ]
+FIRST_HOUR = (DOCS / AT_A_TERMINAL[0]).read_text()
+SECTIONS = [text for text in FIRST_HOUR.split("\n## ") if "```console\n" in text]
 _LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"#+ +(.+)")
 
@@ -47,29 +49,19 @@ def test_the_examples_of_a_page_print_what_they_say(page: str, output_of: Callab
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", AT_A_TERMINAL)
-def test_the_commands_of_a_page_print_what_they_say(page: str, tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda text: text.splitlines()[0])
+def test_the_commands_of_the_first_hour_print_what_it_says(section: str, tmp_path: Path) -> None:
+    programs = re.findall(r"```python\n(# (\w+\.py)\n.*?)```", FIRST_HOUR, re.DOTALL)
+    assert len(programs) == FIRST_HOUR.count("```python")
+    for program, name in programs:
+        (tmp_path / name).write_text(program)
     paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     env = {**os.environ, **paths, "TMPDIR": str(tmp_path), "COLUMNS": "130", "PYTHONWARNINGS": "error"}
-    num_commands = 0
-    for language, block in re.findall(r"```(python|console)\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
-        if language == "python":
-            (tmp_path / re.match(r"# (\w+\.py)\n", block)[1]).write_text(block)  # type: ignore[index]  # else it fails
-            continue
-        for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
-            done = subprocess.run(
-                ["bash", "-c", command],
-                cwd=tmp_path,
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=300,
-            )
-            assert not (found := differences(shown, done.stdout)), f"{command}\n{found}"
-            num_commands += 1
-    assert num_commands == (DOCS / page).read_text().count("\n$ ")
+    for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ |```).*\n)*)", section, re.MULTILINE):
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=env, timeout=200, **output)
+        assert not (found := differences(shown, done.stdout)), f"{command}\n{found}"
 
 
 def test_an_output_may_differ_where_its_page_says_so() -> None:

@@ -25,7 +25,7 @@ _FENCE_OR_LINK = re.compile(r"^```.*?^```$|(\[\w+\.md)?\]\((?!\w+:)([^)#\s]+)(#[
 @functools.cache
 def reference() -> dict[str, str]:
     """The pages of the API by name."""
-    sys.path.insert(0, str(ROOT))  # mkdocs knows this file by its path
+    sys.path.append(str(ROOT))  # mkdocs knows this file by its path alone; an installed shmload comes first
     from tests.reference.pages import pages
 
     return pages()

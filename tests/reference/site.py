@@ -18,26 +18,22 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))  # mkdocs knows this file by its path alone; an installed shmload comes first
+from tests.reference.pages import pages, slug  # noqa: E402  # not found before
+
 ROOT_PAGES = {name: name.lower() for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")}
 _FENCE_OR_LINK = re.compile(r"^```.*?^```$|(\[\w+\.md)?\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)", re.DOTALL | re.MULTILINE)
 
 
-@functools.cache
-def reference() -> dict[str, str]:
-    """The pages of the API by name."""
-    sys.path.append(str(ROOT))  # mkdocs knows this file by its path alone; an installed shmload comes first
-    from tests.reference.pages import pages
-
-    return pages()
+reference = functools.cache(pages)
 
 
-@functools.cache
 def page_of(anchor: str) -> str:
     """Where in the site a link to docs/api.md leads."""
     if f"{anchor[1:]}.md" in reference():
         return f"api/{anchor[1:]}.md"
     for name, text in reference().items():
-        if re.search(rf"^## {anchor[1:]}$", text, re.MULTILINE | re.IGNORECASE):
+        if any(slug(heading) == anchor[1:] for heading in re.findall(r"^##+ (.*)$", text, re.MULTILINE)):
             return f"api/{name}{anchor}"
     return f"api/index.md{anchor}"  # mkdocs warns of an anchor that is not there
 

@@ -67,8 +67,9 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             uri = there.removeprefix("docs/") + anchor
         else:
             return f"{name}]({config.repo_url}/blob/main/{there}{anchor})"
-        if name and (there_page := files.src_uris[uri.partition("#")[0]].page):  # a page's own name is better than its file's
-            name = f"[{there_page.title}"
+        file = files.src_uris.get(uri.partition("#")[0]) if name else None
+        if file and file.page:
+            name = f"[{file.page.title}"  # instead of the file's name
         return f"{name}]({relpath(uri, dirname(page.file.src_uri))})"
 
     return _FENCE_OR_LINK.sub(led, markdown)

@@ -20,6 +20,7 @@ pytest.importorskip("material", reason="the extra docs is not installed")
 from markdown import Markdown
 from mkdocs.config import load_config
 
+from tests.reference.pages import PAGES as API_PAGES
 from tests.reference.site import ROOT, ROOT_PAGES, on_page_markdown, reference
 
 pytestmark = [
@@ -86,6 +87,11 @@ def test_links_to_files_that_are_no_pages_lead_to_the_forge(site: Path) -> None:
     assert {path for path in led if not (ROOT / path).exists()} == set()
 
 
+def test_a_link_that_names_a_file_names_its_page(site: Path) -> None:
+    assert '">The first hour</a>' in (site / "index.html").read_text()
+    assert not re.search(r">\w+\.md</a>", (site / "index.html").read_text())
+
+
 @pytest.mark.parametrize(
     ("page", "link", "wanted"),
     [
@@ -121,7 +127,12 @@ def site_markdown() -> Markdown:
 
 
 @pytest.mark.parametrize(
-    "name", [str(path.relative_to(ROOT)) for path in GUIDES] + list(ROOT_PAGES) + [f"api/{name}" for name in reference()]
+    "name",
+    [
+        *(str(path.relative_to(ROOT)) for path in GUIDES),
+        *ROOT_PAGES,
+        *(f"api/{name}" for name in (*API_PAGES, "index.md", "commands.md")),
+    ],
 )
 def test_a_page_has_the_blocks_that_a_forge_shows(name: str, site_markdown: Markdown) -> None:
     """A list without an empty line before it, for one, is none here."""

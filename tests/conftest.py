@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import psutil
 import pytest
@@ -102,6 +103,17 @@ def wants_slow(config: pytest.Config) -> bool:
     """Whether slow tests run: those of a place that is named, those that -m selects, or all."""
     is_whole_tree = config.args_source is not pytest.Config.ArgsSource.ARGS
     return bool(config.option.all or config.option.markexpr) or not is_whole_tree
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
+    """A slow test without a reason is an error of its file's collection, which processes side by side report, too."""
+    made = yield
+    for item in made if isinstance(made, list) else [made]:
+        mark = item.get_closest_marker("slow") if isinstance(item, pytest.Item) else None
+        if mark is not None and not mark.kwargs.get("reason"):
+            raise pytest.Collector.CollectError(f"{item.nodeid} is slow without a reason: pytest.mark.slow(reason=...)")
+    return made
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -35,7 +35,7 @@ _LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"#+ +(.+)")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a page's examples are a program in a process of its own")
 @pytest.mark.parametrize("page", WITH_EXAMPLES)
 def test_the_examples_of_a_page_print_what_they_say(page: str, output_of: Callable[[str], str]) -> None:
     text = (DOCS / page).read_text()

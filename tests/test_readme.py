@@ -13,7 +13,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 EXPECTED = ["torch.Size([2, 2])", "4 batches left"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="an example is a program in a process of its own")
 @pytest.mark.parametrize(("code", "expected"), list(zip(EXAMPLES, EXPECTED, strict=True)))
 def test_an_example_prints_what_it_should(code: str, expected: str, output_of: Callable[[str], str]) -> None:
     assert expected in output_of(code)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+slow = pytest.mark.slow(reason="pytest collects in processes of its own")
 HERE = Path(__file__).parent
 FILES = sorted(HERE.rglob("*.py"))
 OURS = {path.stem for path in FILES} | {path.name for path in HERE.iterdir() if path.is_dir()}
@@ -39,22 +40,33 @@ def test_a_bare_name_is_found(tmp_path: Path) -> None:
     assert bare_imports(program) == ["soak"]
 
 
-def selected(folder: Path, *arguments: str) -> list[str]:
-    """The tests that pytest would run over a folder with a quick and a slow one, under this suite's conftest."""
+def collected(folder: Path, mark: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What pytest says that it would run of a quick test and one that is marked so, under this suite's conftest."""
+    (folder / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["some"]\nmarkers = ["slow(reason): slow"]\n')
+    (folder / "conftest.py").write_text((HERE / "conftest.py").read_text())
+    (folder / "some").mkdir(exist_ok=True)
+    tests = f"import pytest\n\n\ndef test_quick(): pass\n\n\n@pytest.mark.{mark}\ndef test_slow(): pass\n"
+    (folder / "some" / "test_some.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *arguments]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True, env=env)
-    return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, env=env)
 
 
-@pytest.mark.slow
+@slow
 def test_slow_tests_run_where_they_are_named_and_when_all_are_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["some"]\nmarkers = ["slow: slow"]\n')
-    (tmp_path / "conftest.py").write_text((HERE / "conftest.py").read_text())
-    some = tmp_path / "some"
-    some.mkdir()
-    (some / "test_some.py").write_text("import pytest\n\n\ndef test_quick(): pass\n\n\n@pytest.mark.slow\ndef test_slow(): pass\n")
-    assert selected(tmp_path) == ["test_quick"]
-    assert selected(tmp_path, "--all") == ["test_quick", "test_slow"]
-    assert selected(tmp_path, "some") == ["test_quick", "test_slow"]
-    assert selected(tmp_path, "-m", "slow") == ["test_slow"]
+    def selected(*arguments: str) -> list[str]:
+        done = collected(tmp_path, 'slow(reason="sorts for long")', *arguments)
+        assert done.returncode == 0, done.stderr
+        return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+
+    assert selected() == ["test_quick"]
+    assert selected("--all") == ["test_quick", "test_slow"]
+    assert selected("some") == ["test_quick", "test_slow"]
+    assert selected("-m", "slow") == ["test_slow"]
+
+
+@slow
+def test_a_slow_test_without_a_reason_is_refused_by_its_name(tmp_path: Path) -> None:
+    done = collected(tmp_path, "slow")
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert "some/test_some.py::test_slow is slow without a reason" in done.stdout

@@ -15,6 +15,7 @@ from shmload.audit.recorder import AuditLog, Batch
 from shmload.tools.audit.verify import read_folder, verify
 from tests.audit.audit_kit import make, run
 
+slow = pytest.mark.slow(reason="hypothesis records and judges many runs")
 RUNS = st.fixed_dictionaries(
     {
         "n": st.integers(1, 40),
@@ -56,7 +57,7 @@ def recorded(story: dict[str, Any]) -> list[AuditLog]:
         shutil.rmtree(folder)
 
 
-@pytest.mark.slow
+@slow
 @given(RUNS)
 @settings(max_examples=60, deadline=None)
 def test_any_undisturbed_run_is_proven(story: dict[str, Any]) -> None:
@@ -71,7 +72,7 @@ def test_any_undisturbed_run_is_proven(story: dict[str, Any]) -> None:
     assert {num_kept} == {epoch.num_samples for epoch in report.loaders[0].epochs}
 
 
-@pytest.mark.slow
+@slow
 @given(RUNS, st.sampled_from(["drop", "double", "exchange"]), st.data())
 @settings(max_examples=150, deadline=None)
 def test_any_single_defect_is_caught(story: dict[str, Any], defect: str, data: st.DataObject) -> None:

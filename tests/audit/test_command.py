@@ -15,6 +15,8 @@ from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import batches_of, changed, run, written
 from tests.audit.commanded import Data
 
+slow = pytest.mark.slow(reason="the run is recorded, and read again, with two workers")
+
 
 def recorded(folder: Path, dataset: Any = None, **more: Any) -> Path:
     run([ShmLoader(dataset or Data(), 4, seed=5, audit=folder, **more)])
@@ -88,7 +90,7 @@ def test_an_empty_folder_exits_with_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("made", ["tests.audit.commanded:Data", "tests.audit.commanded:loader"])
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=slow)])
 def test_what_was_delivered_is_read_again_and_is_the_same(tmp_path: Path, made: str, num_workers: int) -> None:
     status, out, _ = command(recorded(tmp_path, num_workers=num_workers), "--dataset", made)
     assert status == 0

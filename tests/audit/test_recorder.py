@@ -52,7 +52,7 @@ def test_what_was_delivered_is_in_the_file_before_the_next_batch(tmp_path: Path)
 
 @BOTH_MODES
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.slow
+@pytest.mark.slow(reason="two passes are recorded and judged, with two workers, too")
 def test_a_run_with_and_without_workers_is_proven(tmp_path: Path, seed: int | None, num_workers: int) -> None:
     with make(tmp_path, seed=seed, num_workers=num_workers, persistent_workers=num_workers > 0) as loader:
         run([loader])

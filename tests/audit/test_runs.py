@@ -15,6 +15,7 @@ from shmload.schedule.schedule import KeyedOrder
 from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import Samples, judged, kinds, make, run, written
 
+slow = pytest.mark.slow(reason="starts two workers for each loader, and the run is judged")
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 7], ids=["torch mode", "seed mode"])
 PAIRS = [(i, -i) for i in range(11)]
 
@@ -67,7 +68,7 @@ def test_a_batch_that_was_lost_to_an_error_is_missing(tmp_path: Path, seed: int 
     assert "steps 1 " in report.findings[0].text
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=slow)])
 def test_torch_mode_resumed_in_another_process_is_proven(tmp_path: Path, num_workers: int) -> None:
     def loader() -> ShmLoader[Any]:
         return make(tmp_path, seed=None, num_workers=num_workers)
@@ -139,7 +140,7 @@ def test_an_order_of_its_own_is_judged_by_its_positions(tmp_path: Path) -> None:
     assert "positions 4-5 never came: steps 1 of rank 0" in judged(tmp_path).findings[0].text
 
 
-@pytest.mark.slow
+@slow
 def test_batches_in_any_order_are_proven_where_that_was_asked_for(tmp_path: Path) -> None:
     with make(tmp_path, seed=None, num_workers=2, in_order=False) as loader:
         run([loader])

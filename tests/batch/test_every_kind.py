@@ -167,7 +167,7 @@ def test_any_schema_round_trips(data: st.DataObject, mode: str) -> None:
     assert_same(reference(samples, mode), collated(samples, rule))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis, and each example is a loader that starts a worker")
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), mode=st.sampled_from(["list", "pad", "nested", "jagged"]))
 def test_any_schema_round_trips_through_workers(data: st.DataObject, mode: str) -> None:

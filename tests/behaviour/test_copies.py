@@ -124,7 +124,7 @@ def test_a_copy_made_afresh_works_without_its_original(copied: Callable[[Any], A
     assert alike(program) == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts pools by spawn, which import torch")
 def test_a_loader_may_be_sent_to_a_spawned_process() -> None:
     def program(kind: Any) -> Any:
         with torch.multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -161,7 +161,7 @@ def test_an_iterator_at_its_end_stays_there(num_workers: int) -> None:
     assert alike(program)[2:] == ["end"] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_sharding_is_the_same_however_workers_start(method: str) -> None:
     def program(kind: Any) -> Any:

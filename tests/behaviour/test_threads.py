@@ -54,7 +54,7 @@ def test_a_thread_may_end_before_its_iterator() -> None:
     assert alike(program) == THREE
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a program of many loaders in threads, which imports torch")
 @pytest.mark.parametrize("name", ["torch", "shmload"])
 def test_threads_may_each_iterate_a_loader_of_their_own(name: str) -> None:
     assert json.loads(run_program(threaded_program, name)[-1]) == []

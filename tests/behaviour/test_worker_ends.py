@@ -10,7 +10,7 @@ import pytest
 from tests.behaviour import ending_programs
 from tests.behaviour.behaviour_kit import run_program
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="programs that import torch start workers for every way to end")
 TEXT = "DataLoader worker (pid(s) PID) exited unexpectedly"
 MEMORY = "It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
 

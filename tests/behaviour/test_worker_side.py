@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, get_worker_info
 from shmload import ShmLoader
 from tests.behaviour.behaviour_kit import Numbers, alike, as_list, batches
 
+slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
+
 
 def draws() -> list[Any]:
     """From every global generator."""
@@ -120,9 +122,7 @@ def notes(dataset: Any) -> Any:
     return dataset.notes
 
 
-METHODS = pytest.mark.parametrize(
-    "method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)]
-)
+METHODS = pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=slow), pytest.param("forkserver", marks=slow)])
 
 
 @METHODS

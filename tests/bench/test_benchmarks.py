@@ -18,7 +18,7 @@ def test_every_benchmark_is_in_the_table() -> None:
     assert measuring <= listed
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="each runs a benchmark in a process of its own, which imports torch")
 @pytest.mark.parametrize("name", QUICK)
 def test_a_benchmark_prints_its_table(name: str) -> None:
     done = subprocess.run(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+slow = pytest.mark.slow(reason="the bench command measures in fresh processes, which import torch")
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECT = "shmload"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -24,7 +25,7 @@ METRICS = (
 )
 
 
-@pytest.mark.slow
+@slow
 def test_quick_runs_every_workload_and_prints_only_json(bench):
     done = bench("--quick", "--json", "-", "--loader", f"{SUBJECT},torch")
     assert (done.returncode, done.stderr) == (0, "")
@@ -41,7 +42,7 @@ def test_quick_runs_every_workload_and_prints_only_json(bench):
     assert report["quick"] is True
 
 
-@pytest.mark.slow
+@slow
 def test_the_table_the_plot_and_the_json_file_come_from_one_run(bench, tmp_path):
     pytest.importorskip("matplotlib")
     plot, file = tmp_path / "ratios.png", tmp_path / "figures.json"
@@ -64,7 +65,7 @@ def test_the_table_the_plot_and_the_json_file_come_from_one_run(bench, tmp_path)
         assert image.width > 1000
 
 
-@pytest.mark.slow
+@slow
 def test_one_wrong_byte_fails_the_benchmark(bench):
     wrong = "planted:OneWrongByte"
     done = bench("--quick", "--workload", "rows,python", "--loader", f"{wrong},torch", "--workers", "0", "--json", "-")
@@ -74,7 +75,7 @@ def test_one_wrong_byte_fails_the_benchmark(bench):
     assert sum(len(each["mismatches"]) for each in json.loads(done.stdout)["workloads"]) == 2
 
 
-@pytest.mark.slow
+@slow
 def test_the_users_own_dataset_and_loader_are_measured(bench):
     done = bench("--quick", "--dataset", "planted:Good", "--loader", "planted:torch_like,torch", "--workers", "0", "--json", "-")
     assert done.returncode == 0, done.stderr
@@ -83,14 +84,14 @@ def test_the_users_own_dataset_and_loader_are_measured(bench):
     assert workload["loaders"]["planted:torch_like"]["same_bytes"] is True
 
 
-@pytest.mark.slow
+@slow
 def test_a_dataset_that_draws_its_own_random_numbers_is_told_so(bench):
     done = bench("--quick", "--dataset", "planted:Unrepeatable", "--loader", "planted:torch_like,torch", "--workers", "0")
     assert done.returncode == 0, done.stderr
     assert "does not repeat itself either" in " ".join(done.stdout.split())
 
 
-@pytest.mark.slow
+@slow
 def test_loaders_that_fail_are_reported_and_the_others_still_measured(bench):
     loaders = "planted:raises_at_once,planted:delivers_nothing,torch"
     done = bench("--quick", "--workload", "python", "--loader", loaders, "--json", "-")
@@ -101,7 +102,7 @@ def test_loaders_that_fail_are_reported_and_the_others_still_measured(bench):
     assert workload["loaders"]["torch"]["metrics"]["samples_per_s"]["median"] > 0
 
 
-@pytest.mark.slow
+@slow
 def test_a_process_that_ends_without_an_answer_is_reported_with_its_code(bench):
     done = bench("--quick", "--dataset", "planted:Deadly", "--loader", "torch", "--workers", "0")
     assert done.returncode == 2
@@ -109,7 +110,7 @@ def test_a_process_that_ends_without_an_answer_is_reported_with_its_code(bench):
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the bench command is a fresh process, which imports torch")
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

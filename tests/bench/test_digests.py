@@ -88,7 +88,7 @@ def test_rows_are_counted_in_the_first_leaf_that_has_some():
     assert num_rows(["a", "b"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the bench command measures in fresh processes, which import torch")
 def test_a_factory_says_that_its_order_is_its_own(bench):
     loaders = "planted:backwards,shmload-seed,torch"
     done = bench("--quick", "--workload", "rows", "--loader", loaders, "--workers", "0", "--json", "-")

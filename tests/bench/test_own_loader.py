@@ -8,6 +8,7 @@ from shmload.tools.bench.contestants import arguments_of, like_users, num_sample
 from shmload.tools.bench.rounds import BenchOptions
 from shmload.tools.named import BenchError
 
+slow = pytest.mark.slow(reason="reads two epochs of two or three loaders, with workers")
 FACTORIES = ("shuffled_loader", "custom_loader", "stream_loader", "unseeded_loader")
 
 
@@ -34,13 +35,13 @@ def assert_alike(expected, got):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_the_shmloader_delivers_what_the_users_loader_does(factory):
     assert_alike(batches("torch", factory), batches("shmload", factory))
 
 
-@pytest.mark.slow
+@slow
 def test_another_number_of_workers_leaves_the_batches_as_they_are():
     expected = batches("torch", "shuffled_loader")
     assert_alike(expected, batches("torch", "shuffled_loader", num_workers=0))
@@ -95,7 +96,7 @@ def test_what_the_loader_says_itself_cannot_be_given_beside_it(options, text):
         BenchOptions(torch_loader="m:n", **options)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the bench command measures in fresh processes, which import torch")
 def test_the_users_own_loader_is_measured_beside_a_shmloader(bench):
     import json
 

@@ -13,6 +13,7 @@ from benchmarks.contestants.common import Continued, TorchOrder, decoder, fills_
 from benchmarks.contestants.ways import Threads, torch_getitems, torch_inline
 from shmload.tools.bench.contestants import LoaderOptions, torch_loader
 
+slow = pytest.mark.slow(reason="starts torch's worker and reads three epochs")
 PEERS = {
     "webdataset": "webdataset",
     "spdl": "spdl",
@@ -64,7 +65,7 @@ def test_files_are_written_once_and_anew_where_writing_was_broken_off(tmp_path):
     assert calls == [["data"], ["data"]]
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=slow)])
 def test_torchs_order_is_told_over_epochs_with_and_without_workers(workers):
     """Workers that persist draw no base seed for the second epoch."""
     options = LoaderOptions(batch_size=3, num_workers=workers, seed=5)
@@ -96,7 +97,7 @@ def test_a_continued_stream_is_cut_into_epochs_and_ends_when_closed():
     stream.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="makes the data of every workload and reads two epochs of it twice")
 @pytest.mark.parametrize("factory", [Threads, torch_getitems])
 def test_rivals_deliver_torchs_batches_in_torchs_order_over_two_epochs(factory, small_dataset):
     options = LoaderOptions(batch_size=len(small_dataset) // 3, num_workers=0, seed=5)
@@ -114,7 +115,7 @@ def test_rivals_deliver_torchs_batches_in_torchs_order_over_two_epochs(factory, 
         rival.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the bench command measures in fresh processes, which import torch")
 @pytest.mark.parametrize("peer", sorted(PEERS))
 def test_a_peer_runs_and_delivers_the_same_bytes_if_it_keeps_the_order(bench, peer):
     if not find_spec(PEERS[peer]):

@@ -107,7 +107,7 @@ def test_a_subject_that_failed_has_neither_verdict_nor_recommendation(report):
     assert (failed.verdict, report.recommendations) == (None, {})
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="imports matplotlib and draws a plot")
 def test_a_plot_of_a_loader_that_failed_is_drawn_all_the_same(report, tmp_path):
     pytest.importorskip("matplotlib")
     broken = section({"shmload": 1.0, "torch": 1.0})

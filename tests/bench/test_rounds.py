@@ -79,7 +79,7 @@ def test_cpu_and_memory_of_a_child_count_in_its_tree():
     assert measure.tree_cpu_s() - before_s >= 0.08  # the dead count too, in ticks
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="measures a workload in fresh processes, which import torch")
 def test_a_source_tree_in_the_working_directory_is_not_what_is_measured(monkeypatch, tmp_path):
     """As after a clone and an install, before anything is built in the tree."""
     (tmp_path / "shmload").mkdir()

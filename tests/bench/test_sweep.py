@@ -59,7 +59,7 @@ def test_a_setting_out_of_range_says_what_was_needed_and_given(options, text):
         BenchOptions(**options)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="measures every setting in fresh processes, which import torch")
 def test_a_sweep_measures_every_point_and_recommends_one(bench, tmp_path):
     pytest.importorskip("matplotlib")
     plot, file = tmp_path / "sweep.png", tmp_path / "sweep.json"

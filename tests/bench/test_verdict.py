@@ -95,7 +95,7 @@ def test_no_bound_is_worth_less_than_nothing_and_demands_are_never_negative(work
     assert (verdict.bound == "consumer") == (wait_share <= 0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the bench command measures in fresh processes, which import torch")
 @pytest.mark.parametrize(
     ("dataset", "arguments", "bound"),
     [

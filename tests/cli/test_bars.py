@@ -54,7 +54,7 @@ def arguments(written: Written, tmp_path: Path) -> Callable[[str], list[Any]]:
     return make
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs the command once more in a process of its own")
 @pytest.mark.parametrize(("name", "count"), [("index", "/2"), ("inspect", "/2"), ("verify", "/1")])
 def test_a_terminal_gets_a_bar_and_stdout_what_a_pipe_gets(
     name: str, count: str, arguments: Callable[[str], list[Any]], command: Callable[..., Any]

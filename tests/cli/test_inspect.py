@@ -205,7 +205,7 @@ def test_values_are_shortened(value: Any, text: str) -> None:
     assert text == shortened(value)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the command in a process of its own, which imports pyarrow")
 def test_the_command_brings_no_torch_for_arrays(written: Written) -> None:
     code = "import sys; from shmload.cli import main\ntry: main()\nexcept SystemExit: print('torch' in sys.modules)"
     done = subprocess.run(

@@ -22,7 +22,7 @@ from shmload.shm.names import SHM_DIR
 from tests.containers import loader_program
 from tests.faults.faults_kit import program_env
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="each trainer is a process in namespaces of its own, and imports torch")
 MIB = 1 << 20
 TINY, LARGE = 1000, 4 * MIB  # bytes a sample; a ring of the second takes 96 MiB and more
 DEADLINE_S = 100

@@ -189,7 +189,7 @@ def test_the_program_of_a_case_runs_it() -> None:
 # ------------------------------------------------------------ the net, cast
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs crossings for 20 s, or for CROSSING_MINUTES")
 @pytest.mark.timeout(60 * minutes() + 900)
 def test_crossings() -> None:
     seed = int(os.environ.get("CROSSING_SEED") or random.SystemRandom().randrange(10**6))

@@ -18,6 +18,7 @@ from tests.device.device_kit import Mixed, Rows, rows_of
 from tests.stand_in.device import StandIn
 from tests.stand_in.device_log import Logged
 
+slow = pytest.mark.slow(reason="starts a worker and sends a whole epoch to the device, for each loader")
 Make = Callable[..., ShmLoader[Any]]
 ADVERSARIAL = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -45,7 +46,7 @@ def check_all_back(loader: ShmLoader[Any], device: StandIn) -> None:
     assert device.violations == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis, and each example is a loader that starts a worker")
 @given(data=st.data())
 @ADVERSARIAL
 def test_no_batch_shows_anothers_bytes_whatever_order_copies_finish_in(data: st.DataObject, make: Make) -> None:
@@ -65,7 +66,7 @@ def test_no_batch_shows_anothers_bytes_whatever_order_copies_finish_in(data: st.
         assert label[0].tolist() == [2 * step, 2 * step + 1]
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("seed", [0, None])
 def test_a_device_that_stands_still_is_waited_for_when_the_slots_are_used_up(seed: int | None, make: Make) -> None:
     device = StandIn()
@@ -75,7 +76,7 @@ def test_a_device_that_stands_still_is_waited_for_when_the_slots_are_used_up(see
     assert [torch.equal(rows_of(2 * step), x[0]) for step, x in enumerate(found)] == [True] * 24
 
 
-@pytest.mark.slow
+@slow
 def test_the_state_is_that_of_the_batch_yielded_last_not_of_those_sent_ahead(make: Make) -> None:
     def states(device: Any) -> list[Any]:
         loader = make(device)

@@ -84,7 +84,7 @@ class Zeros(gpu.Blocks16):
         self.num_samples = num_samples
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="rehearses every case of the GPU benchmark")
 @pytest.mark.usefixtures("pinning")
 @pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
 def test_every_case_runs_and_gives_a_table_and_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_every_case_runs_and_gives_a_table_and_a_log(tmp_path: Path, monkeypatch
     assert replay(entries) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
 def test_without_cuda_it_says_so_and_measures_nothing() -> None:
     code = "import torch; torch.cuda.is_available = lambda: False; from benchmarks import gpu; from benchmarks.common import Settings; "
     done = subprocess.run(

@@ -34,7 +34,7 @@ def goes_on(loader: ShmLoader[Any], iterator: Any, count: int = 14) -> None:
         next(iterator)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis, and each example is a loader that starts a worker")
 @given(data=st.data())
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_copy_reads_its_own_batch_however_late_it_runs(data: st.DataObject, make: Make, pinning: StandIn) -> None:

@@ -28,7 +28,7 @@ def test_a_log_that_was_written_by_hand_says_so() -> None:
     assert ORIGIN["origin"].startswith("SYNTHETIC")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a worker; what it asks of the device in an epoch is asked again")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_what_a_loader_asks_goes_through_a_file_and_is_right(seed: int, make: Make, tmp_path: Path) -> None:
     device = StandIn(Random(seed).randrange)

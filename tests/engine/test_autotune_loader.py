@@ -165,7 +165,7 @@ class Who(Rows):
         return index, info.id, info.num_workers, torch.rand(1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="two passes of batches of one sample, by each of two loaders with workers")
 @pytest.mark.parametrize("in_order", [True, False])
 def test_torch_mode_orders_further_ahead_without_changing_a_batch(by_count: list[float], in_order: bool) -> None:
     now = by_count
@@ -194,7 +194,7 @@ def test_torch_mode_orders_further_ahead_without_changing_a_batch(by_count: list
         assert list(range(60)) == sorted(batch[0][0] for batch in found[:60])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts four workers for each of two loaders")
 def test_torch_mode_takes_one_number_and_keeps_it(by_count: list[float]) -> None:
     now = by_count
     torch.manual_seed(3)

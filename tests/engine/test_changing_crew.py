@@ -23,6 +23,7 @@ from shmload import ShmLoader
 from shmload.engine import autotune
 from tests.engine.tuning_kit import BATCH, SEED, N, Rows, change, engine_of, expected_epochs, told
 
+slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
 MOST, NUM_EPOCHS = 4, 40
 DEADLINE_S = 10
 STEPS = N // BATCH
@@ -160,7 +161,7 @@ class Machine(RuleBasedStateMachine):
             self.loader.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis walks: workers start, end and are killed at each step")
 def test_growing_shrinking_kills_breaks_and_resumes_change_no_batch(expected: list[list[Any]]) -> None:
     Machine.epochs = expected
     run_state_machine_as_test(
@@ -177,9 +178,7 @@ def test_growing_shrinking_kills_breaks_and_resumes_change_no_batch(expected: li
     )
 
 
-@pytest.mark.parametrize(
-    "method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=slow), pytest.param("forkserver", marks=slow)])
 def test_every_start_method_grows_and_shrinks(method: str, expected: list[list[Any]]) -> None:
     found = []
     with auto_loader(multiprocessing_context=method) as loader:

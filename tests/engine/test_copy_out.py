@@ -309,7 +309,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
 @pytest.mark.parametrize("options", ["seed=0", "persistent_workers=True"])
 @pytest.mark.parametrize("last", ["pass", "loader.close()", "del loader, iterator", "sys.exit(0)"])
 def test_a_program_that_ends_with_live_batches_ends_quietly(options: str, last: str) -> None:
@@ -318,7 +318,7 @@ def test_a_program_that_ends_with_live_batches_ends_quietly(options: str, last: 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="reads hundreds of batches, each of which is copied out of the ring")
 @pytest.mark.filterwarnings("ignore:.*batches are still in use")
 @pytest.mark.parametrize("seed", [None, 3])
 def test_hundreds_of_batches_are_held_under_a_low_limit_of_descriptors(seed: int | None) -> None:

@@ -143,7 +143,7 @@ def test_batches_of_a_closed_loader_still_have_their_holders() -> None:
     assert loader.holders() == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
 @pytest.mark.parametrize(("value", "is_on"), [("1", True), ("0", False), ("", False)])
 def test_the_environment_switches_it_on(value: str, is_on: bool) -> None:
     program = "import shmload.debug; print(shmload.debug.is_enabled())"

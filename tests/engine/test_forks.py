@@ -239,7 +239,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
 def test_a_child_that_exits_like_any_program_prints_nothing_and_harms_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

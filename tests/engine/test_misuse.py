@@ -73,7 +73,7 @@ def double_all(received: Any, answers: Any) -> None:
     received.get()  # until the other side has looked
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="another process takes the batch's storages out of torch's queue")
 def test_a_batch_put_into_a_queue_is_the_other_processes_too_and_no_longer_the_rings(stream: Any) -> None:
     context = torch.multiprocessing.get_context("fork")
     sent, answers = context.SimpleQueue(), context.SimpleQueue()

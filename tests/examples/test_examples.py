@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+slow = pytest.mark.slow(reason="trains a model in processes that import torch")
 EXAMPLES = next(p / "examples" for p in Path(__file__).parents if (p / "examples" / "ddp.py").exists())
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 Run = Callable[..., list[str]]
@@ -51,7 +52,7 @@ def test_an_example_says_what_it_shows_how_to_run_it_and_what_it_prints() -> Non
         assert "\nprints" in text, path.name
 
 
-@pytest.mark.slow
+@slow
 def test_the_photographs_are_told_apart_and_the_resumed_losses_are_identical(run: Run) -> None:
     lines = run("photographs.py")
     assert len(losses(lines)) == 3
@@ -62,7 +63,7 @@ def test_the_photographs_are_told_apart_and_the_resumed_losses_are_identical(run
     assert lines[-1] == "resumed in the middle of epoch 1 with 1 worker: 11 losses, bit-identical"
 
 
-@pytest.mark.slow
+@slow
 def test_the_language_model_learns_from_packed_windows_and_resumes_identically(run: Run) -> None:
     lines = run("language_model.py")
     density, tokens = re.fullmatch(r"\d+ windows, density (\d\.\d+); segments of the last: \[(.*)\]", lines[0]).groups()  # type: ignore[union-attr]  # it matches or fails
@@ -74,7 +75,7 @@ def test_the_language_model_learns_from_packed_windows_and_resumes_identically(r
     assert lines[-1] == "resumed at step 12 with 2 workers: 12 losses, bit-identical"
 
 
-@pytest.mark.slow
+@slow
 def test_the_epochs_grow_the_loss_falls_and_old_samples_go(run: Run) -> None:
     lines = run("growing.py")
     counts = [int(found[1]) for line in lines if (found := re.search(r"epoch \d+: +(\d+) samples", line))]
@@ -84,7 +85,7 @@ def test_the_epochs_grow_the_loss_falls_and_old_samples_go(run: Run) -> None:
     assert re.fullmatch(r"collected [\d,]+ samples, \d+ files evicted, by 2 samplers; resumed in the middle of epoch 6", lines[-1])
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("launcher", [None, TORCHRUN], ids=["spawn", "torchrun"])
 def test_two_ranks_and_then_one_are_delivered_each_sample_once(run: Run, launcher: list[str] | None) -> None:
     lines = [line.removeprefix("[rank 0] ") for line in run("ddp.py", launcher)]

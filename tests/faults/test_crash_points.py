@@ -12,7 +12,10 @@ from shmload import ShmLoader, WorkerDied
 from tests.faults.faults_kit import COLLATE, DATASETS, Charges, Rows, Victims, batches, digest
 from tests.faults.points import WORKER_POINTS
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+pytestmark = [
+    pytest.mark.slow(reason="workers die again and again, and are replaced"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
 IN_THE_STREAM = ("before_claim", "after_claim", "mid_decode", "before_finish", "after_finish", "before_post")
 WHILE_LAYING_OUT = ("before_layout", "while_asking_layout", "waiting_layout")
 TIMES = 10

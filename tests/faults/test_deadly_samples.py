@@ -12,7 +12,10 @@ from shmload import ShmLoader, WorkerDied
 from shmload.engine import engine
 from tests.faults.faults_kit import DEADLINE_S, Rows, Victims, digest, kill_and_wait
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+pytestmark = [
+    pytest.mark.slow(reason="workers die again and again, and are replaced"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
 
 
 class Deadly(Rows):

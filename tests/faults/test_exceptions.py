@@ -9,7 +9,7 @@ import pytest
 from shmload import ShmLoader
 from tests.faults.faults_kit import Charges, Rows, digest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="each starts workers, and fails in the midst of their work")
 
 
 def test_a_worker_that_fails_over_the_layout_lets_another_describe_it(charges: Charges) -> None:

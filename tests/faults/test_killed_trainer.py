@@ -10,7 +10,7 @@ import pytest
 from tests.faults import trainer_program
 from tests.faults.killed_kit import BOUND_S, Family, files_with, kill_alone, kill_group, names_of, running
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="each kills a trainer, a process that imports torch and starts workers")
 
 CASES = [
     (state, kill, method)

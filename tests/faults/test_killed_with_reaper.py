@@ -23,7 +23,7 @@ from tests.faults import trainer_program
 from tests.faults.faults_kit import DEADLINE_S, program_env
 from tests.faults.killed_kit import BOUND_S, Family, files_with, kill_alone, names_of, running, started
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="each kills a trainer, a process that imports torch and starts workers")
 
 
 def kill_all_at_once(pids: list[int]) -> None:

@@ -11,7 +11,7 @@ from tests.faults import trainer_program
 from tests.faults.faults_kit import kill_and_wait
 from tests.faults.killed_kit import BOUND_S, Family, files_with, first_worker, names_of, said, started, workers_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="each trainer is a process that imports torch and starts workers")
 
 WORKER_CASES = [
     (state, then, method)

@@ -21,6 +21,7 @@ from tests.faults.matrix_data import NUM_BATCHES_READ
 from tests.faults.matrix_judge import Outcome, defects, delays
 from tests.faults.points import HELPER_POINTS, PACKER_POINTS, STORAGE_POINTS, TRAINER_POINTS, WORKER_POINTS
 
+slow = pytest.mark.slow(reason="each cell is a trainer that imports torch, starts workers and is harmed")
 ROOT = Path(__file__).parents[2]
 EXPECTED = [[f"{epoch}.{step}" for step in range(NUM_BATCHES_READ[0])] for epoch in range(3)]
 SEED = int(os.environ.get("SHMLOAD_MATRIX_SEED", random.SystemRandom().randrange(10**6)))
@@ -37,14 +38,14 @@ def run_sample(number: int, *only: str) -> None:
     assert f"{number} cells in" in done.stdout
 
 
-@pytest.mark.slow
+@slow
 def test_some_cells_of_the_matrix_are_as_promised(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print(f"\nfault matrix: SHMLOAD_MATRIX_SEED={SEED}")
     run_sample(4, "fork", "seed")
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize(("method", "number"), [("fork", 16), ("forkserver", 6), ("spawn", 2)])
 def test_more_cells_of_the_matrix_are_as_promised(method: str, number: int) -> None:
     run_sample(number, method)

@@ -14,7 +14,7 @@ import pytest
 from shmload import ShmLoader
 from tests.faults.faults_kit import COLLATE, DATASETS, Charges, Rows
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="many epochs, breaks or engines, one after the other")
 TIMES = 50
 SLACK_BYTES = 8 << 20
 

@@ -34,7 +34,7 @@ def loader_of(kind: str, num_batches: int, work: int, num_workers: int, method: 
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="200 workers are killed and replaced, one after the other")
 def test_two_hundred_killed_workers_leave_every_stream_bit_identical(capsys: pytest.CaptureFixture[str]) -> None:
     rng = random.Random(5)
     kills, holding, taken_back = 0, 0, 0

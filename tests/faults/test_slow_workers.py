@@ -15,7 +15,10 @@ import pytest
 from shmload import ShmLoader
 from tests.faults.faults_kit import Charges, Rows, await_readable, digest
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+pytestmark = [
+    pytest.mark.slow(reason="each waits for time limits that stopped or busy workers exceed"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
 CLOSE_S = 2.0
 LONG_S = 30
 

@@ -17,7 +17,7 @@ from tests.faults.soak import KINDS, SEED, Soak, Stream
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a soak in a process of its own, which imports torch")
 def test_a_moment_of_the_soak_finds_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.soak", "--minutes", "0.02", "--seed", "1"],
@@ -36,7 +36,7 @@ def test_a_moment_of_the_soak_finds_nothing() -> None:
     assert result["batches"] >= 50
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="makes the soak's dataset anew for every batch")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_pure_schedule_says_what_a_loader_yields(kind: str) -> None:
     stream = Stream()

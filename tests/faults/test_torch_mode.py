@@ -16,7 +16,7 @@ from shmload import ShmLoader, WorkerDied
 from tests.faults import torch_words
 from tests.faults.faults_kit import Charges, Rows, Victims, digest, program_env
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="each starts workers for its loaders, and in most cases some die")
 BOUND_S = 2.0
 
 

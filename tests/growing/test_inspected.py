@@ -37,7 +37,7 @@ def test_a_cache_says_how_full_it_is_how_far_and_what_is_left_out(make_cache: Ca
     assert told[4].startswith(f"left out: bad.tfrecord: {bad}: record 0")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a sampler in a process of its own starts and writes files")
 def test_samplers_and_writers_are_told_with_what_they_do(make_cache: Callable[..., SampleCache]) -> None:
     cache = make_cache(4096)
     samplers = cache.start(endless, 1)

@@ -34,12 +34,13 @@ from tests.growing.growing_kit import (
     wait_until,
 )
 
+slow = pytest.mark.slow(reason="waits for samplers in processes of their own to write enough")
 TENSORFLOWS = Path(__file__).parent.parent / "formats" / "tfrecord" / "written_by_tensorflow"
 
 MakeCache = Callable[..., SampleCache]
 
 
-@pytest.mark.slow
+@slow
 def test_s1_sampler_processes_write_while_training_runs(cache: SampleCache) -> None:
     cache.start(endless, 2, publish_s=0.0)
     lengths = []
@@ -142,7 +143,7 @@ def test_s8_compressed_files_are_read_too(cache: SampleCache, tmp_path: Path, co
         assert list(range(8)) == sorted(epoch_of(loader))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="reads three epochs with two workers")
 def test_s9_workers_stay_and_the_next_epoch_is_ordered_before_this_one_ends(cache: SampleCache) -> None:
     put(cache, range(40))
     with loader_of(dataset_of(cache), num_workers=2, prefetch_factor=2) as loader:
@@ -199,7 +200,7 @@ def test_s11_a_state_names_its_snapshot_and_a_resume_says_what_is_gone(cache: Sa
         loader.load_state_dict(state)
 
 
-@pytest.mark.slow
+@slow
 def test_s12_samplers_are_supervised_and_feel_backpressure(make_cache: MakeCache) -> None:
     cache = make_cache(16 * 1024)
     samplers = cache.start(endless, 2, publish_s=1e9)

@@ -28,7 +28,7 @@ def _freeze(folder: Path, rank: int, start: Any, answers: Any) -> None:
     start.wait()  # nobody leaves before all have come
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts six ranks")
 def test_of_ranks_that_freeze_at_once_one_wins_and_all_read_its_snapshot(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     start, answers = context.Barrier(6), context.Queue()

@@ -108,7 +108,7 @@ def test_stopped_samplers_publish_what_they_have(cache: SampleCache) -> None:
     assert list((cache.path / ".growing" / "samplers").iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="kills the samplers' supervisor and reads epochs until a new one has started")
 def test_a_killed_supervisor_takes_its_samplers_along_and_is_replaced(cache: SampleCache, caplog: pytest.LogCaptureFixture) -> None:
     samplers = cache.start(endless, 2)
     with loader_of(dataset_of(cache, timeout_s=30.0)) as loader:
@@ -123,7 +123,7 @@ def test_a_killed_supervisor_takes_its_samplers_along_and_is_replaced(cache: Sam
     assert "the samplers' supervisor was killed by SIGKILL; a new one is started" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the supervisor starts by spawn, and imports everything anew")
 def test_they_run_under_a_spawned_supervisor(cache: SampleCache) -> None:
     samplers = cache.start(ten, 2, multiprocessing_context="spawn")
     wait_until(lambda: samplers.are_done, "both to end")
@@ -146,7 +146,7 @@ if sys.argv[2] == "wait":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the trainer is a process of its own, with samplers")
 @pytest.mark.parametrize("end", ["killed", "without a word"])
 def test_none_outlives_the_trainer(cache: SampleCache, end: str) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -18,7 +18,7 @@ from tests.growing.soak import CAPACITY_BYTES, KINDS, Tally, Watcher, difference
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a soak in processes of its own, which import torch and are killed")
 def test_a_moment_of_the_soak_finds_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.growing.soak", "--minutes", "0", "--min-kills", str(len(KINDS)), "--seed", "1"],

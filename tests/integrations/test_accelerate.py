@@ -250,7 +250,7 @@ class Fake:
         return getattr(self._accelerator, name)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="two ranks are processes that import torch and Accelerate")
 def test_two_processes_share_out_each_epoch(run_ranks: Callable[..., list[Any]]) -> None:
     first, second = run_ranks("accelerated")
     for way in ("seed", "torch", "sampler"):

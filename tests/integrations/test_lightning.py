@@ -64,7 +64,7 @@ def indices(seen: list[Any]) -> list[int]:
     return [index for batch in seen for index in batch[0]]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="Lightning fits, validates and predicts")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("seed", [None, 7])
 def test_lightning_fits_validates_and_predicts(seed: int | None, num_workers: int, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_lightning_saves_checkpoints_whatever_orders(options: dict[str, Any], nu
     assert path.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="two ranks are processes that import torch and Lightning")
 def test_lightning_ranks_share_out_each_epoch(run_ranks: Callable[..., list[Any]]) -> None:
     ranks = run_ranks("lightning_ddp")
     assert [rank["type"] for rank in ranks] == ["ShmLoader"] * 2

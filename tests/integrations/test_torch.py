@@ -13,12 +13,14 @@ import torch
 from shmload import ShmLoader
 from tests.integrations.integrations_kit import Numbers, Tiny, facts
 
+slow = pytest.mark.slow(reason="two ranks are processes that import torch")
+
 
 def flat(steps: list[list[int]]) -> list[int]:
     return [index for step in steps for index in step]
 
 
-@pytest.mark.slow
+@slow
 def test_ddp_ranks_share_out_each_epoch(run_ranks: Callable[..., list[Any]]) -> None:
     ranks = run_ranks("ddp")
     assert ranks[0]["gradient"] == ranks[1]["gradient"]
@@ -31,7 +33,7 @@ def test_ddp_ranks_share_out_each_epoch(run_ranks: Callable[..., list[Any]]) -> 
         assert epochs[0] != epochs[1]
 
 
-@pytest.mark.slow
+@slow
 def test_distributed_checkpoint_resumes_every_rank(run_ranks: Callable[..., list[Any]]) -> None:
     for rank in run_ranks("checkpoint"):
         assert len(rank["rest"]) == 3
@@ -117,6 +119,6 @@ next(batches)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
 def test_a_program_that_handles_sigterm_can_end(run_program: Callable[..., str]) -> None:
     assert run_program(ENDING_PROGRAM, deadline_s=10) == ""

@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers", reason="needs transformers: p
 
 from shmload.integrations.accelerate import prepare  # noqa: E402  # only where accelerate is
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="each trains a model by transformers.Trainer")
 
 
 class Model(torch.nn.Module):

@@ -14,7 +14,7 @@ from shmload import ShmLoader
 from shmload.formats import ArrayDataset
 from tests.launch.launch_kit import Run, all_end, ranks_up
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="each runs the launcher and its scripts in processes of their own")
 
 LAUNCH = ("-m", "shmload.cli", "launch")
 TELL = """

@@ -16,7 +16,7 @@ from tests.launch import rank_loaders
 from tests.launch.launch_kit import all_end
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="ranks start workers, by spawn, too, one of which is killed and replaced")
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_keep_to_their_ranks_processors(context: str, tmp_path: Path) -> None:
     """Those that take another's place do, too."""
@@ -31,7 +31,7 @@ def test_workers_keep_to_their_ranks_processors(context: str, tmp_path: Path) ->
         assert found[0]["own"] != found[1]["own"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs one, two and three ranks, one after the other")
 def test_any_number_of_ranks_reads_the_same_global_batches(tmp_path: Path) -> None:
     steps = {}
     for world in (1, 2, 3):
@@ -42,7 +42,7 @@ def test_any_number_of_ranks_reads_the_same_global_batches(tmp_path: Path) -> No
     assert len(steps[1]) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="ranks start workers, and all are ended")
 def test_what_a_rank_that_is_ended_has_in_shared_memory_goes_with_its_workers(tmp_path: Path) -> None:
     barrier = multiprocessing.get_context("fork").Barrier(2)
     with pytest.raises(RankFailed, match=r"rank 1 \(pid \d+\) raised ValueError: broken"):

@@ -13,7 +13,7 @@ import pytest
 
 from tests.launch.launch_kit import Run, all_end, ranks_up
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="each starts a launcher and its ranks, and waits for their end")
 
 STAYING = """
 import sys

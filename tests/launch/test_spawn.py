@@ -23,8 +23,9 @@ from shmload import RankFailed
 from tests.launch import rank_functions
 from tests.launch.launch_kit import Run, all_end
 
+slow = pytest.mark.slow(reason="ranks start as new interpreters")
 CPUS = sorted(os.sched_getaffinity(0))
-BOTH = pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+BOTH = pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=slow)])
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +97,7 @@ ENDS = {
 
 @pytest.mark.parametrize(
     ("how", "start_method"),
-    [*((how, "fork") for how in ENDS), *(pytest.param(how, "spawn", marks=pytest.mark.slow) for how in ("exception", "SIGSEGV"))],
+    [*((how, "fork") for how in ENDS), *(pytest.param(how, "spawn", marks=slow) for how in ("exception", "SIGSEGV"))],
 )
 def test_the_first_rank_to_fail_ends_all(how: str, start_method: str, tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as error:
@@ -139,10 +140,10 @@ def test_the_last_words_are_read_from_a_log(tmp_path: Path) -> None:
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace() -> None:
     begin = monotonic()
     with pytest.raises(RankFailed) as error:
-        shmload.spawn(rank_functions.refuse_to_end, (barrier("fork"),), 3, start_method="fork", grace_s=1.0)
-    assert 1.0 < monotonic() - begin < 20
+        shmload.spawn(rank_functions.refuse_to_end, (barrier("fork"),), 3, start_method="fork", grace_s=0.5)
+    assert 0.5 < monotonic() - begin < 20
     assert str(error.value).endswith(
-        "\n\nrank 2 ended when asked to (SIGTERM)\nrank 0 did not end within 1 s of SIGTERM and had to be killed (SIGKILL)"
+        "\n\nrank 2 ended when asked to (SIGTERM)\nrank 0 did not end within 0.5 s of SIGTERM and had to be killed (SIGKILL)"
     )
 
 
@@ -160,19 +161,19 @@ def test_what_a_rank_has_started_ends_with_it(tmp_path: Path) -> None:
     assert all_end([int((tmp_path / "child").read_text())])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs two ranks twenty times, one after the other")
 def test_twenty_runs_meet_without_a_collision() -> None:
     for _ in range(20):
         shmload.spawn(rank_functions.meet, nprocs=2, start_method="fork")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs two ranks eight times at once")
 def test_runs_side_by_side_meet_apart() -> None:
     running = [shmload.spawn(rank_functions.meet, nprocs=2, join=False, start_method="fork") for _ in range(8)]
     assert [ranks.join() for ranks in running] == [True] * 8
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="ranks start as new interpreters, which start some in turn")
 def test_a_rank_may_launch_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     shmload.spawn(rank_functions.nest, nprocs=1)
     out = capsys.readouterr().out.splitlines()
@@ -224,7 +225,7 @@ shmload.spawn(speak, nprocs=2)
 """
 
 
-@pytest.mark.slow
+@slow
 def test_a_program_without_a_guard_is_told_so(started: Run, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(UNGUARDED)
     process = started("program.py")

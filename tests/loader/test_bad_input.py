@@ -247,7 +247,7 @@ def test_a_loader_in_a_daemonic_process_is_refused_in_pythons_words() -> None:
     child.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="copies the package and imports it in a process of its own")
 def test_a_tree_that_was_not_built_says_how(tmp_path: Path) -> None:
     shutil.copytree(Path(shmload.__file__).parent, tmp_path / "shmload", ignore=shutil.ignore_patterns("*.so", "data"))
     done = subprocess.run(

@@ -69,7 +69,7 @@ def test_every_batch_has_its_shares() -> None:
             assert all(abs(shares[member] - share) <= 1 for member, share in enumerate((6, 3, 1)))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="kills two workers, which are replaced")
 def test_a_killed_worker_changes_nothing() -> None:
     with loader_of(mix_of()) as loader:
         expected = values(loader)

@@ -11,6 +11,7 @@ from shmload import ShmLoader
 from shmload.errors import SampleError, SampleTimeout, WorkerDied
 from tests.loader import bad_data as data
 
+slow = pytest.mark.slow(reason="most cases start workers for their loaders")
 PATHS: dict[str, tuple[Any, dict[str, Any]]] = {
     "__getitem__": (data.Rows, {}),
     "__getitems__": (data.Lists, {}),
@@ -30,7 +31,7 @@ def epochs(loader: ShmLoader) -> list[list[list[int]]]:
         return [indices(loader) for _ in range(2)]
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("seed", [None, 5])
 def test_skipping_makes_the_batch_shorter(path: str, seed: int | None) -> None:
@@ -42,7 +43,7 @@ def test_skipping_makes_the_batch_shorter(path: str, seed: int | None) -> None:
         assert loader.stats()["num_bad_samples"] == 8
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("path", PATHS)
 def test_the_next_of_the_same_permutation_stands_in(path: str) -> None:
     kind, more = PATHS[path]
@@ -62,14 +63,14 @@ def test_the_next_of_the_same_permutation_stands_in(path: str) -> None:
         assert epochs(loader) == expected
 
 
-@pytest.mark.slow
+@slow
 def test_in_torch_mode_the_next_of_the_dataset_stands_in() -> None:
     expected = [[0, 1, 2, 5, 5, 5], [6, 7, 8, 9, 10, 0]]
     for workers in (0, 2):
         assert epochs(ShmLoader(data.Rows(12), 6, on_error="substitute", num_workers=workers))[0] == expected
 
 
-@pytest.mark.slow
+@slow
 def test_what_random_augmentations_drew_does_not_depend_on_workers() -> None:
     def noise(workers: int) -> list[Any]:
         with ShmLoader(data.Rows(), 6, shuffle=True, seed=5, on_error="skip", num_workers=workers) as loader:
@@ -78,7 +79,7 @@ def test_what_random_augmentations_drew_does_not_depend_on_workers() -> None:
     assert noise(0) == noise(1) == noise(2)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_of_bad_samples_alone_is_left_out(workers: int) -> None:
     for seed in (None, 5):
@@ -86,7 +87,7 @@ def test_a_batch_of_bad_samples_alone_is_left_out(workers: int) -> None:
         assert epochs(loader) == [[[0, 1, 2], [6, 7, 8]]] * 2
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bad_samples_are_listed(workers: int) -> None:
     with ShmLoader(data.Rows(), 6, seed=5, on_error="skip", num_workers=workers) as loader:
@@ -97,7 +98,7 @@ def test_bad_samples_are_listed(workers: int) -> None:
     assert "Broken" in listed[-1]["error"]
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_more_bad_samples_than_allowed_end_it(workers: int) -> None:
     with (
@@ -107,7 +108,7 @@ def test_more_bad_samples_than_allowed_end_it(workers: int) -> None:
         indices(loader)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_collate_fn_that_fails_is_no_bad_sample(workers: int) -> None:
     def collate(samples: list[Any]) -> Any:
@@ -120,7 +121,7 @@ def test_a_collate_fn_that_fails_is_no_bad_sample(workers: int) -> None:
         indices(loader)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="reads hundreds of samples that raise")
 def test_a_dataset_of_bad_samples_alone_ends_in_an_error() -> None:
     with (
         ShmLoader(data.Rows(300, frozenset(range(300))), 2, seed=5, on_error="substitute") as loader,
@@ -129,14 +130,14 @@ def test_a_dataset_of_bad_samples_alone_ends_in_an_error() -> None:
         indices(loader)
 
 
-@pytest.mark.slow
+@slow
 def test_the_valid_rows_of_a_padded_batch_stay_known() -> None:
     with ShmLoader(data.Rows(10, frozenset({8})), 4, seed=5, on_error="skip", rank=1, world_size=2, num_workers=1) as loader:
         seen = [(batch["index"].tolist(), loader.valid) for batch in loader]
     assert seen == [([4, 5, 6, 7], 4), ([9], 1)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="workers die over a sample and are replaced")
 def test_a_sample_that_ends_its_worker_twice_is_a_bad_sample() -> None:
     with ShmLoader(data.Deadly(12, frozenset({4})), 6, seed=5, on_error="skip", num_workers=2) as loader:
         assert indices(loader) == [[0, 1, 2, 3, 5], [6, 7, 8, 9, 10, 11]]
@@ -150,7 +151,7 @@ def test_a_sample_that_ends_its_worker_twice_is_a_bad_sample() -> None:
         indices(loader)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a sample's time limit runs out, and its worker is replaced, by spawn, too")
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker(
@@ -177,7 +178,7 @@ class AsleepInC(data.Rows):
             time.sleep(1000)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="two samples' time limits run out, and their workers are replaced")
 def test_late_samples_may_be_skipped(caplog: pytest.LogCaptureFixture) -> None:
     with ShmLoader(AsleepInC(12, frozenset({4, 9})), 6, seed=5, sample_timeout_s=0.3, on_error="skip", num_workers=2) as loader:
         assert indices(loader) == [[0, 1, 2, 3, 5], [6, 7, 8, 10, 11]]
@@ -187,7 +188,7 @@ def test_late_samples_may_be_skipped(caplog: pytest.LogCaptureFixture) -> None:
     assert all(bad["error"].startswith("SampleTimeout") for bad in stats["bad_samples"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="reads twenty epochs with two workers")
 def test_quick_samples_are_never_late() -> None:
     with ShmLoader(data.Rows(bad=frozenset()), 6, seed=5, sample_timeout_s=0.5, num_workers=2) as loader:
         for _ in range(20):
@@ -202,7 +203,7 @@ class Texts(data.Rows):
         return {"index": index, "text": str(index) * 100_000}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a step of the trainer's lasts three times the time limit")
 @pytest.mark.parametrize("kind", [data.Rows, Texts])
 def test_waiting_for_the_trainer_makes_no_sample_late(kind: Any) -> None:
     """The worker waits for the layout, or for room, as long as the trainer does other things."""

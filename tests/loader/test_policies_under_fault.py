@@ -15,7 +15,10 @@ from shmload import ShmLoader
 from shmload.errors import SampleError, SampleTimeout, WorkerDied
 from tests.loader import bad_data as data
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+pytestmark = [
+    pytest.mark.slow(reason="each starts workers that die, stop or exceed a time limit"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
 WHOLE = [[*range(6)], [*range(6, 12)]]
 LIMIT_S = 0.3
 

@@ -22,6 +22,7 @@ from shmload import ShmLoader, sample_info
 from shmload._core.trainer import READY
 from shmload.worker import pool
 
+slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 DEADLINE_S = 20  # of what should come at once; nothing comes near it unless it hangs
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 3])
@@ -147,7 +148,7 @@ class Travelling(Numbers):
         return self.__dict__
 
 
-@pytest.mark.slow
+@slow
 @BOTH_MODES
 def test_the_dataset_is_pickled_once_for_all_workers(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Travelling, "num_pickled", 0)
@@ -272,7 +273,7 @@ def test_a_fork_of_a_process_that_uses_cuda_is_warned_of(seed: int | None, monke
         next(iter(loader))
 
 
-@pytest.mark.slow
+@slow
 def test_workers_that_are_not_forked_are_not_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with ShmLoader(np.arange(4), 2, num_workers=1, multiprocessing_context="forkserver") as loader:

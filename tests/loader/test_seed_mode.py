@@ -16,6 +16,7 @@ from torch.utils.data import ConcatDataset, Subset, random_split
 from shmload import ShmLoader, StateMismatch
 from tests.loader.seeded_data import InBatches, InPlace, Lazy, Noisy, Point, Ragged
 
+slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
 DATASETS = {"rows": Noisy, "packed": Ragged, "read_into": InPlace, "read_batch_into": InBatches}
 
@@ -53,8 +54,8 @@ def expected() -> dict[str, Any]:
         {"num_workers": 4},
         {"num_workers": 2, "prefetch_factor": 1},
         {"num_workers": 3, "prefetch_factor": 5},
-        pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
-        pytest.param({"num_workers": 2, "multiprocessing_context": "forkserver"}, marks=pytest.mark.slow),
+        pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, marks=slow),
+        pytest.param({"num_workers": 2, "multiprocessing_context": "forkserver"}, marks=slow),
     ],
     ids=str,
 )

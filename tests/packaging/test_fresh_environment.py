@@ -17,7 +17,7 @@ import pytest
 DIST = os.environ.get("SHMLOAD_DIST")
 pytestmark = [
     pytest.mark.skipif(DIST is None, reason="SHMLOAD_DIST names no folder with a wheel"),
-    pytest.mark.slow,
+    pytest.mark.slow(reason="makes an environment and runs programs in it, which import torch"),
     pytest.mark.timeout(300),
 ]
 README = next(p / "README.md" for p in Path(__file__).parents if (p / "README.md").exists())

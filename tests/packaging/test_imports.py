@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="each looks at what a process of its own imports")
 HEAVY = ("torch", "numpy", "rich", "typer", "PIL", "matplotlib", "pyarrow", "h5py", "zarr", "safetensors", "datasets")
 
 

@@ -89,7 +89,7 @@ def checked(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="stubtest checks every compiled module")
 @pytest.mark.timeout(600)
 def test_stubtest_finds_nothing_in_the_compiled_modules(tmp_path: Path) -> None:
     (tmp_path / "mypy.ini").write_text(SKIPPED)
@@ -102,7 +102,7 @@ def test_stubtest_finds_nothing_in_the_compiled_modules(tmp_path: Path) -> None:
     assert found == ""
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="mypy checks a program and what it imports")
 @pytest.mark.timeout(600)
 def test_a_strictly_typed_program_sees_the_types_that_are_meant(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -27,6 +27,8 @@ from torch.utils.data import (
 from shmload import ShmLoader
 from tests.parity.parity_data import KINDS, ByName, InBatches, N, Of
 
+slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
+
 
 class Drawing(Sampler[int]):
     """Draws from every global generator for each index."""
@@ -244,7 +246,7 @@ def run(kind: Any, case: Case) -> tuple[list[Any], list[Any]]:
 def marked(case: Case) -> Any:
     """The case, slow where each worker imports torch."""
     method = case.options.get("multiprocessing_context")
-    return pytest.param(case, id=case.name, marks=[pytest.mark.slow] if method in ("spawn", "forkserver") else [])
+    return pytest.param(case, id=case.name, marks=[slow] if method in ("spawn", "forkserver") else [])
 
 
 @pytest.mark.parametrize("case", [marked(case) for case in CASES])

@@ -25,7 +25,7 @@ TENSORS = (
     torch.arange(4.0).expand(N, 4),
     torch.empty(N, 0),
 )
-WORKERS = [0, pytest.param(2, marks=pytest.mark.slow)]
+WORKERS = [0, pytest.param(2, marks=pytest.mark.slow(reason="starts two workers for each loader"))]
 
 
 class Keys:
@@ -186,7 +186,7 @@ def test_a_dataset_given_other_tensors_reads_those_at_once() -> None:
         next(batches)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a worker")
 def test_a_bad_index_of_a_gathered_batch_is_skipped_alone() -> None:
     dataset = TensorDataset(torch.arange(4))
     with ShmLoader(dataset, batch_sampler=Keys([0, 9, 2], ["a", 3]), num_workers=1, on_error="skip") as loader:

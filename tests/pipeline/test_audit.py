@@ -55,7 +55,7 @@ def batches_of(records: list[Record]) -> list[int]:
     return [at for at, record in enumerate(records) if isinstance(record, Batch)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis records and judges many runs")
 @settings(deadline=None, max_examples=200)
 @given(specs(), st.lists(st.tuples(st.integers(1, 3), st.integers(1, 8)), min_size=1, max_size=3))
 def test_runs_and_resumes_on_any_number_of_ranks_are_proven(
@@ -92,7 +92,7 @@ def test_a_resume_within_items_that_were_fetched_together_is_proven(tmp_path: Pa
     assert judged(tmp_path).status == 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="pulls hundreds of items through a worker")
 def test_a_resume_where_the_next_fetch_begins_takes_all_of_what_was_fetched(tmp_path: Path) -> None:
     with dataclasses.replace(Spec(Leaf(2000, False, True, 3), num_workers=1), options={"audit": tmp_path}).make() as pipeline:
         pulled(pipeline, 200)

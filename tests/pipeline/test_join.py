@@ -18,6 +18,7 @@ from shmload.schedule.schedule import MAX_N
 from tests.pipeline.pipeline_kit import Add, Joined, Leaf, plain, turns
 from tests.pipeline.pipeline_kit import joined_ranges as joined
 
+slow = pytest.mark.slow(reason="hypothesis pulls from many joins")
 POSITIVE = st.one_of(
     st.integers(1, 10**6), st.floats(1e-6, 1e6), st.sampled_from([1e-300, 5e-324, 1e300, 0.1, 1 / 3, Fraction(1, 3), 10**400])
 )
@@ -27,7 +28,7 @@ def once(n: int) -> Conveyer:
     return Conveyer([Range(n, repeating=False)])
 
 
-@pytest.mark.slow
+@slow
 @settings(deadline=None)
 @given(st.lists(POSITIVE, min_size=1, max_size=6), st.integers(0, 60))
 @example([1e-300, 1], 60)
@@ -93,7 +94,7 @@ def test_joins_nest() -> None:
         assert 3 * len(list(islice(pipeline, 9))) == 27
 
 
-@pytest.mark.slow
+@slow
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5)), min_size=1, max_size=4),

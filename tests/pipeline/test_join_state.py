@@ -114,7 +114,7 @@ PATHS = [(), (0,), (1,), (2,), (2, 0), (2, 1), (2, 1, 0), (2, 1, 1), (2, 1, 2), 
 WRONG = [None, -1, "x", 1.5, [], [1], {}, 10**30, True, [[]]]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis damages many states, each of a pipeline of its own")
 @settings(deadline=None, max_examples=150)
 @given(st.sampled_from(PATHS), st.sampled_from(WRONG))
 def test_a_damaged_state_is_refused_and_changes_nothing(path: tuple[int, ...], wrong: Any) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.pipeline.pipeline_kit import Leaf, Spec
 
+slow = pytest.mark.slow(reason="torchrun and its ranks are processes that import torch")
 SPEC = Spec(Leaf(50, True, True, 5), batch_size=3)
 
 
@@ -23,7 +24,7 @@ def expected(world: int, num_steps: int, position: int = 0) -> list[list[list[in
     return [list(rank) for rank in zip(*steps, strict=True)]
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize(("world", "then"), [(2, 3), (3, 2), (8, 1)])
 def test_a_job_goes_on_with_another_number_of_ranks_and_is_proven(
     world: int, then: int, run_ranks: Callable[..., list[Any]], tmp_path: Path
@@ -46,7 +47,7 @@ def test_a_job_goes_on_with_another_number_of_ranks_and_is_proven(
     assert "every sample exactly once" in verified.stdout
 
 
-@pytest.mark.slow
+@slow
 def test_ranks_that_saved_apart_agree_on_a_state(run_ranks: Callable[..., list[Any]]) -> None:
     ranks = run_ranks("apart", 2)
     assert ranks[0]["state"] == ranks[1]["state"]

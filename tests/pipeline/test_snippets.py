@@ -10,6 +10,7 @@ import pytest
 
 import shmload
 
+slow = pytest.mark.slow(reason="the example is a program in a process of its own")
 PICTURES = Path(shmload.__file__).parent / "data"
 
 FIRST = """\
@@ -72,7 +73,7 @@ def changed(text: str, *pairs: tuple[str, str]) -> str:
     return text
 
 
-@pytest.mark.slow
+@slow
 def test_the_first_example_runs(output_of: Callable[[str], str], tmp_path: Path) -> None:
     for picture in PICTURES.glob("*.jpg"):
         for copy in range(3):
@@ -103,7 +104,7 @@ def test_the_first_example_runs(output_of: Callable[[str], str], tmp_path: Path)
     assert output_of(few_cores + program).splitlines() == ["(8, 24, 32, 3) tensor(True)", "True", "24 8"]
 
 
-@pytest.mark.slow
+@slow
 def test_the_second_example_runs(output_of: Callable[[str], str]) -> None:
     program = "from shmload.pipeline import Collate, Conveyer, Permutation\n" + changed(
         SECOND,

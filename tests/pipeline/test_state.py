@@ -85,7 +85,7 @@ def test_counters_that_cannot_be_a_joins_are_refused(counters: list[Any]) -> Non
         assert pulled(pipeline, 4) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="imports torch.distributed.checkpoint, which writes and reads files")
 def test_a_state_goes_through_distributed_checkpoint(tmp_path: Any) -> None:
     from torch.distributed import checkpoint as dcp
 

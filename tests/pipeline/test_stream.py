@@ -14,6 +14,7 @@ from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Map, Part
 from shmload.schedule.state import with_checksum
 from tests.pipeline.pipeline_kit import Leaf, Spec, known_item, plain, pulled, specs
 
+slow = pytest.mark.slow(reason="hypothesis pulls from many pipelines")
 MOST = 30  # steps that a pipeline without an end is asked for
 PLAIN = Leaf(10, True, False, 7)
 
@@ -22,7 +23,7 @@ def ranks_of(spec: Spec, stack: ExitStack) -> list[Conveyer]:
     return [stack.enter_context(spec.make(rank)) for rank in range(spec.world)]
 
 
-@pytest.mark.slow
+@slow
 @settings(deadline=None, max_examples=200)
 @given(specs())
 @example(Spec(PLAIN, world=3, batch_size=2))
@@ -43,7 +44,7 @@ def test_each_rank_is_given_its_part_of_the_stream(spec: Spec) -> None:
                     pipeline()
 
 
-@pytest.mark.slow
+@slow
 @settings(deadline=None, max_examples=200)
 @given(specs(), st.integers(0, MOST), st.integers(1, 5), st.integers(0, 3), st.integers(0, 2))
 @example(Spec(PLAIN, world=2, batch_size=2), 1, 2, 0, 1)
@@ -75,7 +76,7 @@ def test_any_number_of_ranks_goes_on_from_any_step_with_exactly_the_rest(
                 assert expected == pulled(resumed, MOST // 2)
 
 
-@pytest.mark.slow
+@slow
 @settings(deadline=None, max_examples=60)
 @given(specs())
 def test_all_ranks_save_the_same_state_after_equal_steps(spec: Spec) -> None:
@@ -113,7 +114,7 @@ def test_ranks_are_disjoint_and_complete_as_the_policy_says(spec: Spec) -> None:
         assert set(got) <= set(everything)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis, and each example is two pipelines that start a worker")
 @settings(deadline=None, max_examples=8)
 @given(specs(num_workers=1), st.integers(0, 12), st.integers(1, 3))
 def test_workers_give_the_same_and_go_on_anywhere(spec: Spec, num_steps: int, world: int) -> None:
@@ -131,7 +132,7 @@ def test_workers_give_the_same_and_go_on_anywhere(spec: Spec, num_steps: int, wo
         assert expected == pulled(resumed, 12)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts two workers for each of two pipelines, and resumes one twice")
 @pytest.mark.parametrize("repeating", [False, True])
 @pytest.mark.parametrize("num_done", [*range(1, 30, 7), 99, 100, 101, 150])
 def test_single_items_that_are_fetched_together_resume_between_any_two(num_done: int, repeating: bool) -> None:

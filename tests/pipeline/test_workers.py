@@ -18,6 +18,7 @@ from shmload.schedule.state import with_checksum
 from tests.pipeline import worker_items as items
 from tests.pipeline.pipeline_kit import Add, plain, pulled
 
+slow = pytest.mark.slow(reason="workers die or exceed a time limit, and are replaced")
 PROMPT_S = 1.0  # for a failure to surface, beside its own time
 
 
@@ -136,7 +137,7 @@ def test_a_function_of_batches_that_fails_loses_its_batch() -> None:
         assert [type(got) for got in outcomes(pipeline)] == [list, ValueError, list]
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("collate", [(), (Collate(2),)])
 def test_an_item_that_ends_its_worker_twice_is_lost_alone_and_at_once(collate: Any) -> None:
     with make(items.kills_at_3, *collate) as pipeline:
@@ -151,7 +152,7 @@ def test_an_item_that_ends_its_worker_twice_is_lost_alone_and_at_once(collate: A
     assert rest == ([[4, 5], [6, 7]] if collate else [[4], [5], [6], [7]])
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("collate", [(), (Collate(2),)])
 def test_a_worker_that_is_killed_once_is_not_noticed(collate: Any, tmp_path: Any) -> None:
     with make(items.KillsOnce(str(tmp_path)), *collate) as pipeline:
@@ -159,7 +160,7 @@ def test_a_worker_that_is_killed_once_is_not_noticed(collate: Any, tmp_path: Any
         assert (tmp_path / "killed").exists()
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("collate", [(), (Collate(2),)])
 def test_an_item_that_takes_too_long_is_lost_with_the_place_it_hung_at(collate: Any) -> None:
     with make(items.hangs_at_3, *collate, timeout=0.2) as pipeline:
@@ -174,7 +175,7 @@ def test_an_item_that_takes_too_long_is_lost_with_the_place_it_hung_at(collate: 
     assert rest == ([[4, 5], [6, 7]] if collate else [[4], [5], [6], [7]])
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("n_workers", [1, 2])
 def test_items_that_all_fail_surface_one_by_one(n_workers: int) -> None:
     with make(items.kills_at_3, n=1000, n_workers=n_workers) as pipeline:
@@ -186,7 +187,7 @@ def test_items_that_all_fail_surface_one_by_one(n_workers: int) -> None:
             pipeline.load_state(with_checksum({**pipeline.state(), "position": 3}))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="pulls 200 items through a worker")
 def test_an_item_that_cannot_travel_is_lost_alone() -> None:
     with make(items.unsendable_at_70, n=200, n_workers=1) as pipeline:
         got = outcomes(pipeline)
@@ -313,7 +314,7 @@ def test_a_copy_goes_on_where_the_original_stood() -> None:
         assert pipeline.state()["position"] == 7
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts workers, by spawn and forkserver, too")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("collate", [(), (Collate(2),)])
 def test_every_start_method_takes_functions_of_modules(method: str, collate: Any) -> None:

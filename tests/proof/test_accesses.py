@@ -83,7 +83,7 @@ def explore(tmp_path_factory: pytest.TempPathFactory) -> Explore:
     return explore
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="explores every interleaving, up to two million states")
 @pytest.mark.parametrize(("parameters", "states"), RIGHT.items())
 def test_no_interleaving_of_accesses_breaks_the_protocol_and_all_end(explore: Explore, parameters: str, states: int) -> None:
     verdict, num_states, said = explore(parameters)

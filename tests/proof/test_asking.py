@@ -11,7 +11,7 @@ from tests.proof.model import explore
 RIGHT = {(1, 1, 1): 489, (2, 1, 0): 6809, (2, 1, 1): 31_892, (2, 2, 0): 12_700, (2, 0, 2): 20_907}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="explores every interleaving in Python, up to 32 thousand states")
 @pytest.mark.parametrize(("size", "states"), RIGHT.items(), ids=str)
 def test_no_interleaving_of_requests_breaks_an_invariant_and_all_can_end(size: tuple[int, int, int], states: int) -> None:
     assert explore(Model(*size)) == ("holds", states)  # fewer would mean that something is not explored any more

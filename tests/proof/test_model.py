@@ -17,7 +17,7 @@ RIGHT = {
 LARGEST_FOR_BUGS = (2, 1, 2, 2, 1, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="explores every interleaving in Python, up to 300 thousand states")
 @pytest.mark.parametrize(
     ("size", "states"), list(RIGHT.items()), ids=lambda v: "-".join(map(str, v)) if isinstance(v, tuple) else ""
 )

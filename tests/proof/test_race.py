@@ -24,7 +24,7 @@ SANITIZERS = {
 }
 REPORT, WRONG, STALL = 66, 3, 4  # exit codes of both
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="compiles a race in C, with sanitizers, too, and runs it many times over")
 
 Build = Callable[..., Path]
 

@@ -22,6 +22,7 @@ from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import ANY_SLOT, ANYONE, FAILED, FILLING, READY, REPACK, Order, TrainerRing, control_nbytes
 
+slow = pytest.mark.slow(reason="hypothesis walks over a real ring, hundreds of times")
 NUM_SLOTS, NUM_WORKERS, MAX_ROWS = 4, 3, 6
 SLOT_NBYTES = MAX_ROWS * 8
 FREE, HELD, ORDERED, LEASED, DRAINING = range(5)
@@ -538,7 +539,7 @@ def walk(machine: type[RingMachine], *, num_walks: int, phases: tuple[Phase, ...
     )
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("machine", [RingMachine, StaticRingMachine])
 def test_a_ring_does_what_its_model_does(machine: type[RingMachine]) -> None:
     machine.seen.clear()
@@ -593,7 +594,7 @@ def test_the_rare_corners_are_as_the_model_says_too(machine: type[RingMachine], 
     walker.teardown()
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize(("machine", "noticed_by"), [(DrainsEarly, "num_left"), (NeverRecovers, "held_by"), (WritesLate, "tolist")])
 def test_a_planted_mistake_in_a_ring_is_noticed(machine: type[RingMachine], noticed_by: str) -> None:
     with pytest.raises(AssertionError) as failure:

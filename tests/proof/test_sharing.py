@@ -11,7 +11,7 @@ from tests.proof.sharing import BUGS, Model
 RIGHT = {(1, 1, 1, 1, 1): 576, (1, 2, 2, 2, 1): 22_969, (2, 2, 1, 0, 1): 9647, (2, 2, 1, 1, 0): 23_379}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="explores every interleaving in Python")
 @pytest.mark.parametrize(("size", "states"), RIGHT.items(), ids=str)
 def test_no_interleaving_of_ranks_reads_a_slot_that_is_used_again_and_all_come_to_an_end(
     size: tuple[int, int, int, int, int], states: int

@@ -42,7 +42,7 @@ def trained(loader: Iterable[Any]) -> tuple[list[float], float]:
         return losses, (model(images).argmax(1) == labels).float().mean().item()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="trains a model three times, once from a Ray cluster")
 def test_losses_over_ray_locally_and_of_torchs_loader_are_identical(cluster: Cluster) -> None:
     def keywords() -> dict[str, Any]:
         generator = torch.Generator().manual_seed(5)

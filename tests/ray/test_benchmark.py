@@ -30,7 +30,7 @@ def test_rows_hold_its_cases_against_each_other() -> None:
     assert rows["2 actors that wait: share of linear"] == (0.5, False)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a Ray cluster and measures on it")
 def test_a_case_gives_what_the_table_shows(running_cluster: Cluster) -> None:
     found = benchmark.in_turn({"one node": [("shmload", 1)]}, QUICK)
     assert all(value > 0 for value in found["shmload x 1, one node"][0].values())

@@ -13,6 +13,7 @@ from shmload.cluster import DpexDataLoader
 from tests.ray.cluster_kit import Cluster, assert_same
 from tests.ray.torch_datasets import Drawing
 
+slow = pytest.mark.slow(reason="programs that import torch and Ray, and a Ray cluster")
 EXAMPLE = """
 import torch
 from torch.utils.data import Dataset
@@ -59,7 +60,7 @@ def started(code: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.slow
+@slow
 def test_a_single_card_and_data_parallel(cluster: Cluster) -> None:
     models = "[torch.nn.Linear(5, 2), torch.nn.DataParallel(torch.nn.Linear(5, 2))]"
     code = example(cluster, epochs=2, models=models, arguments="batch_size=4, shuffle=True, num_workers=1")
@@ -67,7 +68,7 @@ def test_a_single_card_and_data_parallel(cluster: Cluster) -> None:
         assert program.communicate(timeout=110)[0] == "12\n"
 
 
-@pytest.mark.slow
+@slow
 def test_distributed_data_parallel(cluster: Cluster, tmp_path: Path) -> None:
     def code(rank: int) -> str:
         return example(

@@ -19,7 +19,8 @@ from shmload.formats import ArrayDataset
 from tests.ray.cluster_kit import Cluster, assert_same, kept, kill_worker
 from tests.ray.ray_datasets import Deadly, Failing, Gated, Rows
 
-SLOW_S = float(os.environ.get("SHMLOAD_SLOW_BATCH_S", "1"))  # longer by hand: what Ray itself times out would show
+slow = pytest.mark.slow(reason="starts actors on a Ray cluster, and some are killed")
+SLOW_S = float(os.environ.get("SHMLOAD_SLOW_BATCH_S", "0.5"))  # longer by hand: what Ray itself times out would show
 SEEDED = {"batch_size": 4, "shuffle": True, "seed": 3, "num_workers": 2}
 
 
@@ -32,14 +33,14 @@ def expected() -> list[Any]:
         return kept(local)
 
 
-@pytest.mark.slow
+@slow
 def test_actors_killed_over_a_sample_are_replaced_and_nothing_is_lost(cluster: Cluster, tmp_path: Path) -> None:
     with ShmLoader(Deadly(str(tmp_path), {5: 1, 40: 2}), **SEEDED, **on(cluster)) as far:
         assert_same(expected(), kept(far))
     assert len(list(tmp_path.iterdir())) == 3
 
 
-@pytest.mark.slow
+@slow
 def test_a_sample_that_ends_every_actor_is_an_error_and_the_rest_comes(cluster: Cluster, tmp_path: Path) -> None:
     wanted = {**SEEDED, "shuffle": False, "num_workers": 1}
     with ShmLoader(Deadly(str(tmp_path), {5: 99}, 12), **wanted, **on(cluster)) as far:
@@ -50,7 +51,7 @@ def test_a_sample_that_ends_every_actor_is_an_error_and_the_rest_comes(cluster: 
         assert next(batches)["index"].tolist() == [8, 9, 10, 11]
 
 
-@pytest.mark.slow
+@slow
 def test_in_torch_mode_the_death_of_an_actor_is_the_loaders(cluster: Cluster, tmp_path: Path) -> None:
     with ShmLoader(Deadly(str(tmp_path), {5: 1}), 4, num_workers=1, **on(cluster)) as far:
         batches = iter(far)
@@ -59,7 +60,7 @@ def test_in_torch_mode_the_death_of_an_actor_is_the_loaders(cluster: Cluster, tm
                 list(islice(batches, 2))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a node of a Ray cluster starts, and another is killed")
 def test_a_node_that_joins_is_the_next_loaders_and_one_that_dies_loses_nothing(cluster: Cluster) -> None:
     with ShmLoader(Rows(), **SEEDED, **on(cluster)) as far:
         batches = iter(far)
@@ -80,7 +81,7 @@ def test_a_node_that_joins_is_the_next_loaders_and_one_that_dies_loses_nothing(c
             assert_same(whole, begun_wider + kept(wider))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a Ray cluster, and a batch that takes half a second")
 def test_a_batch_may_take_long(cluster: Cluster, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     wanted = {**SEEDED, "shuffle": False, "num_workers": 1}
@@ -103,7 +104,7 @@ def test_a_batch_may_take_long(cluster: Cluster, tmp_path: Path) -> None:
         assert opened[0] >= SLOW_S
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts actors on a Ray cluster, and waits until they have gone")
 def test_a_loader_that_is_deleted_leaves_no_actor_and_no_object(cluster: Cluster) -> None:
     dataset = ArrayDataset(np.zeros((64, 4096), np.float32))
     nbytes = 64 * 4096 * 4
@@ -118,7 +119,7 @@ def test_a_loader_that_is_deleted_leaves_no_actor_and_no_object(cluster: Cluster
     assert cluster.ask("wait_for_stored", nbytes, 10.0) < nbytes
 
 
-@pytest.mark.slow
+@slow
 def test_an_agent_that_is_killed_is_replaced_and_its_actors_go(cluster: Cluster) -> None:
     with ShmLoader(Rows(), **SEEDED, **on(cluster)) as far:
         batches = iter(far)
@@ -129,7 +130,7 @@ def test_an_agent_that_is_killed_is_replaced_and_its_actors_go(cluster: Cluster)
         assert not before & set(cluster.ask("actors"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="kills a trainer of a Ray cluster, a process that imports torch")
 def test_a_trainer_that_is_killed_leaves_nothing_in_the_cluster(cluster: Cluster) -> None:
     code = f"""
 import sys
@@ -149,7 +150,7 @@ sys.stdin.read()
     assert cluster.ask("wait_for_none", 10.0) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts actors on a Ray cluster for each of two loaders")
 def test_a_sample_that_cannot_be_read_is_its_own_error_or_is_skipped(cluster: Cluster) -> None:
     wanted = {**SEEDED, "shuffle": False, "num_workers": 1}
     with ShmLoader(Failing(16), **wanted, **on(cluster)) as far:
@@ -162,7 +163,7 @@ def test_a_sample_that_cannot_be_read_is_its_own_error_or_is_skipped(cluster: Cl
         assert [batch["index"].tolist() for batch in far][1] == [4, 5, 6]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="an agent imports Ray, and finds no cluster")
 def test_a_head_that_is_not_there_is_an_error_that_says_what_to_do(running_cluster: Cluster) -> None:
     with ShmLoader(Rows(), **SEEDED, backend="ray", address="127.0.0.1:1") as far:
         for _ in range(2):
@@ -170,7 +171,7 @@ def test_a_head_that_is_not_there_is_an_error_that_says_what_to_do(running_clust
                 next(iter(far))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="needs a Ray cluster, which the first of these tests starts")
 def test_a_dataset_that_does_not_pickle_is_refused_with_its_reason(running_cluster: Cluster) -> None:
     dataset = Rows()
     dataset.lock = threading.Lock()  # type: ignore[attr-defined]  # what should not be there

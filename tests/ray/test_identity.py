@@ -24,7 +24,7 @@ from shmload.remote import RemoteDataset
 from tests.ray.cluster_kit import Cluster, assert_same, generator, kept
 from tests.ray.ray_datasets import Labelled, Numbers, Rows, drawn
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="each starts actors on a Ray cluster")
 Made = tuple[Any, dict[str, Any]]  # a dataset, and the loader's arguments
 
 

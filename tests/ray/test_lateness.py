@@ -64,7 +64,7 @@ def test_a_word_about_another_task_is_none_about_this() -> None:
     assert failure_in(None, TASK) is None
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a sample's time limit runs out on a Ray cluster, and its actor is replaced")
 def test_a_late_sample_is_its_batchs_error_and_the_rest_comes(cluster: Cluster) -> None:
     wanted: dict[str, Any] = {"batch_size": 4, "seed": 3, "num_workers": 1, "sample_timeout_s": 0.5}
     with ShmLoader(Stuck(16), **wanted, backend="ray", address=cluster.address) as far:

@@ -16,7 +16,7 @@ from tests.ray.ray_datasets import Rows, Texts
 from tests.ray.torch_datasets import Counting, Drawing, seed_worker
 from tests.ray.uneven_datasets import HERE, DyingThere, StuckHere
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="each starts actors on a Ray cluster, and processes beside them")
 SEEDED: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3}
 MOST_EPOCHS = 2000  # far more than are read until an actor has come up
 

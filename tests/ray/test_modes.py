@@ -17,7 +17,7 @@ from tests.ray.cluster_kit import Cluster, assert_same, generator, kept
 from tests.ray.ray_datasets import Changing, InPlace, Rows, Texts
 from tests.ray.torch_datasets import Counting, Drawing, listed, seed_worker
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="each starts actors on a Ray cluster")
 SEEDED = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2}
 
 

@@ -15,7 +15,7 @@ from tests.ray.cluster_kit import Cluster
 PAGE = next(p for p in Path(__file__).parents if (p / "docs").exists()) / "docs" / "cluster.md"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the page's program imports torch and starts actors on a Ray cluster")
 def test_the_example_of_the_page_prints_what_it_says(cluster: Cluster, tmp_path: Path) -> None:
     text = PAGE.read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

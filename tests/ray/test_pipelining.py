@@ -14,6 +14,8 @@ from tests.ray.cluster_kit import Cluster, assert_same, generator, kept
 from tests.ray.ray_datasets import Deadly, Rows
 from tests.ray.torch_datasets import Drawing
 
+slow = pytest.mark.slow(reason="starts actors on a Ray cluster")
+
 
 class Ring:
     """Orders that workers claim: so many, then the ring closes."""
@@ -115,7 +117,7 @@ def test_only_workers_with_nothing_under_way_are_said_to_wait() -> None:
     assert dispatched(1).waiting == [1, 2, -1]
 
 
-@pytest.mark.slow
+@slow
 def test_tasks_behind_a_deadly_one_are_not_blamed_for_it(cluster: Cluster, tmp_path: Path) -> None:
     ordered: dict[str, Any] = {"batch_size": 4, "seed": 3, "num_workers": 1, "prefetch_factor": 4}
     far = ShmLoader(Deadly(str(tmp_path), {5: 3}, 32), **ordered, backend="ray", address=cluster.address)
@@ -124,7 +126,7 @@ def test_tasks_behind_a_deadly_one_are_not_blamed_for_it(cluster: Cluster, tmp_p
     assert len(list(tmp_path.iterdir())) == 3
 
 
-@pytest.mark.slow
+@slow
 def test_persistent_workers_keep_their_actors_and_streams_from_pass_to_pass(cluster: Cluster) -> None:
     def make(**pool: Any) -> ShmLoader[Any]:
         return ShmLoader(Drawing(), 4, shuffle=True, num_workers=1, persistent_workers=True, generator=generator(), **pool)

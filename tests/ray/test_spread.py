@@ -11,7 +11,7 @@ from tests.ray.cluster_kit import Cluster
 from tests.ray.ray_datasets import Rows
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts four actors on a Ray cluster")
 def test_four_actors_stand_two_on_each_of_two_nodes(cluster: Cluster) -> None:
     with ShmLoader(Rows(), 4, seed=1, num_workers=4, backend="ray", address=cluster.address) as far:
         next(iter(far))

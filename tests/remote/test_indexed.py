@@ -16,6 +16,7 @@ from shmload.remote import RemoteDataset, RemoteSamples
 from shmload.remote.fetch import shards_in
 from tests.remote.remote_kit import NBYTES, CountedStore, dataset_of, joined, watched, write_packed, write_plain
 
+slow = pytest.mark.slow(reason="starts workers, which fetch the samples one by one")
 SCHEMA = {"npy": ("float32", (8,)), "cls": "int64", "__key__": str}
 
 
@@ -135,7 +136,7 @@ def drawn(loader: Any, most: int = 1000) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("is_blocks", [False, True], ids=["shuffle", "block shuffle"])
-@pytest.mark.parametrize("num_workers", [0, 2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [0, 2, pytest.param(1, marks=slow), pytest.param(4, marks=slow)])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
 @pytest.mark.parametrize("cache", CACHES)
 def test_samples_that_find_no_room_are_read_alone_by_their_own_ranges(

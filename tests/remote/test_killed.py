@@ -10,7 +10,7 @@ from tests.remote.killed import Readers
 from tests.storage.store_kit import Server
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="readers are processes that import torch and are killed")
 def test_a_reader_that_was_killed_reads_exactly_the_epoch_when_it_is_begun_again(server: Server, tmp_path: Path) -> None:
     readers = Readers(server, tmp_path, seed=1)
     for _ in range(2):

@@ -55,7 +55,7 @@ def test_every_loader_gives_the_same_batches_for_any_number_of_workers(folder: P
     del loader
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="reads nine passes, most of them with two workers")
 @pytest.mark.parametrize("kind", LOADERS)
 def test_persistent_workers_know_the_epoch(folder: Path, kind: str) -> None:
     alone = pipeline(folder)
@@ -75,7 +75,7 @@ def double_of(sample: tuple[Any, Any]) -> tuple[Any, Any]:
     return torch.from_numpy(2 * sample[0]), sample[1]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
 @pytest.mark.parametrize("kind", LOADERS)
 def test_spawned_workers_read_the_same(folder: Path, kind: str) -> None:
     data = RemoteDataset(None, str(folder)).decode().to_tuple("npy", "cls").map(double_of).batched(8)
@@ -86,7 +86,7 @@ def test_spawned_workers_read_the_same(folder: Path, kind: str) -> None:
     del loader
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="kills a worker, which is replaced")
 def test_a_killed_worker_is_replaced_and_nothing_is_lost(folder: Path) -> None:
     alone = pipeline(folder, cache_bytes=100_000)
     expected = batch_labels(alone)

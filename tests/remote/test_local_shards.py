@@ -258,7 +258,7 @@ def test_workers_that_begin_after_the_close_make_no_folder(private_folders_go: P
     assert list(private_folders_go.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
 def test_a_private_folder_of_a_killed_program_goes_at_the_next_start(private_folders_go: Path, tmp_path: Path) -> None:
     write_packed(tmp_path, [5])
     code = f"""

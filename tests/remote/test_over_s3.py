@@ -68,7 +68,7 @@ def read(loader: Any) -> list[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a real S3 server, and three workers, by spawn, too")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 @pytest.mark.parametrize("loader", [torch.utils.data.DataLoader, ShmLoader])
@@ -85,7 +85,7 @@ def spawnable(client: Client, bucket: str, folder: str) -> RemoteDataset:
     return RemoteDataset(client, bucket, folder).decode("pil").to_tuple("jpg;png", "cls").map_tuple(preproc).batched(5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a real S3 server, and torchrun with two ranks that import torch")
 def test_two_ranks_of_torch_distributed_read_every_sample_exactly_once(server: Server, tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()

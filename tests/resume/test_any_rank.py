@@ -72,7 +72,7 @@ def whole(loaders: list[ShmLoader]) -> list[int]:
     return [row for loader in loaders for batch in loader for row in batch.tolist()[: loader.valid]]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis reads and resumes many worlds of loaders")
 @pytest.mark.parametrize("uneven", ["exact", "pad", "drop"])
 @pytest.mark.parametrize("order", ORDERS)
 @settings(max_examples=25, deadline=None)

@@ -18,13 +18,13 @@ from tests.growing.growing_kit import dataset_of, put
 from tests.resume import fuzz
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="loads 3000 damaged states")
 def test_mutated_states_are_refused_or_say_the_same(tmp_path: Path) -> None:
     taken = [fuzz.read(*each) for each in islice(fuzz.mutations(3, tmp_path), 3000)]
     assert 0 < sum(taken) < len(taken)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="flips thousands of bits, and loads the state each time")
 def test_every_single_bit_counts(tmp_path: Path) -> None:
     for made, state in fuzz.corpus(tmp_path):
         text = json.dumps(state).encode()

@@ -45,7 +45,7 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow(reason="starts a worker for each of two loaders"))])
 @pytest.mark.parametrize("case", CASES)
 def test_1e11_samples_need_nothing(case: str, workers: int) -> None:
     with CASES[case](num_workers=workers) as loader:

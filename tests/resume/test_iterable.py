@@ -15,6 +15,7 @@ from shmload.errors import StateMismatch
 from shmload.schedule.state import opened
 from tests.resume import noisy_data as data
 
+slow = pytest.mark.slow(reason="most cases start workers for their loaders")
 KINDS = {"iterator": data.StatefulIteratorLines, "dataset": data.StatefulLines, "neither": data.Lines}
 
 
@@ -22,7 +23,7 @@ def rest(loader: Any) -> list[Any]:
     return [batch.tolist() for batch in loader]
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("stop", [0, 1, 3, 5, 7])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,7 +44,7 @@ def test_a_resumed_pass_goes_on_as_if_it_had_not_stopped(kind: str, workers: int
     assert got == expected
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [1, 4])
@@ -61,7 +62,7 @@ def test_the_rest_is_what_torchdatas_loader_gives(kind: str, stop: int, workers:
     assert resumed(ShmLoader) == resumed(StatefulDataLoader)
 
 
-@pytest.mark.slow
+@slow
 def test_reading_again_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with ShmLoader(data.Lines(), 6, num_workers=1) as loader:
         next(iter(loader))
@@ -72,7 +73,7 @@ def test_reading_again_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert "the first 1 batches are read again" in caplog.text
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("every", [2, 3, 0])
 def test_snapshots_may_be_rare(every: int) -> None:
     torch.manual_seed(3)
@@ -88,7 +89,7 @@ def test_snapshots_may_be_rare(every: int) -> None:
         assert rest(loader) == expected
 
 
-@pytest.mark.slow
+@slow
 def test_other_workers_are_refused_because_each_has_its_own_part() -> None:
     with ShmLoader(data.StatefulLines(), 6, num_workers=2) as loader:
         next(iter(loader))
@@ -97,7 +98,7 @@ def test_other_workers_are_refused_because_each_has_its_own_part() -> None:
         ShmLoader(data.StatefulLines(), 6, num_workers=1).load_state_dict(state)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("sizes", [(40, 6), (7, 3), (1, 4), (0, 4)])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
@@ -110,7 +111,7 @@ def test_passes_are_torchs(sizes: tuple[int, int], drop_last: bool, workers: int
     assert passes(ShmLoader) == passes(torch.utils.data.DataLoader)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("batch_size", [4, None])
 def test_persistent_workers_begin_anew_each_pass(batch_size: int | None) -> None:
     def passes(make: Any) -> list[Any]:

@@ -94,7 +94,7 @@ def states_of(make: Callable[[], ShmLoader]) -> Iterator[tuple[str, dict[str, An
             yield place.__name__, state, rest
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="reads three passes, in most cases with a worker")
 @pytest.mark.parametrize("pool", ["0", "1", "1 persistent"])
 @pytest.mark.parametrize("kind", ["a stateful sampler", "iterable, iterator", "iterable, dataset"])
 def test_a_state_between_passes_is_of_now_however_rare_snapshots_are(kind: str, pool: str) -> None:
@@ -108,7 +108,7 @@ def test_a_state_between_passes_is_of_now_however_rare_snapshots_are(kind: str, 
     assert sorted(expected) == list(range(N))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="makes, reads and resumes dozens of loaders, in most cases with workers")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("kind", KINDS)

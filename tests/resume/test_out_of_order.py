@@ -14,7 +14,10 @@ from shmload import ShmLoader
 from tests.resume import noisy_data as data
 
 N, BATCH = 40, 2
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+pytestmark = [
+    pytest.mark.slow(reason="most cases start workers for their loaders"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
 
 
 class Waits(data.Noisy):

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from shmload import ShmLoader
 from tests.resume import noisy_data as data
 
+slow = pytest.mark.slow(reason="most cases start workers for their loaders")
+
 
 class Logged(data.Noisy):
     """Writes down what is read, in a file that all processes share."""
@@ -53,7 +55,7 @@ def expected() -> list[Any]:
         return stream(loader, 32)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis, and each example is up to five loaders, most with workers")
 @given(
     stops=st.lists(st.integers(0, 8), min_size=1, max_size=4), workers=st.lists(st.sampled_from([0, 1, 2]), min_size=5, max_size=5)
 )
@@ -72,7 +74,7 @@ def test_any_number_of_resumes_anywhere_gives_the_same_stream(expected: list[Any
     assert got == expected[: len(got)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_another_start_method_goes_on(expected: list[Any], method: str) -> None:
     with make() as loader:
@@ -83,7 +85,7 @@ def test_another_start_method_goes_on(expected: list[Any], method: str) -> None:
         assert stream(loader, 10) == expected[5:15]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="reads by up to eight ranks, three times over")
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 4), (4, 3), (8, 1)])
 @pytest.mark.parametrize("uneven", ["pad", "drop", "exact"])
 def test_global_batches_go_on_at_another_world_size(before: int, after: int, uneven: str) -> None:
@@ -107,7 +109,7 @@ def test_global_batches_go_on_at_another_world_size(before: int, after: int, une
     assert [sorted(b) for b in [*first, *rest][full]] == [sorted(b) for b in whole[full]]
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_no_consumed_sample_is_read_again(tmp_path: Any, workers: int) -> None:
     path = tmp_path / "read"
@@ -124,7 +126,7 @@ def test_no_consumed_sample_is_read_again(tmp_path: Any, workers: int) -> None:
     assert not read & set(consumed)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("kind", ["torch's", "global", "stateful"])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [0, 3, 7])
@@ -152,7 +154,7 @@ def test_a_sampler_of_the_users_goes_on(kind: str, workers: int, stop: int) -> N
         assert [batch.tolist() for batch in other] == expected
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataset_that_has_grown_is_read_whole_in_the_next_epoch(workers: int) -> None:
     dataset = list(range(10))
@@ -163,7 +165,7 @@ def test_a_dataset_that_has_grown_is_read_whole_in_the_next_epoch(workers: int) 
         assert len(loader) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts workers, by spawn and forkserver, too")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(
     ("workers", "method"), [(1, "fork"), (2, "fork"), (4, "fork"), (1, "spawn"), (2, "spawn"), (2, "forkserver")]
@@ -174,7 +176,7 @@ def test_global_generators_draw_the_same_for_any_workers(expected: list[Any], wo
         assert stream(loader, 18) == expected[:18]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="kills all workers again and again, and they are replaced")
 def test_and_the_same_after_workers_have_died(expected: list[Any]) -> None:
     with make(num_workers=2) as loader:
         got, batches = [], _for_ever(loader)

@@ -18,6 +18,7 @@ from shmload.errors import StateMismatch
 from shmload.schedule.state import opened
 from tests.resume import noisy_data as data
 
+slow = pytest.mark.slow(reason="most cases start workers for their loaders")
 Make = Callable[[], ShmLoader]
 
 
@@ -76,7 +77,7 @@ CASES: dict[str, Callable[..., ShmLoader]] = {
 }
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("stop", [0, 1, 4, 6, 7])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("case", CASES)
@@ -88,7 +89,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(case: str, workers: int,
     assert resumed(make, state, states) == expected
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("stop", [1, 4])
 def test_persistent_workers_go_on_in_later_epochs(stop: int) -> None:
     make = lambda: ShmLoader(  # noqa: E731  # a name for one expression
@@ -98,7 +99,7 @@ def test_persistent_workers_go_on_in_later_epochs(stop: int) -> None:
     assert resumed(make, state, states) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_the_start_method_does_not_matter(method: str) -> None:
     make = lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2)  # noqa: E731  # a name for one expression
@@ -107,7 +108,7 @@ def test_the_start_method_does_not_matter(method: str) -> None:
     assert resumed(other, state, states, epochs=1) == expected
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("every", [0, 2, 3, 100, None])
 def test_snapshots_may_be_rare(every: int | None) -> None:
     make = lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2, snapshot_every_n_steps=every)  # noqa: E731  # a name for one expression
@@ -116,7 +117,7 @@ def test_snapshots_may_be_rare(every: int | None) -> None:
     assert resumed(make, state, states) == expected
 
 
-@pytest.mark.slow
+@slow
 def test_a_run_may_be_resumed_again_and_again() -> None:
     make = lambda: ShmLoader(data.Noisy(60), 6, shuffle=True, num_workers=2)  # noqa: E731  # a name for one expression
     seed_all(5)
@@ -139,7 +140,7 @@ def test_a_run_may_be_resumed_again_and_again() -> None:
     assert got == expected
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 1)])
 def test_the_order_goes_on_with_other_workers(workers: tuple[int, int]) -> None:
     state, states, expected = run(lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=workers[0]), 3, epochs=2)
@@ -147,7 +148,7 @@ def test_the_order_goes_on_with_other_workers(workers: tuple[int, int]) -> None:
     assert [[row[0] for row in batch] for batch in got] == [[row[0] for row in batch] for batch in expected]
 
 
-@pytest.mark.slow
+@slow
 def test_loading_leaves_the_trainers_generators_alone() -> None:
     state, _, _ = run(lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2), 3)
     seed_all(4)
@@ -159,7 +160,7 @@ def test_loading_leaves_the_trainers_generators_alone() -> None:
         assert data.noise() == expected
 
 
-@pytest.mark.slow
+@slow
 def test_asking_for_the_state_changes_nothing() -> None:
     def epochs(asks: bool) -> list[Any]:
         seed_all(8)
@@ -177,7 +178,7 @@ def test_asking_for_the_state_changes_nothing() -> None:
     assert epochs(True) == epochs(False)
 
 
-@pytest.mark.slow
+@slow
 def test_a_state_stays_as_it_was() -> None:
     with ShmLoader(data.Counting(), 6, shuffle=True, num_workers=2) as loader:
         iterator = iter(loader)
@@ -189,7 +190,7 @@ def test_a_state_stays_as_it_was() -> None:
         assert repr(state) == text
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("size", [0, 100_000])
 def test_a_stateful_dataset_goes_on(workers: int, size: int) -> None:
@@ -247,7 +248,7 @@ def _own_sampler_of(make: Any) -> Any:
     return make(data.Counting(), batch_size=6, sampler=data.StatefulSampler(40), num_workers=2)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize("stop", [1, 3, 6])
 @pytest.mark.parametrize("kind", [_dataset_of, _sampler_of, _own_sampler_of])

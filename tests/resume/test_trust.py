@@ -198,7 +198,7 @@ def test_what_needs_pickle_needs_trust(kind: str) -> None:
     assert [batch[:, 0].tolist() for batch in trusting] == expected
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a worker for each of two loaders")
 def test_so_it_is_of_what_workers_tell() -> None:
     with ShmLoader(Pointing(), 6, num_workers=1) as loader:
         next(iter(loader))

@@ -58,7 +58,7 @@ def test_awkward_weights_keep_the_bound_at_every_prefix(kind: str) -> None:
     assert Wanted([given]).worst(members) <= bound_of(sum(map(bool, given))) + ROUNDING
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="draws 500 places of each of 199 mixtures and checks every prefix")
 @pytest.mark.parametrize("shape", ["random", "falling", "wild"])
 def test_2_to_200_members_keep_the_bound_at_every_prefix(shape: str) -> None:
     draw = random.Random(shape)

@@ -20,6 +20,7 @@ from shmload.schedule.mix import BLOCK, Drawn, MixOrder, Shares
 from shmload.schedule.state import make_state, resume
 from tests.schedule.mix_kit import Wanted, draws_of
 
+slow = pytest.mark.slow(reason="draws more than 200,000 places of the order")
 KEY = {"seed": 7, "epoch": 2}
 members = st.lists(st.tuples(st.integers(1, 40), st.sampled_from([1, 2, 3, 10, 0.1, 0.7, 3.14])), min_size=1, max_size=6)
 
@@ -89,7 +90,7 @@ def test_repeat_has_every_position_there_is() -> None:
     assert {0, 1} == set(np.searchsorted([3, 5], far % 5, side="right").tolist())
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000, pytest.param(70_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [1, 7, 1000, pytest.param(70_000, marks=slow)])
 def test_each_round_of_a_member_is_a_permutation_of_its_own(size: int) -> None:
     order = order_of([(size, 2), (5, 1)], stop="repeat")
     took = np.array(by_member(order, whole(order, stop=(2 * size + size // 2) * 3 // 2 + 4))[0])

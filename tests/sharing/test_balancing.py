@@ -71,7 +71,7 @@ def test_three_ranks_with_two_workers_each_read_what_they_read_alone(tmp_path: P
     check_alike(run_ranks(read, 3, tmp_path, None, others), tmp_path, **others)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
 def test_workers_that_were_not_forked_help_as_well(tmp_path: Path) -> None:
     outcomes = run_ranks(read, 2, tmp_path, own_wait_for_a_helper, {"multiprocessing_context": "spawn", "timeout": 60})
     check_alike(outcomes, tmp_path)
@@ -174,7 +174,7 @@ def read_late(rank: int, folder: Path) -> Any:
     return found, told
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a sample's time limit of 2 s runs out")
 def test_a_helper_that_is_late_over_a_sample_is_ended_by_the_rank_whose_sample_it_is(tmp_path: Path) -> None:
     first, second = run_ranks(read_late, 2, tmp_path)
     assert (first.text, second.text) == ("", "")
@@ -242,7 +242,7 @@ def read_under_kills(rank: int, folder: Path, num_epochs: int) -> tuple[list[str
     return found, num_kills
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="two ranks read on while their workers are killed and replaced")
 def test_kills_of_random_workers_do_not_show_in_any_rank(tmp_path: Path) -> None:
     outcomes = run_ranks(read_under_kills, 2, tmp_path, 60)
     check_alike(outcomes, tmp_path, 60, num_workers=2)

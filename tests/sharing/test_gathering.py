@@ -60,7 +60,7 @@ def read_and_tell(local_rank: int, folder: str) -> None:
         Path(folder, str(local_rank)).write_text(repr((digests(loader), loader.stats()["shared_by"])))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the launcher starts two ranks, which start workers")
 def test_ranks_of_the_launcher_find_each_other(tmp_path: Path) -> None:
     shmload.spawn(read_and_tell, (str(tmp_path),), 2, start_method="fork")
     with loader_of(tmp_path / "alone", share=None) as loader:

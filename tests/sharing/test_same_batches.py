@@ -20,7 +20,7 @@ def two_epochs(rank: int, log: Path, share: str | None, others: dict[str, Any]) 
         return [found for _ in range(2) for found in digests(loader)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts up to three ranks with workers, by spawn, too")
 @pytest.mark.parametrize(
     ("num_ranks", "others"),
     [
@@ -154,7 +154,7 @@ def in_groups(rank: int, log: Path) -> tuple[list[int], int | None]:
         return found, loader.stats().get("shared_by")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts four ranks with workers")
 def test_each_group_of_a_node_has_a_ring_of_its_own(tmp_path: Path) -> None:
     outcomes = run_ranks(in_groups, 4, tmp_path / "log")
     assert [outcome.text for outcome in outcomes] == [""] * 4

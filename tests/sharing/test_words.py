@@ -167,7 +167,7 @@ class Ranks(RuleBasedStateMachine):
         self.ring.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis walks over real rings")
 def test_a_slot_is_used_again_only_when_every_rank_is_done_with_it() -> None:
     run_state_machine_as_test(Ranks, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))  # type: ignore[no-untyped-call]  # hypothesis's own
 

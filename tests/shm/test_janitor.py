@@ -134,7 +134,7 @@ def test_a_control_segment_is_locked_before_it_has_its_name(monkeypatch: pytest.
     group.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="thirty groups come and go while two janitors sweep all the time")
 def test_many_janitors_and_owners_at_once_leave_the_living_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = process_stem().replace(str(os.getuid()), r"(\d+)", 1)
     monkeypatch.setattr(owners, "STEM_PATTERN", re.compile(rf"(?:sem\.)?({ours}-\d+)-.+"))  # not what others test now
@@ -173,7 +173,7 @@ def test_folders_that_are_not_there_hold_nothing(tmp_path: Path) -> None:
     assert sweep(str(tmp_path / "none")) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis makes and sweeps many folders")
 @settings(deadline=None, max_examples=60)
 @given(
     parts=st.sets(st.sampled_from(["control", "control.new", "payload-0", "orders-1"]), min_size=1),

@@ -27,7 +27,7 @@ def test_slots_that_grow_again_and_again_come_right(seed: int | None) -> None:
     assert what_is_wrong(Growing(120, 800), num_workers=3, seed=seed) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a trainer in a mount namespace of its own, which imports torch")
 @needs_unshare
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize(("size", "kilobytes"), [("64m", 60), ("512k", 1), ("0", 1)])

@@ -227,7 +227,7 @@ def test_a_listing_of_many_pages_is_whole(writable: Store, monkeypatch: pytest.M
     assert [*keys, "xy"] == [each.key for each in writable.list_objects()]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="writes, lists and deletes over a thousand objects of a real S3 server")
 def test_more_objects_than_a_page_has_are_listed_and_deleted(server: store_kit.Server) -> None:
     store = s3_place(server).store
     keys = [f"x/{number:05d}" for number in range(int(os.environ.get("SHMLOAD_MANY_OBJECTS", "1100")))]

@@ -24,6 +24,7 @@ from shmload.storage.s3 import S3Store
 from tests.storage import store_kit
 from tests.storage.fault_proxy import Fault, FaultProxy, Garbage, Header, Length, Refuse, Reset, Stall, Status, Trickle, Truncate
 
+slow = pytest.mark.slow(reason="hypothesis has a real S3 server fail in many ways")
 DATA = np.random.default_rng(5).bytes(300_000)
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>less, please</Message></Error>"
 PASSING = {
@@ -368,7 +369,7 @@ FAULTS: st.SearchStrategy[Fault | None] = st.one_of(
 )
 
 
-@pytest.mark.slow
+@slow
 @settings(max_examples=NUM_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     operation=st.sampled_from(list(OPERATIONS)),
@@ -386,7 +387,7 @@ def test_whatever_fails_the_bytes_are_right_or_there_is_an_error(
         assert any(script)
 
 
-@pytest.mark.slow
+@slow
 @settings(max_examples=NUM_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     operation=st.sampled_from(["get", "range", "read_into", "head", "list", "put_file", "put"]),

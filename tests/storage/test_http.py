@@ -100,7 +100,7 @@ def test_the_environment_names_a_proxy_and_hosts_that_need_none(monkeypatch: pyt
     assert (near.host, near.port, near._tunnel_host) == ("near.example", 443, None)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="openssl makes a key and a certificate")
 def test_a_server_with_a_certificate_of_its_own_needs_it_named(tmp_path: Path, pauses: list[float]) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")

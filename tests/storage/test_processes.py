@@ -102,7 +102,7 @@ def use_and_say(pickled: bytes, ends: multiprocessing.connection.Connection) -> 
     ends.send(use(pickle.loads(pickled), 5))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a process starts as a new interpreter and imports everything anew")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_process_started_anew_uses_a_store_that_was_sent_to_it(store: Store, method: str) -> None:
     context = multiprocessing.get_context(method)

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from shmload.cli import app
 from tests.faults.faults_kit import DEADLINE_S, await_readable, program_env
 
+slow = pytest.mark.slow(reason="looks at a trainer in a process of its own, which imports torch")
 NOBODY = "4194305"  # above the largest pid there can be
 
 
@@ -24,7 +25,7 @@ def top(*words: object, **environment: str) -> Any:
     return CliRunner().invoke(app, ["top", *map(str, words)], env=environment)
 
 
-@pytest.mark.slow
+@slow
 def test_once_as_json_is_one_object(still: int) -> None:
     done = top("--once", "--json", "--pid", still, "--interval", 0.05)
     assert done.exit_code == 0
@@ -35,7 +36,7 @@ def test_once_as_json_is_one_object(still: int) -> None:
     assert set(look) == {"time_s", "loaders", "totals", "leftovers", "unreadable"}
 
 
-@pytest.mark.slow
+@slow
 def test_once_draws_one_view_as_wide_as_columns_say(still: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)  # processes that test side by side have it
     done = top("--once", "--pid", still, "--interval", 0.01, COLUMNS="80")
@@ -54,7 +55,7 @@ def test_no_loader_is_said_and_is_no_error() -> None:
     assert json.loads(top("--once", "--json", "--pid", NOBODY).stdout)["loaders"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the command in a process of its own")
 @pytest.mark.parametrize("form", [["--json"], []])
 def test_where_nobody_types_it_goes_on_until_interrupted(form: list[str]) -> None:
     words = [sys.executable, "-m", "shmload.cli", "top", "--pid", NOBODY, "--interval", "0.01", *form]
@@ -72,7 +73,7 @@ def test_where_nobody_types_it_goes_on_until_interrupted(form: list[str]) -> Non
             program.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the command in a process of its own")
 def test_in_a_terminal_an_interrupt_ends_it_and_the_terminal_is_as_before() -> None:
     ours, theirs = pty.openpty()
     try:

@@ -21,7 +21,7 @@ from tests.faults.killed_kit import Family
 from tests.top.live_kit import look_until, only_loader, running
 from tests.top.live_program import BAD, STUCK
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="each looks at a trainer in a process of its own, which imports torch")
 
 
 def watched(pid: int, least_s: float = 0.3) -> dict[str, Any]:

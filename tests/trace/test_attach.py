@@ -160,7 +160,7 @@ def test_lost_events_are_told_by_the_command(
     assert "events were overwritten before they were read; open it" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
 def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
     """The owner is stopped, so whatever changed would be the stats reader's doing."""
     code = (

@@ -265,7 +265,7 @@ def test_where_the_logger_tells_nobody_the_line_goes_to_stderr(
     assert capsys.readouterr().err.startswith("shmload: epoch 0: 8 batches")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
 def test_a_program_that_ends_within_an_epoch_says_nothing_odd(tmp_path: Path) -> None:
     code = (
         "from tests.trace.trace_kit import Rows\n"
@@ -315,7 +315,7 @@ def test_without_workers_their_share_is_no_scalar_and_the_prefix_can_be_chosen()
     assert "data/train/workers_busy_share" not in tags
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="imports TensorBoard, which writes and reads a file")
 def test_tensorboard_itself_takes_them(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

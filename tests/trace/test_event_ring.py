@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
 TORN = 3  # exit code of event_ring.c
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="compiles a race in C, with sanitizers, too, and runs it")
 
 Race = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -62,7 +62,7 @@ def test_a_trace_begins_with_its_block(tmp_path: Path) -> None:
     assert of_kind(found, "start") == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="reads and checks an epoch of 1500 batches")
 def test_more_than_a_recorder_holds_is_read_in_time(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with ShmLoader(Rows(1500), 1, num_workers=2, seed=1) as loader, loader.trace(path) as trace:
@@ -192,7 +192,7 @@ def test_lost_events_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
     assert f"t.json: {trace.num_lost} events are not in the trace: they were overwritten" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
 def test_a_spawned_worker_start_covers_its_imports(tmp_path: Path) -> None:
     made: dict[str, Any] = {"num_workers": 1, "seed": 1, "multiprocessing_context": "spawn"}
     with ShmLoader(Rows(), 8, **made) as loader, loader.trace(tmp_path / "trace.json"):

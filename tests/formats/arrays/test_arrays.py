@@ -91,7 +91,7 @@ def test_strided_arrays_are_copied_one_after_the_other_when_they_are_shared() ->
     assert dataset[3]["f"].all()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts two workers, by spawn, too")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_deliver_every_row(method: str) -> None:
     dataset = ArrayDataset({"x": np.arange(200).reshape(100, 2)})
@@ -264,7 +264,7 @@ print(int(total), process.memory_full_info().uss - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a process of its own maps and reads 32 MiB")
 @pytest.mark.parametrize("is_file", [False, True])
 def test_another_process_reads_the_same_pages(tmp_path: Path, is_file: bool) -> None:
     """32 MiB are read in a spawned process, whose own memory does not grow by them."""

@@ -32,7 +32,7 @@ def test_each_column_by_itself_is_torchs(form: str | None) -> None:
         assert_same(of_torch(dataset), of_ours(dataset))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts two workers, by spawn, too")
 @pytest.mark.parametrize(("form", "context"), [(None, "fork"), ("torch", "fork"), ("numpy", "fork"), ("torch", "spawn")])
 def test_workers_batches_are_torchs(form: str | None, context: str) -> None:
     dataset = dataset_of(COLUMNS[form]).shuffle(seed=3).with_format(form)
@@ -193,7 +193,7 @@ def tables(draw: st.DrawFn) -> Dataset:
     return dataset
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis makes and reads many tables")
 @settings(max_examples=40, deadline=None)
 @given(dataset=tables(), form=st.sampled_from([None, "torch", "numpy"]), batch_size=st.integers(1, 5))
 def test_any_table_gives_torchs_batches(dataset: Dataset, form: str | None, batch_size: int) -> None:

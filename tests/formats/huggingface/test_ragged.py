@@ -122,7 +122,7 @@ def test_a_name_that_no_column_has_is_told() -> None:
         of_ours(dataset, path="__getitems__", seed=0, ragged={"tokens": "pad"})
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="reads with no, one and two workers")
 @pytest.mark.parametrize("mode", MODES)
 def test_any_number_of_workers_makes_the_same_batches(mode: str) -> None:
     dataset = dataset_of(RAGGED | TEXTS | SCALARS | LISTS).with_format("torch")

@@ -31,6 +31,7 @@ from tests.formats.huggingface.hf_kit import (
     of_torch,
 )
 
+slow = pytest.mark.slow(reason="starts two workers for each of two loaders")
 WHEN = datetime.datetime(2026, 11, 21)
 PLAIN: dict[str, Callable[[], Any]] = {
     "lists of Python's": lambda: dataset_of({"x": LISTS["fixed"]}),
@@ -118,7 +119,7 @@ def test_a_mapped_file_is_not_copied_to_spawned_workers(tmp_path: Any) -> None:
         assert len(pickle.dumps(loader._config().job())) < 5000 < rows.nbytes
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=slow)])
 @pytest.mark.parametrize("form", [None, "torch"])
 def test_an_iterable_dataset_is_divided_among_the_workers(form: str | None, num_workers: int) -> None:
     dataset = dataset_of({"x": SCALARS["int64"], "s": TEXTS["string"]}).to_iterable_dataset(num_shards=3)

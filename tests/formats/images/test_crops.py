@@ -118,7 +118,7 @@ def padded(image: np.ndarray[Any, Any], height: int, width: int) -> np.ndarray[A
     return image[top : top + height, left : left + width]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis encodes and decodes many images")
 @given(st.integers(1, 24), st.integers(1, 24), st.integers(1, 24), st.integers(1, 24), st.booleans())
 def test_the_middle_of_an_image_is_torchvisions_however_small_the_image_is(
     height: int, width: int, tall: int, wide: int, is_flipped: bool

@@ -101,7 +101,7 @@ def test_a_center_crop_is_pillows_resize_and_crop(photo: Image.Image, encode: En
     assert np.abs(expected - ImageDecoder(CenterCrop(32, resize=40), layout="HWC")(data)).max() <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="decodes every photograph six times")
 @pytest.mark.parametrize("decoder", ["libjpeg", "simplejpeg", "pillow"])
 def test_shrinking_by_the_decoder_stays_within_its_tolerance(photos: list[Path], decoder: Any) -> None:
     deviations = []

@@ -60,7 +60,7 @@ def test_indices_are_as_a_lists(root: Path) -> None:
             dataset[index]
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow(reason="starts two workers"))])
 def test_a_batch_holds_what_samples_hold(root: Path, num_workers: int) -> None:
     dataset = ImageFolder(root, SMALL)
     with ShmLoader(dataset, batch_size=4, num_workers=num_workers) as loader:
@@ -83,7 +83,7 @@ def images_of(dataset: Any, num_workers: int, seed: int, epochs: int = 1) -> lis
         return [torch.cat([next(iter(batch.values())).clone() for batch in loader]) for _ in range(epochs)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="decodes the images by six loaders, four of them with workers")
 def test_random_crops_are_the_samples_own_whoever_decodes_them(root: Path, tmp_path: Path) -> None:
     decoder = ImageDecoder(RandomResizedCrop(9), flip=0.5)
     dataset = ImageFolder(root, decoder)

@@ -56,7 +56,7 @@ def test_any_part_is_cut_from_the_whole(sampling: str, data: st.DataObject) -> N
     check_any_part(data, sampling, 70)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis encodes and decodes many images")
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @settings(max_examples=120, deadline=None)
 @given(st.data())
@@ -64,7 +64,7 @@ def test_any_part_of_a_larger_image_is_cut_from_the_whole(sampling: str, data: s
     check_any_part(data, sampling, 260)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="decodes hundreds of parts of an image")
 @pytest.mark.parametrize("is_fast", [False, True])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("is_progressive", [False, True])
@@ -221,7 +221,7 @@ void jpeg_destroy_compress(void) {}
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="gcc compiles a library")
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 def test_a_library_of_another_interface_is_refused(tmp_path: Path) -> None:
     source, made = tmp_path / "other.c", tmp_path / "libother.so"

@@ -35,7 +35,7 @@ def test_what_is_left_out_of_decoding_changes_no_byte(
         assert np.array_equal(*found)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="decodes every photograph eight times")
 @pytest.mark.parametrize("scaled", [False, True])
 def test_what_is_left_out_of_a_photograph_changes_no_byte(photos: list[Path], scaled: bool) -> None:
     for number, path in enumerate(photos * 4):

@@ -44,7 +44,7 @@ def images_and_windows(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], Window]:
     return image, Window(size, box, (top, left, bottom, right))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis makes and resamples many images")
 @settings(max_examples=200, deadline=None)
 @given(images_and_windows())
 def test_no_level_is_further_than_one_from_pillows(

@@ -81,7 +81,7 @@ def test_any_file_stays_the_same_picture_and_comes_to_the_same_bytes(sampling: s
     check_any_file(data, sampling, 70)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis encodes many images, each of which is coded anew")
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @settings(max_examples=40, deadline=None)
 @given(st.data())

@@ -62,7 +62,7 @@ def test_any_part_is_cut_from_the_file_without_markers(sampling: str, data: st.D
     check_any_part(data, sampling, 90)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis encodes and decodes many images")
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @settings(max_examples=100, deadline=None)
 @given(st.data())
@@ -70,7 +70,7 @@ def test_any_part_of_a_larger_image_is_cut_from_the_file_without_markers(samplin
     check_any_part(data, sampling, 300)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="decodes hundreds of parts of an image")
 @pytest.mark.parametrize("is_fast", [False, True])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_every_column_and_every_row_is_cut_from_the_file_without_markers(sampling: str, is_fast: bool) -> None:
@@ -170,7 +170,7 @@ def test_a_damaged_file_is_refused_or_gives_what_reading_in_order_does() -> None
     assert {"refused", "passed", "read", "unread"} == read_many_damaged(1, 40)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="damages and decodes 250 files")
 @pytest.mark.parametrize("seed", range(4))
 def test_many_damaged_files_are_refused_or_give_what_reading_in_order_does(seed: int) -> None:
     assert {"refused", "passed", "read", "unread"} == read_many_damaged(seed + 2, 250)

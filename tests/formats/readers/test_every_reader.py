@@ -60,7 +60,7 @@ def test_a_batch_holds_the_rows_in_the_order_asked_for(kind: Any, path: Path, co
         np.testing.assert_array_equal(values[np.array(indices, np.int64)], found[name])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts two workers, by spawn, too")
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_workers_deliver_every_row_after_the_trainer_has_read(
     kind: Any, path: Path, columns: dict[str, Any], start_method: str

@@ -30,7 +30,7 @@ def mappings(index: SharedIndex) -> list[str]:
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if index._memory.reference.path in line]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts workers, by spawn and forkserver, too")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("loader", [DataLoader, ShmLoader])
 @pytest.mark.parametrize("room", [True, False], ids=["shm", "memfd"])
@@ -45,7 +45,7 @@ def test_workers_of_every_kind_read_it(loader: Any, method: str, room: bool, mon
     assert found == [(path_of(i), i) for i in range(40)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts two workers")
 @pytest.mark.parametrize("loader", [DataLoader, ShmLoader])
 def test_an_index_is_a_dataset_by_itself(loader: Any) -> None:
     rows = [{"path": path_of(i), "label": i} for i in range(20)]
@@ -128,7 +128,7 @@ def test_too_little_memory_is_an_error_and_leaves_nothing(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("signal_number", [None, signal.SIGKILL], ids=["orderly", "killed"])
-@pytest.mark.slow
+@pytest.mark.slow(reason="the owner is a process of its own, which imports numpy")
 def test_nothing_stays_when_its_owner_ends(signal_number: int | None) -> None:
     child = python(
         "from shmload import SharedIndex; index = SharedIndex(map(str, range(1000)));"
@@ -167,7 +167,7 @@ def test_a_forked_child_neither_removes_nor_closes() -> None:
     assert pickle.loads(pickle.dumps(index))[1] == "b"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a worker reads 100,000 entries of each of three datasets")
 def test_workers_do_not_grow_over_an_epoch() -> None:
     """At a tenth of the size for which 10 MiB are allowed; a list of the same entries shows that growth would be seen."""
     n = 100_000
@@ -178,7 +178,7 @@ def test_workers_do_not_grow_over_an_epoch() -> None:
     assert growth_of_epoch([path_of(i) for i in range(n)]) > 5 * MIB
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="makes an index of a million paths, and a worker reads it")
 def test_a_million_paths_do_not_grow_a_worker_by_10_mib() -> None:
     assert growth_of_epoch(SharedIndex(map(path_of, range(1_000_000)))) <= 10 * MIB
 

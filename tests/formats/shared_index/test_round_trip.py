@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from shmload import SharedIndex
 from tests.formats.shared_index.index_kit import Photo
 
+slow = pytest.mark.slow(reason="hypothesis makes indexes of many kinds of values")
 TEXT = st.text(st.characters(), max_size=12)  # every code point, lone surrogates too
 COLUMNS: list[st.SearchStrategy[Any]] = [
     TEXT,
@@ -54,33 +55,33 @@ def check(entries: list[Any]) -> None:
     assert all(map(same, entries[::-1], index.take(range(-1, -len(entries) - 1, -1))))
 
 
-@pytest.mark.slow
+@slow
 @given(st.data())
 def test_values_come_back(data: st.DataObject) -> None:
     check(data.draw(st.lists(data.draw(COLUMN), max_size=20)))
 
 
-@pytest.mark.slow
+@slow
 @given(st.data())
 def test_tuples_come_back(data: st.DataObject) -> None:
     columns = data.draw(st.lists(COLUMN, min_size=1, max_size=4))
     check(data.draw(st.lists(st.tuples(*columns), max_size=20)))
 
 
-@pytest.mark.slow
+@slow
 @given(st.data())
 def test_dicts_come_back(data: st.DataObject) -> None:
     names = data.draw(KEYS)
     check(data.draw(st.lists(st.fixed_dictionaries({name: data.draw(COLUMN) for name in names}), max_size=20)))
 
 
-@pytest.mark.slow
+@slow
 @given(st.lists(st.builds(Photo, TEXT, st.integers(0, 9)), max_size=9))
 def test_named_tuples_come_back(rows: list[Photo]) -> None:
     check(rows)
 
 
-@pytest.mark.slow
+@slow
 @given(st.data())
 def test_columns_come_back_as_rows(data: st.DataObject) -> None:
     names, count = data.draw(KEYS), data.draw(st.integers(0, 9))

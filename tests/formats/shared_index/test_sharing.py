@@ -19,6 +19,7 @@ from shmload.world import run_key
 from tests.children import go_on, python, running, says, waits_for_a_lock
 from tests.formats.shared_index.index_kit import gone_within
 
+slow = pytest.mark.slow(reason="ranks are processes of their own, which import numpy")
 RANK = """
 import sys
 from shmload import SharedIndex
@@ -50,7 +51,7 @@ def inode(index: SharedIndex) -> tuple[int, int]:
     return index._memory.reference.inode
 
 
-@pytest.mark.slow
+@slow
 def test_two_ranks_hold_one_copy_and_nothing_stays() -> None:
     with running(RANK) as first:
         assert says(first) == "builds"
@@ -66,7 +67,7 @@ def test_two_ranks_hold_one_copy_and_nothing_stays() -> None:
     assert meeting_files() == set()
 
 
-@pytest.mark.slow
+@slow
 def test_a_builder_that_dies_in_the_middle_is_taken_over_from() -> None:
     with running(RANK) as first:
         assert says(first) == "builds"
@@ -82,7 +83,7 @@ def test_a_builder_that_dies_in_the_middle_is_taken_over_from() -> None:
     assert gone_within([f"{SHM_DIR}/{name}" for name in meeting_files()], 2)
 
 
-@pytest.mark.slow
+@slow
 def test_nothing_stays_when_all_ranks_are_killed() -> None:
     with running(RANK) as first, running(RANK) as second:
         builder = first if select.select([first.stdout, second.stdout], [], [], 20)[0] == [first.stdout] else second
@@ -101,7 +102,7 @@ def test_nothing_stays_when_all_ranks_are_killed() -> None:
         assert gone_within(files, 2)
 
 
-@pytest.mark.slow
+@slow
 def test_a_late_rank_finds_the_memory_at_those_that_outlive_its_builder() -> None:
     with running(RANK) as builder:
         says(builder)

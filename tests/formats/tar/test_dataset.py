@@ -68,7 +68,7 @@ def test_indices_are_as_a_lists(shards: str) -> None:
     assert rows_of(TarDataset(shards, schema={"cls": "int64"}), [-1, -10])["cls"].tolist() == [6, -3]
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow(reason="starts a worker"))])
 def test_a_schema_is_read_in_place(shards: str, num_workers: int) -> None:
     with ShmLoader(TarDataset(shards, schema=SCHEMA), batch_size=4, num_workers=num_workers, ragged="list") as loader:
         found = [(b, row) for b in loader for row in range(len(b["cls"]))]

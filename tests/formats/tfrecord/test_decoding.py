@@ -53,7 +53,7 @@ def test_a_record_is_the_image_that_the_same_bytes_in_a_folder_are(files, shard,
     assert list(records[0]) == ["image", "label"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="decodes the images by two loaders, with workers, too")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_random_crops_in_batches_are_those_of_a_folder(files, shard, num_workers):
     batches = []
@@ -63,7 +63,7 @@ def test_random_crops_in_batches_are_those_of_a_folder(files, shard, num_workers
     np.testing.assert_equal(*batches)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a worker for each of two loaders")
 def test_images_of_different_shapes_are_ragged_fields(files, shard):
     image = ImageDecoder(Resize(20))
     batches = []

@@ -103,7 +103,7 @@ def test_an_index_of_the_file_as_it_was_is_made_anew(path):
     assert stale != Path(f"{path}.shmload-index").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the index is made anew once for each of its bytes")
 def test_a_damaged_index_is_made_anew(path):
     assert records_of(path) == WHOLE
     index = Path(f"{path}.shmload-index")

@@ -15,6 +15,8 @@ from shmload import ShardCorrupt, ShmLoader
 from shmload.formats import TFRecordDataset
 from tests.formats.tfrecord.conftest import NUM_SAMPLES, SCHEMA, sample
 
+slow = pytest.mark.slow(reason="starts two workers for each of three loaders")
+
 
 def taken(batch: Any) -> list[dict[str, Any]]:
     """A batch's samples as numpy has them."""
@@ -40,7 +42,7 @@ def test_several_files_are_one_dataset_in_the_order_of_their_names(shards):
     assert repr(dataset) == "TFRecordDataset(3 files, example, image, label, tokens, text, verify='all')"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts workers, by spawn, too")
 @pytest.mark.parametrize(
     "options",
     [
@@ -61,7 +63,7 @@ def test_workers_deliver_every_sample_once(shards, options, is_open):
     assert [each["label"] for each in found] != [each["label"] for each in in_order(found)]
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=slow)])
 def test_an_epoch_resumes_in_its_middle(shards, num_workers):
     def loader() -> ShmLoader:
         dataset = TFRecordDataset(shards, SCHEMA)

@@ -17,6 +17,7 @@ from shmload.batch.collate import RowOut, private_rows
 from shmload.batch.layout import layout_of_schema
 from shmload.formats import TFRecordDataset, TFRecordWriter
 
+slow = pytest.mark.slow(reason="hypothesis writes and reads many files")
 DTYPES = ["float32", "int64", "int8", "uint16", "bool", "float64", "uint64", "float16", "complex64", "int32"]
 IN_LISTS = ("float32", "int64", "int8", "uint16", "bool", "int32")  # which lists of an Example hold as they are
 
@@ -46,7 +47,7 @@ def schemas(draw: Any) -> tuple[dict[str, Any], list[str], list[dict[str, Any]]]
     return schema, raw, draw(st.lists(st.fixed_dictionaries(values), min_size=1, max_size=4))
 
 
-@pytest.mark.slow
+@slow
 @settings(max_examples=100, deadline=None)
 @given(schemas(), st.sampled_from([None, "gzip", "zlib"]))
 def test_samples_of_any_schema_come_back(made, compression):
@@ -70,7 +71,7 @@ def test_samples_of_any_schema_come_back(made, compression):
                 np.testing.assert_equal(rows[name], np.stack([sample[name] for sample in samples]))
 
 
-@pytest.mark.slow
+@slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.binary(max_size=40) | st.just(bytes(range(256)) * 70), min_size=1, max_size=4), st.data(), st.booleans())
 def test_any_changed_byte_and_any_cut_is_detected(records, data, is_cut):

@@ -184,7 +184,7 @@ def test_the_loader_reads_batches_in_place(written):
     assert ["é" * i for i in range(6)] == list(batch["t"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="damages and reads 150 files")
 @pytest.mark.parametrize("verify", ["all", "length", "none"])
 def test_no_damage_passes_unseen_that_is_looked_for(written, verify):
     good, draw = written.read_bytes(), random.Random(5)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from shmload import ShardCorrupt, ShmLoader
 from shmload.formats import TokenDataset
 
+slow = pytest.mark.slow(reason="starts two workers for each of three loaders")
 KINDS = ["u1", "i1", "u2", "i2", "u4", "i4", "i8"]
 
 
@@ -270,7 +271,7 @@ def test_tokens_cut_off_under_the_map_are_an_error(tmp_path: Path) -> None:
         dataset[0]
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=slow)])
 def test_packed_windows_resume_in_the_middle_of_an_epoch(num_workers: int) -> None:
     rng = np.random.default_rng(3)
     dataset = TokenDataset(rng.integers(0, 30, 5000).astype(np.uint16), 64, separator=0, pack=True)

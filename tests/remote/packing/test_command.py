@@ -147,7 +147,7 @@ def test_what_cannot_be_packed_is_said_in_a_line(
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts the packing's workers")
 def test_an_error_in_a_worker_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_later.py").write_text("dataset = [(b'x' * 100_000, object() if n == 33 else n) for n in range(90)]\n")
     monkeypatch.syspath_prepend(str(tmp_path))

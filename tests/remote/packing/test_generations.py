@@ -69,7 +69,7 @@ def damage_in_place(path: Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="packs forty times")
 def test_a_packing_ended_at_any_object_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     packed(Grey(60), LocalStore(tmp_path / "whole"))
     wanted = bytes_in(tmp_path / "whole")
@@ -308,7 +308,7 @@ class Drifting(Grey):
         return (image, b"\1" * (700 * self.extra if index % 7 == 3 and index else 1))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="packs eighteen times")
 def test_a_dataset_that_changes_between_two_runs_ends_whole_all_the_same(tmp_path: Path) -> None:
     for extra in (1, 3, 40):
         folder = tmp_path / str(extra)
@@ -337,7 +337,7 @@ def test_a_claim_that_says_nothing_is_of_another(tmp_path: Path) -> None:
             Generation(store, "f" * 16).check()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="packs 600 samples, and again with workers for each of three gaps")
 def test_workers_of_several_gaps_are_forked_beside_no_thread(tmp_path: Path) -> None:
     packed(Grey(600), LocalStore(tmp_path))
     wanted = bytes_in(tmp_path)

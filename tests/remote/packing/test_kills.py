@@ -14,6 +14,8 @@ from tests.remote.packing.kill_kit import finished, killed_after
 from tests.remote.packing.kills import run
 from tests.remote.packing.packing_kit import Noisy, packed
 
+slow = pytest.mark.slow(reason="packings are killed in processes of their own, and go on")
+
 
 @pytest.fixture
 def charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -25,7 +27,7 @@ def charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("point", PACKER_POINTS)
 def test_a_packing_killed_at_a_named_point_goes_on(point: str, charged: Path, tmp_path: Path) -> None:
     packed([(b"old", 1)] * 7, LocalStore(tmp_path / "out"))  # which the new one replaces
@@ -35,14 +37,14 @@ def test_a_packing_killed_at_a_named_point_goes_on(point: str, charged: Path, tm
     assert finished(tmp_path / "wanted", 60) == finished(tmp_path / "out", 60)
 
 
-@pytest.mark.slow
+@slow
 def test_packings_killed_at_random_moments_end_in_the_same_bytes(tmp_path: Path) -> None:
     kills, packings = run(8, 1, tmp_path)
     assert kills >= 8
     assert packings >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="packs 600 samples twice; workers are killed and replaced")
 def test_a_worker_killed_while_it_encodes_changes_nothing(charged: Path, tmp_path: Path) -> None:
     for number, point in enumerate(("after_claim", "before_finish")):
         (charged / f"{point}.{number}").write_text("")

@@ -47,7 +47,7 @@ def test_the_manifest_says_what_is_there_and_nothing_else_is(tmp_path: Path) -> 
         assert shard.num_samples == ShardIndex("", index).num_samples
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="packs 600 samples four times, with workers, by spawn, too")
 def test_bytes_are_the_same_for_every_number_of_workers_and_start_method(tmp_path: Path) -> None:
     pools: list[tuple[int, str | None]] = [(0, None), (1, "fork"), (2, "fork"), (1, "spawn")]
     found = []
@@ -65,7 +65,7 @@ def test_another_seed_is_another_order_and_other_noise(tmp_path: Path) -> None:
     assert found[0] != found[1]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hypothesis packs many datasets")
 @given(st.lists(st.integers(0, 30_000), min_size=1, max_size=40), st.integers(10_240, 50_000), st.integers(1, 12))
 @settings(max_examples=30, deadline=None)
 def test_no_shard_exceeds_a_limit_and_none_could_have_taken_the_next_sample(sizes: list[int], maxsize: int, maxcount: int) -> None:
@@ -100,7 +100,7 @@ def test_workers_are_no_more_than_processors_and_batches_and_a_word_says_so(tmp_
     assert said == ["packing takes 1 of 30 workers: there are that many processors, or batches of samples"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="packs 200 samples into 40 shards")
 @pytest.mark.parametrize("is_memory", [True, False])
 def test_few_shards_wait_to_be_sent_and_no_file_has_a_name(tmp_path: Path, is_memory: bool, monkeypatch: Any) -> None:
     most, spools = [0], []

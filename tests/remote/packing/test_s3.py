@@ -13,6 +13,8 @@ from shmload.remote import Manifest, make_client, upload_cv_dataset
 from shmload.storage.local import LocalStore
 from tests.remote.packing.packing_kit import Grey, names_in, packed
 
+slow = pytest.mark.slow(reason="packs into a real S3 server")
+
 
 def clients(server: Any) -> dict[str, Any]:
     """A client of ours and one of boto3's."""
@@ -22,7 +24,7 @@ def clients(server: Any) -> dict[str, Any]:
     return {"ours": make_client(server.endpoint, server.access_key, server.secret_key), "boto3": theirs}
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("whose", ["ours", "boto3"])
 def test_the_seeds_upload_makes_the_same_objects_as_in_a_folder(whose: str, server: Any, tmp_path: Path) -> None:
     bucket, folder = server.bucket(f"packed-{whose}"), "imagenet-val"
@@ -37,7 +39,7 @@ def test_the_seeds_upload_makes_the_same_objects_as_in_a_folder(whose: str, serv
     assert manifest == Manifest.parse(store.get("manifest.json"))
 
 
-@pytest.mark.slow
+@slow
 def test_a_packing_whose_store_failed_goes_on(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = server.bucket("packed-again")
     store = clients(server)["ours"].store(bucket, "a")

@@ -14,7 +14,10 @@ import pytest
 from tests.storage.cache import disk_program
 
 MOUNTS = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MOUNTS, reason="mount namespaces are not permitted here")]
+pytestmark = [
+    pytest.mark.slow(reason="each runs a program on a disk in a mount namespace of its own"),
+    pytest.mark.skipif(not MOUNTS, reason="mount namespaces are not permitted here"),
+]
 
 
 def on_a_disk(size: str, place: Path, case: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tests.storage.cache import hammer
 NUM_KILLS = 8 * 50
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="400 processes are killed, one after the other")
 def test_fifty_kills_at_every_point_leave_the_folder_right_and_the_others_going_on(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, hammer.__file__, "--kills", str(NUM_KILLS), "--seed", "5", "--folder", str(tmp_path), "--pause", "10"],

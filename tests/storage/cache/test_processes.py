@@ -113,7 +113,7 @@ def publish_one(folder: BudgetedFolder) -> None:
     put(folder, "theirs", 50)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a process starts by spawn, and imports everything anew")
 def test_a_spawned_process_goes_on_with_the_folder_it_is_given(place: str) -> None:
     folder: Any = BudgetedFolder(place, 100)
     process = multiprocessing.get_context("spawn").Process(target=publish_one, args=(folder,))

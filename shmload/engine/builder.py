@@ -11,6 +11,7 @@ import dataclasses
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -258,6 +259,12 @@ def _check_seed(given: Mapping[str, Any]) -> None:
 
 def _check_threads(given: Mapping[str, Any]) -> None:
     num_threads = given["threads_per_worker"]
+    kind = getattr(given["multiprocessing_context"], "Process", None)
+    if isinstance(kind, type) and issubclass(kind, threading.Thread):  # MONAI's ThreadDataLoader has such a context
+        raise ValueError(
+            f"a {type(given['multiprocessing_context']).__name__} starts threads, and a ShmLoader's workers are processes: leave "
+            "multiprocessing_context out, and give threads_per_worker to read several samples at once in each"
+        )
     if not isinstance(num_threads, int) or num_threads < 1:
         raise ValueError(f"threads_per_worker is a whole number from 1 up; got {num_threads!r}")
     if num_threads == 1:

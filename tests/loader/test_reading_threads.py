@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.context import SpawnContext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -134,6 +135,12 @@ class Stream(IterableDataset[int]):
         return iter(range(3))
 
 
+class ThreadContext(SpawnContext):
+    """As MONAI's loader has it."""
+
+    Process = threading.Thread  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize(
     ("dataset", "options", "words"),
     [
@@ -141,6 +148,11 @@ class Stream(IterableDataset[int]):
         (Alone(), {"threads_per_worker": 2}, "threads_per_worker=2 needs num_workers > 0"),
         (Stream(), {"threads_per_worker": 2, "num_workers": 1}, "needs a map-style dataset"),
         (Alone(), {"threads_per_worker": 2, "num_workers": 1, "seed": 1, "seed_samples": True}, "exclude each other"),
+        (
+            Alone(),
+            {"multiprocessing_context": ThreadContext(), "num_workers": 1},
+            "a ThreadContext starts threads, and .* are processes",
+        ),
     ],
 )
 def test_what_threads_cannot_do_is_refused(dataset: Any, options: dict[str, Any], words: str) -> None:

@@ -256,11 +256,12 @@ class ShmLoader(DataLoader[T]):
             raise RuntimeError("this loader is closed: make a new one")
         self._passes.config = self._config()
         if isinstance(self._passes, SeedStream):
-            return self._passes.iterator()
+            return self._get_iterator()  # type: ignore[no-any-return]  # what a subclass has made of it, as in torch
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
-        assert isinstance(self._passes, TorchPasses)
+        if isinstance(self._passes, SeedStream):
+            return self._passes.iterator()
         if self.num_workers:
             self.check_worker_number_rationality()
         return self._passes.iterator(self)

@@ -163,3 +163,15 @@ def test_torchs_own_splitting_and_wrapping_of_datasets_is_seen_through() -> None
 
 def test_repr_is_the_loaders_own() -> None:
     assert repr(ShmLoader(Numbers(3))).startswith("ShmLoader(Numbers, batch_size=1, num_workers=0, torch mode")
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_what_a_librarys_loader_does_around_the_iterator_is_done(seed: int | None) -> None:
+    class Doubling(torch.utils.data.DataLoader[Any]):  # as PyTorch Geometric's NeighborLoader joins features in the trainer
+        def _get_iterator(self) -> Any:
+            return (batch * 2 for batch in super()._get_iterator())
+
+    class Both(Doubling, ShmLoader[Any]):
+        """What docs/libraries.md advises."""
+
+    assert [batch.tolist() for batch in Both(range(4), batch_size=2, seed=seed)] == [[0, 2], [4, 6]]

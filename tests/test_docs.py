@@ -1,16 +1,21 @@
 """The examples of docs/ run, page by page, and print what the page says; links lead somewhere.
 
 What an example prints stands in a comment behind its print, or in the text block after it; in the first hour below its
-command, with `...` for what differs from run to run.
+command, with `...` for what differs from run to run. The gallery is not one program but one a section, and so is the page about
+libraries, which runs in tests/integrations.
 """
 
 from __future__ import annotations
 
+import ast
 import doctest
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote
@@ -18,8 +23,10 @@ from urllib.parse import unquote
 import pytest
 
 WITHOUT_OUTPUT = ("frameworks.md",)  # fragments of other programs
-ON_A_CLUSTER = ("cluster.md",)  # runs in tests/ray
+ELSEWHERE = ("cluster.md", "libraries.md")  # run in tests/ray and tests/integrations
 AT_A_TERMINAL = ("first_hour.md",)  # programs in files, and commands
+GALLERY = "gallery.md"
+NOT_ALWAYS_THERE = {"ray": "shmload[ray]", "torch_geometric": "shmload[libraries]"}  # what a program of the gallery may lack
 ROOT = next(p for p in Path(__file__).parents if (p / "docs").exists())
 DOCS = ROOT / "docs"
 API = DOCS / "api.md"  # in the site its anchors are public names, which tests/reference/test_site.py follows
@@ -27,12 +34,46 @@ PAGES = [*sorted(DOCS.rglob("*.md")), *(path for path in sorted(ROOT.glob("*.md"
 WITH_EXAMPLES = [
     path.name
     for path in sorted(DOCS.glob("*.md"))
-    if path.name not in WITHOUT_OUTPUT + ON_A_CLUSTER + AT_A_TERMINAL and "```python\n" in path.read_text()
+    if path.name not in (*WITHOUT_OUTPUT, *ELSEWHERE, *AT_A_TERMINAL, GALLERY) and "```python\n" in path.read_text()
 ]
 FIRST_HOUR = (DOCS / AT_A_TERMINAL[0]).read_text()
 SECTIONS = [text for text in FIRST_HOUR.split("\n## ") if "```console\n" in text]
 _LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"#+ +(.+)")
+PROGRAMS = {  # title -> section
+    section.partition("\n")[0]: section for section in (DOCS / GALLERY).read_text().split("\n## ") if "```python\n" in section
+}
+
+
+@pytest.fixture
+def short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ray's files in a folder whose name leaves room for its sockets', and no token of its in the user's home."""
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    yield
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+@pytest.mark.usefixtures("short_folder")
+@pytest.mark.parametrize("title", PROGRAMS)
+def test_a_program_of_the_gallery_prints_what_the_page_says(title: str, output_of: Callable[..., str]) -> None:
+    code, expected = re.findall(r"```(?:python|text)\n(.*?)```", PROGRAMS[title], re.DOTALL)
+    for module in imported(code) & NOT_ALWAYS_THERE.keys():
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs {module}: pip install '{NOT_ALWAYS_THERE[module]}'")
+    assert expected == output_of(code, strict=False, deadline_s=300)
+
+
+def imported(code: str) -> set[str]:
+    """The packages that a program imports."""
+    nodes = list(ast.walk(ast.parse(code)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
 
 
 @pytest.mark.slow(reason="a page's examples are a program in a process of its own")

@@ -1,7 +1,9 @@
-"""The examples do what their docstrings say: losses fall, a resume is identical, the audit proves the run."""
+"""The examples do what their docstrings say: losses fall, a resume is identical, the audit proves the run. The notebook shows what is
+stored in it."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -37,6 +39,16 @@ def run(tmp_path: Path) -> Run:
         return done.stdout.splitlines()
 
     return run_with
+
+
+# Runs a notebook, of which it is given the path, and prints what the cells show.
+NOTEBOOK_PROGRAM = """
+import json, sys
+import nbclient, nbformat
+notebook = nbformat.read(sys.argv[1], 4)
+nbclient.NotebookClient(notebook, timeout=80).execute()
+print(json.dumps([cell.outputs for cell in notebook.cells if cell.cell_type == "code"]))
+"""
 
 
 def losses(lines: list[str]) -> list[float]:
@@ -100,3 +112,17 @@ def test_two_ranks_and_then_one_are_delivered_each_sample_once(run: Run, launche
     assert [line.endswith("of 8 steps") for line in lines if "epoch 2: loss" in line] == [True, True]
     assert any(re.fullmatch(r"rank 0 waited \d+\.\d% of \d+\.\d s: 5120 samples", line) for line in lines)
     assert lines[-1] == "proven: every sample exactly once"
+
+
+@pytest.mark.slow
+def test_the_notebook_shows_what_is_stored_in_it(tmp_path: Path) -> None:
+    for module in ("nbclient", "ipykernel"):
+        pytest.importorskip(module, reason=f"needs {module}: pip install 'shmload[libraries]'")
+    path = EXAMPLES / "notebook.ipynb"
+    stored = [cell["outputs"] for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert sum(map(len, stored)) == 4
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "IPYTHONDIR": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", NOTEBOOK_PROGRAM, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout) == stored

@@ -121,7 +121,8 @@ def test_the_notebook_shows_what_is_stored_in_it(tmp_path: Path) -> None:
     path = EXAMPLES / "notebook.ipynb"
     stored = [cell["outputs"] for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     assert sum(map(len, stored)) == 4
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "IPYTHONDIR": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    env |= {"IPYTHONDIR": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path)}
     command = [sys.executable, "-c", NOTEBOOK_PROGRAM, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -56,7 +56,7 @@ def short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole programs, some of which train over Ray or under Lightning")
 @pytest.mark.timeout(360)
 @pytest.mark.usefixtures("short_folder")
 @pytest.mark.parametrize("title", PROGRAMS)
@@ -89,7 +89,7 @@ def test_the_examples_of_a_page_print_what_they_say(page: str, output_of: Callab
     assert expected == output_of(code).splitlines()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="each section runs its commands, one of them a bench")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda text: text.splitlines()[0])
 def test_the_commands_of_the_first_hour_print_what_it_says(section: str, tmp_path: Path) -> None:

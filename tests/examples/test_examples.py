@@ -114,7 +114,7 @@ def test_two_ranks_and_then_one_are_delivered_each_sample_once(run: Run, launche
     assert lines[-1] == "proven: every sample exactly once"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a kernel and runs every cell")
 def test_the_notebook_shows_what_is_stored_in_it(tmp_path: Path) -> None:
     for module in ("nbclient", "ipykernel"):
         pytest.importorskip(module, reason=f"needs {module}: pip install 'shmload[libraries]'")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow(reason="imports large libraries and starts their workers"), pytest.mark.timeout(300)]
 PAGE = next(p for p in Path(__file__).parents if (p / "docs").exists()) / "docs" / "libraries.md"
 INTRODUCTION, *SECTIONS = PAGE.read_text().split("\n## ")
 PACKAGES = {  # a section's title -> what its program imports

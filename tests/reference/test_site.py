@@ -24,7 +24,7 @@ from tests.reference.pages import PAGES as API_PAGES
 from tests.reference.site import ROOT, ROOT_PAGES, on_page_markdown, reference
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow(reason="builds the whole site"),
     pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="an installed package is being tested"),
 ]
 

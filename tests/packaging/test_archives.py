@@ -109,7 +109,7 @@ def test_metadata_is_valid_and_says_what_the_project_says(wheel: Path) -> None:
         "typing_extensions",
     }
     assert told.classifiers == project["classifiers"]
-    assert told.project_urls in (None, {})  # no address that does not exist
+    assert {name.lower(): url for name, url in told.project_urls.items()} == {n.lower(): url for n, url in project["urls"].items()}
     assert "shmload = shmload.cli:main" in (info / "entry_points.txt").read_text()
 
 
@@ -128,9 +128,10 @@ def test_an_sdist_has_all_that_its_build_and_its_tests_need(sdist_files: list[Pu
     assert count["benchmarks"] > 20
     assert count["docs"] > 15
     assert count["examples"] >= 4
-    for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "constraints.txt"):
+    for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "SECURITY.md", "constraints.txt"):
         assert PurePosixPath(name) in sdist_files
-    assert PurePosixPath(".ci/run") in sdist_files
+    for name in (".ci/run", ".github/workflows/tests.yml"):
+        assert PurePosixPath(name) in sdist_files
     assert [path for path in sdist_files if path.suffix in (".so", ".o", ".c", ".pyc") and path.parts[0] != "tests"] == []
     assert [path for path in sdist_files if {"__pycache__", "build", ".hypothesis"} & set(path.parts)] == []
 

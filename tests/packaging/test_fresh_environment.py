@@ -145,6 +145,12 @@ def test_the_loader_needs_neither_the_command_line_nor_what_draws_its_tables(env
     assert run(environment, tmp_path, "python", "-W", "error", "-c", code).stdout == "6\n"
 
 
+def test_what_a_wheel_must_do_it_does(environment: Path, tmp_path: Path) -> None:
+    done = run(environment, tmp_path, "python", "-W", "error", str(Path(__file__).parent / "smoke.py"))
+    assert done.stdout.endswith("as it should be\n")
+    assert done.stderr == ""
+
+
 def test_the_command_measures(environment: Path, tmp_path: Path) -> None:
     command = ("shmload", "bench", "--quick", "--workload", "rows", "--json", "-")
     report = json.loads(run(environment, tmp_path, *command).stdout)

@@ -1,0 +1,158 @@
+"""The forge's files are what it takes, and the commands, files and names in them are there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = next(path for path in Path(__file__).parents if (path / ".github").exists())
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("[!c]*.yml"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SCHEMAS = {
+    "github-workflows": WORKFLOWS,
+    "github-issue-forms": FORMS,
+    "github-issue-config": [ROOT / ".github/ISSUE_TEMPLATE/config.yml"],
+    "citation-file-format": [ROOT / "CITATION.cff"],
+}
+TOOLS = {"python", "bash", "git", "gh", "nox", "ruff", "mypy", "mkdocs", "mike"}  # what steps may begin with
+
+
+def loaded(path: Path) -> Any:
+    return yaml.load(path.read_text(), Loader=yaml.BaseLoader)  # plain text: `on` is no truth value
+
+
+def jobs() -> list[tuple[str, str, dict[str, Any]]]:
+    return [(path.name, name, job) for path in WORKFLOWS for name, job in loaded(path)["jobs"].items()]
+
+
+def steps() -> list[dict[str, Any]]:
+    return [step for _, _, job in jobs() for step in job.get("steps", [])]
+
+
+def commands() -> list[list[str]]:
+    """The words of every line that a step runs, without expressions and what stands behind a `>`."""
+    lines = [line for step in steps() for line in step.get("run", "").splitlines()]
+    return [shlex.split(re.sub(r"\$\{\{.*?\}\}", "X", line.split(" >")[0])) for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_the_forge_takes_what_is_there(schema: str) -> None:
+    assert SCHEMAS[schema]
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *SCHEMAS[schema]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_steps_call_is_there() -> None:
+    assert {words[0] for words in commands()} <= TOOLS
+    ours = [
+        word
+        for words in commands()
+        for word in words
+        if re.match(r"\.?\w+/|\./", word) and not word.startswith(("dist/", "artifacts/"))
+    ]
+    assert len(ours) >= 2
+    assert [word for word in ours if not (ROOT / word).exists()] == []
+    named = {extra for words in commands() for word in words for extra in re.findall(r"\.\[(\w+)\]", word)}
+    assert named
+    there = set(PROJECT["optional-dependencies"]) | ({"docs"} if not (ROOT / "mkdocs.yml").exists() else set())
+    assert named <= there
+
+
+def test_sessions_that_steps_ask_nox_for_are_there() -> None:
+    named = {words[words.index("-s") + 1] for words in commands() if words[0] == "nox"}
+    assert named
+    if not (ROOT / "noxfile.py").exists():
+        pytest.skip("there is no noxfile.py yet")
+    assert named <= set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
+
+
+def test_workflows_that_are_called_can_be_called() -> None:
+    called = [(job["uses"], set(job.get("with", ()))) for _, _, job in jobs() if "uses" in job]
+    assert called
+    for path, given in called:
+        on = loaded(ROOT / path)["on"]
+        assert "workflow_call" in on
+        assert given == set((on["workflow_call"] or {}).get("inputs", ())), path
+
+
+def test_no_workflow_may_do_more_than_it_needs() -> None:
+    for path in WORKFLOWS:
+        workflow = loaded(path)
+        assert workflow["permissions"] == {"contents": "read"}, path
+        assert set(workflow["concurrency"]) == {"group", "cancel-in-progress"}, path
+    more = {(file, name): job["permissions"] for file, name, job in jobs() if "permissions" in job}
+    assert more == {
+        ("docs.yml", "publish"): {"contents": "write"},
+        ("release.yml", "docs"): {"contents": "write"},
+        ("release.yml", "forge"): {"contents": "write"},
+        ("release.yml", "pypi"): {"id-token": "write"},
+    }
+
+
+def test_every_action_is_pinned_and_every_job_ends() -> None:
+    used = {step["uses"] for step in steps() if "uses" in step}
+    assert {each for each in used if not re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", each)} == set()
+    assert [name for _, name, job in jobs() if "uses" not in job and "timeout-minutes" not in job] == []
+
+
+def test_artifacts_that_are_fetched_are_made() -> None:
+    made = [step["with"]["name"] for step in steps() if "upload-artifact" in step.get("uses", "")]
+    assert {name.split("-")[0] for name in made} == {"archives", "notes"}
+    assert len(set(made)) == len(made)
+
+
+def test_pythons_of_the_matrix_are_those_of_the_wheels() -> None:
+    matrix = loaded(ROOT / ".github/workflows/tests.yml")["jobs"]["matrix"]["strategy"]["matrix"]["include"]
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]["build"]
+    assert [f"cp{python.replace('.', '')}-*" for python in sorted({row["python"] for row in matrix})] == built
+    assert f">={min(row['python'] for row in matrix)}" == PROJECT["requires-python"]
+
+
+def test_a_bug_report_asks_for_what_is_there() -> None:
+    asked = {part["id"]: part for part in loaded(ROOT / ".github/ISSUE_TEMPLATE/bug.yml")["body"] if "id" in part}
+    assert "`shmload doctor`" in asked["doctor"]["attributes"]["label"]
+    assert (ROOT / "shmload/cli/doctor_command.py").exists()
+    assert asked["doctor"]["validations"]["required"] == "true"
+
+
+def test_the_citation_and_the_addresses_are_those_of_the_project() -> None:
+    citation = loaded(ROOT / "CITATION.cff")
+    assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
+    assert citation["repository-code"] == PROJECT["urls"]["Repository"]
+
+
+@pytest.mark.parametrize(
+    ("tag", "heading", "said"),
+    [
+        ("v{version}", "{version} (2026-11-23)", ""),
+        ("v{version}", "{version} (unreleased)", "a release has a date"),
+        ("v9.9.9", "{version} (2026-11-23)", "versions differ"),
+        ("v{version}", "9.9.9 (2026-11-23)", "versions differ"),
+    ],
+)
+def test_a_release_has_one_version(tmp_path: Path, tag: str, heading: str, said: str) -> None:
+    version = PROJECT["version"]
+    for name in (".ci/release", "pyproject.toml", "shmload/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    changes = f"# Changelog\n\n## {heading.format(version=version)}\n\n* new\n\n## 0.0.1 (2020-01-01)\n\n* old\n"
+    (tmp_path / "CHANGELOG.md").write_text(changes)
+    command = [sys.executable, tmp_path / ".ci/release", tag.format(version=version), tmp_path / "notes.md"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if said:
+        assert done.returncode == 1
+        assert said in done.stderr
+    else:
+        assert (done.returncode, done.stdout) == (0, f"version={version}\n")
+        assert (tmp_path / "notes.md").read_text() == "* new\n"

@@ -3,11 +3,13 @@
 Waiting on it is so that every signal handler gets its say:
 posix_ipc runs the handlers when a signal ends its wait, but keeps only KeyboardInterrupt of what they raise: an exit on SIGTERM or
 a time limit by SIGALRM would be lost. Here what a handler raises is raised. The wait is by the monotonic clock where the C library
-can do that, so a clock that is set does not prolong it.
+can do that, so a clock that is set does not prolong it. It is asked at run time (glibc 2.30 and newer can): wheels are built for
+an older one.
 """
 
 cdef extern from *:
     """
+    #include <dlfcn.h>
     #include <errno.h>
     #include <fcntl.h>
     #include <semaphore.h>
@@ -35,27 +37,27 @@ cdef extern from *:
         return failed;
     }
 
+    static int (*shml_clockwait)(sem_t *, clockid_t, const struct timespec *); /* NULL: this C library has none */
+
+    static int shml_find_clockwait(void) {
+        *(void **)&shml_clockwait = dlsym(RTLD_DEFAULT, "sem_clockwait");
+        return shml_clockwait != NULL;
+    }
+
     /* 0, or the error number: ETIMEDOUT, EINTR. */
     static int shml_sem_wait(sem_t *sem, double timeout_s) {
         struct timespec until;
         if (sem_trywait(sem) == 0) return 0;
         if (timeout_s <= 0) return ETIMEDOUT;
-    #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 30)
-        clock_gettime(CLOCK_MONOTONIC, &until);
-    #else
-        clock_gettime(CLOCK_REALTIME, &until);
-    #endif
+        clock_gettime(shml_clockwait ? CLOCK_MONOTONIC : CLOCK_REALTIME, &until);
         until.tv_sec += (time_t)timeout_s;
         until.tv_nsec += (long)((timeout_s - (double)(time_t)timeout_s) * 1e9);
         if (until.tv_nsec >= 1000000000L) {
             until.tv_nsec -= 1000000000L;
             until.tv_sec++;
         }
-    #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 30)
-        return sem_clockwait(sem, CLOCK_MONOTONIC, &until) == 0 ? 0 : errno;
-    #else
-        return sem_timedwait(sem, &until) == 0 ? 0 : errno;
-    #endif
+        int failed = shml_clockwait ? shml_clockwait(sem, CLOCK_MONOTONIC, &until) : sem_timedwait(sem, &until);
+        return failed ? errno : 0;
     }
     """
     ctypedef struct sem_t:
@@ -66,6 +68,7 @@ cdef extern from *:
     int sem_getvalue(sem_t *sem, int *value) nogil
     int sem_post(sem_t *sem) nogil
     int sem_trywait(sem_t *sem) nogil
+    bint shml_find_clockwait()
     int shml_sem_failed(sem_t *sem)
     int shml_sem_make(int fd)
     sem_t *shml_sem_map(int fd)
@@ -75,6 +78,8 @@ cdef extern from *:
 from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
 
 import os
+
+IS_MONOTONIC = shml_find_clockwait()  # whether waits are by the clock that nobody sets
 
 
 def make_semaphore(int fd):

@@ -1,3 +1,5 @@
+IS_MONOTONIC: bool
+
 def make_semaphore(fd: int) -> None: ...
 
 class Bell:

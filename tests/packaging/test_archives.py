@@ -143,6 +143,14 @@ def test_a_compiled_module_exports_its_initialiser_alone(wheel: Path) -> None:
         assert [line.split()[-1] for line in lines.splitlines()] == [f"PyInit_{module.name.split('.')[0]}"]
 
 
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs binutils")
+def test_what_newer_c_libraries_have_is_asked_for_at_run_time(wheel: Path) -> None:
+    (bell,) = (wheel / "shmload" / "_core").glob("bell.*.so")
+    named = subprocess.run(["nm", "-D", "--undefined-only", bell], capture_output=True, text=True, check=True).stdout
+    assert " sem_timedwait@" in named
+    assert "sem_clockwait" not in named  # glibc 2.30's: a wheel for 2.28 would not have it, and wait by a clock that is set
+
+
 @pytest.mark.skipif(shutil.which("objdump") is None or os.uname().machine != "x86_64", reason="needs binutils for x86-64")
 def test_what_is_above_the_baseline_is_only_in_functions_that_are_chosen_at_run_time(wheel: Path) -> None:
     found: Counter[str] = Counter()

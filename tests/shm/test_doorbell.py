@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 
 import pytest
 
+from shmload._core.bell import IS_MONOTONIC
 from shmload.shm.segment import Doorbell, Group, JointBell
 
 
@@ -55,6 +57,10 @@ def test_bells_rung_as_one_are_each_rung() -> None:
         JointBell(bells).post_up_to(1)
     assert [bell.value for bell in bells] == [1, 1]
     group.close()
+
+
+def test_waits_are_by_the_clock_that_nobody_sets_where_the_c_library_can() -> None:
+    assert hasattr(ctypes.CDLL(None), "sem_clockwait") == IS_MONOTONIC
 
 
 def test_a_closed_bell_leaves_no_name() -> None:

@@ -18,9 +18,11 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "cpu.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define CRC_TARGET __attribute__((target("sse4.2")))
+#define CRC_TARGET __attribute__((target("sse4.2,crc32"))) /* clang counts it as a feature of its own */
 #define CRC_EIGHT(crc, x) _mm_crc32_u64(crc, x)
 #define CRC_ONE(crc, x) _mm_crc32_u8((uint32_t)(crc), x)
 #elif defined(__aarch64__)
@@ -72,9 +74,8 @@ static void crc_start(void) {
     crc_make_zeros(crc_over_long, CRC_LONG);
     crc_make_zeros(crc_over_short, CRC_SHORT);
 #if defined(__x86_64__)
-    crc_has_instruction = __builtin_cpu_supports("sse4.2") != 0;
-    crc_is_wide = crc_has_instruction && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                  __builtin_cpu_supports("vpclmulqdq");
+    crc_has_instruction = shml_cpu_has(SHML_CPU_SSE42);
+    crc_is_wide = shml_cpu_has(SHML_CPU_SSE42 | SHML_CPU_VPCLMULQDQ);
 #elif defined(__aarch64__)
     crc_has_instruction = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
 #endif
@@ -154,7 +155,7 @@ CRC_TARGET __attribute__((always_inline)) static inline uint32_t crc_by_instruct
 /* A run of 256 bytes or more, 256 at a time: a third of the time of the three stretches, which matters for records of some KiB, as
    those are summed by themselves. Source: V. Gopal et al., Fast CRC computation for generic polynomials using PCLMULQDQ, 2009; the
    factors are x^(8n+32) and x^(8n-32) modulo the polynomial for a distance of n bytes, as P. Cawley's fast-crc32 has them. */
-__attribute__((target("sse4.2,pclmul,avx512f,avx512vl,vpclmulqdq"))) static uint32_t crc_of_wide_run(
+__attribute__((target("sse4.2,crc32,pclmul,avx512f,avx512vl,vpclmulqdq"))) static uint32_t crc_of_wide_run(
     uint32_t crc, const uint8_t *at, size_t nbytes) {
     const __m512i by_256 = _mm512_broadcast_i32x4(_mm_setr_epi32((int)0xdcb17aa4, 0, (int)0xb9e02b86, 0));
     const __m512i by_64 = _mm512_broadcast_i32x4(_mm_setr_epi32(0x740eef02, 0, (int)0x9e4addf8, 0));

@@ -32,6 +32,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cpu.h"
+
 #define SHML_MAX_ROUNDS 8
 #define SHML_BLOCK 512         /* positions worked on together: 14 KiB of stack, inside the L1 cache */
 #define SHML_FOR_PERMUTATION 1 /* purposes: the last word of the counter, so that no two uses share a stream */
@@ -205,10 +207,8 @@ typedef void (*shml_network)(const shml_feistel *, uint64_t *, int);
 /* Names of the instruction sets, slowest first: 0 base, 1 avx2, 2 avx512. */
 static inline int shml_best_isa(void) {
 #ifdef __x86_64__
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
-        return 2;
-    if (__builtin_cpu_supports("avx2")) return 1;
+    if (shml_cpu_has(SHML_CPU_AVX512)) return 2;
+    if (shml_cpu_has(SHML_CPU_AVX2)) return 1;
 #endif
     return 0;
 }

@@ -16,6 +16,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "cpu.h"
+
 #ifdef __SSE2__
 #include <immintrin.h>
 #endif
@@ -367,7 +370,7 @@ __attribute__((target("avx2"))) static void resample_row_avx2(const resample_job
 /* The best vector instructions that this machine has. */
 static inline int resample_best(void) {
 #ifdef __SSE2__
-    return __builtin_cpu_supports("avx2") ? RESAMPLE_AVX2 : RESAMPLE_SSE2;
+    return shml_cpu_has(SHML_CPU_AVX2) ? RESAMPLE_AVX2 : RESAMPLE_SSE2;
 #else
     return RESAMPLE_PLAIN;
 #endif

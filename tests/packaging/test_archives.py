@@ -24,6 +24,8 @@ ABI = f"cp{sys.version_info[0]}{sys.version_info[1]}"
 SUFFIXES = {".py", ".pyi", ".so", ".typed", ".jpg", ""}
 # of instruction sets above the x86-64 baseline: how functions are called that have a target attribute of their own
 ABOVE_BASELINE = re.compile(r"(_avx2|_avx512|: crc_of_(wide_run|run|copy|stream))(\.\w+)*$")
+OF_ARM = re.compile(r"(: crc_of_\w+|: __aarch64_\w+)(\.\w+)*$")  # the second are the compiler's, which asks for LSE itself
+ARM_81 = re.compile(r"\t(crc32c?[bhwx]|cas[abhlp]*|ld(add|set|clr|eor)[abhl]*|swp[abhl]*|[su]dot|fml[as]l|ptrue|cntd)\t")
 AVX = re.compile(r"%[yz]mm\d|\tv(?!err|erw|mcall|mclear|mlaunch)[a-z0-9]+ ")
 
 
@@ -79,7 +81,9 @@ def test_a_wheel_is_what_its_record_and_its_tag_say(wheel: Path) -> None:
     (info,) = wheel.glob("*.dist-info")
     told = (info / "WHEEL").read_text().splitlines()
     assert "Root-Is-Purelib: false" in told
-    assert [line.split(": ")[1] for line in told if line.startswith("Tag")] == [f"{ABI}-{ABI}-linux_{os.uname().machine}"]
+    (tag,) = [line.split(": ")[1] for line in told if line.startswith("Tag")]
+    assert re.fullmatch(rf"{ABI}-{ABI}-(linux|manylinux_2_28)_{os.uname().machine}", tag)
+    assert the_only("*.whl").name.endswith(f"-{tag}.whl")
     record = dict(line.rsplit(",", 2)[:2] for line in (info / "RECORD").read_text().splitlines())
     assert set(record) == {str(path) for path in files_of(wheel)}
     for name, noted in record.items():
@@ -164,6 +168,25 @@ def test_what_is_above_the_baseline_is_only_in_functions_that_are_chosen_at_run_
                 found[function] += 1
     assert {name for name in found if not ABOVE_BASELINE.search(name)} == set()
     assert sum(count for name, count in found.items() if "avx" in name) > 100  # the search finds what there is
+
+
+def test_what_is_above_the_baseline_of_arm_is_only_in_functions_that_are_chosen_at_run_time(tmp_path: Path) -> None:
+    objdump = "objdump" if os.uname().machine == "aarch64" else "aarch64-linux-gnu-objdump"
+    wheels = sorted(Path(str(DIST)).glob("*_aarch64.whl")) or sorted(Path(str(DIST)).glob("arm/*_aarch64.whl"))
+    if shutil.which(objdump) is None or not wheels:
+        pytest.skip(f"needs {objdump} and a wheel for ARM, there or in the folder arm/")
+    with zipfile.ZipFile(wheels[0]) as archive:
+        archive.extractall(tmp_path)
+    found: Counter[str] = Counter()
+    for module in (tmp_path / "shmload" / "_core").glob("*.so"):
+        command, function = [objdump, "-d", "--no-show-raw-insn", module], ""
+        for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
+            if line.endswith(">:"):
+                function = f"{module.name.split('.')[0]}: {line.split('<')[1][:-2]}"
+            elif ARM_81.search(line):
+                found[function] += 1
+    assert {name for name in found if not OF_ARM.search(name)} == set()
+    assert any("crc_of_" in name for name in found)  # the search finds what there is
 
 
 def test_no_flag_asks_for_the_building_machine_s_own_processor() -> None:

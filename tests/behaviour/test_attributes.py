@@ -11,6 +11,9 @@ from torch.utils.data import get_worker_info
 
 from shmload import ShmLoader
 from tests.behaviour.behaviour_kit import DEADLINE_S, KINDS, Failing, Numbers, Shards, Told, alike, as_list, batches, raised
+from tests.matrix.versions import TORCH
+
+WORDS_OF_NEWER = pytest.mark.skipif(TORCH < (2, 10), reason="older releases refuse it without a word, by `assert`")
 
 TORCHS_OWN_DEL = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 LOCKED = ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
@@ -49,7 +52,10 @@ def test_the_refusal_names_the_users_own_class() -> None:
         ("multiprocessing_context", "fork"),
         ("multiprocessing_context", None),
         ("generator", None),
-        ("pin_memory_device", "cuda"),
+        pytest.param(
+            *("pin_memory_device", "cuda"),
+            marks=pytest.mark.skipif(TORCH < (2, 9), reason="older releases say that it does nothing without pin_memory"),
+        ),
     ],
 )
 def test_what_is_set_between_epochs_is_kept_and_used_by_the_next(name: str, value: Any) -> None:
@@ -82,6 +88,7 @@ def test_what_is_set_while_workers_persist_comes_too_late(name: str) -> None:
     assert alike(program)[1] == [[0, 1], [2, 3]]
 
 
+@WORDS_OF_NEWER
 @TORCHS_OWN_DEL
 def test_a_loader_made_without_workers_gets_no_prefetch_factor_later() -> None:
     def program(kind: Any) -> Any:
@@ -92,6 +99,7 @@ def test_a_loader_made_without_workers_gets_no_prefetch_factor_later() -> None:
     assert alike(program).kind is TypeError
 
 
+@WORDS_OF_NEWER
 @TORCHS_OWN_DEL
 @pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
 def test_a_prefetch_factor_of_none_at_all_is_refused_at_iteration(iterable: bool) -> None:
@@ -100,6 +108,7 @@ def test_a_prefetch_factor_of_none_at_all_is_refused_at_iteration(iterable: bool
     assert error.first == "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
 
 
+@WORDS_OF_NEWER
 def test_a_timeout_without_workers_is_refused_at_iteration() -> None:
     error = alike(lambda kind: raised(lambda: iter(kind(Numbers(), timeout=1))))
     assert error.kind is AssertionError

@@ -40,7 +40,8 @@ def fields(dataset: Any) -> Any:
     info = get_worker_info()
     if info is None:
         return None
-    return info.id, info.num_workers, info.seed, info.dataset is dataset, info.rng, info.worker_method, repr(type(info))
+    newer = getattr(info, "rng", None), getattr(info, "worker_method", None)
+    return info.id, info.num_workers, info.seed, info.dataset is dataset, newer, repr(type(info))
 
 
 def process(dataset: Any) -> Any:

@@ -49,13 +49,16 @@ from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
-import posix_ipc
-
 from shmload._core.bell import Bell, make_semaphore
 from shmload._core.mapping import Mapping
 from shmload.errors import RingTooSmall
 from shmload.shm import names, owners
 from shmload.shm.names import NEW, SHM_DIR, new_stem, proc_self
+
+try:
+    import posix_ipc
+except ImportError:  # it has no wheel for Python 3.14 and is not asked for there: every bell lies in a memfd
+    posix_ipc = None
 
 _NO_LIMIT = 1 << 60  # v1 says "none" by a number near 2^63
 
@@ -369,6 +372,8 @@ class Doorbell(Bell):
         Raises:
             OSError: there is no room, or no descriptor, for either kind.
         """
+        if posix_ipc is None:
+            return cls._unnamed(name)
         try:
             posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0).close()
         except (OSError, ValueError, posix_ipc.Error) as error:

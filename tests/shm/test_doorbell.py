@@ -73,9 +73,12 @@ def test_a_closed_bell_leaves_no_name() -> None:
     group.close()
 
 
-@pytest.fixture
-def no_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where /dev/shm is read-only."""
+@pytest.fixture(params=["read-only", "without posix_ipc"])
+def no_names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where /dev/shm is read-only, or posix_ipc is not installed."""
+    if request.param != "read-only":
+        monkeypatch.setattr("shmload.shm.segment.posix_ipc", None)
+        return
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")

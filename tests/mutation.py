@@ -1,0 +1,566 @@
+"""Mutants: changes one operator, constant, condition or statement of a copy at a time, and asks whether a quick test notices.
+
+    python -m tests.mutation                                     60 mutants of each package: hours on one core
+    python -m tests.mutation --module shmload/modes/seed_mode.py --sample 200 --seed 1
+    python -m tests.mutation --out FILE                          keeps each verdict as a line of JSON; and the tests of each place
+    python -m tests.mutation --again FILE                        those of such a file that no test noticed
+
+First the quick tests run once in a copy that notes which test comes to which block of statements, in whatever process. Then a mutant
+meets the tests of its block, fastest first, until one fails. A mutant's tests run in a process that is forked from one that has
+imported torch, in a session and with a /dev/shm of their own; all that they started is killed after them.
+
+Verdicts: "killed"; "hung" (a test took far more time than ever: counts as caught); "survived"; "unreached" (no quick test comes
+there). Survivors are read by a human: some change nothing that anybody could see. Texts are left alone: docstrings, messages, logs,
+annotations, __repr__. The built modules of this tree are used as they are, so build them first. It takes root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import resource
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.planted.planting import ROOT, copy_tree
+
+_DELIVERY = "behaviour engine faults loader parity resume sharing top trace"
+AREAS = {  # a package, and where its tests are
+    "shmload/schedule": "schedule resume loader pipeline",
+    "shmload/storage": "storage remote",
+    "shmload/formats": "formats",
+    "shmload/modes": _DELIVERY,
+    "shmload/engine": _DELIVERY,
+}
+CASES = 3  # of a parametrized test, at most: its first, its last, those between
+BUDGET_S = 30.0  # of tests for one mutant, as they took before
+FIRST = 25  # so many tests come first, by themselves: most mutants need no more
+TEST_TIMEOUT_S, CPU_LIMIT_S, RUN_LIMIT_S = 20, 120, 240
+_SUBREAPER = 36
+
+COMPARED: dict[type, type] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+COMPUTED: dict[type, type] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult, ast.Mod: ast.FloorDiv,
+    ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.BitXor: ast.BitAnd,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: the text from `begin` to `end` of a file, as offsets in its bytes, becomes `new`."""
+
+    path: str
+    line: int
+    what: str
+    source: str  # the line, as it is
+    begin: int
+    end: int
+    new: str
+    block: int  # of statements, as `blocks_of` counts; -1: outside functions
+
+    @property
+    def key(self) -> str:
+        return f"{self.path} {self.source} {self.what}"
+
+
+def bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements right below a node."""
+    for name in ("body", "orelse", "finalbody"):
+        if isinstance(part := getattr(node, name, None), list) and part and isinstance(part[0], ast.stmt):
+            yield part
+    for part in [*getattr(node, "handlers", []), *getattr(node, "cases", [])]:
+        yield part.body
+
+
+def blocks_of(tree: ast.Module) -> list[list[ast.stmt]]:
+    """Each list of statements that stands in a function, in an order that only depends on the text."""
+    found: list[list[ast.stmt]] = []
+
+    def walk(node: ast.AST, is_inside: bool) -> None:
+        is_inside |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for body in bodies(node):
+            if is_inside:
+                found.append(body)
+            for statement in body:
+                walk(statement, is_inside)
+
+    walk(tree, False)
+    return found
+
+
+def noted(text: str, first: int, path: Path, size: int) -> str:
+    """The source with a note of each block's number, in a file that all processes map."""
+    tree = ast.parse(text)
+    for number, body in enumerate(blocks_of(tree), first):
+        body.insert(int(ast.get_docstring(ast.Module(body, [])) is not None), ast.parse(f"_HITS[{number}] = 1").body[0])
+    header = (
+        "import mmap as _mmap, os as _os\n"
+        f"_fd = _os.open({str(path)!r}, _os.O_RDWR)\n_HITS = _mmap.mmap(_fd, {size})\n_os.close(_fd)\ndel _fd, _mmap, _os\n"
+    )
+    place = int(ast.get_docstring(tree) is not None)
+    while place < len(tree.body) and isinstance(tree.body[place], ast.ImportFrom) and tree.body[place].module == "__future__":
+        place += 1
+    tree.body[place:place] = ast.parse(header).body
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+class Mutator(ast.NodeVisitor):
+    """Collects a file's mutants."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.found: list[Mutant] = []
+        self._path, self._lines = path, text.splitlines()
+        starts = [0]
+        for line in text.encode().splitlines(keepends=True):
+            starts.append(starts[-1] + len(line))
+        self._starts, self._block = starts, -1
+        tree = ast.parse(text)
+        self._numbers = {id(body): number for number, body in enumerate(blocks_of(tree))}
+        self.visit(tree)
+
+    def _add(self, node: Any, what: str, new: str) -> None:
+        begin, end = self._starts[node.lineno - 1] + node.col_offset, self._starts[node.end_lineno - 1] + node.end_col_offset
+        source = self._lines[node.lineno - 1].strip()
+        self.found.append(Mutant(self._path, node.lineno, what, source, begin, end, new, self._block))
+
+    def _swap(self, node: Any, what: str, **parts: Any) -> None:
+        """The node with some of its parts changed."""
+        changed = type(node)(**{**dict(ast.iter_fields(node)), **parts})
+        self._add(node, what, f"({ast.unparse(ast.fix_missing_locations(ast.copy_location(changed, node)))})")
+
+    def generic_visit(self, node: ast.AST) -> None:
+        for _, value in ast.iter_fields(node):
+            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+                outer, self._block = self._block, self._numbers.get(id(value), self._block)
+                for each in value:
+                    self.visit(each)
+                self._block = outer
+            else:
+                for each in value if isinstance(value, list) else [value]:
+                    if isinstance(each, ast.AST):
+                        self.visit(each)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if node.name == "__repr__":
+            return
+        for default in [*node.args.defaults, *node.args.kw_defaults]:
+            if default is not None:
+                self.visit(default)
+        outer, self._block = self._block, self._numbers[id(node.body)]
+        for statement in node.body:
+            self.visit(statement)
+        self._block = outer
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        if not any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases):
+            for statement in node.body:
+                self.visit(statement)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self._assigned(node, [node.target])
+            self.visit(node.value)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        if not (isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__"):
+            self._assigned(node, node.targets)
+            self.visit(node.value)
+
+    def _assigned(self, node: ast.stmt, targets: list[ast.expr]) -> None:
+        if any(isinstance(target, ast.Attribute | ast.Subscript) for target in targets):
+            self._add(node, "assignment deleted", "pass")
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self._assigned(node, [node.target])
+        if type(node.op) in COMPUTED:
+            new = ast.AugAssign(node.target, COMPUTED[type(node.op)](), node.value)
+            self._add(node, "arithmetic", ast.unparse(new))
+        self.visit(node.value)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Constant):
+            return  # a docstring
+        if isinstance(node.value, ast.Call):
+            if is_log(node.value):
+                return
+            self._add(node, "call deleted", "pass")
+        self.generic_visit(node)
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        self._add(node, "raise deleted", "pass")  # its message is left alone
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        pass
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        pass
+
+    def visit_Return(self, node: ast.Return) -> None:
+        if node.value is not None:
+            if not (isinstance(node.value, ast.Constant) and node.value.value is None):
+                self._add(node, "returns None", "return None")
+            self.visit(node.value)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        for place, op in enumerate(node.ops):
+            ops = [*node.ops]
+            ops[place] = COMPARED[type(op)]()
+            self._swap(node, "comparison" + f" {place}" * (len(ops) > 1), ops=ops)
+        for part in [node.left, *node.comparators]:
+            if not (isinstance(part, ast.Constant) and part.value is None):
+                self.visit(part)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        is_text = any(isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
+                      for side in (node.left, node.right))  # fmt: skip
+        if type(node.op) in COMPUTED and not is_text:
+            self._swap(node, "arithmetic", op=COMPUTED[type(node.op)]())
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        self._swap(node, "and/or", op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        if isinstance(node.op, ast.Not | ast.USub):
+            self._add(node, "not removed" if isinstance(node.op, ast.Not) else "minus removed", f"({ast.unparse(node.operand)})")
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        value = node.value
+        if value is None or isinstance(value, bool):
+            self._add(node, "constant", "0" if value is None else str(not value))
+        elif isinstance(value, int | float):
+            self._add(node, "constant", f"({value + 1!r})")
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if not (is_log(node) or name.endswith(("Error", "Warning", "TypeVar")) or name == "cast"):
+            self.generic_visit(node)
+
+    def _tested(self, node: Any, values: tuple[str, ...] = ("True", "False")) -> None:
+        for value in values:
+            self._add(node, f"condition {value}", value)
+
+    def visit_If(self, node: ast.If) -> None:
+        if "TYPE_CHECKING" not in ast.unparse(node.test):
+            self._tested(node.test)
+            self.generic_visit(node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self._tested(node.test)
+        self.generic_visit(node)
+
+    def visit_While(self, node: ast.While) -> None:
+        self._tested(node.test, ("False",))
+        if not isinstance(node.test, ast.Constant):
+            self.generic_visit(node)
+
+    def visit_comprehension(self, node: ast.comprehension) -> None:
+        for test in node.ifs:
+            self._tested(test)
+        self.generic_visit(node)
+
+
+def is_log(node: ast.Call) -> bool:
+    """Whether a call only says something."""
+    words = ast.unparse(node.func).lower()
+    return words == "warnings.warn" or ("log" in words.split(".")[0] and "." in words and words.rsplit(".")[-1] in
+                                        ("info", "warning", "error", "exception", "debug", "log"))  # fmt: skip
+
+
+class Notes:
+    """A plugin of pytest: which blocks each test comes to, and how long it takes."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        import mmap
+
+        with path.open("r+b") as file:
+            self._hits = mmap.mmap(file.fileno(), size)
+        self._size = size
+        self.tests: dict[str, dict[str, Any]] = {}
+        self.set_up: defaultdict[str, set[int]] = defaultdict(set)  # by a file's fixtures: they count for all its tests
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            cases[item.nodeid.partition("[")[0]].append(item)
+        kept = {id(found[place * (len(found) - 1) // (CASES - 1)]) for found in cases.values() for place in range(CASES)}
+        items[:] = [item for item in items if id(item) in kept]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        hits = {place for place, byte in enumerate(self._hits[:]) if byte}
+        self._hits[:] = bytes(self._size)
+        test = self.tests.setdefault(report.nodeid, {"took_s": 0.0, "passes": True, "hits": []})
+        test["took_s"] += report.duration
+        test["passes"] &= report.passed
+        test["hits"] = sorted({*test["hits"], *hits})
+        if report.when == "setup":
+            self.set_up[report.nodeid.split("::")[0]] |= hits
+
+
+class Chosen:
+    """A plugin of pytest: these tests, in this order; and how the first failed."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._places = {name: place for place, name in enumerate(names)}
+        self.said = ""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = sorted((item for item in items if item.nodeid in self._places), key=lambda item: self._places[item.nodeid])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.said:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.said = f"{report.nodeid} {report.when}: {crash.message if crash else report.longrepr}"[:400]
+
+
+class Copy:
+    """A copy of the tree in which mutants live."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        copy_tree(folder)
+        for name in ("docs", "examples", "benchmarks"):  # tests read them
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        self.sources = {str(path.relative_to(folder)): path.read_text()
+                        for package in AREAS for path in sorted((folder / package).rglob("*.py"))}  # fmt: skip
+        self.first: dict[str, int] = {}
+        number = 0
+        for path, text in self.sources.items():
+            self.first[path] = number
+            number += len(blocks_of(ast.parse(text)))
+        self.num_blocks = number
+
+    def forked(self, task: Callable[[], Any], limit_s: float) -> tuple[Any, bool]:
+        """What a task gives, as JSON can say it, in a forked process; None: it died. And whether it ran out of time."""
+        answer, temporary = self.folder / "answer", Path(tempfile.mkdtemp(prefix="shmload-mutant-"))
+        answer.unlink(missing_ok=True)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                self._settle(temporary)
+                said = task()
+                answer.write_text(json.dumps(said))
+            finally:
+                os._exit(0)
+        deadline, pause, is_late = time.monotonic() + limit_s, threading.Event(), False
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                is_late = True
+                break
+            pause.wait(0.02)
+        kill_all()
+        shutil.rmtree(temporary, ignore_errors=True)
+        return (json.loads(answer.read_text()) if answer.exists() else None), is_late
+
+    def _settle(self, temporary: Path) -> None:
+        """In the forked process: the copy is the tree, and nothing is shared with other mutants."""
+        from tests.side_by_side import own_shared_memory
+
+        own_shared_memory()
+        null = os.open(os.devnull, os.O_RDWR)
+        log = os.open(self.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        tempfile.tempdir = str(temporary)
+        os.environ |= {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS_STORAGE_DIRECTORY": str(temporary)}
+        sys.dont_write_bytecode = True
+        for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "shmload")]:
+            del sys.modules[name]
+        sys.path[:] = [str(self.folder), *(place for place in sys.path if place not in ("", str(ROOT)))]
+        sys.argv = ["pytest"]
+        os.chdir(self.folder)
+        importlib.invalidate_caches()
+
+    def tests(self, names: list[str], plugin: Any, *words: str) -> int:
+        """Runs tests, in the forked process."""
+        fixed = ["-q", "-n0", "-p", "no:cacheprovider", "--tb=short", "--hypothesis-seed=1"]
+        return int(pytest.main([*fixed, *words, *names], plugins=[plugin]))
+
+    def notes(self, folders: list[str]) -> dict[str, Any]:
+        """Which tests come to which blocks."""
+        hits = self.folder / "hits"
+        hits.write_bytes(bytes(self.num_blocks + 1))
+        for path, text in self.sources.items():
+            (self.folder / path).write_text(noted(text, self.first[path], hits, self.num_blocks + 1))
+
+        def task() -> Any:
+            plugin = Notes(hits, self.num_blocks + 1)
+            self.tests(folders, plugin, "-mnot slow", "--continue-on-collection-errors", f"--timeout={TEST_TIMEOUT_S * 3}")
+            for name, test in plugin.tests.items():
+                test["hits"] = sorted({*test["hits"], *plugin.set_up[name.split("::")[0]]})
+            return plugin.tests
+
+        found = self.forked(task, 3600)[0] or {}
+        for path, text in self.sources.items():
+            (self.folder / path).write_text(text)
+        found = {name: test for name, test in found.items() if test["passes"]}
+        if not found:
+            raise RuntimeError(f"no test has passed in the copy:\n{(self.folder / 'log').read_text()[-2000:]}")
+        return found
+
+    def verdict(self, mutant: Mutant, names: list[str]) -> tuple[str, str]:
+        """Whether one of these tests notices, and how."""
+        path, text = self.folder / mutant.path, self.sources[mutant.path].encode()
+        path.write_bytes(text[: mutant.begin] + mutant.new.encode() + text[mutant.end :])
+        for cached in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+            cached.unlink()
+        load = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+        def run(names: list[str]) -> Any:
+            resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
+            plugin = Chosen(names)
+            files = list(dict.fromkeys(name.split("::")[0] for name in names))
+            status = self.tests(files, plugin, "-x", f"--timeout={TEST_TIMEOUT_S * load:.0f}")
+            return status, plugin.said
+
+        try:
+            for part in (names[:FIRST], names[FIRST:]):
+                if not part:
+                    break
+                answer, is_late = self.forked(lambda part=part: run(part), RUN_LIMIT_S * load)
+                if is_late:
+                    return "hung", "all of it"
+                if answer is None:
+                    return "killed", "the process died"
+                status, said = answer
+                if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+                    return ("hung" if "Timeout" in said else "killed"), said or f"pytest's status is {status}"
+            return "survived", f"{len(names)} tests"
+        finally:
+            path.write_bytes(text)
+
+
+def kill_all() -> None:
+    """Ends all that descends from this process; it takes orphans in."""
+    import psutil
+
+    while alive := psutil.Process().children(recursive=True):
+        for process in alive:
+            try:
+                process.kill()
+            except psutil.Error:
+                pass
+        try:
+            while os.waitpid(-1, 0)[0]:
+                pass
+        except ChildProcessError:
+            pass
+
+
+def tests_of(mutant: Mutant, copy: Copy, notes: dict[str, Any]) -> list[str]:
+    """The tests that come to a mutant's block, fastest first, as long as there is time."""
+    first = copy.first[mutant.path]
+    if mutant.block < 0:  # what is made at the import counts wherever the file does
+        wanted = set(range(first, first + len(blocks_of(ast.parse(copy.sources[mutant.path])))))
+    else:
+        wanted = {first + mutant.block}
+    chosen, took_s = [], 0.0
+    for name, test in sorted(notes.items(), key=lambda each: each[1]["took_s"]):
+        if not wanted.isdisjoint(test["hits"]):
+            took_s += test["took_s"]
+            if took_s > BUDGET_S:
+                break
+            chosen.append(name)
+    return chosen
+
+
+def sampled(mutants: dict[str, list[Mutant]], size: int, draw: random.Random) -> list[Mutant]:
+    """So many of a package's, from each file in proportion to what it has, at least one."""
+    total = sum(len(found) for found in mutants.values())
+    chosen: list[Mutant] = []
+    for _, found in sorted(mutants.items()):
+        if found:
+            chosen += draw.sample(found, min(len(found), max(1, round(size * len(found) / total))))
+    return chosen
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation")
+    parser.add_argument("--module", nargs="+", help="files or folders; all five packages by default")
+    parser.add_argument("--sample", type=int, default=60, help="mutants of each package, or of the named files")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="a line of JSON for each verdict; FILE.tests keeps the tests of each place")
+    parser.add_argument("--again", type=Path, help="only what survived in such a file")
+    options = parser.parse_args()
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    for name in ("torch.utils.data", "numpy.random", "boto3"):  # what all tests need, once
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    with tempfile.TemporaryDirectory(prefix="shmload-mutation-") as name:
+        copy = Copy(Path(name))
+        kept = Path(f"{options.out}.tests") if options.out else None
+        notes = json.loads(kept.read_text()) if kept is not None and kept.exists() else {}
+        for package, chosen in drawn(copy, options).items():
+            counts: defaultdict[str, int] = defaultdict(int)
+            area = AREAS[package]
+            if area not in notes:
+                notes[area] = copy.notes([f"tests/{name}" for name in area.split()])
+                print(
+                    f"{len(notes[area])} tests of {area}, {sum(test['took_s'] for test in notes[area].values()):.0f} s", flush=True
+                )
+                if kept is not None:
+                    kept.write_text(json.dumps(notes))
+            for mutant in chosen:
+                began, names = time.monotonic(), tests_of(mutant, copy, notes[area])
+                verdict, said = copy.verdict(mutant, names) if names else ("unreached", "")
+                counts[verdict] += 1
+                print(
+                    f"{verdict:9s} {time.monotonic() - began:5.1f} s  {mutant.path}:{mutant.line} {mutant.what}: {mutant.new[:80]}",
+                    flush=True,
+                )
+                if options.out:
+                    with options.out.open("a") as file:
+                        file.write(json.dumps({**asdict(mutant), "verdict": verdict, "said": said}) + "\n")
+            print(f"{package}: {dict(counts)}", flush=True)
+    return 0
+
+
+def drawn(copy: Copy, options: argparse.Namespace) -> dict[str, list[Mutant]]:
+    """The mutants to be made, by packages."""
+    mutants = {path: Mutator(path, text).found for path, text in copy.sources.items()}
+    lines = [json.loads(line) for line in options.again.read_text().splitlines()] if options.again else []
+    left = {
+        (line["path"], line["source"], line["what"], line["new"]) for line in lines if line["verdict"] in ("survived", "unreached")
+    }
+    chosen = {}
+    for package in AREAS:
+        found = {path: mutants[path] for path in mutants if path.startswith(package)}
+        if options.again:
+            chosen[package] = [
+                each for those in found.values() for each in those if (each.path, each.source, each.what, each.new) in left
+            ]
+        else:
+            named = {path: those for path, those in found.items() if path.startswith(tuple(options.module or AREAS))}
+            chosen[package] = sampled(named, options.sample, random.Random(options.seed))
+    return {package: those for package, those in chosen.items() if those}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -26,10 +26,13 @@ import os
 import random
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
+import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -39,6 +42,7 @@ from typing import Any
 import pytest
 
 from tests.planted.planting import ROOT, copy_tree
+from tests.side_by_side import own_shared_memory
 
 _DELIVERY = "behaviour engine faults loader parity resume sharing top trace"
 AREAS = {  # a package, and where its tests are
@@ -49,6 +53,17 @@ AREAS = {  # a package, and where its tests are
     "shmload/engine": _DELIVERY,
 }
 CASES = 3  # of a parametrized test, at most: its first, its last, those between
+FIXED = (
+    "-q",
+    "-n0",
+    "-p",
+    "no:cacheprovider",
+    "--tb=short",
+    "--hypothesis-seed=1",
+    "-mnot slow",
+    "--capture=sys",
+    "--continue-on-collection-errors",
+)
 BUDGET_S = 30.0  # of tests for one mutant, as they took before
 FIRST = 25  # so many tests come first, by themselves: most mutants need no more
 TEST_TIMEOUT_S, CPU_LIMIT_S, RUN_LIMIT_S = 20, 120, 240
@@ -319,21 +334,116 @@ class Notes:
             self.set_up[report.nodeid.split("::")[0]] |= hits
 
 
-class Chosen:
-    """A plugin of pytest: these tests, in this order; and how the first failed."""
+class Trial:
+    """A plugin of pytest: once all is collected, each mutant meets its tests in a process forked from here.
 
-    def __init__(self, names: list[str]) -> None:
-        self._places = {name: place for place, name in enumerate(names)}
-        self.said = ""
+    There the code of the function that was changed is put into the living function: nothing is imported or collected anew. Where
+    that does not do (what runs at an import, a closure that lost a name), a fresh pytest runs the tests, which costs seconds.
+    """
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = sorted((item for item in items if item.nodeid in self._places), key=lambda item: self._places[item.nodeid])
+    def __init__(
+        self, copy: Copy, mutants: list[Mutant], notes: dict[str, Any], tell: Callable[[Mutant, str, str, float], None]
+    ) -> None:
+        self._copy, self._mutants, self._notes, self._tell = copy, mutants, notes, tell
+        self._said = ""
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        gc.unfreeze()  # so that functions are among what is found
+        self._functions: defaultdict[tuple[str, str, int], list[types.FunctionType]] = defaultdict(list)
+        for each in gc.get_objects():
+            if type(each) is types.FunctionType and each.__code__.co_filename.startswith(str(self._copy.folder)):
+                self._functions[place_of(each.__code__)].append(each)
+        gc.collect()
+        gc.freeze()
+        self._items = {item.nodeid: item for item in session.items}
+        for mutant in self._mutants:
+            began = time.monotonic()
+            names = [name for name in tests_of(mutant, self._copy, self._notes) if name in self._items]
+            verdict, said = self._verdict(mutant, names) if names else ("unreached", "")
+            self._tell(mutant, verdict, said, time.monotonic() - began)
+        return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and not self.said:
+        if report.failed and not self._said:
             crash = getattr(report.longrepr, "reprcrash", None)
-            self.said = f"{report.nodeid} {report.when}: {crash.message if crash else report.longrepr}"[:400]
+            self._said = f"{report.nodeid} {report.when}: {crash.message if crash else report.longrepr}"[:400]
+
+    def _verdict(self, mutant: Mutant, names: list[str]) -> tuple[str, str]:
+        path, text = self._copy.folder / mutant.path, self._copy.sources[mutant.path].encode()
+        mutated = text[: mutant.begin] + mutant.new.encode() + text[mutant.end :]
+        path.write_bytes(mutated)  # for processes that import it
+        for cached in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+            cached.unlink()
+        load = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        try:
+            said, is_late = self._copy.forked(
+                lambda: self._run(mutant, compile(mutated, path, "exec"), names, load), RUN_LIMIT_S * load
+            )
+        finally:
+            path.write_bytes(text)
+        if is_late:
+            return "hung", "all of it"
+        if said is None:
+            return "killed", "the process died"
+        if said:
+            return ("hung" if "Timeout" in said else "killed"), said
+        return "survived", f"{len(names)} tests"
+
+    def _run(self, mutant: Mutant, code: types.CodeType, names: list[str], load: float) -> str:
+        """What the first test says that fails; in a process of its own."""
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
+        timeout_s = round(TEST_TIMEOUT_S * load)
+        if not self._is_swapped(mutant, code):
+            command = [sys.executable, "-m", "pytest", *FIXED, "-x", f"--timeout={timeout_s}", *names]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            return "" if done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED) else (said or [done.stdout[-300:]])[0]
+        items = [self._items[name] for name in names]
+        items[0].session.config.option.timeout = timeout_s
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self._said:
+                break
+        return self._said
+
+    def _is_swapped(self, mutant: Mutant, code: types.CodeType) -> bool:
+        """Puts the changed code into the functions that are there already, if it can be; nothing is to be done before an import."""
+        name = mutant.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        if name not in sys.modules:
+            return True
+        if mutant.block < 0:
+            return False
+        found = False
+        for made in functions_in(code):
+            if made.co_firstlineno <= mutant.line:
+                for function in self._functions.get(place_of(made), ()):
+                    try:
+                        function.__code__ = made
+                    except ValueError:
+                        return False
+                    found |= any(start <= mutant.line for *_, start in made.co_lines() if start) and mutant.line <= last_line(made)
+        return found
+
+
+def place_of(code: types.CodeType) -> tuple[str, str, int]:
+    """Which function it is the code of."""
+    return code.co_filename, code.co_qualname, code.co_firstlineno
+
+
+def functions_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """All code in a module's."""
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield each
+            yield from functions_in(each)
+
+
+def last_line(code: types.CodeType) -> int:
+    """The last line of a function and of those in it."""
+    return max(
+        [line for *_, line in code.co_lines() if line]
+        + [last_line(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    )
 
 
 class Copy:
@@ -344,26 +454,30 @@ class Copy:
         copy_tree(folder)
         for name in ("docs", "examples", "benchmarks"):  # tests read them
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        self.sources = {str(path.relative_to(folder)): path.read_text()
-                        for package in AREAS for path in sorted((folder / package).rglob("*.py"))}  # fmt: skip
+        self.sources = {
+            str(path.relative_to(folder)): path.read_text()
+            for package in AREAS
+            for path in sorted((folder / package).rglob("*.py"))
+        }
         self.first: dict[str, int] = {}
-        number = 0
+        self.num_blocks = 0
         for path, text in self.sources.items():
-            self.first[path] = number
-            number += len(blocks_of(ast.parse(text)))
-        self.num_blocks = number
+            self.first[path] = self.num_blocks
+            self.num_blocks += len(blocks_of(ast.parse(text)))
 
     def forked(self, task: Callable[[], Any], limit_s: float) -> tuple[Any, bool]:
         """What a task gives, as JSON can say it, in a forked process; None: it died. And whether it ran out of time."""
-        answer, temporary = self.folder / "answer", Path(tempfile.mkdtemp(prefix="shmload-mutant-"))
-        answer.unlink(missing_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix="shmload-mutant-", dir=self.folder.parent))
+        answer = temporary / "answer"
         pid = os.fork()
         if pid == 0:
             try:
                 os.setsid()
-                self._settle(temporary)
-                said = task()
-                answer.write_text(json.dumps(said))
+                own_shared_memory()
+                tempfile.tempdir = os.environ["TMPDIR"] = os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(temporary)
+                answer.write_text(json.dumps(task()))
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(0)
         deadline, pause, is_late = time.monotonic() + limit_s, threading.Event(), False
@@ -373,36 +487,28 @@ class Copy:
                 break
             pause.wait(0.02)
         kill_all()
+        said = json.loads(answer.read_text()) if answer.exists() else None
         shutil.rmtree(temporary, ignore_errors=True)
-        return (json.loads(answer.read_text()) if answer.exists() else None), is_late
+        return said, is_late
 
-    def _settle(self, temporary: Path) -> None:
-        """In the forked process: the copy is the tree, and nothing is shared with other mutants."""
-        from tests.side_by_side import own_shared_memory
-
-        own_shared_memory()
-        null = os.open(os.devnull, os.O_RDWR)
-        log = os.open(self.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(null, 0)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        tempfile.tempdir = str(temporary)
-        os.environ |= {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS_STORAGE_DIRECTORY": str(temporary)}
+    def tested(self, area: str, plugin: Any, *words: str) -> None:
+        """Collects an area's tests and runs them as a plugin says. The process is a fork: the copy is its tree from here on."""
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+        with (self.folder / "log").open("w") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "shmload")]:
             del sys.modules[name]
         sys.path[:] = [str(self.folder), *(place for place in sys.path if place not in ("", str(ROOT)))]
-        sys.argv = ["pytest"]
         os.chdir(self.folder)
         importlib.invalidate_caches()
+        pytest.main([*FIXED, *words, *(f"tests/{name}" for name in area.split())], plugins=[plugin])
 
-    def tests(self, names: list[str], plugin: Any, *words: str) -> int:
-        """Runs tests, in the forked process."""
-        fixed = ["-q", "-n0", "-p", "no:cacheprovider", "--tb=short", "--hypothesis-seed=1"]
-        return int(pytest.main([*fixed, *words, *names], plugins=[plugin]))
-
-    def notes(self, folders: list[str]) -> dict[str, Any]:
-        """Which tests come to which blocks."""
+    def notes(self, area: str) -> dict[str, Any]:
+        """Which of an area's tests come to which blocks."""
         hits = self.folder / "hits"
         hits.write_bytes(bytes(self.num_blocks + 1))
         for path, text in self.sources.items():
@@ -410,7 +516,7 @@ class Copy:
 
         def task() -> Any:
             plugin = Notes(hits, self.num_blocks + 1)
-            self.tests(folders, plugin, "-mnot slow", "--continue-on-collection-errors", f"--timeout={TEST_TIMEOUT_S * 3}")
+            self.tested(area, plugin, f"--timeout={TEST_TIMEOUT_S * 3}")
             for name, test in plugin.tests.items():
                 test["hits"] = sorted({*test["hits"], *plugin.set_up[name.split("::")[0]]})
             return plugin.tests
@@ -422,37 +528,6 @@ class Copy:
         if not found:
             raise RuntimeError(f"no test has passed in the copy:\n{(self.folder / 'log').read_text()[-2000:]}")
         return found
-
-    def verdict(self, mutant: Mutant, names: list[str]) -> tuple[str, str]:
-        """Whether one of these tests notices, and how."""
-        path, text = self.folder / mutant.path, self.sources[mutant.path].encode()
-        path.write_bytes(text[: mutant.begin] + mutant.new.encode() + text[mutant.end :])
-        for cached in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
-            cached.unlink()
-        load = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-        def run(names: list[str]) -> Any:
-            resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
-            plugin = Chosen(names)
-            files = list(dict.fromkeys(name.split("::")[0] for name in names))
-            status = self.tests(files, plugin, "-x", f"--timeout={TEST_TIMEOUT_S * load:.0f}")
-            return status, plugin.said
-
-        try:
-            for part in (names[:FIRST], names[FIRST:]):
-                if not part:
-                    break
-                answer, is_late = self.forked(lambda part=part: run(part), RUN_LIMIT_S * load)
-                if is_late:
-                    return "hung", "all of it"
-                if answer is None:
-                    return "killed", "the process died"
-                status, said = answer
-                if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-                    return ("hung" if "Timeout" in said else "killed"), said or f"pytest's status is {status}"
-            return "survived", f"{len(names)} tests"
-        finally:
-            path.write_bytes(text)
 
 
 def kill_all() -> None:
@@ -473,7 +548,7 @@ def kill_all() -> None:
 
 
 def tests_of(mutant: Mutant, copy: Copy, notes: dict[str, Any]) -> list[str]:
-    """The tests that come to a mutant's block, fastest first, as long as there is time."""
+    """The tests that come to a mutant's block, as long as there is time: the fastest, and then the others file by file."""
     first = copy.first[mutant.path]
     if mutant.block < 0:  # what is made at the import counts wherever the file does
         wanted = set(range(first, first + len(blocks_of(ast.parse(copy.sources[mutant.path])))))
@@ -486,7 +561,8 @@ def tests_of(mutant: Mutant, copy: Copy, notes: dict[str, Any]) -> list[str]:
             if took_s > BUDGET_S:
                 break
             chosen.append(name)
-    return chosen
+    parts = chosen[:FIRST], chosen[FIRST:]
+    return [name for part in parts for name in sorted(part, key=lambda name: name.partition("::")[0])]
 
 
 def sampled(mutants: dict[str, list[Mutant]], size: int, draw: random.Random) -> list[Mutant]:
@@ -503,7 +579,7 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation")
     parser.add_argument("--module", nargs="+", help="files or folders; all five packages by default")
-    parser.add_argument("--sample", type=int, default=60, help="mutants of each package, or of the named files")
+    parser.add_argument("--sample", type=int, default=60, help="mutants of each package")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="a line of JSON for each verdict; FILE.tests keeps the tests of each place")
     parser.add_argument("--again", type=Path, help="only what survived in such a file")
@@ -513,32 +589,43 @@ def main() -> int:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    with tempfile.TemporaryDirectory(prefix="shmload-mutation-") as name:
-        copy = Copy(Path(name))
+    out = os.fdopen(os.dup(1), "w")
+    with tempfile.TemporaryDirectory(prefix="shmload-mutation-") as folder:
+        copy = Copy(Path(folder) / "tree")
         kept = Path(f"{options.out}.tests") if options.out else None
         notes = json.loads(kept.read_text()) if kept is not None and kept.exists() else {}
-        for package, chosen in drawn(copy, options).items():
-            counts: defaultdict[str, int] = defaultdict(int)
-            area = AREAS[package]
+        mutants = drawn(copy, options)
+        for area in dict.fromkeys(AREAS[package] for package in mutants):
             if area not in notes:
-                notes[area] = copy.notes([f"tests/{name}" for name in area.split()])
+                notes[area] = copy.notes(area)
                 print(
-                    f"{len(notes[area])} tests of {area}, {sum(test['took_s'] for test in notes[area].values()):.0f} s", flush=True
+                    f"{len(notes[area])} tests of {area}, {sum(test['took_s'] for test in notes[area].values()):.0f} s",
+                    file=out,
+                    flush=True,
                 )
                 if kept is not None:
                     kept.write_text(json.dumps(notes))
-            for mutant in chosen:
-                began, names = time.monotonic(), tests_of(mutant, copy, notes[area])
-                verdict, said = copy.verdict(mutant, names) if names else ("unreached", "")
-                counts[verdict] += 1
-                print(
-                    f"{verdict:9s} {time.monotonic() - began:5.1f} s  {mutant.path}:{mutant.line} {mutant.what}: {mutant.new[:80]}",
-                    flush=True,
-                )
-                if options.out:
-                    with options.out.open("a") as file:
-                        file.write(json.dumps({**asdict(mutant), "verdict": verdict, "said": said}) + "\n")
-            print(f"{package}: {dict(counts)}", flush=True)
+            of_area = {package: found for package, found in mutants.items() if AREAS[package] == area}
+
+            def task(area: str = area, of_area: dict[str, list[Mutant]] = of_area) -> None:
+                counts: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
+
+                def tell(mutant: Mutant, verdict: str, said: str, took_s: float) -> None:
+                    counts["/".join(mutant.path.split("/")[:2])][verdict] += 1
+                    print(
+                        f"{verdict:9s} {took_s:5.1f} s  {mutant.path}:{mutant.line} {mutant.what}: {mutant.new[:80]}",
+                        file=out,
+                        flush=True,
+                    )
+                    if options.out:
+                        with options.out.open("a") as file:
+                            file.write(json.dumps({**asdict(mutant), "verdict": verdict, "said": said}) + "\n")
+
+                copy.tested(area, Trial(copy, [mutant for found in of_area.values() for mutant in found], notes[area], tell))
+                for package, each in counts.items():
+                    print(f"{package}: {dict(each)}", file=out, flush=True)
+
+            copy.forked(task, 24 * 3600)
     return 0
 
 

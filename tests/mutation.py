@@ -1,6 +1,6 @@
 """Mutants: changes one operator, constant, condition or statement of a copy at a time, and asks whether a quick test notices.
 
-    python -m tests.mutation                                     60 mutants of each package: hours on one core
+    python -m tests.mutation                                     30 mutants of each package: about an hour on one busy core
     python -m tests.mutation --module shmload/modes/seed_mode.py --sample 200 --seed 1
     python -m tests.mutation --out FILE                          keeps each verdict as a line of JSON; and the tests of each place
     python -m tests.mutation --again FILE                        those of such a file that no test noticed
@@ -26,6 +26,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,8 +35,9 @@ import time
 import traceback
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,7 @@ AREAS = {  # a package, and where its tests are
     "shmload/modes": _DELIVERY,
     "shmload/engine": _DELIVERY,
 }
-CASES = 3  # of a parametrized test, at most: its first, its last, those between
+CASES = 2  # of a parametrized test, at most: its first and its last
 FIXED = (
     "-q",
     "-n0",
@@ -64,9 +66,9 @@ FIXED = (
     "--capture=sys",
     "--continue-on-collection-errors",
 )
-BUDGET_S = 30.0  # of tests for one mutant, as they took before
+BUDGET_S = 12.0  # of tests for one mutant, as they took before
 FIRST = 25  # so many tests come first, by themselves: most mutants need no more
-TEST_TIMEOUT_S, CPU_LIMIT_S, RUN_LIMIT_S = 20, 120, 240
+TEST_TIMEOUT_S, CPU_LIMIT_S, RUN_LIMIT_S = 10, 60, 240
 _SUBREAPER = 36
 
 COMPARED: dict[type, type] = {
@@ -108,17 +110,23 @@ def bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 def blocks_of(tree: ast.Module) -> list[list[ast.stmt]]:
     """Each list of statements that stands in a function, in an order that only depends on the text."""
-    found: list[list[ast.stmt]] = []
+    return [body for body, _ in numbered_blocks(tree)]
 
-    def walk(node: ast.AST, is_inside: bool) -> None:
-        is_inside |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+def numbered_blocks(tree: ast.Module) -> list[tuple[list[ast.stmt], int]]:
+    """The same, each with the line of the outermost function that it stands in."""
+    found: list[tuple[list[ast.stmt], int]] = []
+
+    def walk(node: ast.AST, function: int) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = function or node.lineno
         for body in bodies(node):
-            if is_inside:
-                found.append(body)
+            if function:
+                found.append((body, function))
             for statement in body:
-                walk(statement, is_inside)
+                walk(statement, function)
 
-    walk(tree, False)
+    walk(tree, 0)
     return found
 
 
@@ -358,7 +366,7 @@ class Trial:
         self._items = {item.nodeid: item for item in session.items}
         for mutant in self._mutants:
             began = time.monotonic()
-            names = [name for name in tests_of(mutant, self._copy, self._notes) if name in self._items]
+            names = [name for name in tests_of(mutant, self._copy, self._notes, self._items) if name in self._items]
             verdict, said = self._verdict(mutant, names) if names else ("unreached", "")
             self._tell(mutant, verdict, said, time.monotonic() - began)
         return True
@@ -382,7 +390,7 @@ class Trial:
         finally:
             path.write_bytes(text)
         if is_late:
-            return "hung", "all of it"
+            return "hung", "killed for its time"
         if said is None:
             return "killed", "the process died"
         if said:
@@ -401,6 +409,8 @@ class Trial:
         items = [self._items[name] for name in names]
         items[0].session.config.option.timeout = timeout_s
         for item, following in zip(items, [*items[1:], None], strict=True):
+            took_s = self._notes[item.nodeid]["took_s"] if item.nodeid in self._notes else 1.0
+            signal.setitimer(signal.ITIMER_PROF, 5 + 10 * took_s)  # of CPU time: a loaded machine does no harm
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self._said:
                 break
@@ -459,14 +469,16 @@ class Copy:
             for package in AREAS
             for path in sorted((folder / package).rglob("*.py"))
         }
-        self.first: dict[str, int] = {}
+        self.first: dict[str, int] = {}  # number of a file's first block
+        self.functions: dict[str, list[int]] = {}  # of each of its blocks
         self.num_blocks = 0
         for path, text in self.sources.items():
             self.first[path] = self.num_blocks
-            self.num_blocks += len(blocks_of(ast.parse(text)))
+            self.functions[path] = [function for _, function in numbered_blocks(ast.parse(text))]
+            self.num_blocks += len(self.functions[path])
 
     def forked(self, task: Callable[[], Any], limit_s: float) -> tuple[Any, bool]:
-        """What a task gives, as JSON can say it, in a forked process; None: it died. And whether it ran out of time."""
+        """What a task gives, as JSON can say it, in a forked process; None: it died. And whether it did for want of time."""
         temporary = Path(tempfile.mkdtemp(prefix="shmload-mutant-", dir=self.folder.parent))
         answer = temporary / "answer"
         pid = os.fork()
@@ -481,11 +493,10 @@ class Copy:
             finally:
                 os._exit(0)
         deadline, pause, is_late = time.monotonic() + limit_s, threading.Event(), False
-        while os.waitpid(pid, os.WNOHANG)[0] == 0:
-            if time.monotonic() > deadline:
-                is_late = True
-                break
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0] and not is_late:
+            is_late = time.monotonic() > deadline
             pause.wait(0.02)
+        is_late |= os.WIFSIGNALED(ended[1]) and os.WTERMSIG(ended[1]) == signal.SIGPROF
         kill_all()
         said = json.loads(answer.read_text()) if answer.exists() else None
         shutil.rmtree(temporary, ignore_errors=True)
@@ -547,22 +558,25 @@ def kill_all() -> None:
             pass
 
 
-def tests_of(mutant: Mutant, copy: Copy, notes: dict[str, Any]) -> list[str]:
-    """The tests that come to a mutant's block, as long as there is time: the fastest, and then the others file by file."""
-    first = copy.first[mutant.path]
-    if mutant.block < 0:  # what is made at the import counts wherever the file does
-        wanted = set(range(first, first + len(blocks_of(ast.parse(copy.sources[mutant.path])))))
-    else:
-        wanted = {first + mutant.block}
-    chosen, took_s = [], 0.0
-    for name, test in sorted(notes.items(), key=lambda each: each[1]["took_s"]):
-        if not wanted.isdisjoint(test["hits"]):
-            took_s += test["took_s"]
-            if took_s > BUDGET_S:
-                break
-            chosen.append(name)
-    parts = chosen[:FIRST], chosen[FIRST:]
+def tests_of(mutant: Mutant, copy: Copy, notes: dict[str, Any], names: Collection[str]) -> list[str]:
+    """The tests that come to a mutant's block, as long as there is time: the fastest first, the others file by file.
+
+    Then the other cases of tests that come to its function: notes were taken of some cases only.
+    """
+    first, functions = copy.first[mutant.path], copy.functions[mutant.path]
+    wider = {first + place for place, function in enumerate(functions) if mutant.block < 0 or function == functions[mutant.block]}
+    wanted = wider if mutant.block < 0 else {first + mutant.block}  # what is made at the import counts wherever the file does
+    chosen = within_budget({name: test["took_s"] for name, test in notes.items() if not wanted.isdisjoint(test["hits"])})
+    bases = {name.partition("[")[0]: test["took_s"] for name, test in notes.items() if not wider.isdisjoint(test["hits"])}
+    others = {name: bases[base] for name in names if name not in notes and (base := name.partition("[")[0]) in bases}
+    parts = chosen[:FIRST], chosen[FIRST:], within_budget(others)
     return [name for part in parts for name in sorted(part, key=lambda name: name.partition("::")[0])]
+
+
+def within_budget(tests: dict[str, float]) -> list[str]:
+    """The fastest, as many as there is time for."""
+    names = sorted(tests, key=lambda name: tests[name])
+    return [name for name, so_far in zip(names, accumulate(tests[name] for name in names), strict=True) if so_far <= BUDGET_S]
 
 
 def sampled(mutants: dict[str, list[Mutant]], size: int, draw: random.Random) -> list[Mutant]:
@@ -572,6 +586,7 @@ def sampled(mutants: dict[str, list[Mutant]], size: int, draw: random.Random) ->
     for _, found in sorted(mutants.items()):
         if found:
             chosen += draw.sample(found, min(len(found), max(1, round(size * len(found) / total))))
+    draw.shuffle(chosen)  # a run that is cut short is a sample, too
     return chosen
 
 
@@ -579,9 +594,13 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation")
     parser.add_argument("--module", nargs="+", help="files or folders; all five packages by default")
-    parser.add_argument("--sample", type=int, default=60, help="mutants of each package")
+    parser.add_argument("--sample", type=int, default=30, help="mutants of each package")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="a line of JSON for each verdict; FILE.tests keeps the tests of each place")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="a line of JSON for each verdict; what is in it is not judged again; FILE.tests: tests of each place",
+    )
     parser.add_argument("--again", type=Path, help="only what survived in such a file")
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
@@ -636,6 +655,8 @@ def drawn(copy: Copy, options: argparse.Namespace) -> dict[str, list[Mutant]]:
     left = {
         (line["path"], line["source"], line["what"], line["new"]) for line in lines if line["verdict"] in ("survived", "unreached")
     }
+    done = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out and options.out.exists() else []
+    judged = {(line["path"], line["begin"], line["new"]) for line in done}
     chosen = {}
     for package in AREAS:
         found = {path: mutants[path] for path in mutants if path.startswith(package)}
@@ -646,6 +667,7 @@ def drawn(copy: Copy, options: argparse.Namespace) -> dict[str, list[Mutant]]:
         else:
             named = {path: those for path, those in found.items() if path.startswith(tuple(options.module or AREAS))}
             chosen[package] = sampled(named, options.sample, random.Random(options.seed))
+        chosen[package] = [each for each in chosen[package] if (each.path, each.begin, each.new) not in judged]
     return {package: those for package, those in chosen.items() if those}
 
 

@@ -198,6 +198,25 @@ def test_what_needs_pickle_needs_trust(kind: str) -> None:
     assert [batch[:, 0].tolist() for batch in trusting] == expected
 
 
+PICKLED = {
+    "containers too deep": nested(dict, "a", MAX_DEPTH + 2),
+    "an array of objects": np.array([None, {1: 2}, "a"], object),
+    "a tensor with a gradient": torch.tensor([1.0, 2.0], requires_grad=True),
+    "a conjugated tensor": torch.tensor([1 + 2j]).conj(),
+    "a sparse tensor": torch.tensor([[0, 3]]).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("value", PICKLED.values(), ids=PICKLED)
+def test_what_has_no_word_comes_back_by_pickle_to_who_trusts_it(value: Any) -> None:
+    text = sealed(UsersOwn(value))
+    with pytest.raises(StateMismatch, match=r"that only pickle can read"):
+        opened(text, is_trusted=False)
+    again = opened(text, is_trusted=True)
+    assert type(again) is type(value)
+    assert repr(again) == repr(value)
+
+
 @pytest.mark.slow(reason="starts a worker for each of two loaders")
 def test_so_it_is_of_what_workers_tell() -> None:
     with ShmLoader(Pointing(), 6, num_workers=1) as loader:

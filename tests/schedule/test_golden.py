@@ -7,6 +7,7 @@ import pytest
 
 import shmload
 from shmload.schedule.mix import MixOrder
+from shmload.schedule.samplers import ShardShuffle
 from shmload.schedule.schedule import KeyedOrder, Schedule, sample_key, sample_key_pair
 
 FOLDER = Path(__file__).parent / "golden"
@@ -49,3 +50,14 @@ def test_mixtures_of_version_1_are_what_they_were(golden):
 def test_sample_keys_are_what_they_were():
     assert sample_key_pair(1, 2, 3) == (0x865569D2A122842A, 0x6C86011E67F96425), BUMP
     assert sample_key(1, 2, 3, 4) == 0x374548D610FE5908, BUMP
+
+
+def test_the_defaults_of_orders_are_what_they_were():
+    orders = [
+        (shmload.BlockShuffle(9, block_size=3), "window=16)"),
+        (ShardShuffle([4, 5]), "window=16)"),
+        (shmload.Weighted([1, 2]), "replacement=True)"),
+        (shmload.LengthBuckets([1, 2], batch_size=2), "window=100, group=8, drop_last=False)"),
+        (shmload.TokenBudget([1, 2], max_tokens=2), "max_samples=None, window=100, group=8, oversized=raise)"),
+    ]
+    assert [] == [order for order, end in orders if not order.identity.endswith(end)], BUMP

@@ -52,9 +52,9 @@ def test_the_windows_of_an_epoch_go_on_into_the_next() -> None:
 
 
 def test_in_order_is_in_order() -> None:
-    order = ShardShuffle([2, 0, 3], window=1, shuffle=False)
-    assert order.take(0, 5, seed=3, epoch=1).tolist() == [0, 1, 2, 3, 4]
-    assert order.shards_from(0, seed=3, epoch=1) == [[0], [2]]
+    order = ShardShuffle([2, 0, 3, 1, 1, 1, 1, 1], window=1, shuffle=False)
+    assert order.take(0, 10, seed=3, epoch=1).tolist() == list(range(10))
+    assert order.shards_from(0, seed=3, epoch=1, num_windows=7) == [[0], [2], [3], [4], [5], [6], [7]]
 
 
 def test_neighbours_are_of_one_shard_as_often_as_the_window_is_wide() -> None:

@@ -506,7 +506,7 @@ class Mix(ConcatDataset[Any]):
 
     @property
     def weights(self) -> list[Any]:
-        """Each member's weight at an epoch's start, as given; ints and Fractions for members of a Mix in the Mix."""
+        """Each member's weight at an epoch's start, as given; Fractions where a Mix was in the Mix."""
         return list(self._pieces[0])
 
     def member_of(self, indices: Any) -> Any:
@@ -597,10 +597,4 @@ def _taken_apart(datasets: list[Any], pieces: dict[int, list[Any]]) -> tuple[lis
         total = sum(map(exact_weight, dataset.weights))
         members += dataset.datasets
         shares += [(number, exact_weight(weight) / total) for weight in dataset.weights]
-    return members, {
-        step: [_number(exact_weight(weights[number]) * share) for number, share in shares] for step, weights in pieces.items()
-    }
-
-
-def _number(weight: Fraction) -> int | Fraction:
-    return int(weight) if weight.denominator == 1 else weight
+    return members, {step: [exact_weight(weights[number]) * share for number, share in shares] for step, weights in pieces.items()}

@@ -60,4 +60,4 @@ def test_the_defaults_of_orders_are_what_they_were():
         (shmload.LengthBuckets([1, 2], batch_size=2), "window=100, group=8, drop_last=False)"),
         (shmload.TokenBudget([1, 2], max_tokens=2), "max_samples=None, window=100, group=8, oversized=raise)"),
     ]
-    assert [] == [order for order, end in orders if not order.identity.endswith(end)], BUMP
+    assert [order for order, end in orders if not order.identity.endswith(end)] == [], BUMP

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from shmload.errors import ObjectMissing, StoreError
-from shmload.storage.http import HttpStore
-from shmload.storage.transport import RetryPolicy, Transport
+from shmload.storage.http import HttpStore, MemoryTarget, Version
+from shmload.storage.transport import Answer, RetryPolicy, Transport
 from tests.storage import store_kit
 from tests.storage.fault_proxy import FaultProxy, Status, fault_proxy
 
@@ -89,6 +89,21 @@ def test_versions_that_a_server_cannot_be_asked_for_are_compared_here(tmp_path: 
         with pytest.raises(StoreError, match=r"has changed: version"):
             store.get("x", etag=etag)
         store.close()
+
+
+def test_a_range_is_left_in_the_middle_once_another_has_failed(store: HttpStore) -> None:
+    version, blocks = Version(store.url_of("x"), None), []
+
+    class Slow(MemoryTarget):
+        def receive(self, answer: Answer) -> Iterator[None]:
+            for number in range(10):
+                blocks.append(number)
+                if number == 3:
+                    version.given_up.set()
+                yield
+
+    store._fill("x", 0, Slow(memoryview(bytearray(10))), version)
+    assert blocks == [0, 1, 2, 3]
 
 
 def test_the_environment_names_a_proxy_and_hosts_that_need_none(monkeypatch: pytest.MonkeyPatch) -> None:

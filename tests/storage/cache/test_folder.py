@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pickle
@@ -92,6 +93,20 @@ def test_a_reservation_grows_within_the_budget(place: str) -> None:
         with pytest.raises(CacheFull, match=r"no room for 1 bytes more|a file of 101 bytes can never"):
             reservation.grow(11)
     assert folder.statistics().nbytes == 0
+
+
+def test_a_reservation_that_cannot_grow_stays_as_it_was(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, start: int, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    folder = BudgetedFolder(place, 100)
+    with folder.reserve(20) as reservation:
+        with pytest.raises(ValueError, match="a reservation grows by 0 bytes or more; got -1"):
+            reservation.grow(-1)
+        with monkeypatch.context() as patch, pytest.raises(CacheFull, match=r"the disk of .* has no room for 30 bytes more"):
+            patch.setattr(os, "posix_fallocate", full)
+            reservation.grow(30)
+        assert (reservation.nbytes, folder.statistics().nbytes, os.fstat(reservation.fd).st_size) == (20, 20, 20)
 
 
 def test_what_is_not_published_is_gone_behind_its_block(place: str) -> None:

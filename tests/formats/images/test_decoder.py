@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from shmload.formats import CenterCrop, ImageDecoder, RandomResizedCrop, Resize
-from shmload.formats.images.decoder import Window, rgb_picture
+from shmload.formats.images.decoder import Window, _Jpeg, open_image, rgb_picture
 
 Encode = Callable[..., bytes]
 ByPillow = Callable[[Image.Image, Window], Any]
@@ -252,6 +252,12 @@ def test_a_bomb_costs_nothing(encode: Encode, photo: Image.Image) -> None:
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ImageDecoder(**options)
+
+
+def test_without_libjpeg_simplejpeg_decodes(photo: Image.Image, encode: Encode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shmload.formats.images.decoder.unbound", lambda: "no libjpeg-turbo")
+    opened = open_image(encode(photo), "auto", 10**9, is_strict=True, is_fast=False)
+    assert isinstance(opened, _Jpeg)
 
 
 def test_without_simplejpeg_pillow_decodes(photo: Image.Image, encode: Encode, without: Callable[..., None]) -> None:

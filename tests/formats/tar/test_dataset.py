@@ -81,6 +81,14 @@ def test_a_schema_is_read_in_place(shards: str, num_workers: int) -> None:
         assert len(found) == 10
 
 
+@pytest.mark.parametrize(("extension", "data"), [("txt", b'"a \xc3\xa9"'), ("json", b'"\\"a \\u00e9\\""')])
+def test_text_in_a_schema_is_what_the_member_means(tmp_path: Path, extension: str, data: bytes) -> None:
+    with TarWriter(tmp_path / "a.tar") as writer:
+        writer.write({"__key__": "0", extension: data})
+    (batch,) = ShmLoader(TarDataset(tmp_path / "a.tar", schema={extension: str}))
+    assert batch[extension] == ['"a é"']
+
+
 def test_a_pickled_dataset_is_small_and_reads_the_same(shards: str) -> None:
     dataset = TarDataset(shards, schema=SCHEMA)
     assert len(dataset) == 10

@@ -14,6 +14,7 @@ import pytest
 
 from shmload import ShardCorrupt
 from shmload._core.mapped_file import MappedFile
+from shmload._core.records import record_starts
 from shmload.formats import TFRecordDataset, TFRecordWriter
 from shmload.formats.tfrecord import write_index
 
@@ -61,6 +62,18 @@ def test_no_index_is_written_beside_a_compressed_file(tmp_path):
     with pytest.raises(ValueError, match="index=True needs compression=None: a compressed file cannot be sought in"):
         TFRecordWriter(tmp_path / "a", compression="gzip", index=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_changes_while_it_is_walked_gets_no_index(path, monkeypatch):
+    def walked(data):
+        found = record_starts(data)
+        touched(path)
+        return found
+
+    monkeypatch.setattr("shmload.formats.tfrecord.record_starts", walked)
+    with pytest.raises(ShardCorrupt, match="the file was changed while it was in use"):
+        records_of(path)
+    assert [path] == list(path.parent.iterdir())
 
 
 def test_in_a_folder_that_cannot_be_written_the_index_stays_in_memory(path, monkeypatch):

@@ -220,6 +220,14 @@ def megatron(lengths: list[int], boundaries: list[int], code: int = 8) -> bytes:
     )
 
 
+@pytest.mark.parametrize(("code", "dtype"), [(1, "u1"), (2, "i1"), (3, "<i2"), (4, "<i4"), (5, "<i8"), (8, "<u2")])
+def test_a_megatron_pair_has_tokens_of_any_of_its_types(tmp_path: Path, code: int, dtype: str) -> None:
+    tokens = np.array([0, 1, np.iinfo(dtype).max], dtype)
+    (tmp_path / "a.bin").write_bytes(tokens.tobytes())
+    (tmp_path / "a.idx").write_bytes(megatron([3], [0, 1], code))
+    assert TokenDataset(tmp_path / "a.bin", 3, document_index=tmp_path / "a.idx")[0]["tokens"].tolist() == tokens.tolist()
+
+
 @pytest.mark.parametrize("modes", [b"", b"\0\0\0"])
 def test_a_megatron_pair_is_read_by_documents(tmp_path: Path, modes: bytes) -> None:
     (tmp_path / "a.bin").write_bytes(np.arange(10, dtype="<u2").tobytes())

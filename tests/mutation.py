@@ -20,6 +20,7 @@ import argparse
 import ast
 import ctypes
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -469,6 +470,7 @@ class Copy:
             for package in AREAS
             for path in sorted((folder / package).rglob("*.py"))
         }
+        self.digest = hashlib.sha256(json.dumps(self.sources).encode()).hexdigest()  # notes are of these blocks
         self.first: dict[str, int] = {}  # number of a file's first block
         self.functions: dict[str, list[int]] = {}  # of each of its blocks
         self.num_blocks = 0
@@ -613,6 +615,7 @@ def main() -> int:
         copy = Copy(Path(folder) / "tree")
         kept = Path(f"{options.out}.tests") if options.out else None
         notes = json.loads(kept.read_text()) if kept is not None and kept.exists() else {}
+        notes = notes if notes.get("digest") == copy.digest else {"digest": copy.digest}
         mutants = drawn(copy, options)
         for area in dict.fromkeys(AREAS[package] for package in mutants):
             if area not in notes:

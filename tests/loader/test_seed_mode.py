@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -167,6 +168,53 @@ def test_a_sampler_of_the_users_orders_and_the_seed_keys_the_noise(expected: dic
     rows = list(rows_of(got))
     assert list(range(49, -1, -1)) == [i for i, _ in rows]
     assert [noise[i] for i, _ in rows] == [row for _, row in rows]
+
+
+class SetByEpoch:
+    """A sampler whose order is set before each epoch, as that of torch's DistributedSampler."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([(index + self.epoch) % 4 for index in range(4)])
+
+
+def test_a_sampler_of_the_users_is_not_asked_for_an_epoch_before_it_begins() -> None:
+    sampler = SetByEpoch()
+    with ShmLoader(range(4), 2, sampler=sampler, seed=5, num_workers=1, prefetch_factor=4) as loader:
+        found = []
+        for sampler.epoch in (1, 3):
+            found += [batch.tolist() for batch in loader]
+    assert found == [[1, 2], [3, 0], [3, 0], [1, 2]]
+
+
+def test_an_empty_dataset_is_an_empty_epoch_for_workers_too() -> None:
+    with ShmLoader([], 2, seed=5, num_workers=1) as loader:
+        assert epochs(loader) == [[], []]
+
+
+class Bad:
+    """Two of its six samples cannot be read."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        if index in (2, 3):
+            raise ValueError("a bad sample")
+        return index
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": range(6)}], ids=["in order", "a sampler"])
+def test_behind_a_batch_that_is_lost_comes_the_next(options: dict[str, Any]) -> None:
+    iterator = iter(ShmLoader(Bad(), 2, seed=5, **options))
+    assert next(iterator).tolist() == [0, 1]
+    with pytest.raises(ValueError, match="a bad sample"):
+        next(iterator)
+    assert [batch.tolist() for batch in iterator] == [[4, 5]]
 
 
 def rows_of(batches: list[Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from shmload import ShmLoader
 from shmload.errors import StateMismatch
+from shmload.modes.torch_order import Done
 from shmload.schedule.state import opened
 from tests.resume import noisy_data as data
 
@@ -263,3 +264,42 @@ def test_the_rest_is_what_torchdatas_loader_gives(kind: Callable[[Any], Any], st
         return [batch.tolist() for batch in again]
 
     assert after(ShmLoader) == after(StatefulDataLoader)
+
+
+def test_what_is_behind_is_all_before_a_place_and_some_beyond_it() -> None:
+    done = Done(2, {4})
+    assert [step in done for step in range(6)] == [True, True, False, False, True, False]
+    done.add(3)
+    assert (done.first, done.beyond) == (2, {3, 4})
+    done.add(2)
+    assert (done.first, done.beyond) == (5, set())
+
+
+class GoesOnBehindItsEnd:
+    """A stateful sampler whose next pass is what a loaded state leaves of one: nothing, behind an end."""
+
+    def __init__(self) -> None:
+        self.at, self.start = 0, 0
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[int]:
+        first, self.start = self.start, 0
+        for self.at in range(first + 1, 7):
+            yield self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["at"]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_state_between_passes_begins_a_whole_pass_of_a_sampler_that_was_at_its_end(seed: int | None) -> None:
+    loader = ShmLoader(range(6), 2, sampler=GoesOnBehindItsEnd(), seed=seed)
+    expected = [batch.tolist() for batch in loader]
+    again = ShmLoader(range(6), 2, sampler=GoesOnBehindItsEnd(), seed=seed)
+    again.load_state_dict(loader.state_dict())
+    assert [[batch.tolist() for batch in again] for _ in range(2)] == [expected, expected]

@@ -267,10 +267,7 @@ class Engine:
             self._lose(order)
             raise
         self._supervisor.num_vain = 0
-        if self._queue[0] is order:
-            self._queue.popleft()
-        else:
-            self._queue.remove(order)
+        self._queue.remove(order)
         if self.on_delivery is not None:
             self.on_delivery()
         return order, batch, note

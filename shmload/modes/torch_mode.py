@@ -436,7 +436,7 @@ class TorchIterator(_Iterator):
             self._nothing_came(order)
 
     def _shutdown_workers(self) -> None:
-        engine, self._engine = getattr(self, "_engine", None), None
+        engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
 

@@ -62,6 +62,28 @@ def test_workers_that_bring_nothing_are_taken_back_and_not_tried_again() -> None
     assert reason.endswith(": back to 4")
 
 
+def test_fewer_workers_that_do_not_keep_up_are_not_tried_again() -> None:
+    now, memory, found = Setting(8, 2), LookMemory(), []
+    for _ in range(60):
+        keeps_up = now.num_workers == 8
+        window = RateWindow(0.5, 0.0, 1.0, 50) if keeps_up else RateWindow(0.5, 0.1, 0.8, 40)
+        memory, decision = decide(now, memory, window, LIMITS)
+        if decision is not None:
+            now = decision.setting
+            found.append(decision.reason)
+    assert found == [
+        "the trainer does not wait, 8 workers are busy 25%: 4 keep up",
+        "with 4 workers the trainer waits 20% of the time: back to 8",
+    ]
+
+
+def test_where_the_trainer_hardly_waits_nothing_is_changed() -> None:
+    now, memory = Setting(8, 2), LookMemory()
+    for _ in range(40):
+        memory, decision = decide(now, memory, RateWindow(0.5, 0.01, 1.0, 50), LIMITS)  # 2% of the time
+        assert decision is None
+
+
 def test_bursts_are_evened_out_by_batches_ahead_before_workers_are_added() -> None:
     model = pipeline(0.01, 0.01, 3, most=Setting(3, 8), burst=0.05)
     model.run(100)

@@ -181,6 +181,8 @@ def test_a_batch_that_grows_takes_the_memory_of_free_slots(group: Group) -> None
     memory.ensure(slot, 3 * SLOT)
     assert (memory.nbytes, ring.num_usable) == (7 * SLOT, 5)  # three gave theirs, and this one what it had
     assert ring.payload_nbytes(slot) == 3 * SLOT
+    memory.ensure(slot, 2 * SLOT)
+    assert ring.payload_nbytes(slot) == 3 * SLOT  # it had room
     with pytest.raises(RingTooSmall, match=f"the ring needs 1 slots of {5 * SLOT} bytes"):
         memory.ensure(slot, 5 * SLOT)  # all that is left cannot be parked, or is too little
 

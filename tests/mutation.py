@@ -47,7 +47,7 @@ import pytest
 from tests.planted.planting import ROOT, copy_tree
 from tests.side_by_side import own_shared_memory
 
-_DELIVERY = "behaviour engine faults loader parity resume sharing top trace"
+_DELIVERY = "behaviour device engine faults loader parity resume sharing top trace"
 AREAS = {  # a package, and where its tests are
     "shmload/schedule": "schedule resume loader pipeline",
     "shmload/storage": "storage remote",
@@ -401,14 +401,12 @@ class Trial:
     def _run(self, mutant: Mutant, code: types.CodeType, names: list[str], load: float) -> str:
         """What the first test says that fails; in a process of its own."""
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
-        timeout_s = round(TEST_TIMEOUT_S * load)
         if not self._is_swapped(mutant, code):
-            command = [sys.executable, "-m", "pytest", *FIXED, "-x", f"--timeout={timeout_s}", *names]
+            command = [sys.executable, "-m", "pytest", *FIXED, "-x", f"--timeout={TEST_TIMEOUT_S * load:.0f}", *names]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
             return "" if done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED) else (said or [done.stdout[-300:]])[0]
         items = [self._items[name] for name in names]
-        items[0].session.config.option.timeout = timeout_s
         for item, following in zip(items, [*items[1:], None], strict=True):
             took_s = self._notes[item.nodeid]["took_s"] if item.nodeid in self._notes else 1.0
             signal.setitimer(signal.ITIMER_PROF, 5 + 10 * took_s)  # of CPU time: a loaded machine does no harm
@@ -643,7 +641,9 @@ def main() -> int:
                         with options.out.open("a") as file:
                             file.write(json.dumps({**asdict(mutant), "verdict": verdict, "said": said}) + "\n")
 
-                copy.tested(area, Trial(copy, [mutant for found in of_area.values() for mutant in found], notes[area], tell))
+                trial = Trial(copy, [mutant for found in of_area.values() for mutant in found], notes[area], tell)
+                load = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+                copy.tested(area, trial, f"--timeout={TEST_TIMEOUT_S * load:.0f}")
                 for package, each in counts.items():
                     print(f"{package}: {dict(each)}", file=out, flush=True)
 

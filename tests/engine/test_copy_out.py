@@ -13,6 +13,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 import torch.multiprocessing
 
 from shmload import ShmLoader
+from shmload.engine.parts import CopyOut
 from tests.matrix.versions import TORCH
 
 N, BATCH_SIZE = 240, 4
@@ -331,3 +333,13 @@ def test_hundreds_of_batches_are_held_under_a_low_limit_of_descriptors(seed: int
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert [batch.tolist() for batch in batches] == [[i, i + 1] for i in range(0, 900, 2)]
+
+
+def test_the_collector_is_asked_once_while_a_program_holds_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring: Any = SimpleNamespace(num_leased=8, num_lendable=8, count_copied_out=lambda: None)
+    collections: list[int] = []
+    monkeypatch.setattr("shmload.engine.parts.gc.collect", lambda: collections.append(ring.num_leased))
+    copy_out = CopyOut(ring)
+    with pytest.warns(UserWarning, match="7 batches are still in use, all but one of the 8 slots of the ring"):
+        assert [copy_out.must_copy(str) for _ in range(3)] == [True, True, True]
+    assert collections == [8]

@@ -2,7 +2,7 @@
 
     python -m tests.mutation                                     30 mutants of each package: about an hour on one busy core
     python -m tests.mutation --module shmload/modes/seed_mode.py --sample 200 --seed 1
-    python -m tests.mutation --out FILE                          keeps each verdict as a line of JSON; and the tests of each place
+    python -m tests.mutation --out FILE                          keeps each verdict as a line of JSON; a second run goes on from there
     python -m tests.mutation --again FILE                        those of such a file that no test noticed
 
 First the quick tests run once in a copy that notes which test comes to which block of statements, in whatever process. Then a mutant
@@ -395,7 +395,7 @@ class Trial:
         if said is None:
             return "killed", "the process died"
         if said:
-            return ("hung" if "Timeout" in said else "killed"), said
+            return ("hung" if "Timeout (>" in said else "killed"), said  # as pytest-timeout says it
         return "survived", f"{len(names)} tests"
 
     def _run(self, mutant: Mutant, code: types.CodeType, names: list[str], load: float) -> str:
@@ -404,7 +404,7 @@ class Trial:
         if not self._is_swapped(mutant, code):
             command = [sys.executable, "-m", "pytest", *FIXED, "-x", f"--timeout={TEST_TIMEOUT_S * load:.0f}", *names]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-            said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            said = [line for line in done.stdout.splitlines() if "Timeout (>" in line or line.startswith(("FAILED", "ERROR"))]
             return "" if done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED) else (said or [done.stdout[-300:]])[0]
         items = [self._items[name] for name in names]
         for item, following in zip(items, [*items[1:], None], strict=True):
@@ -468,7 +468,8 @@ class Copy:
             for package in AREAS
             for path in sorted((folder / package).rglob("*.py"))
         }
-        self.digest = hashlib.sha256(json.dumps(self.sources).encode()).hexdigest()  # notes are of these blocks
+        tests = [path.read_text() for path in sorted((folder / "tests").rglob("*.py"))]
+        self.digest = hashlib.sha256(json.dumps([self.sources, tests]).encode()).hexdigest()  # what notes are of
         self.first: dict[str, int] = {}  # number of a file's first block
         self.functions: dict[str, list[int]] = {}  # of each of its blocks
         self.num_blocks = 0
@@ -502,8 +503,8 @@ class Copy:
         shutil.rmtree(temporary, ignore_errors=True)
         return said, is_late
 
-    def tested(self, area: str, plugin: Any, *words: str) -> None:
-        """Collects an area's tests and runs them as a plugin says. The process is a fork: the copy is its tree from here on."""
+    def tested(self, area: str, plugin: Any, *words: str) -> bool:
+        """Collects an area's tests, runs them as a plugin says, and whether that came to its end. The copy is the tree from here on."""
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
         with (self.folder / "log").open("w") as log:
             os.dup2(log.fileno(), 1)
@@ -516,7 +517,8 @@ class Copy:
         sys.path[:] = [str(self.folder), *(place for place in sys.path if place not in ("", str(ROOT)))]
         os.chdir(self.folder)
         importlib.invalidate_caches()
-        pytest.main([*FIXED, *words, *(f"tests/{name}" for name in area.split())], plugins=[plugin])
+        status = pytest.main([*FIXED, *words, *(f"tests/{name}" for name in area.split())], plugins=[plugin])
+        return status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
     def notes(self, area: str) -> dict[str, Any]:
         """Which of an area's tests come to which blocks."""
@@ -598,7 +600,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--out",
-        type=Path,
+        type=lambda name: Path(name).resolve(),
         help="a line of JSON for each verdict; what is in it is not judged again; FILE.tests: tests of each place",
     )
     parser.add_argument("--again", type=Path, help="only what survived in such a file")
@@ -608,7 +610,6 @@ def main() -> int:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    out = os.fdopen(os.dup(1), "w")
     with tempfile.TemporaryDirectory(prefix="shmload-mutation-") as folder:
         copy = Copy(Path(folder) / "tree")
         kept = Path(f"{options.out}.tests") if options.out else None
@@ -618,37 +619,39 @@ def main() -> int:
         for area in dict.fromkeys(AREAS[package] for package in mutants):
             if area not in notes:
                 notes[area] = copy.notes(area)
-                print(
-                    f"{len(notes[area])} tests of {area}, {sum(test['took_s'] for test in notes[area].values()):.0f} s",
-                    file=out,
-                    flush=True,
-                )
+                print(f"{len(notes[area])} tests of {area}", flush=True)
                 if kept is not None:
                     kept.write_text(json.dumps(notes))
-            of_area = {package: found for package, found in mutants.items() if AREAS[package] == area}
-
-            def task(area: str = area, of_area: dict[str, list[Mutant]] = of_area) -> None:
-                counts: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
-
-                def tell(mutant: Mutant, verdict: str, said: str, took_s: float) -> None:
-                    counts["/".join(mutant.path.split("/")[:2])][verdict] += 1
-                    print(
-                        f"{verdict:9s} {took_s:5.1f} s  {mutant.path}:{mutant.line} {mutant.what}: {mutant.new[:80]}",
-                        file=out,
-                        flush=True,
-                    )
-                    if options.out:
-                        with options.out.open("a") as file:
-                            file.write(json.dumps({**asdict(mutant), "verdict": verdict, "said": said}) + "\n")
-
-                trial = Trial(copy, [mutant for found in of_area.values() for mutant in found], notes[area], tell)
-                load = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-                copy.tested(area, trial, f"--timeout={TEST_TIMEOUT_S * load:.0f}")
-                for package, each in counts.items():
-                    print(f"{package}: {dict(each)}", file=out, flush=True)
-
-            copy.forked(task, 24 * 3600)
+            judge(
+                copy, [each for package in mutants if AREAS[package] == area for each in mutants[package]], notes[area], options.out
+            )
     return 0
+
+
+def judge(copy: Copy, mutants: list[Mutant], notes: dict[str, Any], path: Path | None) -> None:
+    """Lets mutants of one area meet its tests, and says what became of them."""
+    out = os.fdopen(os.dup(1), "w")  # the tests' own words go to a file
+    counts: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
+
+    def tell(mutant: Mutant, verdict: str, said: str, took_s: float) -> None:
+        package = "/".join(mutant.path.split("/")[:2])
+        counts[package][verdict] += 1
+        line = f"{verdict:9s} {took_s:5.1f} s  {mutant.path}:{mutant.line} {mutant.what}: {mutant.new[:80]}"
+        print(line, file=out, flush=True)
+        if path is not None:
+            with path.open("a") as file:
+                file.write(json.dumps({**asdict(mutant), "verdict": verdict, "said": said}) + "\n")
+
+    def task() -> bool:
+        load = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        area = AREAS["/".join(mutants[0].path.split("/")[:2])]
+        is_done = copy.tested(area, Trial(copy, mutants, notes, tell), f"--timeout={TEST_TIMEOUT_S * load:.0f}")
+        for package, each in counts.items():
+            print(f"{package}: {dict(each)}", file=out, flush=True)
+        return is_done
+
+    if not copy.forked(task, 24 * 3600)[0]:
+        raise RuntimeError(f"the tests did not come to their end:\n{(copy.folder / 'log').read_text()[-2000:]}")
 
 
 def drawn(copy: Copy, options: argparse.Namespace) -> dict[str, list[Mutant]]:

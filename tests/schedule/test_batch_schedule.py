@@ -55,6 +55,10 @@ def test_ranks_read_the_one_sequence(kind: str, world_size: int, uneven: Any, ep
     assert whole[:kept] == got
 
 
+def test_without_a_rank_it_is_the_firsts() -> None:
+    assert schedule_of(world_size=2).batch(0, 2).tolist() == sequence("buckets", 0)[2]
+
+
 @settings(deadline=None)
 @given(kind=st.sampled_from(list(ORDERS)), world_size=st.integers(1, 40), uneven=st.sampled_from(RULES))
 def test_ranks_have_equally_many_steps_unless_exact(kind: str, world_size: int, uneven: Any) -> None:

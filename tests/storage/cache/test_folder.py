@@ -95,6 +95,16 @@ def test_a_reservation_grows_within_the_budget(place: str) -> None:
     assert folder.statistics().nbytes == 0
 
 
+def test_the_descriptor_of_a_lease_is_closed_with_it(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "x", 10)
+    with folder.lease("x") as lease:
+        fd = lease.fd
+        assert os.pread(fd, 2, 0) == content("x", 2)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
 def test_a_reservation_that_cannot_grow_stays_as_it_was(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, start: int, nbytes: int) -> None:
         raise OSError(errno.ENOSPC, "full")

@@ -164,7 +164,7 @@ def all_of(do: Callable[[T], U], things: Iterable[T], num_threads: int, given_up
                 future.result()
         except BaseException:
             given_up.set()
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.shutdown(cancel_futures=True)
             raise
     return [future.result() for future in futures]
 

@@ -335,3 +335,8 @@ def test_no_secret_is_seen_anywhere(
 def test_credentials_say_of_themselves_only_whether_there_are_any() -> None:
     assert repr(Credentials()) == "Credentials(none)"
     assert repr(Credentials("a", "b", "c")) == "Credentials(***)"
+
+
+def test_credentials_without_keys_sign_nothing() -> None:
+    assert Credentials().anonymous
+    assert Credentials().of_botocore() is None

@@ -68,6 +68,13 @@ def test_a_refusal_is_an_error_at_once(store: HttpStore, proxy: FaultProxy, stat
     assert proxy.num_requests == 1
 
 
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
+def test_what_may_pass_is_asked_again(store: HttpStore, proxy: FaultProxy, pauses: list[float], status: int) -> None:
+    proxy.script(Status(status))
+    assert bytes(store.get("x")) == b"0123456789"
+    assert (proxy.num_requests, len(pauses)) == (2, 1)
+
+
 @pytest.mark.parametrize("status", [404, 410])
 def test_an_object_that_is_gone_is_missing(store: HttpStore, proxy: FaultProxy, status: int) -> None:
     proxy.script(Status(status))

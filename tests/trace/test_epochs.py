@@ -81,6 +81,7 @@ def test_an_epoch_that_is_broken_off_is_told_with_its_loop(seed: int | None, num
             if i == 2:
                 break
         assert [(e["epoch"], e["is_complete"], e["batches"], e["samples"]) for e in epochs] == [(0, False, 3, 24)]
+        assert 0 < epochs[0]["wall_s"] < 60  # to the newest batch
         run(loader)
     assert [(e["epoch"], e["is_complete"], e["batches"]) for e in epochs] == [(0, False, 3), (1, True, 8)]
 

@@ -58,8 +58,9 @@ def test_a_batch_has_the_structure_of_the_input(kind: str) -> None:
     assert first.tolist() == [10, 11]
 
 
-def test_files_and_parts_of_maps_travel_by_their_path(tmp_path: Path) -> None:
-    x = np.asfortranarray(np.arange(60, dtype=np.int32).reshape(10, 6))
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_files_and_parts_of_maps_travel_by_their_path(tmp_path: Path, order: Any) -> None:
+    x = np.asarray(np.arange(60, dtype=np.int32).reshape(10, 6), order=order)
     np.save(tmp_path / "x.npy", x)
     part = np.load(tmp_path / "x.npy", mmap_mode="r")[2:8, 1::2]
     for source, expected in ((tmp_path / "x.npy", x), (part, x[2:8, 1::2])):

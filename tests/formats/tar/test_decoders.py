@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
+import struct
 import tracemalloc
 import zipfile
 from typing import Any
@@ -57,6 +58,12 @@ def test_damaged_tenbin_is_a_value_error_or_sound(noise: bytes, at: int, value: 
     except ValueError:
         return
     assert sum(array.nbytes for array in found) <= len(data)
+
+
+def test_a_tenbin_header_that_is_too_short_is_a_value_error() -> None:
+    chunk = b"~TenBin~" + struct.pack("<q", 8) + b"f4".ljust(8, b"\0") + bytes(56)
+    with pytest.raises(ValueError, match="tenbin's header has at least 24 bytes; got 8"):
+        decode_tenbin(chunk * 2)
 
 
 def test_tenbin_refuses_what_it_cannot_hold() -> None:

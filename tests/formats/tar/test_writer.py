@@ -144,3 +144,9 @@ def test_a_stream_names_a_duplicate_member_and_what_follows_the_end(tmp_path: Pa
     (tmp_path / "b.tar").write_bytes(data + data)
     with pytest.raises(ShardCorrupt, match="there is data behind the end marker"):
         list(TarStream(tmp_path / "b.tar"))
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_stream_reads_long_names(tar_of: Any, format: int) -> None:
+    key = "folder/" * 30 + "name"
+    assert [sample["__key__"] for sample in TarStream(tar_of([(f"{key}.txt", b"text")], format))] == [key]

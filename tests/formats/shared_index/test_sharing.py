@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import gc
 import os
 import pickle
@@ -14,7 +15,7 @@ import pytest
 
 from shmload import SharedIndex, world
 from shmload.shm import segment
-from shmload.shm.names import SHM_DIR, meeting_stem
+from shmload.shm.names import SHM_DIR, meeting_stem, process_stem
 from shmload.world import run_key
 from tests.children import go_on, python, running, says, waits_for_a_lock
 from tests.formats.shared_index.index_kit import gone_within
@@ -235,3 +236,18 @@ def test_without_a_launcher_a_run_is_its_parents(monkeypatch: pytest.MonkeyPatch
     assert keys[0] == keys[1]
     assert ast.literal_eval(keys[0])[1] == str(os.getpid())
     assert run_key() != ast.literal_eval(keys[0])
+
+
+def test_an_index_that_cannot_be_written_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "broken")
+
+    def ours() -> set[str]:
+        return {name for name in os.listdir(SHM_DIR) if process_stem() in name}
+
+    before = ours()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="broken") as caught:
+        patch.setattr(os, "pwrite", fail)
+        SharedIndex(["a", "b"])
+    assert caught.tb is not None  # its frames hold what was begun
+    assert ours() == before

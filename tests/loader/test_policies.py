@@ -98,6 +98,11 @@ def test_bad_samples_are_listed(workers: int) -> None:
     assert "Broken" in listed[-1]["error"]
 
 
+def test_none_may_be_allowed() -> None:
+    with pytest.raises(SampleError, match="1 bad samples are more than max_bad=0 allows"):
+        indices(ShmLoader(data.Rows(), 6, seed=5, on_error="skip", max_bad=0))
+
+
 @slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_more_bad_samples_than_allowed_end_it(workers: int) -> None:

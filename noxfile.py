@@ -57,10 +57,10 @@ def tests(session: nox.Session, torch: str, numpy: str) -> None:
     constraints, overrides, stubs = (folder / name for name in ("constraints.txt", "overrides.txt", "stubs"))
     constraints.write_text(f"torch=={torch}\nnumpy=={numpy}\n")
     session.install("--no-deps", f"torch=={torch}")
-    session.run("python", "-c", LIST_GPU_PACKAGES, str(overrides))
+    session.run_install("python", "-c", LIST_GPU_PACKAGES, str(overrides))
     session.install("-c", str(constraints), "--overrides", str(overrides), ".[dev]")
-    site = session.run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", silent=True).strip()
-    session.run("python", "-m", "tests.matrix.stubs", site, str(stubs), silent=True)
+    site = session.run_install("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", silent=True).strip()
+    session.run_install("python", "-m", "tests.matrix.stubs", site, str(stubs), silent=True)
     report = folder / "pytest.txt"
     with report.open("w") as log:
         session.run(

@@ -26,6 +26,7 @@ from tests.sharing.balancing_kit import (
     helper_is_killed,
     loader_of,
     own_wait_for_a_helper,
+    owner_of,
     read_until,
 )
 from tests.sharing.sharing_kit import Outcome, digests_or_deaths, run_ranks
@@ -186,10 +187,10 @@ def test_a_helper_that_is_late_over_a_sample_is_ended_by_the_rank_whose_sample_i
 
 
 class Growing(Samples):
-    """Batches that take more room from step to step."""
+    """Rank 1's batches take more room from step to step; rank 0's never wait for a trainer to grant it."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {**super().__getitem__(index), "text": "word " * index**2}
+        return {**super().__getitem__(index), "text": "word " * (index**2 if owner_of(index) == 1 else 1)}
 
 
 def owed_to_others(marks: Marks, index: int, is_helper: bool) -> None:

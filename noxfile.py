@@ -20,7 +20,6 @@ import nox
 
 # Python, torch, numpy: the oldest and the newest torch for every Python, and releases between with the oldest Python.
 PAIRS = [
-    ("3.11", "2.4.1", "1.26.4"),
     ("3.11", "2.6.0", "1.26.4"),
     ("3.11", "2.8.0", "2.0.2"),
     ("3.11", "2.10.0", "2.4.6"),

@@ -33,7 +33,6 @@ from shmload.modes.passes import EpochWatches, shown
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
-from shmload.torch_names import HAS_IN_ORDER
 from shmload.worker.reader import DecodesBatches, DecodesSamples, Samples
 from shmload.worker.torch_side import own_generators
 from shmload.world import ability_of
@@ -199,9 +198,8 @@ class ShmLoader(DataLoader[T]):
             prefetch_factor=first_prefetch,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
-            **({"in_order": in_order} if HAS_IN_ORDER else {}),
+            in_order=in_order,
         )
-        self.in_order = in_order
         can_reseed = seed is not None and threads_per_worker == 1
         self._shuffle, self.seed = shuffle, seed
         self.seed_samples = can_reseed if seed_samples is None else seed_samples

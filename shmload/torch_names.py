@@ -1,7 +1,7 @@
 """torch's private names, all of them, looked up in one place: a new release that lacks one fails here and nowhere else.
 
-Supported are torch 2.4 to the newest; docs/versions.md has the pairs of Python, torch and numpy that were tried, and when. Beside
-each name stands since when a release has it, if 2.4 does not; none of them has gone yet. Where one may be missing, what stands in
+Supported are torch 2.6 to the newest; docs/versions.md has the pairs of Python, torch and numpy that were tried, and when. Beside
+each name stands since when a release has it, if 2.6 does not; none of them has gone yet. Where one may be missing, what stands in
 for it keeps the promise.
 
 Nothing here is needed by a worker whose dataset does without torch: who imports this imports torch.
@@ -9,13 +9,11 @@ Nothing here is needed by a worker whose dataset does without torch: who imports
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nested._internal.nested_tensor import NestedTensor as NestedTensor
-from torch.utils.data import DataLoader
 from torch.utils.data import _utils as _data
 from torch.utils.data.dataloader import _BaseDataLoaderIter as BaseIterator
 from torch.utils.data.dataloader import _DatasetKind as DatasetKind
@@ -25,7 +23,6 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as SinglePr
 
 __all__ = [
     "DLPACK_HAS_FLOAT8",
-    "HAS_IN_ORDER",
     "BaseIterator",
     "DatasetKind",
     "InfiniteConstantSampler",
@@ -44,7 +41,6 @@ __all__ = [
 ]
 
 # The loader's own parts. BaseIterator's attributes are private, too: `_sampler_iter`, `_base_seed`, `_shared_seed`, `_num_yielded`.
-HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader).parameters  # 2.6
 worker_module = _data.worker  # `_worker_info` is what get_worker_info() answers, `WorkerInfo` its class
 collate_module = _data.collate  # `collate_tensor_fn` is torch's own way to stack
 numpy_seed: Callable[[int, int], list[int]] = _data.worker._generate_state
@@ -68,10 +64,4 @@ without_torch_function: Callable[[], Any] = torch._C.DisableTorchFunctionSubclas
 # The process
 profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 has_cuda_context: Callable[[int], bool] = getattr(torch._C, "_cuda_hasPrimaryContext", lambda index: False)  # in builds with CUDA
-
-
-def _name_no_thread(name: str) -> None:
-    pass
-
-
-set_thread_name: Callable[[str], None] = getattr(torch.multiprocessing, "_set_thread_name", _name_no_thread)  # 2.6
+set_thread_name: Callable[[str], None] = torch.multiprocessing._set_thread_name

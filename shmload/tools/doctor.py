@@ -64,7 +64,7 @@ def mib(nbytes: int) -> str:
 
 # ------------------------------------------------------------ software
 
-OLDEST_VERSIONS = {"torch": (2, 4), "numpy": (1, 26), "posix_ipc": (1, 1)}
+OLDEST_VERSIONS = {"torch": (2, 6), "numpy": (1, 26), "posix_ipc": (1, 1)}
 
 
 def check_versions(host: Host, find: Callable[[str], str] = version, python: tuple[int, ...] = sys.version_info[:3]) -> Said:

@@ -31,12 +31,12 @@ def test_old_and_missing_packages_are_problems() -> None:
     def find(name: str) -> str:
         if name == "posix_ipc":
             raise PackageNotFoundError(name)
-        return {"torch": "2.3.1", "numpy": "1.26rc1"}[name]
+        return {"torch": "2.5.1", "numpy": "1.26rc1"}[name]
 
     found = said(doctor.check_versions(Host(), find, (3, 10, 0)))
     assert found.level == "problem"
-    assert found.text == "Python 3.10.0 is too old; torch 2.3.1 is too old; posix_ipc is not installed"
-    assert found.remedy == "Python 3.11 or newer; pip install 'torch>=2.4'; pip install posix_ipc"
+    assert found.text == "Python 3.10.0 is too old; torch 2.5.1 is too old; posix_ipc is not installed"
+    assert found.remedy == "Python 3.11 or newer; pip install 'torch>=2.6'; pip install posix_ipc"
 
 
 def loads(*modules: str) -> Callable[[str], object]:

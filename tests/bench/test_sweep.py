@@ -75,7 +75,8 @@ def test_a_sweep_measures_every_point_and_recommends_one(bench, tmp_path):
         assert 0 < metrics["step_efficiency"]["median"] <= 1
         assert metrics["consumer_ms_per_batch"]["median"] >= 5
     assert report["recommendations"]["dataset"]["origin"] == "sweep"
-    assert "where it is fastest" in " ".join(done.stdout.split())
-    assert "recommended: num_workers=" in done.stdout
+    printed = " ".join(done.stdout.split())
+    assert "where it is fastest" in printed
+    assert "recommended: num_workers=" in printed
     assert "step" in done.stdout
     assert plot.stat().st_size > 10_000

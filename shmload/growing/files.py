@@ -60,7 +60,7 @@ from shmload.errors import CacheFull, ShardCorrupt
 from shmload.formats.paths import AtomicWriter, write_if_possible
 from shmload.formats.tfrecord import Offsets, RecordFile, TFRecordWriter, error_of, fields_of
 from shmload.storage.folder import BudgetedFolder, Reservation
-from shmload.storage.ledger import close_kept, is_locked, open_kept, try_lock
+from shmload.storage.ledger import KeptFile, is_locked, try_lock
 
 CONTROL = ".growing"
 ENDINGS = {None: "", "gzip": ".gz", "zlib": ".zz"}
@@ -134,8 +134,8 @@ class WriterReport:
         self.path = control / kind / f"{self._pid}-{secrets.token_hex(4)}.json"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         unlocked = self.path.with_name(f".{self.path.name}")  # under its own name it would be taken for a dead one's
-        self._lock = open_kept(os.fspath(unlocked), os.O_RDWR | os.O_CREAT)
-        try_lock(self._lock)
+        self._lock = KeptFile(os.fspath(unlocked))
+        try_lock(self._lock.fd)
         unlocked.rename(self.path.with_suffix(".lock"))
 
     def write(self, what: Any) -> None:
@@ -148,8 +148,7 @@ class WriterReport:
         if self._pid == os.getpid():
             self.path.unlink(missing_ok=True)
             self.path.with_suffix(".lock").unlink(missing_ok=True)
-            lock, self._lock = self._lock, -1
-            close_kept(lock)
+            self._lock.close()
 
 
 def reports(control: Path, kind: str) -> Iterator[tuple[int, Any]]:

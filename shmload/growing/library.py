@@ -30,7 +30,6 @@ import os
 import re
 import secrets
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -62,7 +61,7 @@ from shmload.growing.files import (
 )
 from shmload.growing.sampler_supervisor import Samplers
 from shmload.storage.folder import BudgetedFolder, Leases
-from shmload.storage.ledger import Kept, close_kept, open_kept, try_lock
+from shmload.storage.ledger import Kept, KeptFile, try_lock
 from shmload.world import run_key
 
 LOOK_S = 0.05  # between looks for the first samples; other machines' writers ring no bell
@@ -267,16 +266,15 @@ class GrowingRun:
 
     def __init__(self, folder: Path, name: str, resumed: int | None) -> None:
         self.name = name
-        self._attending = -1
         self.path = run_path(folder, name)
         self.path.mkdir(parents=True, exist_ok=True)
         with locked(self.path / "gate"):
-            self._attending = open_kept(os.fspath(self.path / "attending"), os.O_RDWR | os.O_CREAT)
-            if try_lock(self._attending):
+            self._attending = KeptFile(os.fspath(self.path / "attending"))
+            if try_lock(self._attending.fd):
                 for epoch in self._epochs():
                     if resumed is None or epoch > resumed:
                         self._forget(epoch)
-            fcntl.flock(self._attending, fcntl.LOCK_SH)
+            fcntl.flock(self._attending.fd, fcntl.LOCK_SH)
 
     def _epochs(self) -> list[int]:
         return sorted(int(path.stem.removeprefix("epoch-")) for path in self.path.glob("epoch-*.json"))
@@ -317,12 +315,7 @@ class GrowingRun:
 
     def leave(self) -> None:
         """Attends no longer. Twice is no error."""
-        attending, self._attending = self._attending, -1
-        close_kept(attending)
-
-    def __del__(self) -> None:
-        if sys is not None and not sys.is_finalizing():  # as in storage/folder.py
-            self.leave()
+        self._attending.close()
 
 
 def forget_runs(folder: Path, is_there: Callable[[str], bool]) -> None:

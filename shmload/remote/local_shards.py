@@ -66,25 +66,19 @@ class PrivateFolder:
         fd = os.open(f"{self.path}/{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
         os.rename(f"{self.path}/{_LOCK}.new", f"{self.path}/{_LOCK}")
-        self._owner = os.getpid()
         self._finish: Any = weakref.finalize(self, _end, self.path, fd, os.getpid())
 
     @property
-    def is_over(self) -> bool:
-        """Whether it was closed, by this process, which has made it."""
-        return self._finish is not None and not self._finish.alive and self._owner == os.getpid()
-
-    @property
     def is_gone(self) -> bool:
-        """Whether its owner, in whatever process, has ended it."""
-        return not os.path.isdir(self.path)
+        """Whether its owner, in whatever process, has ended it; one without a lock was made anew by someone who was at it then."""
+        return not os.path.exists(f"{self.path}/{_LOCK}")
 
     def close(self) -> None:
-        """Removes it now; and again, if someone who was at it meanwhile has made it anew."""
-        if self.is_over:
-            shutil.rmtree(self.path, ignore_errors=True)
-        elif self._finish is not None:
+        """Removes it, if this object has made it; and whosever it was, if it was ended and has been made anew."""
+        if self._finish is not None:
             self._finish()
+        if self.is_gone:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path}
@@ -329,7 +323,7 @@ class LocalShards:
                 data = np.frombuffer(memoryview(MappedFile(os.fsencode(lease.path))), np.uint8)
                 return self._copies.setdefault(number, (data, lease))[0]
         finally:
-            if private is not None and private.is_over:  # closed meanwhile: what was made there since goes, too
+            if private is not None and private.is_gone:  # closed meanwhile: what was made there since goes, too
                 self._copies.pop(number, None)
                 cache.close()
                 private.close()

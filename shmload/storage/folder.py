@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from shmload import faults
 from shmload.errors import CacheFull, StoreError
-from shmload.storage.ledger import NEW, OURS, Kept, Ledger, Session, unlink
+from shmload.storage.ledger import NEW, OURS, Kept, KeptFile, Ledger, Session, unlink
 
 __all__ = ["BudgetedFolder", "FolderStatistics", "Lease", "Leases", "Reservation"]
 
@@ -157,16 +157,18 @@ class Reservation:
     Args:
         folder: that made it: BudgetedFolder.reserve.
         session: its process at the folder.
+        file: what is written.
     Attributes:
         name: of the temporary file.
         nbytes: what is reserved; also the file's length until it is published.
     """
 
-    def __init__(self, folder: BudgetedFolder, session: Session, name: str, nbytes: int) -> None:
+    def __init__(self, folder: BudgetedFolder, session: Session, file: KeptFile, name: str, nbytes: int) -> None:
         self.name = name
         self.nbytes = nbytes
         self._folder = folder
         self._session = session
+        self._file = file
         self._is_open = True
 
     @property
@@ -178,7 +180,7 @@ class Reservation:
     def fd(self) -> int:
         """Its descriptor, open for reading and writing; not to be closed, nor used behind `publish`."""
         self._check_open()
-        return self._session.descriptors[self.name]
+        return self._file.fd
 
     def grow(self, nbytes: int, *, timeout_s: float | None = 0.0) -> None:
         """Reserves more: `nbytes` in addition. What is written stays.
@@ -193,7 +195,7 @@ class Reservation:
         self._check_open()
         if nbytes < 0:
             raise ValueError(f"a reservation grows by 0 bytes or more; got {nbytes}")
-        self._folder._grow(self._session, self.name, self.nbytes, nbytes, timeout_s)
+        self._folder._grow(self._session, self._file.fd, self.name, self.nbytes, nbytes, timeout_s)
         self.nbytes += nbytes
 
     def publish(self, name: str, *, nbytes: int | None = None) -> Kept:
@@ -254,7 +256,7 @@ class Reservation:
 
     def abandon(self) -> None:
         """Removes the file and gives its room back. Does nothing once it is published, or in a forked child."""
-        if not self._is_open or self._session.pid != os.getpid():
+        if not self._is_open or self._session.is_closed or self._session.pid != os.getpid():
             return
         self._is_open = False
         with self._session.locked() as ledger:
@@ -265,7 +267,7 @@ class Reservation:
         self._session.end_writing(self.name)
 
     def _check_open(self) -> None:
-        if not self._is_open or self._session.pid < 0:
+        if not self._is_open or self._session.is_closed:
             raise ValueError(f"the reservation {self.name} has been published or abandoned, or its folder closed")
         if self._session.pid != os.getpid():
             raise ValueError(f"the reservation {self.name} is process {self._session.pid}'s: a forked child makes its own")
@@ -496,7 +498,7 @@ class BudgetedFolder:
         session = self._session()
         temporary = name or f"{os.getpid()}-{secrets.token_hex(4)}"
 
-        def try_once() -> Lease | None:
+        def try_once() -> Lease | KeptFile:
             with session.locked() as ledger:
                 kept = ledger.files.get(name) if name else None
                 if kept is not None:
@@ -508,25 +510,23 @@ class BudgetedFolder:
                         f"another process was still writing {name} into {self.path} after {timeout_s} s: wait longer"
                     )
                 self._make_room(session, ledger, nbytes, order)
-                session.begin_writing(temporary, nbytes)
-            return None
+                return session.begin_writing(temporary, nbytes)
 
-        lease = repeated(try_once, timeout_s)
-        if lease is not None:
-            return lease
-        reservation = Reservation(self, session, temporary, nbytes)
+        found = repeated(try_once, timeout_s)
+        if isinstance(found, Lease):
+            return found
+        reservation = Reservation(self, session, found, temporary, nbytes)
         faults.hit("after_reserve")
         try:
-            self._allocate(session, session.descriptors[temporary], 0, nbytes, timeout_s, order)
+            self._allocate(session, found.fd, 0, nbytes, timeout_s, order)
         except BaseException:
             reservation.abandon()
             raise
         return reservation
 
-    def _grow(self, session: Session, name: str, nbytes: int, more: int, timeout_s: float | None) -> None:
+    def _grow(self, session: Session, fd: int, name: str, nbytes: int, more: int, timeout_s: float | None) -> None:
         """For Reservation.grow."""
         self._check_budget(nbytes + more)
-        fd = session.descriptors[name]
 
         def set_nbytes(ledger: Ledger, nbytes: int) -> None:
             ledger.changing()

@@ -17,7 +17,9 @@ are opened close-on-exec and through here, which closes each forked child's copi
 What a process has open of a budgeted folder: its ledger, its leases of a process, its lock against its own threads.
 
 Each process begins its own at its first use, a forked child too. A lease may be let go by the garbage collector at any moment, also
-while this very thread is inside the lock; then it is put aside, and whoever leaves the lock sees to it.
+while this very thread is inside the lock; then it is put aside, and whoever leaves the lock sees to it. So is the end of it all: a
+descriptor that was closed under another thread's hands may be another file's by the next write. For the same reason a file that is
+being written is closed by its writer alone.
 
 Who uses a budgeted folder, and which files each has leased.
 
@@ -42,6 +44,7 @@ import os
 import secrets
 import stat
 import struct
+import sys
 import tempfile
 import threading
 import time
@@ -57,18 +60,27 @@ log = logging.getLogger("shmload")
 _kept: set[int] = set()
 
 
-def open_kept(path: str, flags: int) -> int:
-    """Opens a file whose descriptor no child shall have."""
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    _kept.add(fd)
-    return fd
+class KeptFile:
+    """A file, open for reading and writing, whose descriptor no child has. It closes with its last reference, if not before."""
 
+    fd = -1
 
-def close_kept(fd: int) -> None:
-    """Closes it; in a forked child, where it is closed already, does nothing."""
-    if fd in _kept:
-        _kept.discard(fd)
-        os.close(fd)
+    def __init__(self, path: str, flags: int = 0) -> None:
+        self._pid = os.getpid()
+        self.fd = os.open(path, flags | os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        _kept.add(self.fd)
+
+    def close(self) -> None:
+        """Unlocks and closes it; mappings may live on. Twice is no error, and in a forked child it is closed already."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0 and self._pid == os.getpid():
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            _kept.discard(fd)
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if sys is not None and not sys.is_finalizing():  # the module's names go before the last objects do
+            self.close()
 
 
 def is_locked(path: str) -> bool:
@@ -140,14 +152,14 @@ class Ledger:
         self.num_listings = 0
         self._adopts = adopts
         self._path = f"{folder}/{HIDDEN}/ledger"
-        self._fd = open_kept(self._path, os.O_RDWR | os.O_CREAT)
+        self._file = KeptFile(self._path)
         self._token = b""  # of the change that `files` and `writing` are as of; empty: they are not to be believed
         self._is_changing = False
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Alone in the folder, and up to date. What raises behind the first change leaves the next one a listing."""
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        fcntl.flock(self._file.fd, fcntl.LOCK_EX)
         try:
             self._look()
             faults.hit("holding_lock")
@@ -160,12 +172,12 @@ class Ledger:
             raise
         finally:
             self._is_changing = False
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            fcntl.flock(self._file.fd, fcntl.LOCK_UN)
 
     def changing(self) -> None:
         """To be called before a file is made, renamed or removed."""
         if not self._is_changing:
-            os.pwrite(self._fd, b"\1", 0)
+            os.pwrite(self._file.fd, b"\1", 0)
             self._is_changing = True
 
     def add(self, kept: Kept) -> None:
@@ -207,11 +219,11 @@ class Ledger:
         self._token = token
 
     def close(self) -> None:
-        close_kept(self._fd)
+        self._file.close()
 
     def _look(self) -> None:
-        header = os.pread(self._fd, _HEADER.size, 0)
-        if os.fstat(self._fd).st_nlink == 0:
+        header = os.pread(self._file.fd, _HEADER.size, 0)
+        if os.fstat(self._file.fd).st_nlink == 0:
             raise StoreError(f"{self.folder}/{HIDDEN} was removed while this process used the folder: open it again")
         if len(header) == _HEADER.size:
             dirty, token, changed_ns = _HEADER.unpack(header)
@@ -226,7 +238,7 @@ class Ledger:
     def _write(self) -> None:
         self._token = os.urandom(8)
         try:
-            os.pwrite(self._fd, _HEADER.pack(0, self._token, os.stat(self.folder).st_mtime_ns), 0)
+            os.pwrite(self._file.fd, _HEADER.pack(0, self._token, os.stat(self.folder).st_mtime_ns), 0)
         except OSError:  # the disk is full: the ledger stays dirty, and is a listing each time until there is room
             self._token = b""
 
@@ -252,9 +264,9 @@ class ProcessLeases:
         self._users = f"{folder}/{USERS}"
         self.name = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._path = f"{self._users}/{self.name}"
-        self._fd = open_kept(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        os.pwrite(self._fd, _LEASE_HEADER.pack(capacity_bytes, 0), 0)
+        self._file = KeptFile(self._path, os.O_EXCL)
+        fcntl.flock(self._file.fd, fcntl.LOCK_EX)
+        os.pwrite(self._file.fd, _LEASE_HEADER.pack(capacity_bytes, 0), 0)
         self._version = 0
         self._counts: dict[int, int] = {}  # leases in this process by inode
         self._slots: dict[int, int] = {}  # where in the file the inode stands
@@ -278,7 +290,7 @@ class ProcessLeases:
             first = len(self._slots)  # no slot is free, so all below it are taken
             for place, ino in enumerate(fresh, first):
                 self._slots[ino] = place
-            os.pwrite(self._fd, array.array("Q", fresh).tobytes(), _LEASE_HEADER.size + 8 * first)
+            os.pwrite(self._file.fd, array.array("Q", fresh).tobytes(), _LEASE_HEADER.size + 8 * first)
         self._changed()
 
     def drop(self, inos: Iterable[int]) -> None:
@@ -292,18 +304,18 @@ class ProcessLeases:
         if not freed:
             return
         if not self._counts:
-            os.ftruncate(self._fd, _LEASE_HEADER.size)
+            os.ftruncate(self._file.fd, _LEASE_HEADER.size)
             self._free.clear()
         else:
             for place in freed:
-                os.pwrite(self._fd, bytes(8), _LEASE_HEADER.size + 8 * place)
+                os.pwrite(self._file.fd, bytes(8), _LEASE_HEADER.size + 8 * place)
             self._free += freed
         self._changed()
 
     def _changed(self) -> None:
         """Has the others read the leases again."""
         self._version += 1
-        os.pwrite(self._fd, self._version.to_bytes(8, "little"), _VERSION_AT)
+        os.pwrite(self._file.fd, self._version.to_bytes(8, "little"), _VERSION_AT)
 
     def leased(self) -> set[int]:
         """Inodes that any living process has leased. Removes what dead ones have left."""
@@ -328,11 +340,11 @@ class ProcessLeases:
     def close(self) -> None:
         """Ends all leases of this process."""
         unlink(self._path)
-        close_kept(self._fd)
+        self._file.close()
 
     def _put(self, place: int, ino: int) -> None:
         self._slots[ino] = place
-        os.pwrite(self._fd, ino.to_bytes(8, "little"), _LEASE_HEADER.size + 8 * place)
+        os.pwrite(self._file.fd, ino.to_bytes(8, "little"), _LEASE_HEADER.size + 8 * place)
 
     def _living(self) -> Iterator[str]:
         for name in os.listdir(self._users):
@@ -368,7 +380,9 @@ class Session:
         _check_locks(folder)
         self.pid = os.getpid()
         self.ledger = Ledger(folder, adopts=adopts)
-        self.descriptors: dict[str, int] = {}  # of the files that this process is writing, by temporary name
+        self.writing: dict[str, KeptFile] = {}  # by temporary name
+        self.is_closed = False
+        self._is_open = True  # descriptors are, until nobody is inside the lock
         self._lock = threading.Lock()
         self._dropped: deque[tuple[int, ...]] = deque()
         with self.ledger.locked():
@@ -383,10 +397,17 @@ class Session:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Ledger]:
-        """Alone in the folder among threads and processes, with a ledger that is up to date."""
+        """Alone in the folder among threads and processes, with a ledger that is up to date.
+
+        Raises:
+            ValueError: the folder was closed meanwhile.
+        """
         try:
-            with self._lock, self.ledger.locked():
-                yield self.ledger
+            with self._lock:
+                if self.is_closed:
+                    raise ValueError(f"{self.folder} was closed by one thread while another used it: close it when all have done")
+                with self.ledger.locked():
+                    yield self.ledger
         finally:
             self._settle()
 
@@ -398,50 +419,53 @@ class Session:
 
     def sweep(self) -> None:
         """Removes what dead writers have left. The folder's lock is held."""
-        for name in [name for name in self.ledger.writing if name not in self.descriptors]:
+        for name in [name for name in self.ledger.writing if name not in self.writing]:
             if not is_locked(f"{self.folder}/{NEW}/{name}"):
                 self.ledger.changing()
                 unlink(f"{self.folder}/{NEW}/{name}")
                 self.ledger.end_writing(name)
 
-    def begin_writing(self, name: str, nbytes: int) -> None:
+    def begin_writing(self, name: str, nbytes: int) -> KeptFile:
         """Makes a file for a reservation, of its length at once: so a listing counts it right. The folder's lock is held."""
-        path = f"{self.folder}/{NEW}/{name}"
         self.ledger.changing()
-        fd = open_kept(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            os.ftruncate(fd, nbytes)
-        except BaseException:
-            close_kept(fd)
-            raise
+        file = KeptFile(f"{self.folder}/{NEW}/{name}", os.O_EXCL)
+        fcntl.flock(file.fd, fcntl.LOCK_EX)
+        os.ftruncate(file.fd, nbytes)
+        self.writing[name] = file
         self.ledger.set_writing(name, nbytes)
-        self.descriptors[name] = fd
+        return file
 
     def end_writing(self, name: str) -> None:
-        """Unlocks and closes it. Mappings of the file may live on."""
-        fd = self.descriptors.pop(name)
-        fcntl.flock(fd, fcntl.LOCK_UN)
-        close_kept(fd)
+        """Closes it, unless that has been done."""
+        if (file := self.writing.pop(name, None)) is not None:
+            file.close()
 
     def close(self) -> None:
-        """Ends everything this process holds of the folder; nothing if a parent has left it to this process, or it is closed."""
-        if self.pid != os.getpid():
-            return
-        for name in list(self.descriptors):
-            unlink(f"{self.folder}/{NEW}/{name}")  # the next one that needs room takes it off the ledger
-            self.end_writing(name)
-        self.process_leases.close()
-        self.ledger.close()
-        self.pid = -1
+        """Ends everything this process holds of the folder, now or when the lock is left. In a forked child it ends nothing."""
+        if self.pid == os.getpid():
+            self.is_closed = True
+            self._settle()
 
     def _settle(self) -> None:
-        while self._dropped and self._lock.acquire(blocking=False):
+        """Does what was put aside, unless somebody is inside the lock, and will."""
+        while (self._dropped or (self.is_closed and self._is_open)) and self._lock.acquire(blocking=False):
             try:
                 while self._dropped:
-                    self.process_leases.drop(self._dropped.popleft())
+                    inos = self._dropped.popleft()
+                    if self._is_open:
+                        self.process_leases.drop(inos)
+                if self.is_closed and self._is_open:
+                    self._end()
             finally:
                 self._lock.release()
+
+    def _end(self) -> None:
+        self._is_open = False
+        for name in self.writing:
+            unlink(f"{self.folder}/{NEW}/{name}")  # the next one that needs room takes it off the ledger
+        self.writing.clear()
+        self.process_leases.close()
+        self.ledger.close()
 
 
 def unlink(path: str) -> None:

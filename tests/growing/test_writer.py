@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from shmload.errors import CacheFull
 from shmload.formats import TFRecordDataset, paths
 from shmload.growing import SampleCache, files
-from shmload.storage.ledger import close_kept
 from tests.growing.growing_kit import RECORD_NBYTES, dataset_of, epoch_of, loader_of, put, put_foreign, sample
 from tests.storage.cache.test_processes import child
 
@@ -191,7 +190,7 @@ def test_a_report_counts_as_long_as_its_writer_lives_whatever_its_pid_says(
     report.write({"num_files": 3})
     for _ in range(2):
         assert [(pid, {"num_files": 3})] == list(files.reports(tmp_path, "writers"))
-    close_kept(report._lock)  # what SIGKILL does
+    report._lock.close()  # what SIGKILL does
     assert list(files.reports(tmp_path, "writers")) == []
     assert list((tmp_path / "writers").iterdir()) == []
 
@@ -200,5 +199,5 @@ def test_a_forked_child_does_not_keep_its_parents_report_alive(tmp_path: Path) -
     report = files.WriterReport(tmp_path, "writers")
     report.write({})
     with child(lambda: None):
-        close_kept(report._lock)
+        report._lock.close()
         assert list(files.reports(tmp_path, "writers")) == []

@@ -153,4 +153,28 @@ STORAGE_DEFECTS = [
         "but = (404,)",
         ("tests/storage/test_faults.py::test_an_upload_that_the_server_no_longer_knows_is_not_taken_for_the_object_of_before",),
     ),
+    Defect(
+        "S4",
+        "the end of a folder closes what another thread writes",
+        "shmload/storage/ledger.py",
+        "        self.writing.clear()\n",
+        "        for name in list(self.writing):\n            self.end_writing(name)\n",
+        (f"{FOLDER}test_what_is_being_written_keeps_its_descriptor_when_another_thread_closes_the_folder",),
+    ),
+    Defect(
+        "S4",
+        "a folder ends while a thread is inside its lock",
+        "shmload/storage/ledger.py",
+        "            self.is_closed = True\n            self._settle()\n",
+        "            self.is_closed = True\n            self._end()\n",
+        (f"{FOLDER}test_a_folder_ends_when_nobody_is_inside_its_lock",),
+    ),
+    Defect(
+        "S4",
+        "a folder that a copy has made anew is taken for its owner's",
+        "shmload/remote/local_shards.py",
+        '        return not os.path.exists(f"{self.path}/{_LOCK}")\n',
+        "        return not os.path.isdir(self.path)\n",
+        ("tests/remote/test_local_shards.py::test_what_is_fetched_while_its_folder_is_closed_leaves_nothing[a copy]",),
+    ),
 ]

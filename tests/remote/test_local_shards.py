@@ -203,11 +203,13 @@ def test_a_private_folder_goes_with_its_owner_alone(private_folders_go: Path) ->
     assert not os.path.exists(path)
 
 
+@pytest.mark.parametrize("who", ["its owner", "a copy"])
 def test_what_is_fetched_while_its_folder_is_closed_leaves_nothing(
-    private_folders_go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    who: str, private_folders_go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_packed(tmp_path, [5] * 3)
-    local = LocalShards(shards_in(LocalStore(tmp_path)), None, 1 << 30)
+    owner = LocalShards(shards_in(LocalStore(tmp_path)), None, 1 << 30)
+    local = owner if who == "its owner" else pickle.loads(pickle.dumps(owner))
     place = Path(local.cache.path).parent
     begun, ended, late_done = threading.Event(), threading.Event(), threading.Event()
     opened = local.cache.open
@@ -225,6 +227,7 @@ def test_what_is_fetched_while_its_folder_is_closed_leaves_nothing(
     (fetching,) = (thread for thread in threading.enumerate() if thread.name == "shmload-fetch")
     assert begun.wait(10)
     local.close()
+    owner.close()
     ended.set()
     fetching.join(10)
     assert late_done.is_set()

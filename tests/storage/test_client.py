@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 from rich.traceback import Traceback
 
+import shmload
 from shmload.errors import StoreError
 from shmload.remote import make_client
 from shmload.storage.client import Client, client_of, open_store
@@ -266,7 +267,7 @@ SECRET, TOKEN, ACCESS = "SECRETsecretSECRETsecret", "TOKENtokenTOKENtoken", "ACC
 def tell_all(error: BaseException, *, richly: bool) -> str:
     """All that is printed of an error, the locals of shmload's frames included; those of the test hold what it made up."""
     trace = error.__traceback__
-    while trace is not None and "shmload/" not in trace.tb_frame.f_code.co_filename:
+    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(shmload.__path__[0]):
         trace = trace.tb_next
     assert trace is not None
     shown = traceback.TracebackException(type(error), error, trace, capture_locals=True)

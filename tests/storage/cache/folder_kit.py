@@ -6,7 +6,7 @@ import os
 import stat
 
 from shmload.storage.folder import BudgetedFolder
-from shmload.storage.ledger import NEW, OURS, USERS, Kept, close_kept
+from shmload.storage.ledger import NEW, OURS, USERS, Kept
 
 
 def content(name: str, nbytes: int) -> bytes:
@@ -46,7 +46,7 @@ def die(folder: BudgetedFolder) -> None:
     """What SIGKILL does to the process that used it: its descriptors close, nothing else happens."""
     session = folder._opened
     assert session is not None
-    for fd in (*session.descriptors.values(), session.process_leases._fd, session.ledger._fd):
-        close_kept(fd)
-    session.pid = -1
+    for file in (*session.writing.values(), session.process_leases._file, session.ledger._file):
+        file.close()
+    session.is_closed, session._is_open = True, False
     folder._begin()

@@ -12,6 +12,7 @@ import textwrap
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from shmload.storage import ledger as session_module
 from shmload.storage.folder import BudgetedFolder
 from shmload.storage.ledger import HIDDEN, NEW, Kept
 from tests.storage.cache.folder_kit import being_written, content, die, names, put, really_there, users
+
+DEADLINE_S = 20
 
 
 def test_room_is_made_by_the_oldest_that_nobody_has_leased(place: str) -> None:
@@ -358,6 +361,57 @@ def test_a_session_whose_hidden_folder_was_removed_says_so(place: str) -> None:
     folder.close()
     assert names(folder) == []
     assert os.path.isdir(f"{place}/{NEW}")
+
+
+def test_what_is_being_written_keeps_its_descriptor_when_another_thread_closes_the_folder(place: str, tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    folder = BudgetedFolder(place, 100)
+    reservation = folder.reserve(40)
+    fd = reservation.fd
+    folder.close()
+    with open(tmp_path / "another", "wb", buffering=0) as another:
+        assert another.fileno() != fd
+        os.pwrite(fd, b"x" * 40, 0)
+    assert (tmp_path / "another").read_bytes() == b""
+    assert being_written(place) == {}
+    with pytest.raises(ValueError, match="has been published or abandoned, or its folder closed"):
+        reservation.publish("late")
+    reservation.abandon()
+    del reservation
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_folder_ends_when_nobody_is_inside_its_lock(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "held", 60)
+    lease, another = folder.lease("held"), folder.lease("held")
+    session = folder._opened
+    assert session is not None
+    with session.locked() as ledger:
+        lease.release()
+        folder.close()
+        another.release()
+        ledger.list_again()
+        assert [*ledger.files] == ["held"]
+        assert len(users(place)) == 1
+    assert users(place) == []
+
+
+def test_a_thread_that_waits_for_room_hears_that_the_folder_was_closed(place: str) -> None:
+    waits = threading.Event()
+
+    def nothing(files: Iterator[Kept]) -> list[Kept]:
+        waits.set()
+        return []
+
+    folder = BudgetedFolder(place, 100, order=nothing)
+    put(folder, "held", 60)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(folder.reserve, 60, timeout_s=None)
+        assert waits.wait(DEADLINE_S)
+        folder.close()
+        with pytest.raises(ValueError, match="was closed by one thread while another used it: close it when all have done"):
+            waiting.result(DEADLINE_S)
 
 
 def test_the_order_of_eviction_is_the_callers(place: str) -> None:

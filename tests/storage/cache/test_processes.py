@@ -8,12 +8,14 @@ import select
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shmload import CacheFull
 from shmload.storage.folder import BudgetedFolder, Lease
+from shmload.storage.ledger import KeptFile
 from tests.storage.cache.folder_kit import being_written, names, put, really_there, users
 
 DEADLINE_S = 20
@@ -54,6 +56,20 @@ def test_a_killed_process_holds_nothing_and_whoever_waits_goes_on_at_once(place:
         with folder.reserve(100, timeout_s=DEADLINE_S) as reservation:
             reservation.publish("new")
     assert (really_there(place), being_written(place), len(users(place))) == ({"new": 100}, {}, 1)
+
+
+def test_a_copy_that_ends_in_a_child_closes_none_of_the_childs_own_files(tmp_path: Path) -> None:
+    of_parent = KeptFile(f"{tmp_path}/parent")
+
+    def opens_its_own_and_ends_the_copy() -> None:
+        number, own = of_parent.fd, [KeptFile(f"{tmp_path}/0")]
+        while own[-1].fd != number:  # lower ones may be free, too
+            own.append(KeptFile(f"{tmp_path}/{len(own)}"))
+        of_parent.close()
+        os.fstat(number)
+
+    with child(opens_its_own_and_ends_the_copy):
+        pass
 
 
 def test_a_child_that_ends_its_copies_ends_nothing_of_its_parents(place: str) -> None:

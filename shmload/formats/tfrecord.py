@@ -25,7 +25,6 @@ An `ImageDecoder` writes the image where it is delivered; what any other functio
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
 import math
@@ -218,10 +217,8 @@ class TFRecordWriter(AtomicWriter):
         self._buffer = RecordBuffer()
         self._file: Any = cast(Any, path) if hasattr(path, "publish") else _HalfFile(self.path)  # the growing cache has its own
         self._sink: Any = self._file
-        if compression == "gzip":
-            self._sink = gzip.GzipFile("", "wb", fileobj=self._sink, mtime=0)
-        elif compression:
-            self._sink = _Deflated(self._sink)
+        if compression:
+            self._sink = _Deflated(self._sink, 31 if compression == "gzip" else zlib.MAX_WBITS)
 
     def write(self, record: Any) -> None:
         """Writes one record: bytes as they are, or a dict as a tf.train.Example with its keys sorted.
@@ -336,10 +333,10 @@ class _HalfFile:
 
 
 class _Deflated:
-    """A file that is written through zlib."""
+    """A file that is written through zlib, in the format that `wbits` names as zlib's manual says."""
 
-    def __init__(self, sink: Any) -> None:
-        self._deflate, self._sink = zlib.compressobj(), sink
+    def __init__(self, sink: Any, wbits: int) -> None:
+        self._deflate, self._sink = zlib.compressobj(wbits=wbits), sink
 
     def write(self, data: Any) -> None:
         self._sink.write(self._deflate.compress(data))

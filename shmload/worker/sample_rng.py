@@ -35,7 +35,7 @@ from shmload._core.permutation import sample_key, sample_key_pair
 _OWN_STREAM = 0  # keys sample_rng()
 _GLOBALS_STREAM = 1  # keys the reseeded global generators
 _ZEROS = np.zeros(4, np.uint64)
-_UNKEPT = 3  # references to a generator that only this module has: _now.last, a local variable, an argument
+_UNKEPT = 2  # references to a generator that only this module has: _now.last, the argument; a local is none since Python 3.14
 
 
 class SampleInfo(NamedTuple):
@@ -181,9 +181,9 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
 
 def _generator(key: NDArray[np.uint64]) -> np.random.Generator:
     """A generator at the start of a key's stream: the thread's last one unless someone has kept it, as a new one costs 8 us."""
-    last = _now.last
-    if last is None or sys.getrefcount(last) > _UNKEPT:
+    if _now.last is None or sys.getrefcount(_now.last) > _UNKEPT:
         return np.random.Generator(np.random.Philox(key=key))
+    last = _now.last
     last.bit_generator.state = {
         "bit_generator": "Philox",
         "state": {"counter": _ZEROS, "key": key},

@@ -1,4 +1,4 @@
-"""The part of a worker that needs torch: torch mode's seeds and worker info, and its default collate_module.
+"""The part of a worker that needs torch: torch mode's seeds and worker info, and its default collate.
 
 Apart from the rest so that a worker whose dataset never touches torch does not import it.
 

@@ -150,4 +150,12 @@ STATE_DEFECTS = [
         "    return isinstance(name, str)\n",
         (f"{RESUME}damaged.py::test_a_run_that_a_state_names_is_no_path",),
     ),
+    Defect(
+        "E4",
+        "a sample's generator that was kept is the next sample's, too",
+        "shmload/worker/sample_rng.py",
+        "sys.getrefcount(_now.last) > _UNKEPT",
+        "sys.getrefcount(_now.last) > _UNKEPT + 1",
+        ("tests/loader/test_sample_rng.py::test_one_that_was_kept_is_left_alone",),
+    ),
 ]

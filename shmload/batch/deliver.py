@@ -1,11 +1,7 @@
-"""From a leased slot to the tensors the trainer sees.
+"""From a leased slot to the batch that the trainer sees: of fixed rows, or of a packed batch (`ragged.py`).
 
 Each array is a DLPack capsule over the slot; torch's storage owns the capsule and with it the lease, so whatever aliases the
 storage (a slice, `.numpy()`, a parameter, an autograd graph) keeps the slot from being used again.
-
-What ragged fields are delivered as, where that is neither a list nor a `torch.nested` tensor.
-
-From the bytes of a packed batch (`ragged.py`) back to its objects; arrays and tensors stay where they are.
 """
 
 from __future__ import annotations
@@ -97,8 +93,7 @@ def _plan(layout: Layout, nrows: int) -> tuple[tuple[tuple[Any, ...], ...], int,
         else (-1, torch.empty, (nrows, *f.shape), getattr(torch, f.dtype))
         for f, at in zip(layout.fields, offsets, strict=True)
     )
-    is_viewed = [_code(f.element) != f.element.code and bool(nrows * f.row_nbytes) for f in layout.fields]
-    viewed = tuple((number, getattr(torch, layout.fields[number].dtype)) for number, is_so in enumerate(is_viewed) if is_so)
+    viewed = tuple((n, getattr(torch, f.dtype)) for n, f in enumerate(layout.fields) if _code(f.element) != f.element.code)
     return plan, nbytes, viewed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shmload import ShmLoader
+from shmload.batch import deliver
 from shmload.batch.ragged import ragged_of
 from shmload.modes.passes import collated
+from shmload.torch_names import from_dlpack
 from tests.batch.ragged_kit import Frozen, Opaque, Pair, Record, Samples, assert_same, reference
+from tests.matrix.versions import TORCH
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # there may be fewer cores than workers
@@ -24,7 +28,8 @@ pytestmark = [
 TORCH_DTYPES = [
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
-    *(torch.complex32, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu),
+    *(torch.complex32, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2),
+    *([torch.float8_e8m0fnu] if TORCH >= (2, 7) else []),
 ]
 NUMPY_DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "?", "c8", "c16"]
 
@@ -123,6 +128,43 @@ def test_every_dtype_of_torch_goes_through_a_slot(dtype: torch.dtype, mode: str)
     }[mode]()
     for sample, row in zip(samples, rows, strict=True):
         assert_same(sample["ragged"], row)
+
+
+@pytest.fixture
+def dlpack_of_older_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """DLPack as torch had it before 2.10, which knew no float of eight bits."""
+
+    def made(capsule: Any) -> torch.Tensor:
+        tensor = from_dlpack(capsule)
+        if tensor.dtype.is_floating_point and tensor.element_size() == 1:
+            raise RuntimeError(f"no {tensor.dtype} comes by DLPack")
+        return tensor
+
+    monkeypatch.setattr(deliver, "from_dlpack", made)
+    monkeypatch.setattr(deliver, "DLPACK_HAS_FLOAT8", False)
+    deliver._plan.cache_clear()
+    yield
+    deliver._plan.cache_clear()
+
+
+@pytest.mark.usefixtures("dlpack_of_older_torch")
+@pytest.mark.parametrize("kind", ["leaf", "dict", "tuple", "with an empty field", "ragged"])
+def test_eight_bit_floats_come_where_dlpack_knows_none(kind: str) -> None:
+    dtypes = [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8]
+    samples = [
+        {
+            "leaf": lambda i: tensor_of((3,), dtypes[0], i),
+            "dict": lambda i: {str(dtype): tensor_of((3,), dtype, i) for dtype in dtypes},
+            "tuple": lambda i: tuple(tensor_of((3,), dtype, i) for dtype in dtypes),
+            "with an empty field": lambda i: {"none": tensor_of((0,), dtypes[0], i), "some": tensor_of((2,), dtypes[1], i)},
+            "ragged": lambda i: [tensor_of((i,), dtype, i) for dtype in dtypes],
+        }[kind](i)
+        for i in range(1, 5)
+    ]
+    expected = [reference(samples[i : i + 2], "list") for i in (0, 2)]
+    with ShmLoader(Samples(samples), 2, num_workers=1, seed=1) as loader:
+        for one, other in zip(expected, loader, strict=True):
+            assert_same(one, other)
 
 
 def leaves() -> st.SearchStrategy[st.SearchStrategy[Any]]:

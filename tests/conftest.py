@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -25,6 +26,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup has it: launchers are hung up on here
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+if sys.version_info >= (3, 14):  # there forkserver is the default, to which the tests' local classes cannot be sent
+    multiprocessing.set_start_method("fork")
+
 DEADLINE_S = 5.0
 MOST_PROCESSES = 8
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # they stay for the process's life
@@ -39,14 +43,15 @@ def stems_left() -> set[str]:
 
 def children() -> set[int]:
     """This process's children, multiprocessing's own helpers excepted."""
-    found = set()
-    for child in psutil.Process().children(recursive=True):
-        try:
-            if not any(name in " ".join(child.cmdline()) for name in _HELPERS):
-                found.add(child.pid)
-        except psutil.Error:
-            pass
-    return found
+    return {child.pid for child in psutil.Process().children(recursive=True) if not is_helper(child)}
+
+
+def is_helper(child: psutil.Process) -> bool:
+    """Whether it is multiprocessing's own, or has gone."""
+    try:
+        return any(name in " ".join(child.cmdline()) for name in _HELPERS)
+    except psutil.Error:
+        return True
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +62,7 @@ def shm_clean() -> Iterator[None]:
     gc.collect()
     new = [psutil.Process(pid) for pid in children() - alive_before if psutil.pid_exists(pid)]
     _, alive = psutil.wait_procs(new, timeout=DEADLINE_S)
+    alive = [process for process in alive if not is_helper(process)]  # just begun, it was not known by its command yet
     assert not alive, f"processes left: {[' '.join(p.cmdline())[:200] for p in alive]}"
     deadline, pause = monotonic() + DEADLINE_S, threading.Event()
     while (left := stems_left() - before) and monotonic() < deadline:  # a reaper may still be at it

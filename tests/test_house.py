@@ -15,6 +15,8 @@ import pytest
 import shmload
 from tests.house import FLOORS, PACKAGE, PICTURE, files, imports_of, picture, room_of
 
+pytestmark = pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="an installed package is being tested")
+
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_down(path: Path) -> None:

@@ -13,9 +13,9 @@ from shmload import ShmLoader
 from tests.behaviour.behaviour_kit import DEADLINE_S, KINDS, Failing, Numbers, Shards, Told, alike, as_list, batches, raised
 from tests.matrix.versions import TORCH
 
-WORDS_OF_NEWER = pytest.mark.skipif(TORCH < (2, 10), reason="older releases refuse it without a word, by `assert`")
+WORDS_OF_NEWER = pytest.mark.skipif(TORCH < (2, 10), reason="older releases refuse it in other words, or none")
 
-TORCHS_OWN_DEL = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+TORCHS_OWN_DEL = pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
 LOCKED = ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
 
 
@@ -54,7 +54,7 @@ def test_the_refusal_names_the_users_own_class() -> None:
         ("generator", None),
         pytest.param(
             *("pin_memory_device", "cuda"),
-            marks=pytest.mark.skipif(TORCH < (2, 9), reason="older releases say that it does nothing without pin_memory"),
+            marks=pytest.mark.skipif(TORCH < (2, 9), reason="older releases warn that it does nothing without pin_memory"),
         ),
     ],
 )

@@ -105,7 +105,7 @@ def documentation(holder: type | None, name: str, value: Any) -> str | None:
         return inspect.getdoc(value) if not isinstance(value, type) else value.__doc__
     for base in holder.__mro__:
         found: Any = vars(base).get(name)
-        text: str | None = getattr(found, "__doc__", None)
+        text: str | None = None if found is None else found.__doc__  # None has a docstring, too, since Python 3.13
         if text and base.__module__.startswith("shmload"):
             return re.sub(r"\A[\w.]+\(.*\)( -> .*)?\n\n", "", text)  # the signature, which Cython puts there
     return None

@@ -98,6 +98,8 @@ class Described:
         two: not there.
     """
 
+    __module__ = "shmload.made_up"
+
     def __init__(self, one: int) -> None:
         raise ValueError(one)
 
@@ -111,7 +113,6 @@ class Described:
 
 def test_what_nobody_has_described_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shmload.made_up", sys.modules[__name__])
-    monkeypatch.setattr(Described, "__module__", "shmload.made_up")
     monkeypatch.setattr("tests.reference.public.names", lambda: {"made_up.Described": Described})
     assert list(missing()) == [
         "made_up.Described: describes arguments that are not there: two",

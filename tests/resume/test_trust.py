@@ -236,6 +236,7 @@ def test_a_copy_of_a_loader_needs_no_trust() -> None:
     assert copied.state_dict()["step"] == 1
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning")  # those that others have unpickled here
 def test_a_state_that_torch_load_lets_through_runs_nothing(tmp_path: Path) -> None:
     loader = ShmLoader(data.Counting(), 6)
     next(iter(loader))

@@ -9,7 +9,9 @@ import os
 import pytest
 
 from shmload._core.bell import IS_MONOTONIC
-from shmload.shm.segment import Doorbell, Group, JointBell
+from shmload.shm.segment import Doorbell, Group, JointBell, posix_ipc
+
+NAMED = pytest.mark.skipif(posix_ipc is None, reason="needs posix_ipc, which has no wheel for this Python")
 
 
 def wake_each_other(there: Doorbell, back: Doorbell) -> None:
@@ -63,6 +65,7 @@ def test_waits_are_by_the_clock_that_nobody_sets_where_the_c_library_can() -> No
     assert hasattr(ctypes.CDLL(None), "sem_clockwait") == IS_MONOTONIC
 
 
+@NAMED
 def test_a_closed_bell_leaves_no_name() -> None:
     group = Group()
     bell = group.doorbell("ready")
@@ -83,7 +86,7 @@ def no_names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("posix_ipc.Semaphore", refuse)
+    monkeypatch.setattr(pytest.importorskip("posix_ipc"), "Semaphore", refuse)
 
 
 def test_where_no_name_can_be_made_a_bell_in_a_memfd_wakes_another_process(no_names: None) -> None:
@@ -113,6 +116,7 @@ def test_a_bell_in_a_memfd_counts_and_closes_as_others_do(no_names: None) -> Non
     group.close()
 
 
+@NAMED
 def test_another_process_that_closes_a_named_bell_leaves_the_name() -> None:
     group = Group()
     bell = group.doorbell("ready")

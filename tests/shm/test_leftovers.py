@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic
 
 import psutil
@@ -16,8 +16,9 @@ import pytest
 
 from shmload.shm import owners
 from shmload.shm.names import SHM_DIR
-from shmload.shm.segment import Group
+from shmload.shm.segment import Group, posix_ipc
 
+NUM_BELLS = 1 if posix_ipc else 0  # that have names
 OWNER = """
 import os, sys, signal
 from shmload.shm import owners
@@ -60,7 +61,8 @@ def owner(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     try:
         yield child, next(line for line in lines if line.startswith("shmload"))
     finally:
-        os.killpg(child.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # before Python 3.13 it has a resource tracker, which outlives it
+            os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
 
 
@@ -84,7 +86,7 @@ def gone_within(stem: str, seconds: float) -> bool:
 @pytest.mark.parametrize("whole_group", [False, True], ids=["alone", "with its process group"])
 def test_nothing_stays_when_the_owner_is_killed(whole_group: bool) -> None:
     with owner() as (child, stem):
-        assert len(left(stem)) == 3
+        assert len(left(stem)) == 2 + NUM_BELLS
         (os.killpg if whole_group else os.kill)(child.pid, signal.SIGKILL)
         child.wait()
         assert gone_within(stem, 2)
@@ -116,7 +118,7 @@ def test_the_janitor_removes_what_the_reaper_could_not() -> None:
     with owner("no-reaper") as (child, stem):
         child.kill()
         child.wait()
-        assert len(left(stem)) == 3
+        assert len(left(stem)) == 2 + NUM_BELLS
         swept = [found for found in owners.sweep() if found.stem == stem]  # however young: a container may restart at once
         assert len(swept) == 1
         assert swept[0].nbytes >= 1 << 20
@@ -126,13 +128,13 @@ def test_the_janitor_removes_what_the_reaper_could_not() -> None:
 def test_a_living_neighbour_is_never_swept() -> None:
     with owner() as (_, stem):
         assert stem not in [found.stem for found in owners.sweep(guard_s=-1)]
-        assert len(left(stem)) == 3
+        assert len(left(stem)) == 2 + NUM_BELLS
 
 
 def test_a_living_neighbour_whose_ring_found_no_room_is_never_swept() -> None:
     with owner("no-room") as (_, stem):
         assert stem not in [found.stem for found in owners.sweep(guard_s=-1)]
-        assert left(stem) == {f"{stem}-control", f"sem.{stem}-ready"}
+        assert left(stem) == {f"{stem}-control", f"sem.{stem}-ready"} if NUM_BELLS else {f"{stem}-control"}
 
 
 def test_what_such_a_one_leaves_when_it_is_killed_goes_too() -> None:
@@ -166,7 +168,7 @@ def test_a_look_removes_nothing() -> None:
         child.kill()
         child.wait()
         assert stem in [found.stem for found in owners.find_leftovers()]
-        assert len(left(stem)) == 3
+        assert len(left(stem)) == 2 + NUM_BELLS
         assert stem in [found.stem for found in owners.sweep()]
 
 

@@ -27,9 +27,11 @@ def loader_of(**arguments: Any) -> ShmLoader[Any]:
 
 def settled(loader: ShmLoader[Any]) -> dict[str, Any]:
     """The stats once every ordered batch is ready."""
-    while (stats := loader.stats())["slots"]["filling"] or any(w["state"] != "waiting" for w in stats["workers"]):
-        pass
-    return stats
+    while True:
+        stats = loader.stats()
+        slots = stats["slots"]
+        if slots["ready"] == slots["ordered"] and all(worker["state"] == "waiting" for worker in stats["workers"]):
+            return stats
 
 
 def seen_from_outside(loader: ShmLoader[Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pytest
 import torch
 from datasets import Array2D, Array3D, ClassLabel, Dataset, Features, LargeList, Sequence, Value
 from torch.utils.data import DataLoader
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 from shmload import ShmLoader
 
 N = 11
+NUMPYS_BOOLEANS = pytest.mark.filterwarnings("ignore:In future, it will be an error for 'np.bool")  # torch before 2.10 collates so
 INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 FLOATS = ("float32", "float64")
 RNG = np.random.default_rng(7)

@@ -13,8 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload import ShmLoader
-from tests.formats.huggingface.hf_kit import ARRANGED, LISTS, SCALARS, TEXTS, assert_same, dataset_of, of_ours, of_torch
+from tests.formats.huggingface.hf_kit import (
+    ARRANGED,
+    LISTS,
+    NUMPYS_BOOLEANS,
+    SCALARS,
+    TEXTS,
+    assert_same,
+    dataset_of,
+    of_ours,
+    of_torch,
+)
 
+pytestmark = NUMPYS_BOOLEANS
 COLUMNS = {None: SCALARS | TEXTS, "torch": SCALARS | TEXTS | LISTS, "numpy": SCALARS | LISTS}
 
 

@@ -12,8 +12,21 @@ from datasets import Dataset, Features, Sequence, Value
 
 from shmload import Jagged, Padded, ShmLoader
 from shmload.errors import SampleError
-from tests.formats.huggingface.hf_kit import ARRANGED, LISTS, RAGGED, SCALARS, TEXTS, N, assert_same, dataset_of, of_ours, of_torch
+from tests.formats.huggingface.hf_kit import (
+    ARRANGED,
+    LISTS,
+    NUMPYS_BOOLEANS,
+    RAGGED,
+    SCALARS,
+    TEXTS,
+    N,
+    assert_same,
+    dataset_of,
+    of_ours,
+    of_torch,
+)
 
+pytestmark = NUMPYS_BOOLEANS
 MODES = ["list", "pad", "nested", "jagged"]
 
 

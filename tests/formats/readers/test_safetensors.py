@@ -14,7 +14,7 @@ from shmload.formats import SafetensorsDataset
 from shmload.formats.columns import DTYPES
 
 
-@pytest.mark.parametrize("name", sorted(set(DTYPES.values())))
+@pytest.mark.parametrize("name", sorted(name for name in set(DTYPES.values()) if hasattr(torch, name)))
 def test_every_type_is_read(tmp_path: Path, name: str) -> None:
     dtype = getattr(torch, name)
     values = torch.arange(24, dtype=torch.uint8).reshape(12, 2)

@@ -107,6 +107,11 @@ cdef class FollowerRing:
         cdef shml_slot *record = &self._ring.slots[slot]
         return record.payload_version, <bytes>(<const char *>record.payload_path), record.payload_offset, record.payload_nbytes
 
+    def let_go(self):
+        """Unmaps the payloads, as far as no lease is left: this rank takes nothing any more."""
+        self._slot(0)
+        shml_local_ring_close(self._local_ring)
+
     def set_payload(self, int slot, memory, uint64_t offset, uint64_t nbytes):
         """Says where a slot's bytes lie in this process: a private mapping, so that what a program writes is its own."""
         self._slot(slot)

@@ -190,7 +190,7 @@ static inline int shml_local_ring_cooled(shml_local_ring *local_ring, uint32_t s
     local_ring->num_pending_copies--;
     for (; at < local_ring->num_pending_copies; at++) local_ring->pending_copies[at] = local_ring->pending_copies[at + 1];
     shml_place *place = &local_ring->places[slot];
-    if (atomic_load_explicit(&local_ring->poison, memory_order_relaxed) > 0)
+    if (place->map && atomic_load_explicit(&local_ring->poison, memory_order_relaxed) > 0)
         shml_local_ring_poison((uint8_t *)place->map->base + place->offset, place->nbytes);
     shml_local_ring_push_free(local_ring, slot);
     return 0;

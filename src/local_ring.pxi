@@ -243,6 +243,11 @@ cdef class LocalRing:
         record.payload_nbytes = nbytes
         record.payload_version += 1
 
+    def let_go(self):
+        """Unmaps the payloads of a ring that has ended, as far as no lease is left: this object may be kept for its counters."""
+        self._guard()
+        shml_local_ring_close(self._local_ring)
+
     def payload_nbytes(self, int slot):
         """Bytes the slot may use; 0 before the layout is known."""
         self._slot(slot)

@@ -176,7 +176,7 @@ class Engine:
 
         What runs after a wake-up is in no cache, so it is as little as can be: half of what `awaited` does.
         """
-        if self._pending_copies is not None or self._options.timeout_s:
+        if self._pending_copies is not None or self._options.timeout_s or self._memory.is_sparse:
             return None
         ring, ready = self._ring, self._ready
         if ring.must_look:
@@ -214,6 +214,9 @@ class Engine:
                 self._ready.drain()
                 self._round()
                 if self._is_done(order if in_order else self._first_done()):
+                    continue
+                if self._memory.is_sparse and ring.counters()["batches"]:  # workers should not share the processors over the first
+                    self._memory.reserve_more()
                     continue
                 was_rung = self._ready.wait(WAIT_S)
                 now = monotonic()

@@ -257,6 +257,7 @@ class Parts:
             may_park=options.first_ordered > 0,
             pins=None if self.pending_copies is None else self.pending_copies.pins,
             is_private=options.num_ranks > 1,
+            is_reserved=any(isinstance(hook, Holders) for hook in hooks),  # who poisons slots
         )
         self.ready = group.doorbell("ready")
         self.grants = group.doorbell("grants")
@@ -320,6 +321,8 @@ class Parts:
                 if self.pending_copies is not None:
                     self.pending_copies.close()
             finally:
+                if self.pool is not None:
+                    self.ring.let_go()
                 self.group.close()
 
 

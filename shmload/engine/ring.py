@@ -37,12 +37,12 @@ from weakref import WeakSet
 import numpy as np
 
 from shmload import faults
-from shmload._core.mapping import Mapping, give_back_pages
+from shmload._core.mapping import CAN_POPULATE, Mapping, give_back_pages
 from shmload._core.trainer import FREE, PARKED, Order, TrainerRing
 from shmload.batch.layout import Layout
 from shmload.device.calls import Pins, Releases
 from shmload.errors import RingTooSmall, SampleError
-from shmload.shm.segment import Doorbell, Group, JointBell, Segment, shm_free_bytes
+from shmload.shm.segment import Doorbell, Group, JointBell, Segment, shm_free_bytes, unreserved_bytes
 from shmload.worker.pool import STOP_GRACE_S
 from shmload.worker.snapshot import Note
 
@@ -303,6 +303,7 @@ class BadSamples:
 
 ALIGNMENT = mmap.PAGESIZE  # 4 KiB at least; what ranks share is renewed by pages
 GROWTH = 1.25  # a slot that had to grow gets this much more than was asked for
+RESERVED_NBYTES = 8 << 20  # at a time, for which a batch that comes meanwhile waits: 2 ms
 LEAST_SLOTS = 4  # one filled, one with the user, and two so that neither waits for the other
 SHM_SHARE = 4  # a slot that comes later takes at most one part in so many of what /dev/shm has left: others need some, too
 
@@ -315,6 +316,7 @@ class RingMemory:
         may_park: slots may be taken out of use where the memory is too little for all of them.
         pins: hears where each slot lies; None: nothing is pinned.
         is_private: what the trainer's program writes into a batch, other ranks that read the ring do not see.
+        is_reserved: slots have all their memory before the first is filled: the trainer itself writes to all of it.
     """
 
     def __init__(
@@ -326,8 +328,11 @@ class RingMemory:
         may_park: bool,
         pins: Pins | None = None,
         is_private: bool = False,
+        is_reserved: bool = False,
     ) -> None:
         self._group, self._ring, self._limit = group, ring, limit
+        self._is_reserved = is_reserved or pins is not None or not CAN_POPULATE
+        self._sparse: list[Segment] = []  # of which not all is reserved yet
         self._may_park, self._pins, self._is_private = may_park, pins, is_private
         self.nbytes = 0  # of payloads, now
         self._slot_nbytes = 0  # the most that a slot has been given
@@ -339,7 +344,7 @@ class RingMemory:
         self._num_made = 0
 
     def make(self, slot_nbytes: int) -> None:
-        """Reserves the same room for every slot in use, in one segment.
+        """Makes the same room for every slot in use, in one segment.
 
         Raises:
             RingTooSmall: that is more than is allowed, or than there is.
@@ -347,8 +352,7 @@ class RingMemory:
         slot_nbytes = _aligned(slot_nbytes)
         segment = self._payload_or_park(slot_nbytes, lambda: self._ring.num_usable)
         slots = [slot for slot in range(self._ring.num_slots) if self._ring.state(slot) != PARKED]
-        is_private = self._is_private  # such pages are populated by copying them
-        memory = Mapping(segment.fd, len(slots) * slot_nbytes, populate=not is_private, private=is_private)
+        memory = Mapping(segment.fd, len(slots) * slot_nbytes, private=self._is_private)
         for place, slot in enumerate(slots):
             self._ring.set_payload(slot, memory, segment.path.encode(), place * slot_nbytes, slot_nbytes)
             if self._pins is not None:
@@ -374,7 +378,25 @@ class RingMemory:
         old = self._own.pop(slot, None)
         if old is not None:
             self.nbytes -= old.nbytes
+            if old in self._sparse:
+                self._sparse.remove(old)
             self._group.give_up(old)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether there are bytes without memory."""
+        return bool(self._sparse)
+
+    def reserve_more(self) -> None:
+        """Reserves the next piece of what has no memory yet.
+
+        Raises:
+            RingTooSmall: others have taken the memory that was free when the ring was made.
+        """
+        segment = self._sparse[0]
+        segment.reserve(RESERVED_NBYTES)
+        if segment.num_reserved == segment.nbytes:
+            del self._sparse[0]
 
     def answer_need(self, slot: int) -> None:
         """Gives the worker that packs a batch into this slot the room it asks for."""
@@ -420,7 +442,7 @@ class RingMemory:
         """Gives a parked slot as much room as any other has; False: that is more than there is."""
         if self.nbytes + self._slot_nbytes > self._share_of(budget):
             return False
-        kind = "auto" if shm_free_bytes() >= SHM_SHARE * self._slot_nbytes else "memfd"
+        kind = "auto" if shm_free_bytes() - unreserved_bytes("shm") >= SHM_SHARE * self._slot_nbytes else "memfd"
         try:
             self._put(slot, self._payload(1, self._slot_nbytes, kind))
         except RingTooSmall:
@@ -464,7 +486,10 @@ class RingMemory:
                 f"the ring needs {num_slots} slots of {slot_nbytes} bytes, {nbytes} in all; ring_bytes allows {free}, room for "
                 f"{free // slot_nbytes} slots. Raise ring_bytes, or lower prefetch_factor, num_workers or batch_size"
             )
-        segment = self._segment("payload", nbytes, (num_slots, slot_nbytes), kind)
+        num_reserved = None if self._is_reserved else 0
+        segment = self._segment("payload", nbytes, kind=kind, slots=(num_slots, slot_nbytes), num_reserved=num_reserved)
+        if num_reserved is not None:
+            self._sparse.append(segment)
         self.nbytes += nbytes
         self._slot_nbytes = max(self._slot_nbytes, slot_nbytes)
         return segment
@@ -479,12 +504,12 @@ class RingMemory:
         view = memoryview(order).cast("B")
         if view.nbytes <= self._ring.order_capacity:
             return b""
-        segment = self._orders[slot] = self._segment("order", view.nbytes, None)
+        segment = self._orders[slot] = self._segment("order", view.nbytes)
         memoryview(Mapping(segment.fd, view.nbytes))[:] = view
         return segment.path.encode()
 
-    def _segment(self, part: str, nbytes: int, slots: tuple[int, int] | None, kind: Any = "auto") -> Segment:
-        segment = self._group.segment(f"{part}-{self._num_made}", nbytes, kind=kind, slots=slots)
+    def _segment(self, part: str, nbytes: int, **options: Any) -> Segment:
+        segment = self._group.segment(f"{part}-{self._num_made}", nbytes, **options)
         self._num_made += 1
         return segment
 

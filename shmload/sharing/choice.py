@@ -336,4 +336,6 @@ class FollowingEngine:
         self._is_closed = True
         with self.turns.others_out():
             self._rank_sync.leave()
+            self._memory.clear()
+            self._ring.let_go()
             self._rank_group.close()

@@ -1,8 +1,12 @@
 """One piece of memory that processes share: a named POSIX segment, or a memfd where /dev/shm has no room.
 
-Named segments are made by multiprocessing.shared_memory and reserved whole with posix_fallocate at once, so that too little room
-is an error now and not a SIGBUS later. The owner holds a flock on the file: that, and not a pid, shows everyone that it lives,
-since pids mean nothing across containers that share /dev/shm. Whoever attaches opens `path`: the name, or the owner's descriptor
+Named segments are made by multiprocessing.shared_memory and reserved whole with posix_fallocate, so that too little room is an
+error and not a SIGBUS. That takes 0.25 s a GiB, so a ring is only measured against what is free when it is made. It gets its memory
+by and by: from its owner, who reserves the next part when it has nothing else to do, and from workers, who have the kernel put
+memory behind the rows that they are about to write (`Mapping.populate`).
+
+The owner holds a flock on the file: that, and not a pid, shows everyone that it lives, since pids mean nothing across containers
+that share /dev/shm. Whoever attaches opens `path`: the name, or the owner's descriptor
 under /proc. A descriptor's number is used again for another file, so such a path says the memfd's name, too, and whoever opens it
 looks whether that is what has been opened. No name is ever given twice, so a path stands for one segment for all time: what others
 keep of it, they may keep by its path.
@@ -47,7 +51,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from shmload._core.bell import Bell, make_semaphore
 from shmload._core.mapping import Mapping
@@ -164,14 +168,14 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def check_fits(nbytes: int, slots: tuple[int, int] | None = None, root: Path = Path("/")) -> None:
-    """Refuses what is larger than the memory there is: reserving it would not fail, but wake the kernel's OOM killer.
+    """Refuses what is larger than the memory there is: taking it would not fail, but wake the kernel's OOM killer.
 
     Args:
         slots: (number, bytes each) of a ring.
     Raises:
         RingTooSmall: says bytes needed and free, how many slots would fit, and what to change.
     """
-    free = available_bytes(root)
+    free = max(available_bytes(root) - unreserved_bytes(), 0)
     if nbytes > free:
         needed, room = f"a segment needs {nbytes} bytes", ""
         if slots is not None:
@@ -203,47 +207,95 @@ class Segment:
         path: what another process of this user opens to attach.
         kind: "shm" or "memfd".
         fd: the owner's descriptor.
+        num_reserved: bytes, from its start on, that have memory for certain.
     """
 
     def __init__(self, name: str, nbytes: int, fd: int, kind: Literal["shm", "memfd"]) -> None:
         self.name, self.nbytes, self.kind = name, nbytes, kind
+        self.num_reserved = 0
         self.fd = names.keep(fd)
         self.path = f"{SHM_DIR}/{name}" if kind == "shm" else memfd_path(name, fd)
         self._pid = os.getpid()
         self._is_closed = False
 
     @classmethod
-    def create(cls, name: str, nbytes: int, *, kind: Kind = "auto", slots: tuple[int, int] | None = None) -> Segment:
-        """Makes and reserves a segment, filled with zeros.
+    def create(
+        cls, name: str, nbytes: int, *, kind: Kind = "auto", slots: tuple[int, int] | None = None, num_reserved: int | None = None
+    ) -> Segment:
+        """Makes a segment, filled with zeros.
 
         Args:
             kind: "auto" takes a memfd if /dev/shm is too small, read-only or missing.
             slots: (number, bytes each) that it will hold, for the error message.
+            num_reserved: bytes to reserve at once, from its start on; None: all.
         Raises:
             RingTooSmall: there is not enough memory, or `kind` demands "shm" and /dev/shm has no room.
         """
         check_fits(nbytes, slots)
+        if num_reserved is None:
+            num_reserved = nbytes
         if kind != "memfd":
             try:
-                return cls(name, nbytes, _create_named(name, nbytes), "shm")
+                return cls._made(name, nbytes, _create_named(name, nbytes, num_reserved), "shm", num_reserved)
             except OSError as error:
                 if kind == "shm":
                     raise RingTooSmall(_too_small(nbytes, slots, error)) from error
         try:
-            return cls(name, nbytes, _create_memfd(name, nbytes), "memfd")
+            return cls._made(name, nbytes, _create_memfd(name, nbytes, num_reserved), "memfd", num_reserved)
         except OSError as error:
             remedy = ": raise the limit on file sizes (ulimit -f)" if error.errno == errno.EFBIG else ""
             raise RingTooSmall(f"a segment of {nbytes} bytes: {os.strerror(error.errno or 0)}{remedy}") from error
+
+    @classmethod
+    def _made(cls, name: str, nbytes: int, fd: int, kind: Literal["shm", "memfd"], num_reserved: int) -> Segment:
+        segment = cls(name, nbytes, fd, kind)
+        segment.num_reserved = num_reserved
+        if num_reserved < nbytes:
+            _sparse.add(segment)
+        return segment
+
+    def reserve(self, nbytes: int) -> None:
+        """Reserves so many bytes more, if there are as many left.
+
+        Raises:
+            RingTooSmall: there is not enough memory any more.
+        """
+        nbytes = min(nbytes, self.nbytes - self.num_reserved)
+        try:
+            os.posix_fallocate(self.fd, self.num_reserved, nbytes)
+        except OSError as error:
+            raise RingTooSmall(_taken_meanwhile(self.path, self.nbytes, self.num_reserved, error)) from error
+        self.num_reserved += nbytes
+        if self.num_reserved == self.nbytes:
+            _sparse.discard(self)
 
     def close(self) -> None:
         """Gives up the name and the descriptor; mappings stay. Does nothing in a forked child, or twice."""
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
+        _sparse.discard(self)
         if self.kind == "shm":
             with suppress(FileNotFoundError):
                 os.unlink(self.path)
         names.close(self.fd)
+
+    @property
+    def unreserved_nbytes(self) -> int:
+        """Bytes that have no memory yet. In a forked child, whose it is not, none."""
+        return max(self.nbytes - os.fstat(self.fd).st_blocks * 512, 0) if os.getpid() == self._pid else 0
+
+
+_sparse: weakref.WeakSet[Segment] = weakref.WeakSet()  # segments that are not reserved whole yet
+
+
+def unreserved_bytes(kind: str | None = None) -> int:
+    """Bytes of this process's own segments that have no memory yet: what is free is not free for others.
+
+    Args:
+        kind: only of "shm" or "memfd".
+    """
+    return sum(segment.unreserved_nbytes for segment in list(_sparse) if kind in (None, segment.kind))
 
 
 def memfd_path(name: str, fd: int) -> str:
@@ -284,8 +336,8 @@ def map_segment(path: str, **options: bool) -> Mapping:
         os.close(fd)
 
 
-def _create_named(name: str, nbytes: int) -> int:
-    if shm_free_bytes() < nbytes:
+def _create_named(name: str, nbytes: int, num_reserved: int) -> int:
+    if shm_free_bytes() - unreserved_bytes("shm") < nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < nbytes:
@@ -298,7 +350,7 @@ def _create_named(name: str, nbytes: int) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.fchmod(fd, 0o600)
-        os.posix_fallocate(fd, 0, nbytes)
+        _reserve_first(fd, num_reserved)
         os.rename(path, f"{SHM_DIR}/{name}")  # never seen unlocked under its name: a janitor takes what it can lock
     except OSError:
         os.unlink(path)
@@ -308,15 +360,21 @@ def _create_named(name: str, nbytes: int) -> int:
     return fd
 
 
-def _create_memfd(name: str, nbytes: int) -> int:
+def _create_memfd(name: str, nbytes: int, num_reserved: int) -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         os.fchmod(fd, 0o600)
-        os.posix_fallocate(fd, 0, nbytes)
+        os.ftruncate(fd, nbytes)
+        _reserve_first(fd, num_reserved)
     except OSError:
         os.close(fd)
         raise
     return fd
+
+
+def _reserve_first(fd: int, nbytes: int) -> None:
+    if nbytes:
+        os.posix_fallocate(fd, 0, nbytes)
 
 
 def _make_file(name: str, nbytes: int) -> None:
@@ -326,6 +384,13 @@ def _make_file(name: str, nbytes: int) -> None:
         return
     shared_memory.SharedMemory(name, create=True, size=nbytes).close()
     resource_tracker.unregister(f"/{name}", "shared_memory")  # exactly once, by the owner that registered it
+
+
+def _taken_meanwhile(path: str, nbytes: int, num_reserved: int, error: OSError) -> str:
+    return (
+        f"{path}: the ring was to have {nbytes} bytes, which were free when it was made. It got {num_reserved}, and others have "
+        f"taken the rest ({os.strerror(error.errno or 0)}). Free memory, or lower prefetch_factor, num_workers or batch_size"
+    )
 
 
 def _too_small(nbytes: int, slots: tuple[int, int] | None, error: OSError) -> str:
@@ -468,9 +533,9 @@ class Group:
         self.stem = new_stem()
         _alive.add(self)
 
-    def segment(self, part: str, nbytes: int, *, kind: Kind = "auto", slots: tuple[int, int] | None = None) -> Segment:
-        """A new segment of the group; see Segment.create."""
-        segment = Segment.create(f"{self.stem}-{part}", nbytes, kind=kind, slots=slots)
+    def segment(self, part: str, nbytes: int, **options: Any) -> Segment:
+        """A new segment of the group; `options` as Segment.create has them."""
+        segment = Segment.create(f"{self.stem}-{part}", nbytes, **options)
         self._owned.append(segment)
         if part == "control" and segment.kind == "memfd":
             try:

@@ -30,6 +30,7 @@ from shmload._core.neighbour import Neighbour
 from shmload.batch.collate import pack_samples, registered_functions
 from shmload.batch.layout import Layout
 from shmload.batch.ragged import Arenas, PackedBatch, RaggedRows, pack
+from shmload.errors import RingTooSmall
 from shmload.shm.names import own_ticket, pidfd_of
 from shmload.shm.segment import Doorbell
 from shmload.worker.reader import Failure, Job, PeerRing, SampleReader
@@ -152,7 +153,7 @@ class WorkerLoop:
             sample = "" if key is None else f"sample {key!r}, "
             note = f"shmload: {sample}epoch {self._ring.epoch}, batch {self._ring.batch}"
             failure = Failure.of(error, f"in DataLoader worker process {self._ring.worker_id}", note)
-            if self._job.tolerates_bad_samples:
+            if self._job.tolerates_bad_samples and not isinstance(error, RingTooSmall):
                 failure = failure._replace(rows=self._reader.bad_rows())
         self._ring.write_error(failure.dumps(self._ring.text_capacity))
 

@@ -50,7 +50,7 @@ GONE = 3  # exit code of a worker that found its ring gone
 def open_memory(path: str) -> Mapping:
     """Maps a segment of the trainer's; nothing this process forks will see it."""
     faults.hit("opening_memory")
-    return map_segment(path, inherit=False, populate=True)
+    return map_segment(path, inherit=False)
 
 
 def main(post: Post, inherited: Job | None) -> None:

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from shmload import faults
 from shmload._core.filler import LAYOUT, ROOM, WorkerRing
-from shmload._core.mapping import Mapping
+from shmload._core.mapping import CAN_POPULATE, Mapping
 from shmload.batch.collate import RowPlacer
 from shmload.batch.layout import Layout, NotFixedError, layout_of_sample
-from shmload.errors import SampleError
+from shmload.errors import RingTooSmall, SampleError
 
+BLOCK_NBYTES = 1 << 16  # of a segment, which get memory together
+PREPARED_MAX = 4096  # chunks that a worker remembers to have memory
 LOOK_AGAIN_S = 0.1  # a bell may be lost with a killed process; then the next look comes after this
 
 
@@ -50,6 +52,8 @@ class SlotMemory:
         self._segments: dict[str, Mapping] = {}
         self._used: dict[int, str] = {}  # slot -> its segment, as this worker last saw it
         self._placers: dict[tuple[int, int, int], RowPlacer] = {}
+        self._blocks: dict[str, int] = {}  # of each segment, one bit a block: what this worker has seen to have memory
+        self._prepared: set[tuple[int, int, int, int, int]] = set()  # chunks of which that is so
 
     @property
     def layout(self) -> Layout:
@@ -59,7 +63,7 @@ class SlotMemory:
         return self._layout
 
     def placer(self) -> RowPlacer:
-        """The placer over the claimed slot."""
+        """The placer over the claimed slot, whose claimed rows have memory."""
         ring = self._ring
         key = (ring.slot, ring.payload_version, ring.nrows)
         placer = self._placers.get(key)
@@ -72,7 +76,42 @@ class SlotMemory:
             for k in stale:
                 del self._placers[k]
             placer = self._placers[key] = RowPlacer(self.layout, self.mapped(path), offset, ring.nrows)
+        chunk = (*key, ring.first_row, ring.end_row)
+        if chunk not in self._prepared:
+            self._prepare_rows()
+            if len(self._prepared) >= PREPARED_MAX:  # of batches that all differ in size
+                self._prepared.clear()
+            self._prepared.add(chunk)
         return placer
+
+    def _prepare_rows(self) -> None:
+        ring = self._ring
+        _, path, offset, _ = ring.payload
+        for field, at in zip(self.layout.fields, self.layout.place(ring.nrows)[0], strict=True):
+            begin = offset + at
+            self._prepare(path, begin + ring.first_row * field.row_nbytes, begin + ring.end_row * field.row_nbytes)
+
+    def _prepare(self, path: bytes, begin: int, end: int) -> Mapping:
+        """Has the kernel put memory behind these bytes of a segment, where this worker has not seen to that yet.
+
+        Raises:
+            RingTooSmall: there is none left.
+        """
+        memory = self.mapped(path)
+        first, last = begin // BLOCK_NBYTES, -(-end // BLOCK_NBYTES)
+        seen = self._blocks.get(name := path.decode(), 0)
+        missing = ((1 << last) - (1 << first)) & ~seen
+        if missing and CAN_POPULATE:
+            lowest, highest = (missing & -missing).bit_length() - 1, missing.bit_length()
+            try:
+                memory.populate(lowest * BLOCK_NBYTES, min(highest * BLOCK_NBYTES, memory.nbytes))
+            except OSError as error:
+                raise RingTooSmall(
+                    f"a batch needs {end - begin} bytes of the ring, which were free when it was made, and others have taken them "
+                    f"({error}). Free memory or /dev/shm, or lower prefetch_factor, num_workers or batch_size"
+                ) from error
+            self._blocks[name] = seen | missing
+        return memory
 
     def mapped(self, path: bytes) -> Mapping:
         """The claimed slot's segment, mapped. One that no slot uses any more is let go: it may be large, and is gone for others."""
@@ -83,6 +122,7 @@ class SlotMemory:
             memory = self._segments[name] = self.open(name)
             for stale in self._segments.keys() - set(self._used.values()):
                 del self._segments[stale]
+                self._blocks.pop(stale, None)
         return memory
 
     def room(self, nbytes: int) -> NDArray[np.uint8]:
@@ -90,7 +130,7 @@ class SlotMemory:
         _, path, offset, _ = self._ring.payload
         if not path:
             return np.empty(0, np.uint8)
-        return np.ndarray(nbytes, np.uint8, self.mapped(path), offset)  # type: ignore[arg-type]  # a buffer
+        return np.ndarray(nbytes, np.uint8, self._prepare(path, offset, offset + nbytes), offset)  # type: ignore[arg-type]  # a buffer
 
     def room_for(self, nbytes: int) -> NDArray[np.uint8]:
         """The whole claimed slot, which is given that much room if it has less; less if nobody wants the batch any more, or a
@@ -135,8 +175,9 @@ class SlotMemory:
             if not self.grow(at + len(extra)):
                 return -1
             _, path, offset, nbytes = self._ring.payload
-            memoryview(self.mapped(path))[offset : offset + used_nbytes] = kept
-        memoryview(self.mapped(path))[offset + at : offset + at + len(extra)] = extra
+            memoryview(self._prepare(path, offset, offset + used_nbytes))[offset : offset + used_nbytes] = kept
+        begin, end = offset + at, offset + at + len(extra)
+        memoryview(self._prepare(path, begin, end))[begin:end] = extra
         return at
 
     def find_layout(self, sample: Any) -> bool:

@@ -182,7 +182,7 @@ class Waiting:
         self.told: list[Any] = []
         self.thread = threading.Thread(target=self._take, daemon=True)
         self.thread.start()
-        until(lambda: is_in(self.thread.ident or 0, "_slept", "_awaited"))  # it is inside, and sleeps
+        until(lambda: is_in(self.thread.ident or 0, "_slept", "awaited"))  # it is inside, and sleeps
 
     def _take(self) -> None:
         try:

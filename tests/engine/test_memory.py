@@ -1,0 +1,185 @@
+"""A ring's memory: promised when it is made, there before it is written to, given back when a pass ends."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmload import ShmLoader, debug
+from shmload.shm import segment
+from tests.shm.mount_kit import in_mount_namespace, needs_unshare, of_size
+
+MIB = 1 << 20
+DEADLINE_S = 20
+
+
+class Large:
+    """Samples of 1 MiB; those from `first_gated` on wait for the gate."""
+
+    def __init__(self, first_gated: int = 1 << 30, gate: Any = None) -> None:
+        self.first_gated, self.gate = first_gated, gate
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= self.first_gated and not self.gate.wait(DEADLINE_S):
+            raise TimeoutError("the gate stayed shut")
+        return np.full(MIB, index, np.uint8)
+
+
+def memory_of(loader: ShmLoader[Any]) -> Any:
+    engine: Any = loader._builder.last
+    return engine._memory
+
+
+def payloads() -> list[str]:
+    """Mappings of rings in this process."""
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "-payload-" in line]
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_ring_is_unmapped_with_its_last_batch_and_waits_for_no_collector(seed: int | None, no_collector: None) -> None:
+    before = len(payloads())
+    for _ in range(2):  # passes, each with workers and a ring of its own
+        loader = ShmLoader(Large(), 4, num_workers=1, seed=seed, persistent_workers=False)
+        batches = iter(loader)
+        batch = next(batches)
+        assert len(payloads()) == before + 1
+        del batches
+        loader.close()
+        assert len(payloads()) == before + 1
+        assert batch[:, -1].tolist() == [0, 1, 2, 3]
+        del batch
+        assert len(payloads()) == before
+
+
+def test_memory_comes_with_the_rows_that_are_written_and_the_rest_while_the_trainer_waits() -> None:
+    gate = multiprocessing.get_context("fork").Event()
+    with ShmLoader(Large(8, gate), 4, num_workers=1, seed=1, multiprocessing_context="fork") as loader:
+        batches = iter(loader)
+        next(batches)
+        memory = memory_of(loader)
+        assert memory.nbytes == 16 * MIB
+        assert (
+            segment.unreserved_bytes() >= 4 * MIB
+        )  # its last slot is the first batch's, which comes back when the third is asked for
+        next(batches)
+
+        def open_when_reserved() -> None:
+            while memory.is_sparse:
+                pass
+            gate.set()
+
+        watching = threading.Thread(target=open_when_reserved, daemon=True)
+        watching.start()
+        assert next(batches)[:, -1].tolist() == [8, 9, 10, 11]
+        watching.join(DEADLINE_S)
+        assert segment.unreserved_bytes() == 0
+
+
+def test_a_ring_whose_slots_the_trainer_overwrites_is_reserved_at_once() -> None:
+    debug.enable()
+    try:
+        with ShmLoader(Large(), 4, num_workers=1, seed=1) as loader:
+            next(iter(loader))
+            assert not memory_of(loader).is_sparse
+    finally:
+        debug.enable(False)
+
+
+def test_a_kernel_that_cannot_be_asked_for_pages_has_them_reserved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shmload.engine.ring.CAN_POPULATE", False)
+    with ShmLoader(Large(), 4, num_workers=1, seed=1) as loader:
+        next(iter(loader))
+        assert not memory_of(loader).is_sparse
+        assert segment.unreserved_bytes() == 0
+
+
+PROGRAM = """
+import os, sys
+import numpy as np
+from shmload import RingTooSmall, ShmLoader, errors
+from shmload.shm import segment
+
+MIB = 1 << 20
+
+class Large:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return np.full(MIB, index, np.uint8)
+
+def fill():
+    with open("/dev/shm/other", "wb") as file:
+        try:
+            while True:
+                file.write(bytes(1 << 16))
+                file.flush()
+        except OSError:
+            pass
+"""
+
+
+def in_64_mib(code: str) -> list[str]:
+    done = in_mount_namespace(of_size("64m"), "-c", PROGRAM + textwrap.dedent(code))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@needs_unshare
+@pytest.mark.slow(reason="starts an interpreter with torch")
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+@pytest.mark.parametrize("who", ["a worker", "the trainer"])
+def test_memory_that_others_have_taken_meanwhile_is_an_error_and_no_sigbus(who: str, policy: str) -> None:
+    lines = in_64_mib(f"""
+    loader = ShmLoader(Large(), 8, num_workers=1, seed=1, multiprocessing_context="fork", on_error={policy!r})
+    batches = iter(loader)
+    kept = [next(batches)]
+    memory = loader._builder.last._memory
+    if {who!r} == "a worker":
+        memory.reserve_more = lambda: None
+    fill()
+    try:
+        for batch in batches:
+            kept.append(batch)
+        print("all came")
+    except RingTooSmall as error:
+        print(type(error).__name__, *str(error).split())
+    print([batch[0, 0].item() for batch in kept] == list(range(0, 8 * len(kept), 8)))
+    print(loader.stats()["num_restarts"], loader.stats()["num_bad_samples"])
+    """)
+    assert "RingTooSmall" in lines[0]
+    assert "which were free when it was made" in lines[0]
+    assert "Free memory" in lines[0]
+    assert lines[1:] == ["True", "0 0"]
+
+
+@needs_unshare
+@pytest.mark.slow(reason="starts an interpreter with torch")
+def test_what_one_ring_has_been_promised_is_not_free_for_the_next() -> None:
+    lines = in_64_mib("""
+    loaders = [ShmLoader(Large(), 10, num_workers=1, seed=1, multiprocessing_context="fork") for _ in range(2)]
+    batches = [iter(loader) for loader in loaders]
+    held = [next(batch) for batch in batches]
+    print([engine._memory._sparse[0].kind for engine in (loader._builder.last for loader in loaders)])
+    print(all(sum(1 for _ in batch) == 6 for batch in batches))
+    """)
+    assert lines == ["['shm', 'memfd']", "True"]

@@ -26,7 +26,7 @@ import dataclasses
 import math
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from shmload._core.array_rows import RowGather
 from shmload._core.mapping import Mapping as Memory
-from shmload._core.rows import ArrayColumn, BoolColumn, FloatColumn, IntColumn, TensorColumn
+from shmload._core.rows import ArrayColumn, BoolColumn, Column, DictPart, FloatColumn, IntColumn, Part, SequencePart, TensorColumn
 from shmload.batch.layout import NUMBERS, Field, Layout, array_over, is_plain_tensor, of_any, of_numpy, of_torch, structure
 from shmload.batch.ragged import ATOMS, Node, PackedBatch, Packer, Ragged, Rows, check_rows, is_record, ragged_node, stacked
 from shmload.errors import SampleError
@@ -104,9 +104,6 @@ def _empty(dtype: Any, shape: tuple[int, ...]) -> Any:
     return array_over(element, np.empty(math.prod(shape) * element.itemsize, np.uint8), shape)
 
 
-Put = Callable[[int, Any], bool]
-
-
 class RowPlacer:
     """The fields of one batch of `nrows` at `offset` of a mapped segment."""
 
@@ -122,7 +119,7 @@ class RowPlacer:
             _column(f, self.rows[f.name], memory, memory.address + offset + at)
             for f, at in zip(layout.fields, offsets, strict=True)
         ]
-        self.put: Callable[[Any, int], bool] = _putter(layout.tree, columns)
+        self.put = _part(layout.tree, columns).put
 
     def get(self, row: int) -> Any:
         """The sample that `put` wrote into a row, as objects like those it came from."""
@@ -186,47 +183,25 @@ def private_rows(layout: Layout, nrows: int, tensors: list[Any] | None = None) -
 _OF_NUMBERS: dict[str, type[IntColumn | FloatColumn | BoolColumn]] = {"int": IntColumn, "float": FloatColumn, "bool": BoolColumn}
 
 
-def _column(field: Field, rows: Any, memory: Memory, address: int) -> Put:
+def _column(field: Field, rows: Any, memory: Memory, address: int) -> Column:
     if field.kind in _OF_NUMBERS:
-        return _OF_NUMBERS[field.kind](address, field.row_nbytes, memory).put
+        return _OF_NUMBERS[field.kind](address, field.row_nbytes, memory)
     if field.kind == "tensor":
-        return TensorColumn(address, field.row_nbytes, memory, rows, is_plain_tensor).put
+        return TensorColumn(address, field.row_nbytes, memory, rows, field.element.code, is_plain_tensor)
     if field.kind == "view":
-        return lambda row, value: False
-    return ArrayColumn(address, field.row_nbytes, memory, rows, field.kind == "scalar").put
+        return Column(address, field.row_nbytes, memory)
+    return ArrayColumn(address, field.row_nbytes, memory, rows, field.kind == "scalar")
 
 
-def _putter(tree: tuple[Any, ...], columns: list[Put]) -> Callable[[Any, int], bool]:
-    """A function that writes a sample of exactly this structure into a row, or answers False."""
+def _part(tree: tuple[Any, ...], columns: Sequence[Part]) -> Part:
+    """What writes a sample of exactly this structure into a row."""
     kind = tree[0]
     if kind == "leaf":
-        put = columns[tree[1]]
-        return lambda sample, row: put(row, sample)
+        number: int = tree[1]
+        return columns[number]
     if kind == "dict":
-        keys, parts = tree[1], [_putter(t, columns) for t in tree[2]]
-        pairs = list(zip(keys, parts, strict=True))
-
-        def put_dict(sample: Any, row: int) -> bool:
-            if type(sample) is not dict or len(sample) != len(pairs):
-                return False
-            for key, part in pairs:
-                if key not in sample or not part(sample[key], row):
-                    return False
-            return True
-
-        return put_dict
-    kinds: tuple[type, ...] = (tree[1],) if kind == "named" else (tuple, list)
-    parts = [_putter(t, columns) for t in tree[-1]]
-
-    def put_sequence(sample: Any, row: int) -> bool:
-        if type(sample) not in kinds or len(sample) != len(parts):
-            return False
-        for part, value in zip(parts, sample):  # noqa: B905  # lengths were compared, and strict costs 0.1 us a sample
-            if not part(value, row):
-                return False
-        return True
-
-    return put_sequence
+        return DictPart(tree[1], [_part(t, columns) for t in tree[2]])
+    return SequencePart((tree[1],) if kind == "named" else (tuple, list), [_part(t, columns) for t in tree[-1]])
 
 
 class _UnusualError(Exception):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -299,10 +300,8 @@ def fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
 def is_plain_tensor(value: Any) -> bool:
     """Whether a torch.Tensor's elements are just bytes in this process's memory, with nothing to remember about them."""
     return (
-        value.device.type == "cpu"
-        and str(value.layout) == "torch.strided"
-        and not value.is_nested
-        and not value.requires_grad
-        and not value.is_conj()
-        and not value.is_neg()
+        value.is_cpu
+        and value.layout is sys.modules["torch"].strided
+        and not (value.is_nested or value.requires_grad or value.is_conj() or value.is_neg())
+        and bool(value.data_ptr() or not value.numel())  # autograd has zeros without memory
     )

@@ -274,7 +274,7 @@ class InlineReader:
         bad = [] if self._row < 0 else [self._row]
         for row in range(self._row + 1, len(keys)):
             try:
-                self._begin(row, keys[row], epoch)
+                self._begin(row, keys, epoch)
                 self._job.plan.try_sample(self._job.dataset, self._in_place, keys[row])
             except Exception:
                 bad.append(row)
@@ -285,30 +285,31 @@ class InlineReader:
         if self._in_place is not None and self._in_place.takes(keys):
             return self._read_in_place(keys, epoch)
         if not job.auto_collation:
-            self._begin(0, keys[0], epoch)
+            self._begin(0, keys, epoch)
             sample = job.dataset[keys[0]]
             self._row = -1
             return (job.collate_fn or torch.utils.data.default_convert)(sample)
         if self._reads_many:
-            self._begin(-1, keys[0], epoch)
+            self._begin(-1, keys, epoch)
             begin_many(can_repeat=True, compares=job.seed_samples)
             samples = job.dataset.__getitems__(keys)
             self._reads_many = not drew_for_many()  # what a sample draws is keyed by the sample
         if not self._reads_many:
             samples = []
             for row, key in enumerate(keys):
-                self._begin(row, key, epoch)
+                self._begin(row, keys, epoch)
                 samples.append(job.plan.sample(job.dataset, key))
             self._row = -1
         return (job.collate_fn or partial(collated, ragged=job.plan.ragged))(samples)
 
-    def _begin(self, row: int, key: Any, epoch: int) -> None:
+    def _begin(self, row: int, keys: list[Any], epoch: int) -> None:
+        """Begins the sample of a row; -1: the first of several that are read at once."""
         self._row = row
-        job = self._job
-        begin_sample(job.seed, epoch, key if type(key) is int else -1, 0, reseed=job.seed_samples)
+        job, key = self._job, keys[max(row, 0)]
+        begin_sample(job.seed, epoch, key if type(key) is int else -1, 0, reseed=job.seed_samples, keys=keys, row=row)
 
     def _begin_ragged(self, keys: list[Any], row: int, epoch: int) -> bool:
-        self._begin(row, keys[max(row, 0)], epoch)
+        self._begin(row, keys, epoch)
         if row < 0:
             begin_many(can_repeat=False)
         return True
@@ -326,13 +327,13 @@ class InlineReader:
         tensors = private_tensors(layout, len(keys))
         rows = private_rows(layout, len(keys), tensors)
         if self._in_place.read_batch_into is not None:
-            self._begin(-1, keys[0], epoch)
+            self._begin(-1, keys, epoch)
             begin_many(can_repeat=False)
             self._in_place.read_batch_into(np.asarray(keys, np.int64), RowOut(rows, slice(0, len(keys))))
         else:
             assert self._in_place.read_into is not None
             for row, key in enumerate(keys):
-                self._begin(row, key, epoch)
+                self._begin(row, keys, epoch)
                 self._in_place.read_into(key, RowOut(rows, row))
         return structure(layout.tree, tensors)
 

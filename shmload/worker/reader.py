@@ -501,6 +501,7 @@ class SampleReader:
         self._ring, self._job, self._in_place, self._open = ring, job, in_place, open_memory
         self._kept: tuple[Any, Any] | None = None  # (key, sample) decoded to learn the layout, not to be read twice
         self._given: Any = None  # the batch sampler's own object, if it is no list of int
+        self._keys: list[Any] | None = None  # of the order; None: its samples are not begun one by one
         self._reads_many = job.plan.has_getitems  # until its samples draw random numbers
         self._threads = ThreadPoolExecutor(job.num_threads, "shmload-read") if job.num_threads > 1 else None
         self.key: Any = None
@@ -524,12 +525,16 @@ class SampleReader:
         ring = self._ring
         path = ring.order_path
         raw = bytes(memoryview(self._open(path.decode()))[: ring.order_nbytes]) if path else ring.order_bytes()
-        self._given = None
+        self._given = self._keys = None
         if ring.is_pickled:
             keys = self._given = pickle.loads(raw)  # written by the trainer
-            return keys if type(keys) is list else list(keys)
+            self._keys = keys if type(keys) is list else list(keys)
+            return self._keys
         indices = np.frombuffer(raw, np.int64)
-        return indices if self._job.plan.path == "read_batch_into" else indices.tolist()
+        if self._job.plan.path == "read_batch_into":
+            return indices
+        self._keys = indices.tolist()
+        return self._keys
 
     def begin(self, row: int, key: Any) -> None:
         """Says which sample is read next, and seeds its randomness."""
@@ -537,7 +542,9 @@ class SampleReader:
         index = _index_of(key)
         self._ring.begin_row(row, index)
         job = self._job
-        begin_sample(job.seed, self._ring.epoch, index, self._ring.worker_id, reseed=job.seed_samples)
+        begin_sample(
+            job.seed, self._ring.epoch, index, self._ring.worker_id, reseed=job.seed_samples, keys=self._keys, row=row
+        )
         if faults.armed:
             faults.hit("mid_decode")
 

@@ -30,10 +30,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload._core.permutation import sample_key, sample_key_pair
+from shmload._core.permutation import sample_key_pair
+from shmload.worker.reseeding import GlobalGenerators
 
-_OWN_STREAM = 0  # keys sample_rng()
-_GLOBALS_STREAM = 1  # keys the reseeded global generators
+_OWN_STREAM = 0  # keys sample_rng(); 1 keys the global generators (reseeding.py)
 _ZEROS = np.zeros(4, np.uint64)
 _UNKEPT = 2  # references to a generator that only this module has: _now.last, the argument; a local is none since Python 3.14
 
@@ -70,17 +70,21 @@ class _Now(threading.local):
 _now = _Now()
 
 
-def begin_sample(seed: int | None, epoch: int, index: int, worker: int, *, reseed: bool) -> None:
-    """Says which sample comes next; with `reseed` also seeds random, numpy and (if imported) torch from its key."""
+_globals = GlobalGenerators()
+
+
+def begin_sample(
+    seed: int | None, epoch: int, index: int, worker: int, *, reseed: bool, keys: list[Any] | None = None, row: int = 0
+) -> None:
+    """Says which sample comes next; with `reseed` also seeds random, numpy and (if imported) torch from its key.
+
+    Args:
+        keys: of the samples that are read with it, which is at `row`: the next ones are prepared for.
+    """
     _now.sample = (seed, epoch, index, worker)
     _now.rng = _now.watch = None
     if reseed and seed is not None:
-        key = sample_key(seed, epoch, index & 0xFFFFFFFFFFFFFFFF, _GLOBALS_STREAM)
-        random.seed(key)
-        np.random.seed(key & 0xFFFFFFFF)  # also forgets half a pair of gaussians, which a bit generator's own seeding does not
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.default_generator.manual_seed(key)
+        _globals.begin(seed, epoch, index, keys, row)
 
 
 def begin_many(*, can_repeat: bool, compares: bool = False) -> None:

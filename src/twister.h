@@ -1,0 +1,150 @@
+/* Freshly seeded states of Mersenne Twisters, sixteen at a time.
+ *
+ * random, numpy and torch each hold 624 words, and seeding fills them by a recurrence in which every word waits for the one before:
+ * about 2,000 multiplications, one after the other, of 5 us. Sixteen seeds side by side take the vector units no longer than one.
+ *
+ *     plain: init_genrand of the key's low 32 bits. np.random.seed(key & 0xFFFFFFFF) and torch's manual_seed(key) both make it
+ *     mixed: init_by_array of the key's 32-bit words, least significant first. random.seed(key) makes it
+ *
+ * Lanes lie side by side while they are computed, words[word][lane], and are transposed to words[lane][word] afterwards.
+ *
+ * Source: M. Matsumoto, T. Nishimura, mt19937ar.c (2002), http://www.math.sci.hiroshima-u.ac.jp/m-mat/MT/MT2002/emt19937ar.html */
+#ifndef SHML_TWISTER_H
+#define SHML_TWISTER_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "cpu.h"
+#include "permutation.h" /* a sample's key, and the choice of the instruction set */
+
+#define SHML_TWISTER_WORDS 624
+#define SHML_TWISTER_NBYTES (4 * SHML_TWISTER_WORDS)
+#define SHML_LANES 16
+
+typedef struct {
+    uint32_t plain[SHML_LANES][SHML_TWISTER_WORDS];
+    uint32_t mixed[SHML_LANES][SHML_TWISTER_WORDS];
+} shml_twisters;
+
+static inline uint32_t shml_twister_next(uint32_t word, uint32_t factor) { return (word ^ (word >> 30)) * factor; }
+
+/* The words that init_by_array begins from, init_genrand(19650218), and one more, which is read and does not count. */
+static inline void shml_twister_base(uint32_t *base) {
+    base[0] = 19650218;
+    for (uint32_t i = 1; i <= SHML_TWISTER_WORDS; i++) base[i] = shml_twister_next(base[i - 1], 1812433253u) + i;
+}
+
+typedef uint32_t shml_vector4 __attribute__((vector_size(16)));
+typedef uint32_t shml_vector8 __attribute__((vector_size(32)));
+typedef uint32_t shml_vector16 __attribute__((vector_size(64)));
+
+/* Four words of four lanes, words[word][lane], to out[lane][word]. `stride`: lanes in a row of `words`. */
+SHML_INLINE void shml_transpose(const uint32_t *words, size_t stride, uint32_t *out) {
+#ifdef __SSE2__
+    __m128i a = _mm_loadu_si128((const __m128i *)words), b = _mm_loadu_si128((const __m128i *)(words + stride));
+    __m128i c = _mm_loadu_si128((const __m128i *)(words + 2 * stride)), d = _mm_loadu_si128((const __m128i *)(words + 3 * stride));
+    __m128i ab = _mm_unpacklo_epi32(a, b), cd = _mm_unpacklo_epi32(c, d);
+    __m128i ab_high = _mm_unpackhi_epi32(a, b), cd_high = _mm_unpackhi_epi32(c, d);
+    _mm_storeu_si128((__m128i *)out, _mm_unpacklo_epi64(ab, cd));
+    _mm_storeu_si128((__m128i *)(out + SHML_TWISTER_WORDS), _mm_unpackhi_epi64(ab, cd));
+    _mm_storeu_si128((__m128i *)(out + 2 * SHML_TWISTER_WORDS), _mm_unpacklo_epi64(ab_high, cd_high));
+    _mm_storeu_si128((__m128i *)(out + 3 * SHML_TWISTER_WORDS), _mm_unpackhi_epi64(ab_high, cd_high));
+#elif defined(__aarch64__)
+    uint32x4_t a = vld1q_u32(words), b = vld1q_u32(words + stride), c = vld1q_u32(words + 2 * stride), d = vld1q_u32(words + 3 * stride);
+    uint64x2_t ab = vreinterpretq_u64_u32(vzip1q_u32(a, b)), cd = vreinterpretq_u64_u32(vzip1q_u32(c, d));
+    uint64x2_t ab_high = vreinterpretq_u64_u32(vzip2q_u32(a, b)), cd_high = vreinterpretq_u64_u32(vzip2q_u32(c, d));
+    vst1q_u32(out, vreinterpretq_u32_u64(vzip1q_u64(ab, cd)));
+    vst1q_u32(out + SHML_TWISTER_WORDS, vreinterpretq_u32_u64(vzip2q_u64(ab, cd)));
+    vst1q_u32(out + 2 * SHML_TWISTER_WORDS, vreinterpretq_u32_u64(vzip1q_u64(ab_high, cd_high)));
+    vst1q_u32(out + 3 * SHML_TWISTER_WORDS, vreinterpretq_u32_u64(vzip2q_u64(ab_high, cd_high)));
+#else
+    for (size_t lane = 0; lane < 4; lane++)
+        for (size_t word = 0; word < 4; word++) out[lane * SHML_TWISTER_WORDS + word] = words[word * stride + lane];
+#endif
+}
+
+/* Four words of each of `width` lanes to words `at` to at + 4 of their states. */
+SHML_INLINE void shml_put(const uint32_t *words, int width, uint32_t at, uint32_t (*out)[SHML_TWISTER_WORDS]) {
+    if (width == 1)
+        memcpy(&out[0][at], words, 16);
+    else
+        for (int lane = 0; lane < width; lane += 4) shml_transpose(words + lane, (size_t)width, &out[lane][at]);
+}
+
+/* The states of N vectors' worth of keys. A macro, as C has no types for arguments. A key below 2^32 has one word, which init_by_array
+ * takes again and again; it adds the word's number within the key. */
+#define SHML_SEED_BODY(vector, N) \
+    enum { WIDTH = N * sizeof(vector) / 4, WORDS = SHML_TWISTER_WORDS }; \
+    vector four[4][N], mixed[WORDS][N], added[2][N], p[N], m[N]; \
+    uint32_t low[WIDTH], high[WIDTH], first[WIDTH]; \
+    for (int lane = 0; lane < WIDTH; lane++) { \
+        uint32_t top = (uint32_t)(keys[lane] >> 32); \
+        low[lane] = (uint32_t)keys[lane]; \
+        high[lane] = top ? top + 1 : low[lane]; \
+        first[lane] = base[0]; \
+    } \
+    memcpy(p, low, sizeof p); \
+    memcpy(m, first, sizeof m); \
+    memcpy(added[1], low, sizeof p); \
+    memcpy(added[0], high, sizeof p); \
+    for (uint32_t i = 0; i < WORDS; i += 4) { \
+        for (uint32_t j = i; j < i + 4; j++) { /* two chains a vector, each of which waits for itself only */ \
+            for (int v = 0; v < N; v++) { \
+                four[j - i][v] = p[v]; \
+                p[v] = (p[v] ^ (p[v] >> 30)) * 1812433253u + (j + 1); \
+                mixed[j][v] = m[v]; \
+                m[v] = (((m[v] ^ (m[v] >> 30)) * 1664525u) ^ base[j + 1]) + added[(j + 1) & 1][v]; \
+            } \
+        } \
+        shml_put((const uint32_t *)four, WIDTH, i, out->plain); \
+    } \
+    for (int v = 0; v < N; v++) { /* one word further, which is the second again */ \
+        m[v] = mixed[WORDS - 1][v]; \
+        mixed[1][v] = m[v] = (((m[v] ^ (m[v] >> 30)) * 1664525u) ^ mixed[1][v]) + added[0][v]; \
+    } \
+    for (uint32_t i = 0; i < WORDS; i += 4) { \
+        for (uint32_t j = i < 2 ? 2 : i; j < i + 4; j++) \
+            for (int v = 0; v < N; v++) \
+                four[j - i][v] = m[v] = (((m[v] ^ (m[v] >> 30)) * 1566083941u) ^ mixed[j][v]) - j; \
+        shml_put((const uint32_t *)four, WIDTH, i, out->mixed); \
+    } \
+    for (int v = 0; v < N; v++) m[v] = (((m[v] ^ (m[v] >> 30)) * 1566083941u) ^ mixed[1][v]) - 1u; \
+    memcpy(low, m, sizeof low); \
+    for (int lane = 0; lane < WIDTH; lane++) { \
+        out->mixed[lane][0] = 0x80000000u; \
+        out->mixed[lane][1] = low[lane]; \
+    }
+
+#define SHML_SEED(target, suffix, vector, N) \
+    target static void shml_seed_##suffix(const uint32_t *base, const uint64_t *keys, shml_twisters *out) { SHML_SEED_BODY(vector, N) }
+
+SHML_SEED(, one, uint32_t, 1)
+SHML_SEED(, base, shml_vector4, 4)
+#ifdef __x86_64__
+SHML_SEED(__attribute__((target("avx2"))), avx2, shml_vector8, 2)
+SHML_SEED(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), avx512, shml_vector16, 1)
+#endif
+
+/* The states of the first `count` keys, at most SHML_LANES. All of `keys` is read.
+ * isa: as shml_best_isa() counts them. */
+static inline void shml_seed_twisters(const uint32_t *base, const uint64_t *keys, int count, int isa, shml_twisters *out) {
+    if (count == 1)
+        shml_seed_one(base, keys, out);
+#ifdef __x86_64__
+    else if (isa == 2)
+        shml_seed_avx512(base, keys, out);
+    else if (isa == 1)
+        shml_seed_avx2(base, keys, out);
+#endif
+    else
+        shml_seed_base(base, keys, out);
+}
+
+#endif

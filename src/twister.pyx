@@ -1,0 +1,181 @@
+"""The states that random, numpy and torch are seeded to before a sample, and their way into the generators. twister.h says how."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+cdef extern from "twister.h" nogil:
+    const int SHML_TWISTER_WORDS, SHML_TWISTER_NBYTES, SHML_LANES
+    ctypedef struct shml_words:
+        uint64_t word[4]
+    ctypedef struct shml_twisters:
+        uint32_t plain[16][624]
+        uint32_t mixed[16][624]
+    shml_words shml_sample_words(uint64_t seed, uint64_t epoch, uint64_t index, uint64_t stream)
+    int shml_best_isa()
+    void shml_twister_base(uint32_t *base)
+    void shml_seed_twisters(const uint32_t *base, const uint64_t *keys, int count, int isa, shml_twisters *out)
+
+cdef extern from "Python.h":
+    int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
+
+NUM_LANES = SHML_LANES
+RANDOM, NUMPY, TORCH = 1, 2, 4  # which generators, as bits
+
+cdef uint32_t _base[625]
+shml_twister_base(_base)
+
+
+def seeded(list keys not None, isa=None):
+    """The words of random.seed(key), and those of np.random.seed(key & 0xFFFFFFFF) and torch's manual_seed(key), for each key.
+
+    Args:
+        keys: at most 16, in [0, 2^64).
+        isa: which instructions, as `permutation.ISAS` counts them; None: the fastest this CPU has.
+    """
+    cdef uint64_t lanes[16]
+    cdef int count = len(keys), at
+    if not 0 < count <= SHML_LANES:
+        raise ValueError(f"1 to {SHML_LANES} keys, got {count}")
+    for at in range(SHML_LANES):
+        lanes[at] = keys[min(at, count - 1)]
+    cdef shml_twisters *states = <shml_twisters *>malloc(sizeof(shml_twisters))
+    if states == NULL:
+        raise MemoryError
+    try:
+        shml_seed_twisters(_base, lanes, count, shml_best_isa() if isa is None else isa, states)
+        return [((<char *>states.mixed[at])[:SHML_TWISTER_NBYTES], (<char *>states.plain[at])[:SHML_TWISTER_NBYTES])
+                for at in range(count)]
+    finally:
+        free(states)
+
+
+cdef class Reseeder:
+    """Seeds the three global generators from a sample's key, by writing into their memory where that is known.
+
+    Written is only what can be written while another thread draws without the GIL: it may then read words of both states, and never
+    beyond them. A generator that has been drawn from, or holds half a pair of gaussians, is left to its public call instead.
+
+    Args:
+        stream: of the samples' keys.
+
+    Attributes:
+        key: of the sample begun last.
+        random_at: address of the words of Python's generator, which its place among them precedes; 0: unknown.
+        numpy_at: address of the words of numpy's, which the place follows; 0: unknown.
+        gauss_at: address of numpy's left gaussian: whether there is one, and which.
+        torch_at: address of the words of torch's, within ATen's CPUGeneratorImpl; 0: unknown.
+    """
+
+    cdef readonly uint64_t key
+    cdef public size_t random_at, numpy_at, gauss_at, torch_at
+    cdef object _random, _numpys_own, _numpy, _torch_module, _torch
+    cdef dict _modules
+    cdef uint64_t _stream, _seed, _epoch
+    cdef int64_t _indices[16]
+    cdef uint64_t _keys[16]
+    cdef int _next, _count, _isa
+    cdef shml_twisters *_states
+
+    def __cinit__(self, uint64_t stream):
+        self._stream = stream
+        self._isa = shml_best_isa()
+        self._states = <shml_twisters *>malloc(sizeof(shml_twisters))
+        if self._states == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self._states)
+
+    def watch(self, random, numpys_own, dict modules not None):
+        """Takes note of the generators.
+
+        Args:
+            random: Python's own.
+            numpys_own: () -> numpy's bit generator.
+            modules: sys.modules, where torch may appear later.
+        """
+        self._random, self._numpys_own, self._modules = random, numpys_own, modules
+        self._numpy = numpys_own()
+
+    def watch_torch(self, module):
+        """Takes note of torch's generator."""
+        self._torch_module, self._torch = module, module.default_generator
+
+    def begin(self, uint64_t seed, uint64_t epoch, int64_t index, list keys, Py_ssize_t row):
+        """Seeds the generators for a sample.
+
+        Args:
+            keys: what is probably read, from `row` on, where this sample is; None: nothing is known of it.
+        Returns:
+            which generators are left to be seeded with `key` by their public calls; TORCH, too, when torch is first seen.
+        """
+        cdef int left = 0, at = self._next
+        cdef uint8_t *words
+        if at >= self._count or self._indices[at] != index or self._seed != seed or self._epoch != epoch:
+            self._look_ahead(seed, epoch, index, keys, row)
+            at = 0
+        self._next = at + 1
+        self.key = self._keys[at]
+
+        words = <uint8_t *>self.random_at  # whose draws keep the GIL: all of it may be written
+        if words != NULL:
+            (<int32_t *>(words - 4))[0] = SHML_TWISTER_WORDS
+            memcpy(words, self._states.mixed[at], SHML_TWISTER_NBYTES)
+            self._random.gauss_next = None
+        else:
+            left |= 1
+
+        words = <uint8_t *>self.numpy_at
+        if (words != NULL and (<int32_t *>words)[SHML_TWISTER_WORDS] == SHML_TWISTER_WORDS
+                and (<int32_t *>self.gauss_at)[0] == 0 and (<uint64_t *>self.gauss_at)[1] == 0
+                and self._numpys_own() is self._numpy):
+            memcpy(words, self._states.plain[at], SHML_TWISTER_NBYTES)
+        else:
+            left |= 2
+
+        if self._torch_module is None:
+            if "torch" in self._modules:
+                left |= 4
+            return left
+        words = <uint8_t *>self.torch_at
+        if words != NULL and _is_fresh(words) and self._torch_module.default_generator is self._torch:
+            memcpy(words - 20, &self.key, 8)
+            memcpy(words, self._states.plain[at], SHML_TWISTER_NBYTES)
+        else:
+            left |= 4
+        return left
+
+    cdef int _look_ahead(self, uint64_t seed, uint64_t epoch, int64_t index, list keys, Py_ssize_t row) except -1:
+        """Computes the states of this sample and of those that come behind it."""
+        cdef int count = 1, at, has_overflown
+        cdef object key
+        self._count = 0
+        self._seed, self._epoch = seed, epoch
+        self._indices[0] = index
+        if keys is not None and row >= 0:
+            while count < SHML_LANES and row + count < len(keys):
+                key = keys[row + count]
+                has_overflown = 0
+                self._indices[count] = PyLong_AsLongLongAndOverflow(key, &has_overflown) if type(key) is int else -1
+                if has_overflown:
+                    self._indices[count] = -1
+                count += 1
+        for at in range(SHML_LANES):
+            if at < count:
+                self._keys[at] = shml_sample_words(seed, epoch, <uint64_t>self._indices[at], self._stream).word[0]
+            else:
+                self._keys[at] = self._keys[0]
+        shml_seed_twisters(_base, self._keys, count, self._isa, self._states)
+        self._count = count
+        return 0
+
+
+cdef inline bint _is_fresh(const uint8_t *words) noexcept:
+    """Whether nothing has been drawn from torch's generator since it was seeded.
+
+    Around its words stand, in ATen's CPUGeneratorImpl: the seed (-20, 8 bytes), how many words are left (-12, 4), whether it is seeded
+    (-8, 1), the next word (-4, 4); a float gaussian (2500, 4) and whether there is one (2504, 1), a double one (2508, 8; 2516, 1).
+    """
+    return ((<const int32_t *>(words - 12))[0] == 1 and (words - 8)[0] == 1 and (<const int32_t *>(words - 4))[0] == 0
+            and words[2504] == 0 and words[2516] == 0)

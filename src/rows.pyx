@@ -25,6 +25,8 @@ cdef extern from "streamed.h":
 cdef size_t HUGE_COPY = 1 << 18  # bytes of a row that is copied past the caches: a batch of such does not stay in them
 cdef size_t LONG_COPY = 16384  # bytes from which a copy outlasts giving up the GIL and taking it again
 
+import inspect
+
 import numpy as np
 
 
@@ -51,6 +53,17 @@ cdef extern from *:
         void *current_stream;
     } shml_dl_exchange;
     enum { SHML_DL_MAJOR = 1, SHML_DL_CPU = 1 };
+
+    /* What `value.name` and `value.name()` look up each time, for a type's attribute and its method without arguments. */
+    static getter shml_getter_of(PyObject *descriptor) {
+        return Py_IS_TYPE(descriptor, &PyGetSetDescr_Type) ? ((PyGetSetDescrObject *)descriptor)->d_getset->get : NULL;
+    }
+    static void *shml_closure_of(PyObject *descriptor) { return ((PyGetSetDescrObject *)descriptor)->d_getset->closure; }
+    static PyCFunction shml_method_of(PyObject *descriptor) {
+        if (!Py_IS_TYPE(descriptor, &PyMethodDescr_Type)) return NULL;
+        PyMethodDef *method = ((PyMethodDescrObject *)descriptor)->d_method;
+        return method->ml_flags == METH_NOARGS ? method->ml_meth : NULL;
+    }
     """
     ctypedef struct shml_dl_device:
         int32_t device_type
@@ -69,6 +82,11 @@ cdef extern from *:
         uint32_t major
         int (*tensor_from_object)(void *object, shml_dl_tensor *tensor)
     int SHML_DL_MAJOR, SHML_DL_CPU
+    ctypedef object (*shml_getter "getter")(object, void *)
+    ctypedef object (*shml_method "PyCFunction")(object, void *)
+    shml_getter shml_getter_of(object descriptor)
+    void *shml_closure_of(object descriptor)
+    shml_method shml_method_of(object descriptor)
 
 
 cdef object _MISSING = object()
@@ -217,6 +235,9 @@ cdef class TensorColumn(Column):
 
     cdef object _dtype, _shape, _rows, _type, _is_plain
     cdef shml_dl_exchange *_exchange
+    cdef shml_getter _requires_grad
+    cdef void *_requires_grad_closure
+    cdef shml_method _is_neg
     cdef uint8_t _code, _bits
     cdef int32_t _ndim
     cdef bint _has_sign
@@ -233,7 +254,10 @@ cdef class TensorColumn(Column):
         cdef shml_dl_exchange *exchange
         if PyCapsule_IsValid(capsule, "dlpack_exchange_api") and not rows.dtype.is_complex:  # a conjugate's bytes are not its values
             exchange = <shml_dl_exchange *>PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
-            if exchange.major == SHML_DL_MAJOR and exchange.tensor_from_object != NULL:
+            requires_grad, is_neg = (inspect.getattr_static(self._type, name) for name in ("requires_grad", "is_neg"))
+            self._requires_grad, self._is_neg = shml_getter_of(requires_grad), shml_method_of(is_neg)
+            if exchange.major == SHML_DL_MAJOR and exchange.tensor_from_object and self._requires_grad and self._is_neg:
+                self._requires_grad_closure = shml_closure_of(requires_grad)
                 self._exchange = exchange
 
     cdef bint write(self, object value, Py_ssize_t row) except -1:
@@ -245,7 +269,9 @@ cdef class TensorColumn(Column):
             if self._exchange.tensor_from_object(<void *>value, &tensor):
                 PyErr_Clear()
                 return False
-            if not self._fits(&tensor) or value.requires_grad or (self._has_sign and value.is_neg()):
+            if not self._fits(&tensor) or self._requires_grad(value, self._requires_grad_closure):
+                return False
+            if self._has_sign and self._is_neg(value, NULL):
                 return False
             if self._is_contiguous(&tensor):
                 if self.row_nbytes:

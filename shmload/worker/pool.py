@@ -65,6 +65,7 @@ def main(post: Post, inherited: Job | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a trainer's own handler, come by fork, would keep this worker alive
     faults.hit("start")
     os.sched_setaffinity(0, post.affinity)
+    give_way()
     # what the trainer had before the fork is shared memory until written to, and the collector writes to every object it visits
     gc.freeze()
     try:
@@ -106,6 +107,17 @@ def main(post: Post, inherited: Job | None) -> None:
     )
     with suppress(KeyboardInterrupt):  # a sample raised it: torch's worker leaves without a word, too
         body.run()
+
+
+def give_way() -> None:
+    """Has this process take no processor from another by waking up, unless it was given a policy of its own.
+
+    The trainer rings for a worker within `next()`, and one that wakes up on its processor would run first: for as long as it decodes.
+    As a batch process it takes a free processor at once, and a busy one when its turn comes, at the next tick.
+    """
+    with suppress(OSError):  # a sandbox may forbid to ask
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:

@@ -542,9 +542,7 @@ class SampleReader:
         index = _index_of(key)
         self._ring.begin_row(row, index)
         job = self._job
-        begin_sample(
-            job.seed, self._ring.epoch, index, self._ring.worker_id, reseed=job.seed_samples, keys=self._keys, row=row
-        )
+        begin_sample(job.seed, self._ring.epoch, index, self._ring.worker_id, reseed=job.seed_samples, keys=self._keys, row=row)
         if faults.armed:
             faults.hit("mid_decode")
 

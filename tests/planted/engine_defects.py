@@ -11,6 +11,56 @@ ABILITIES = "tests/behaviour/test_abilities.py::"
 
 ENGINE_DEFECTS = [
     Defect(
+        "E3",
+        "a worker that wakes up runs before the trainer that rang for it",
+        "shmload/worker/pool.py",
+        "    give_way()\n",
+        "    pass\n",
+        ("tests/engine/test_priorities.py::test_a_worker_that_wakes_up_takes_no_processor_from_the_trainer[fork]",),
+    ),
+    Defect(
+        "R1",
+        "rows are written where there may be no memory",
+        "shmload/worker/slot_memory.py",
+        "        if missing and CAN_POPULATE:\n",
+        "        if missing and not CAN_POPULATE:\n",
+        ("tests/engine/test_memory.py::test_memory_that_others_have_taken_meanwhile_is_an_error_and_no_sigbus[a worker-raise]",),
+    ),
+    Defect(
+        "R1",
+        "memory that a ring has been promised is free for the next one",
+        "shmload/shm/segment.py",
+        '    if shm_free_bytes() - unreserved_bytes("shm") < nbytes:\n',
+        "    if shm_free_bytes() < nbytes:\n",
+        ("tests/engine/test_memory.py::test_what_one_ring_has_been_promised_is_not_free_for_the_next",),
+    ),
+    Defect(
+        "R13",
+        "a ring is never reserved whole",
+        "shmload/engine/engine.py",
+        "                    self._memory.reserve_more()\n                    continue\n",
+        "                    pass\n",
+        ("tests/engine/test_memory.py::test_memory_comes_with_the_rows_that_are_written_and_the_rest_while_the_trainer_waits",),
+    ),
+    Defect(
+        "E4",
+        "a ring that has ended stays mapped until the collector comes by",
+        "shmload/engine/parts.py",
+        "                    self.ring.let_go()\n",
+        "                    pass\n",
+        ("tests/engine/test_memory.py::test_a_ring_is_unmapped_with_its_last_batch_and_waits_for_no_collector[1]",),
+    ),
+    Defect(
+        "E2",
+        "a tensor whose sign is still to be changed is placed as it lies",
+        "src/rows.pyx",
+        "            if self._has_sign and self._is_neg(value, NULL):\n                return False\n",
+        "",
+        (
+            "tests/core/test_rows.py::test_a_tensor_is_taken_if_it_is_nothing_but_bytes_of_the_columns_kind[as torch offers it-with a sign pending]",
+        ),
+    ),
+    Defect(
         "R1",
         "a descriptor that is used again is taken for the same memory",
         "shmload/shm/segment.py",

@@ -1,0 +1,36 @@
+"""Workers beside the trainer: who gets a processor first."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from shmload import ShmLoader
+from shmload.worker.pool import give_way
+
+
+class Policy:
+    """The scheduling policy of whoever reads it."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return os.sched_getscheduler(0)
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow(reason="starts interpreters"))])
+def test_a_worker_that_wakes_up_takes_no_processor_from_the_trainer(method: str) -> None:
+    with ShmLoader(Policy(), 2, num_workers=1, multiprocessing_context=method) as loader:
+        assert {os.SCHED_BATCH} == {policy for batch in loader for policy in batch.tolist()}
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def test_a_policy_that_was_given_stays() -> None:
+    pid = os.fork()
+    if pid == 0:  # one cannot come back from the idle one without privileges
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        give_way()
+        os._exit(os.sched_getscheduler(0) != os.SCHED_IDLE)
+    assert os.waitpid(pid, 0)[1] == 0

@@ -112,8 +112,8 @@ def main(post: Post, inherited: Job | None) -> None:
 def give_way() -> None:
     """Has this process take no processor from another by waking up, unless it was given a policy of its own.
 
-    The trainer rings for a worker within `next()`, and one that wakes up on its processor would run first: for as long as it decodes.
-    As a batch process it takes a free processor at once, and a busy one when its turn comes, at the next tick.
+    The trainer rings for a worker within `next()`, and one that wakes up on its processor would run first, for as long as it
+    decodes. As a batch process it takes a free processor at once, and a busy one when its turn comes, at the next tick.
     """
     with suppress(OSError):  # a sandbox may forbid to ask
         if os.sched_getscheduler(0) == os.SCHED_OTHER:

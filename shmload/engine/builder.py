@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
@@ -28,6 +28,7 @@ from shmload.engine.autotune import Autotuner, Setting, is_auto, tuner_of
 from shmload.engine.parts import EngineOptions, Holders, Hook, is_enabled
 from shmload.engine.ring import BadSamples, BatchSource, OnError
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
+from shmload.shm import owners
 from shmload.worker.reader import Job, ReadPlan, plan_of
 from shmload.world import ability_of
 
@@ -368,6 +369,7 @@ class EngineBuilder:
         self.tuner: Autotuner | None = tuner_of(config, on_change)
         self.num_made = 0
         self.trace: Trace | None = None
+        self._reaper: finalize[..., Any] | None = None
 
     def make(self, config: LoaderConfig, *, base_seed: int, resume: Sequence[bytes] = (), **of_job: Any) -> BatchSource:
         """A ring and a worker pool.
@@ -403,6 +405,8 @@ class EngineBuilder:
             self.bad_samples,
             [Holders()] if is_enabled() else [],
         )
+        if self._reaper is None or not self._reaper.alive:
+            self._reaper = owners.stay_for(self)  # through the time between this pass and the next
         self.num_made += 1
         self.last = engine
         self.engines.add(engine)
@@ -439,3 +443,5 @@ class EngineBuilder:
         """Ends all workers; an iterator that someone still holds says that the loader is closed."""
         for engine in list(self.engines):
             engine.close()
+        if self._reaper is not None:
+            self._reaper()

@@ -53,6 +53,7 @@ import struct
 import subprocess
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -305,6 +306,21 @@ def _write(line: str) -> None:
     if _pipe >= 0:
         with suppress(OSError):  # somebody has killed it; the next one gets all of it
             os.write(_pipe, f"{line}\n".encode())
+
+
+def stay_for(whom: object) -> weakref.finalize[..., Any]:
+    """Keeps the reaper for as long as an object lives, though no group be there: the next one need not start it.
+
+    Returns:
+        what lets it go at once when it is called.
+    """
+    enter()
+    return weakref.finalize(whom, _leave_in, os.getpid())
+
+
+def _leave_in(pid: int) -> None:
+    if os.getpid() == pid:  # a forked child's copy ends nothing
+        leave()
 
 
 def leave() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -14,6 +15,7 @@ from time import monotonic
 import psutil
 import pytest
 
+from shmload import ShmLoader
 from shmload.shm import owners
 from shmload.shm.names import SHM_DIR
 from shmload.shm.segment import Group, posix_ipc
@@ -200,3 +202,35 @@ def test_an_orderly_end_says_nothing_and_leaves_nothing() -> None:
     )
     assert done.stderr == ""
     assert left(done.stdout.strip()) == set()
+
+
+@pytest.mark.parametrize("how", ["closed", "forgotten"])
+def test_the_reaper_stays_between_the_passes_of_a_loader_and_ends_with_it(how: str) -> None:
+    loader = ShmLoader(range(4), num_workers=1)  # type: ignore[var-annotated]  # whose samples are of no interest
+    shells = []
+    for _ in range(2):
+        assert len(list(loader)) == 4
+        shells.append(owners._shell)
+    assert shells[0] is shells[1] is not None
+    assert shells[0].poll() is None
+    if how == "closed":
+        loader.close()
+    del loader
+    gc.collect()
+    assert owners._shell is None
+
+
+def test_a_forked_child_that_ends_its_copy_of_a_loader_leaves_its_parent_the_reaper() -> None:
+    loader = ShmLoader(range(4), num_workers=1)  # type: ignore[var-annotated]  # as above
+    list(loader)
+    shell = owners._shell
+    assert shell is not None
+    pid = os.fork()
+    if pid == 0:
+        del loader
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    owners._write("board /nowhere")  # its pipe is open
+    assert shell.poll() is None
+    loader.close()

@@ -30,7 +30,7 @@ from shmload.batch.ragged import Arenas, Ragged, RaggedRows
 from shmload.engine.builder import EngineBuilder, LoaderConfig
 from shmload.engine.ring import NOTHING, BadSamples, DeliveryLog
 from shmload.metrics import EpochCallback, EpochMetrics, callbacks_of_environment
-from shmload.worker.reader import Job, no_room
+from shmload.worker.reader import Job, index_of, no_room
 from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples, kept_generators
 from shmload.world import rank_and_world_size
 
@@ -306,7 +306,7 @@ class InlineReader:
         """Begins the sample of a row; -1: the first of several that are read at once."""
         self._row = row
         job, key = self._job, keys[max(row, 0)]
-        begin_sample(job.seed, epoch, key if type(key) is int else -1, 0, reseed=job.seed_samples, keys=keys, row=row)
+        begin_sample(job.seed, epoch, index_of(key), 0, reseed=job.seed_samples, keys=keys, row=row)
 
     def _begin_ragged(self, keys: list[Any], row: int, epoch: int) -> bool:
         self._begin(row, keys, epoch)

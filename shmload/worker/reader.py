@@ -539,7 +539,7 @@ class SampleReader:
     def begin(self, row: int, key: Any) -> None:
         """Says which sample is read next, and seeds its randomness."""
         self.key, self.row = key, row
-        index = _index_of(key)
+        index = index_of(key)
         self._ring.begin_row(row, index)
         job = self._job
         begin_sample(job.seed, self._ring.epoch, index, self._ring.worker_id, reseed=job.seed_samples, keys=self._keys, row=row)
@@ -596,7 +596,7 @@ class SampleReader:
         job, epoch, worker = self._job, self._ring.epoch, self._ring.worker_id
 
         def read_row(row: int) -> Any:
-            begin_sample(job.seed, epoch, _index_of(keys[row]), worker, reseed=False)
+            begin_sample(job.seed, epoch, index_of(keys[row]), worker, reseed=False)
             try:
                 return read(row)
             finally:
@@ -619,7 +619,7 @@ class SampleReader:
         return tuple(bad)
 
 
-def _index_of(key: Any) -> int:
+def index_of(key: Any) -> int:
     """The sample's index; -1 if the sampler's key is no integer."""
     return key if type(key) is int and -(1 << 63) <= key < 1 << 63 else -1
 

@@ -2,9 +2,9 @@
 
     random.seed(key); np.random.seed(key & 0xFFFFFFFF); torch.default_generator.manual_seed(key)
 
-Those take 6 us, for each sample, whether or not it draws: each fills 624 words by a recurrence in which every word waits for the one
-before. So the states of the next sixteen samples are computed side by side (src/twister.h), and copied to where the generators keep
-them. Deferring the work until something is drawn would not do, as datasets look at states and seeds, too.
+Those take 7 us, for each sample, whether or not it draws: each fills 624 words by a recurrence in which every word waits for the
+one before. So the states of the next sixteen samples are computed side by side (src/twister.h), and copied to where the generators
+keep them. Deferring the work until something is drawn would not do, as datasets look at states and seeds, too.
 
 Where a generator keeps its words is found, not known: in the memory of Python's and numpy's own objects, and in what torch's points
 to, which is read in such a way that a wrong address is an error and no crash. A place is used if it then gives what the public
@@ -19,7 +19,6 @@ import os
 import random
 import struct
 import sys
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -127,7 +126,7 @@ def _torch_at(generator: Any) -> int:
         for pointer in filter(None, pointers):
             first, second = (_offset_in(memory, pointer, generator.manual_seed(seed)) for seed in _LOOKED_FOR)
             if first == second >= 0:
-                return pointer + first
+                return int(pointer) + first
     finally:
         os.close(memory)
     return 0
@@ -185,7 +184,8 @@ def _put_gaussian(which: int, kind: int) -> None:
     if which == RANDOM:
         random.setstate((*random.getstate()[:2], _GAUSS))
     elif which == NUMPY:
-        np.random.set_state((*np.random.get_state()[:3], 1, _GAUSS))  # type: ignore[arg-type]  # a legacy state
+        legacy: Any = np.random.get_state()
+        np.random.set_state((*legacy[:3], 1, _GAUSS))
     else:
         torch = sys.modules["torch"]
         state = torch.get_rng_state()

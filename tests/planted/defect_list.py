@@ -135,8 +135,8 @@ DEFECTS = [
         "R6",
         "a replacement's randomness is its process's own",
         "shmload/worker/reader.py",
-        "self._ring.worker_id, reseed=job.seed_samples)",
-        "self._ring.worker_id, reseed=False)",
+        "self._ring.worker_id, reseed=job.seed_samples, keys",
+        "self._ring.worker_id, reseed=False, keys",
         ("tests/faults/test_crash_points.py::test_a_death_in_the_stream_does_not_show_in_it[after_claim-rows]",),
     ),
     Defect(

@@ -7,6 +7,8 @@ from tests.planted.planting import Defect
 RESUME = "tests/resume/test_"
 LIVING = f"{RESUME}living_loader.py::test_any_state_on_any_living_loader_gives_exactly_the_rest"
 
+RESEEDED = "tests/loader/test_reseeding.py::test_"
+
 STATE_DEFECTS = [
     Defect(
         "N1",
@@ -157,5 +159,70 @@ STATE_DEFECTS = [
         "sys.getrefcount(_now.last) > _UNKEPT",
         "sys.getrefcount(_now.last) > _UNKEPT + 1",
         ("tests/loader/test_sample_rng.py::test_one_that_was_kept_is_left_alone",),
+    ),
+    Defect(
+        "E4",
+        "a sample's words are prepared for another epoch, too",
+        "src/twister.pyx",
+        " or self._seed != seed or self._epoch != epoch:",
+        " or self._seed != seed:",
+        ("tests/loader/test_reseeding.py::test_the_next_epoch_is_not_prepared_for_by_this_one",),
+        modules=("twister",),
+    ),
+    Defect(
+        "E4",
+        "a gaussian that numpy has left is the next sample's",
+        "src/twister.pyx",
+        "                and (<int32_t *>self.gauss_at)[0] == 0 and",
+        "                and",
+        (f"{RESEEDED}what_a_sample_does_with_them_is_gone_with_it[numpy keeps a gaussian, and its words]",),
+        modules=("twister",),
+    ),
+    Defect(
+        "E4",
+        "a gaussian that Python has left is the next sample's",
+        "src/twister.pyx",
+        "            self._random.gauss_next = None\n",
+        "            pass\n",
+        (f"{RESEEDED}what_a_sample_does_with_them_is_gone_with_it[random keeps a gaussian, and its words]",),
+        modules=("twister",),
+    ),
+    Defect(
+        "E4",
+        "torch's generator is not looked at before it is written",
+        "src/twister.pyx",
+        "words != NULL and _is_fresh(words)",
+        "words != NULL",
+        (
+            f"{RESEEDED}what_a_sample_does_with_them_is_gone_with_it[torch]",
+            f"{RESEEDED}what_a_sample_does_with_them_is_gone_with_it[torch keeps a float gaussian]",
+        ),
+        modules=("twister",),
+    ),
+    Defect(
+        "E4",
+        "torch's seed stays that of the first sample",
+        "src/twister.pyx",
+        "            memcpy(words - 20, &self.key, 8)\n",
+        "            pass\n",
+        (f"{RESEEDED}what_a_sample_does_with_them_is_gone_with_it[nothing]",),
+        modules=("twister",),
+    ),
+    Defect(
+        "E4",
+        "a place that is another's is taken for a generator's",
+        "shmload/worker/reseeding.py",
+        "    return all(_agrees(reseeder, which, number) for number in range(4)) and",
+        "    return True or",
+        (f"{RESEEDED}one_whose_place_is_not_found_is_seeded_by_its_call[is another-_torch_at]",),
+    ),
+    Defect(
+        "E4",
+        "a key of one word is seeded as one of two",
+        "src/twister.h",
+        "high[lane] = top ? top + 1 : low[lane];",
+        "high[lane] = top + 1;",
+        (f"{RESEEDED}the_words_are_those_of_the_public_calls",),
+        modules=("twister",),
     ),
 ]

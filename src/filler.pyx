@@ -5,7 +5,11 @@ A claim ends in exactly one finish. Everything an order says is read after the c
 
 include "ring.pxi"
 
+from cpython.long cimport PyLong_CheckExact
 from libc.string cimport memcpy
+
+cdef extern from "Python.h":
+    int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
 
 import os
 
@@ -23,7 +27,7 @@ cdef class WorkerRing:
     """One worker's view of the control block.
 
     Between `claim` and `finish` the attributes describe the claim: `slot`, `chunk`, `order`, rows `first_row` to `end_row` of
-    `nrows`, `epoch`, `step`, and whether it `is_packed` (then one chunk is the whole batch).
+    `nrows`, `epoch`, `step`, the `index` of the sample begun last, and whether it `is_packed` (then one chunk is the whole batch).
     """
 
     cdef shml_ring _ring
@@ -34,7 +38,7 @@ cdef class WorkerRing:
     cdef bint _is_claimed
     cdef readonly int worker_id
     cdef readonly int slot, chunk, first_row, end_row, nrows, nchunks
-    cdef readonly int64_t epoch, step
+    cdef readonly int64_t epoch, step, index
     cdef readonly uint64_t order
     cdef readonly bint is_packed, is_pickled
 
@@ -165,12 +169,21 @@ cdef class WorkerRing:
         cdef shml_slot *record = self._record()
         return (<const char *>shml_order_area(&self._ring, self._claim.slot))[:record.order_nbytes]
 
-    def begin_row(self, int row, int64_t index):
-        """Says which row this worker is about to decode: it gets the blame if the process dies."""
+    def begin_row(self, int row, key):
+        """Says which row this worker is about to decode: it gets the blame if the process dies.
+
+        Args:
+            key: of its sample, whose `index` it becomes; -1 if it is no integer of 64 bits.
+        Returns:
+            whether somebody waits for the claimed order.
+        """
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
-        me.index = <uint64_t>index
+        cdef int has_overflown = 0
+        self.index = PyLong_AsLongLongAndOverflow(key, &has_overflown) if PyLong_CheckExact(key) else -1
+        me.index = <uint64_t>self.index  # -1, too, if it has overflown
         me.since_ns = shml_now_ns()
         me.now = self._claim.order << 16 | <uint64_t>(row & 0xFFFF)
+        return self._ring.header.generation == self._record().generation
 
     def end_rows(self):
         """Says that no row is being decoded: what a death or a delay comes from now is no sample."""

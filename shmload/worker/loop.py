@@ -34,7 +34,7 @@ from shmload.errors import RingTooSmall
 from shmload.shm.names import own_ticket, pidfd_of
 from shmload.shm.segment import Doorbell
 from shmload.worker.reader import Failure, Job, PeerRing, SampleReader
-from shmload.worker.sample_rng import end_samples
+from shmload.worker.sample_rng import begin_reading, end_samples
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 from shmload.worker.snapshot import IterablePass, Snapshots, dump_note
 from shmload.world import start_of
@@ -123,6 +123,8 @@ class WorkerLoop:
         ring = self._ring
         self._num_foreign = 0
         self._reader.end()
+        self._reader.begun = None
+        begin_reading(self._reader)
         self._has_ended = False
         try:
             try:
@@ -193,12 +195,16 @@ class WorkerLoop:
             return self._ask_repack(keys, [head] if samples is None else samples)
         placer = self._memory.placer()
         for row in range(first, end):
-            if ring.is_abandoned:
-                return VOID
             if samples is not None:
+                if ring.is_abandoned:
+                    return VOID
                 sample = samples[row - first]
+            elif row == first:
+                sample = head
+            elif reader.begin(row, key := keys[row]):
+                sample = reader.read(key)
             else:
-                sample = head if row == first else reader.one(row, keys[row])
+                return VOID
             if not placer.put(sample, row):
                 self._num_misfits += 1
                 if samples is None and ring.nchunks == 1:
@@ -216,9 +222,8 @@ class WorkerLoop:
                     return VOID
             return DONE
         for row in range(ring.first_row, ring.end_row):
-            if ring.is_abandoned:
+            if not self._reader.begin(row, keys[row]):
                 return VOID
-            self._reader.begin(row, keys[row])
             read_into(keys[row], placer.out(row))
         return DONE
 
@@ -239,10 +244,9 @@ class WorkerLoop:
         return self._write(rows.finish())
 
     def _begin_ragged(self, keys: Any, row: int) -> bool:
-        if row < 0:
-            self._reader.begin_all(0, keys[0])
-        else:
-            self._reader.begin(row, keys[row])
+        if row >= 0:
+            return self._reader.begin(row, keys[row])
+        self._reader.begin_all(0, keys[0])
         return not self._ring.is_abandoned
 
     # ------------------------------------------------------------ packed batches

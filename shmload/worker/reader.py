@@ -50,7 +50,7 @@ from shmload._core.mapping import Mapping as MemoryMapping
 from shmload.batch.collate import ArrayRows, RowOut, SingleRow, private_rows, typed_array
 from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.ragged import AS_LISTS, Arenas, AsTorchOrList, Ragged, RaggedRows, ragged_of
-from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples
+from shmload.worker.sample_rng import Sample, begin_many, begin_sample, drew_for_many, end_samples, seed_globals
 from shmload.world import ability_of
 
 
@@ -467,7 +467,7 @@ T = TypeVar("T")
 
 
 def read_by_threads(
-    threads: ThreadPoolExecutor, read: Callable[[int], T], rows: Sequence[int], begin: Callable[[int], None]
+    threads: ThreadPoolExecutor, read: Callable[[int], T], rows: Sequence[int], begin: Callable[[int], object]
 ) -> Iterator[T]:
     """What `read` gives for each row, in order. When the iterator is closed, nothing is being read any more.
 
@@ -495,6 +495,7 @@ class SampleReader:
 
     Attributes:
         key, row: of the sample being read; None and -1 while no one sample is.
+        begun: holds the key of the sample, or the first of several, that was begun last.
     """
 
     def __init__(self, ring: WorkerRing, job: Job, in_place: InPlace | None, open_memory: Callable[[str], MemoryMapping]) -> None:
@@ -504,8 +505,15 @@ class SampleReader:
         self._keys: list[Any] | None = None  # of the order; None: its samples are not begun one by one
         self._reads_many = job.plan.has_getitems  # until its samples draw random numbers
         self._threads = ThreadPoolExecutor(job.num_threads, "shmload-read") if job.num_threads > 1 else None
+        self._reseeds = job.seed_samples and job.seed is not None
         self.key: Any = None
         self.row = -1
+        self.begun: tuple[Any] | None = None
+
+    def sample(self) -> Sample:
+        """What was begun last, for `sample_info` and `sample_rng`."""
+        assert self.begun is not None
+        return self._job.seed, self._ring.epoch, index_of(self.begun[0]), self._ring.worker_id
 
     @property
     def threads(self) -> ThreadPoolExecutor | None:
@@ -536,15 +544,17 @@ class SampleReader:
         self._keys = indices.tolist()
         return self._keys
 
-    def begin(self, row: int, key: Any) -> None:
-        """Says which sample is read next, and seeds its randomness."""
-        self.key, self.row = key, row
-        index = index_of(key)
-        self._ring.begin_row(row, index)
-        job = self._job
-        begin_sample(job.seed, self._ring.epoch, index, self._ring.worker_id, reseed=job.seed_samples, keys=self._keys, row=row)
+    def begin(self, row: int, key: Any) -> bool:
+        """Says which sample is read next, and seeds its randomness. False: nobody waits for the batch any more."""
+        self.key, self.row, self.begun = key, row, (key,)
+        ring = self._ring
+        is_wanted = ring.begin_row(row, key)
+        if self._reseeds:
+            assert self._job.seed is not None
+            seed_globals(self._job.seed, ring.epoch, ring.index, self._keys, row)
         if faults.armed:
             faults.hit("mid_decode")
+        return is_wanted
 
     def begin_all(self, row: int, key: Any) -> None:
         """Says that many samples are read at once, from this one on."""
@@ -559,10 +569,15 @@ class SampleReader:
     def one(self, row: int, key: Any) -> Any:
         """Reads one sample."""
         self.begin(row, key)
+        return self.read(key)
+
+    def read(self, key: Any) -> Any:
+        """Reads the sample that has been begun."""
         if self._kept is not None and self._kept[0] == (self._ring.epoch, key):
             sample, self._kept = self._kept[1], None
             return sample
-        return self._job.plan.sample(self._job.dataset, key)
+        job = self._job
+        return job.plan.sample(job.dataset, key) if job.plan.has_getitems else job.dataset[key]
 
     def keep(self, key: Any, sample: Any) -> None:
         """Keeps a sample that was read in vain, so that it need not be read twice."""

@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ from shmload.worker.reseeding import GlobalGenerators
 
 _OWN_STREAM = 0  # keys sample_rng(); 1 keys the global generators (reseeding.py)
 _ZEROS = np.zeros(4, np.uint64)
-_UNKEPT = 2  # references to a generator that only this module has: _now.last, the argument; a local is none since Python 3.14
+_UNKEPT = 2  # references to a generator that only this module has: _now.rng, the argument; a local is none since Python 3.14
 
 
 class SampleInfo(NamedTuple):
@@ -46,31 +46,58 @@ class SampleInfo(NamedTuple):
     worker: int
 
 
+Sample: TypeAlias = tuple[int | None, int, int, int]  # seed, epoch, index, worker
+
+
+class Reading(Protocol):
+    """Who reads samples one after another: it is asked for the sample only when somebody wants to know."""
+
+    @property
+    def begun(self) -> object:
+        """Another object for each sample, or reading of several, that is begun; None: none is."""
+
+    def sample(self) -> Sample: ...
+
+
 @dataclass
 class _Watch:
     """What a reading of several samples at once draws: that is no sample's own, and depends on who reads how many of them."""
 
+    begun: object  # which reading
     states: tuple[Any, ...] | None  # of the global generators before it; None: nobody compares them
     can_repeat: bool
     has_drawn: bool = False
 
 
-class _Now(threading.local):
-    """The sample that this thread is decoding: (seed, epoch, index, worker), and its generator once it was asked for.
+class _One:
+    """The reading of one sample."""
 
-    `watch` is there while several samples are read at once, of which `sample` is the first.
+    def __init__(self, sample: Sample) -> None:
+        self._sample, self.begun = sample, self
+
+    def sample(self) -> Sample:
+        return self._sample
+
+
+class _Now(threading.local):
+    """What this thread is reading, and the generator of a sample once it was asked for.
+
+    `watch` is of a reading of several samples at once, whose first is the sample.
     """
 
-    sample: tuple[int | None, int, int, int] | None = None
+    reading: Reading | None = None
     watch: _Watch | None = None
     rng: np.random.Generator | None = None
-    last: np.random.Generator | None = None  # of a sample before, to be used again
+    rng_of: object = None  # which sample's it is, as `Reading.begun`
 
 
 _now = _Now()
+seed_globals = GlobalGenerators().begin
 
 
-_globals = GlobalGenerators()
+def begin_reading(reading: Reading) -> None:
+    """Says who reads the samples that come next."""
+    _now.reading = reading
 
 
 def begin_sample(
@@ -81,10 +108,9 @@ def begin_sample(
     Args:
         keys: of the samples that are read with it, which is at `row`: the next ones are prepared for.
     """
-    _now.sample = (seed, epoch, index, worker)
-    _now.rng = _now.watch = None
+    _now.reading = _One((seed, epoch, index, worker))
     if reseed and seed is not None:
-        _globals.begin(seed, epoch, index, keys, row)
+        seed_globals(seed, epoch, index, keys, row)
 
 
 def begin_many(*, can_repeat: bool, compares: bool = False) -> None:
@@ -94,16 +120,23 @@ def begin_many(*, can_repeat: bool, compares: bool = False) -> None:
         can_repeat: whether they can be read one by one instead, if `drew_for_many` says so.
         compares: whether the global generators count for that, too.
     """
-    if _now.sample is not None and _now.sample[0] is not None:
-        _now.watch = _Watch(_global_states() if compares else None, can_repeat)
+    reading = _now.reading
+    if reading is not None and reading.sample()[0] is not None:
+        _now.watch = _Watch(reading.begun, _global_states() if compares else None, can_repeat)
 
 
 def drew_for_many() -> bool:
     """Whether what was read since `begin_many` has drawn random numbers: then it is to be read again, one by one."""
-    watch = _now.watch
+    watch = _watch()
     if watch is None:
         return False
     return watch.has_drawn or (watch.states is not None and watch.states != _global_states())
+
+
+def _watch() -> _Watch | None:
+    """Of what is being read now."""
+    watch, reading = _now.watch, _now.reading
+    return watch if watch is not None and reading is not None and watch.begun is reading.begun else None
 
 
 def _global_states() -> tuple[Any, ...]:
@@ -116,7 +149,7 @@ def _global_states() -> tuple[Any, ...]:
 
 def end_samples() -> None:
     """Says that no sample is being decoded."""
-    _now.sample = _now.rng = _now.watch = None
+    _now.reading = _now.watch = None
 
 
 def sample_info() -> SampleInfo:
@@ -127,14 +160,20 @@ def sample_info() -> SampleInfo:
     Raises:
         RuntimeError: called outside a dataset's reading of a sample.
     """
-    if _now.sample is None:
+    return SampleInfo(*_sample()[1:])
+
+
+def _sample() -> Sample:
+    reading = _now.reading
+    if reading is None or reading.begun is None:
         raise RuntimeError("sample_info() and sample_rng() answer only while a ShmLoader reads a sample of its dataset")
-    return SampleInfo(*_now.sample[1:])
+    return reading.sample()
 
 
 def seed_and_epoch() -> tuple[int | None, int] | None:
     """Seed and epoch of the sample that this thread is decoding, or of the batch; None: no loader of ours is reading."""
-    return None if _now.sample is None else _now.sample[:2]
+    reading = _now.reading
+    return None if reading is None or reading.begun is None else reading.sample()[:2]
 
 
 def sample_rng(index: int | None = None) -> np.random.Generator:
@@ -161,33 +200,33 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
         >>> (first == again).all().item()
         True
     """
-    info = sample_info()
-    if index is not None and _now.sample is not None and _now.sample[0] is not None:
-        own = sample_key_pair(_now.sample[0], info.epoch, index & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
+    seed, epoch, of, _ = _sample()
+    if index is not None and seed is not None:
+        own = sample_key_pair(seed, epoch, index & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
         return np.random.Generator(np.random.Philox(key=np.array(own, np.uint64)))
-    if _now.watch is not None:
-        if not _now.watch.can_repeat:
+    watch = _watch()
+    if watch is not None:
+        if not watch.can_repeat:
             raise RuntimeError(
                 "sample_rng() belongs to one sample, and read_batch_into reads several at once: ask for each one's, "
                 "sample_rng(index)"
             )
-        _now.watch.has_drawn = True
-    if _now.rng is None:
-        assert _now.sample is not None
-        seed = _now.sample[0]
+        watch.has_drawn = True
+    begun = _now.reading.begun if _now.reading else None
+    if _now.rng is None or _now.rng_of is not begun:
         if seed is None:
             key = random.getrandbits(64), random.getrandbits(64)
         else:
-            key = sample_key_pair(seed, info.epoch, info.index & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
-        _now.rng = _now.last = _generator(np.array(key, np.uint64))
+            key = sample_key_pair(seed, epoch, of & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
+        _now.rng, _now.rng_of = _generator(np.array(key, np.uint64)), begun
     return _now.rng
 
 
 def _generator(key: NDArray[np.uint64]) -> np.random.Generator:
     """A generator at the start of a key's stream: the thread's last one unless someone has kept it, as a new one costs 8 us."""
-    if _now.last is None or sys.getrefcount(_now.last) > _UNKEPT:
+    if _now.rng is None or sys.getrefcount(_now.rng) > _UNKEPT:
         return np.random.Generator(np.random.Philox(key=key))
-    last = _now.last
+    last = _now.rng
     last.bit_generator.state = {
         "bit_generator": "Philox",
         "state": {"counter": _ZEROS, "key": key},

@@ -1,12 +1,13 @@
-"""Dying with the parent, whatever the main thread does meanwhile.
+"""What a worker process asks of the system: to die with its parent, and to keep the memory that it frees.
 
-A plain C thread waits on the parent's pidfd. It needs no GIL and no help from the interpreter, so a worker inside a long call of
+It dies whatever the main thread does meanwhile. A plain C thread waits on the parent's pidfd. It needs no GIL and no help from the interpreter, so a worker inside a long call of
 C code still goes within a millisecond. (PR_SET_PDEATHSIG would fire when the parent's *thread* that started the worker ends.)
 """
 
 cdef extern from *:
     """
     #include <errno.h>
+    #include <malloc.h>
     #include <poll.h>
     #include <pthread.h>
     #include <signal.h>
@@ -34,8 +35,17 @@ cdef extern from *:
         pthread_attr_destroy(&attributes);
         return failed;
     }
+
+    static int shml_keep_freed(void) {
+    #ifdef __GLIBC__
+        return mallopt(M_MMAP_THRESHOLD, 32 << 20) && mallopt(M_TRIM_THRESHOLD, 64 << 20);
+    #else
+        return 0;
+    #endif
+    }
     """
     int shml_start_watch(int pidfd) nogil
+    int shml_keep_freed() nogil
 
 import os
 
@@ -53,3 +63,14 @@ def die_with(int pid):
     cdef int failed = shml_start_watch(pidfd)
     if failed:
         raise OSError(failed, f"cannot start the watch on process {pid}: {os.strerror(failed)}")
+
+
+def keep_freed():
+    """Has malloc keep up to 64 MiB of what is freed, and take less than 32 MiB from what it keeps.
+
+    A worker makes arrays of the same sizes again and again. Otherwise each of 128 KiB and more comes as fresh pages, which the kernel
+    fills with zeros: for a sample of 150 KB that costs more than to copy it. These are glibc's own limits, which it reaches by itself
+    only if it happens to meet an array as large.
+    """
+    if not any(name in os.environ for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")):
+        shml_keep_freed()

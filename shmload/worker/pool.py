@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, Protocol
 from shmload import faults
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
-from shmload._core.watch import die_with
+from shmload._core.watch import die_with, keep_freed
 from shmload.shm import owners
 from shmload.shm.segment import Doorbell, Group, Segment, map_segment, open_segment
 from shmload.worker.loop import Visits, WorkerLoop
@@ -66,6 +66,7 @@ def main(post: Post, inherited: Job | None) -> None:
     faults.hit("start")
     os.sched_setaffinity(0, post.affinity)
     give_way()
+    keep_freed()
     # what the trainer had before the fork is shared memory until written to, and the collector writes to every object it visits
     gc.freeze()
     try:

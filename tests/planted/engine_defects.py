@@ -11,12 +11,20 @@ ABILITIES = "tests/behaviour/test_abilities.py::"
 
 ENGINE_DEFECTS = [
     Defect(
+        "E2",
+        "arrays of samples come as fresh pages",
+        "shmload/worker/pool.py",
+        "    keep_freed()\n",
+        "    pass\n",
+        ("tests/engine/test_worker_process.py::test_a_worker_uses_the_memory_of_its_arrays_again",),
+    ),
+    Defect(
         "E3",
         "a worker that wakes up runs before the trainer that rang for it",
         "shmload/worker/pool.py",
         "    give_way()\n",
         "    pass\n",
-        ("tests/engine/test_priorities.py::test_a_worker_that_wakes_up_takes_no_processor_from_the_trainer[fork]",),
+        ("tests/engine/test_worker_process.py::test_a_worker_that_wakes_up_takes_no_processor_from_the_trainer[fork]",),
     ),
     Defect(
         "R1",

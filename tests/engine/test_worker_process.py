@@ -1,9 +1,11 @@
-"""Workers beside the trainer: who gets a processor first."""
+"""What a worker process asks of the system: its turn behind the trainer, and to keep what it frees."""
 
 from __future__ import annotations
 
 import os
+import resource
 
+import numpy as np
 import pytest
 
 from shmload import ShmLoader
@@ -34,3 +36,23 @@ def test_a_policy_that_was_given_stays() -> None:
         give_way()
         os._exit(os.sched_getscheduler(0) != os.SCHED_IDLE)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+class Faults:
+    """How many pages the reader got to make an array as large as those before."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(4):
+            first, second = np.ones(1 << 20, np.uint8), np.ones(1 << 20, np.uint8)
+            del first, second
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def test_a_worker_uses_the_memory_of_its_arrays_again() -> None:
+    with ShmLoader(Faults(), 64, num_workers=1, multiprocessing_context="fork") as loader:
+        (faults,) = loader
+    assert faults[1:].median() < 64, "each array of 1 MiB has 256 pages"

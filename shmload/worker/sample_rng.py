@@ -49,7 +49,7 @@ class SampleInfo(NamedTuple):
 Sample: TypeAlias = tuple[int | None, int, int, int]  # seed, epoch, index, worker
 
 
-class Reading(Protocol):
+class CurrentReading(Protocol):
     """Who reads samples one after another: it is asked for the sample only when somebody wants to know."""
 
     @property
@@ -85,17 +85,17 @@ class _Now(threading.local):
     `watch` is of a reading of several samples at once, whose first is the sample.
     """
 
-    reading: Reading | None = None
+    reading: CurrentReading | None = None
     watch: _Watch | None = None
     rng: np.random.Generator | None = None
-    rng_of: object = None  # which sample's it is, as `Reading.begun`
+    rng_of: object = None  # which sample's it is, as `CurrentReading.begun`
 
 
 _now = _Now()
 seed_globals = GlobalGenerators().begin
 
 
-def begin_reading(reading: Reading) -> None:
+def begin_reading(reading: CurrentReading) -> None:
     """Says who reads the samples that come next."""
     _now.reading = reading
 

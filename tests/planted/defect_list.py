@@ -27,8 +27,8 @@ DEFECTS = [
         "R1",
         "a segment is not reserved when it is made",
         "shmload/shm/segment.py",
-        "        os.posix_fallocate(fd, 0, nbytes)\n        os.rename(",
-        "        os.ftruncate(fd, nbytes)\n        os.rename(",
+        "        _reserve_first(fd, num_reserved)\n        os.rename(",
+        "        os.rename(",
         ("tests/shm/test_segment.py::test_in_64_mib_a_demanded_name_is_refused_with_figures_and_nothing_stays",),
     ),
     Defect(

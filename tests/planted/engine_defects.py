@@ -66,7 +66,8 @@ ENGINE_DEFECTS = [
         "",
         (
             "tests/core/test_rows.py::test_a_tensor_is_taken_if_it_is_nothing_but_bytes_of_the_columns_kind[as torch offers it-with a sign pending]",
-        ),
+            modules=("rows",),
+    ),
     ),
     Defect(
         "R1",

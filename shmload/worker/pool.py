@@ -295,7 +295,7 @@ class ProcessPool:
             process.start()
         owners.watch(process.pid or 0)
         try:
-            pidfd = os.pidfd_open(process.pid)
+            pidfd = os.pidfd_open(process.pid or 0)
         except ProcessLookupError:  # started by a fork server, which has already reaped it
             pidfd = os.dup(process.sentinel)
         except OSError:  # no descriptor is left: a worker nobody watches must not be

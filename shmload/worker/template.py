@@ -7,16 +7,15 @@ is a fork of it, which shares those pages and is up in milliseconds.
                 pid, later exit code  ◀──               by a pipe for each worker
                 what multiprocessing sends a process  ──────────────────────────────▶
 
-What makes spawn and forkserver what they are stays so. The template is a fresh interpreter, with nothing of the trainer's memory, and
-it has one thread: it refuses to fork with more. A worker of it runs what multiprocessing has every spawned process run, and imports
-`__main__` itself. What it would get anew from a fresh start is made anew (numpy's generator), and what it would have from the trainer
-at that moment is sent along (environment, output) or told apart: with other credentials, limits, signals and the like (`_origin`)
-another template is started.
+What makes spawn and forkserver what they are stays so. The template is a fresh interpreter with nothing of the trainer's memory. It
+forks only while it has one thread. A worker runs what multiprocessing has every spawned process run, and imports `__main__`
+itself. What a fresh start would draw anew is drawn anew (numpy's generator). What it would have from the trainer at that moment is
+sent along (environment, output) or compared: where credentials, limits, ignored signals and the like differ (`_origin`), another
+template is started.
 
-multiprocessing's own fork server would not do: killed with its trainer, it leaves a folder in /tmp for its socket; every worker
-and what that leaves behind keep it alive; when it dies, its children's sentinels say that they have ended; before 3.14 it lets in all
-who find its socket. And its preloaded modules are the user's. Here the way to it is one socket pair that only the trainer holds, so
-whatever ends the trainer ends the template.
+multiprocessing's own fork server would not do: killed with its trainer, it leaves a folder in /tmp for its socket; each worker and
+what that leaves behind keep it alive; when it dies, its children seem to have ended. And what it has imported is the user's
+affair. Here the way to it is one pair of sockets that only the trainer holds, so whatever ends the trainer ends the template.
 
 Where no template is to be had, or one dies over an order, the worker is started as ever.
 """
@@ -41,7 +40,11 @@ import warnings
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
-from multiprocessing import connection, context, forkserver, popen_fork, popen_forkserver, reduction, resource_tracker, spawn, util
+from multiprocessing import connection, context, popen_forkserver, reduction
+from multiprocessing import forkserver as public_forkserver
+from multiprocessing import resource_tracker as public_resource_tracker
+from multiprocessing import spawn as public_spawn
+from multiprocessing import util as public_util
 from pathlib import Path
 from time import sleep
 from typing import Any, NoReturn
@@ -50,7 +53,12 @@ from shmload.shm import names, owners
 
 log = logging.getLogger("shmload")
 
-FOR_ALL = ("shmload.worker.pool",)
+forkserver: Any = public_forkserver  # private names of theirs are used here; they are the same from Python 3.11 to 3.14
+resource_tracker: Any = public_resource_tracker
+spawn: Any = public_spawn
+util: Any = public_util
+
+FOR_ALL: tuple[str, ...] = ("shmload.worker.pool",)
 FOR_TORCH = ("torch", "shmload.worker.torch_side")
 _LOADER = "shmload.loader"  # 0.2 s more; a program that names ShmLoader has its workers import it
 
@@ -63,7 +71,7 @@ _THREAD_LOOKS = 20
 def serve(number: int) -> None:
     """The template: takes orders from a socket until the trainer is gone."""
     fresh = {each: signal.signal(each, how) for each, how in _SIGNALS.items()}
-    util._close_stdin()  # type: ignore[attr-defined]  # private
+    util._close_stdin()
     control = socket.socket(fileno=number)
     workers: dict[int, tuple[int, int]] = {}  # pidfd -> pid, where to say how it ended
     poll = select.poll()
@@ -87,15 +95,15 @@ def serve(number: int) -> None:
             if pid == 0:
                 control.close()
                 for pidfd, (_, status) in workers.items():
-                    util.close_fds(pidfd, status)  # type: ignore[attr-defined]  # private
+                    util.close_fds(pidfd, status)
                 _work(fresh, *fds)
             if pid > 0:
                 pidfd = os.pidfd_open(pid)
                 workers[pidfd] = pid, os.dup(fds[0])
                 poll.register(pidfd, select.POLLIN)
                 with suppress(OSError):
-                    forkserver.write_signed(fds[0], pid)  # type: ignore[attr-defined]  # private
-            util.close_fds(*fds)  # type: ignore[attr-defined]  # private
+                    forkserver.write_signed(fds[0], pid)
+            util.close_fds(*fds)
 
 
 def _fork() -> int:
@@ -113,7 +121,7 @@ def _fork() -> int:
                 sleep(0.001)  # a thread that was joined is listed a moment longer
             else:
                 return -1
-        util._flush_std_streams()  # type: ignore[attr-defined]  # private; what an import printed is printed once
+        util._flush_std_streams()  # what an import printed is printed once
         gc.freeze()  # what is shared stays shared: the collector writes to what it visits
         return os.fork()
     return -1
@@ -126,7 +134,7 @@ def _is_alone() -> bool:
 def _report(pid: int, status: int) -> None:
     with suppress(OSError):  # the trainer asks no more
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        forkserver.write_signed(status, code)  # type: ignore[attr-defined]  # private
+        forkserver.write_signed(status, code)
     os.close(status)
 
 
@@ -141,20 +149,23 @@ def _work(fresh: dict[Any, Any], status: int, data: int, tracker: int, stdout: i
             os.set_inheritable(fd, False)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        util.close_fds(stdout, stderr)  # type: ignore[attr-defined]  # private
-        forkserver._forkserver._inherited_fds = list(inherited)  # type: ignore[attr-defined]  # private: what DupFd looks up
-        resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]  # private
+        util.close_fds(stdout, stderr)
+        forkserver._forkserver._inherited_fds = list(inherited)  # what DupFd looks up
+        resource_tracker._resource_tracker._fd = tracker
         if "numpy.random" in sys.modules:  # it seeds its generator when it is imported; Python's own is seeded at a fork
             sys.modules["numpy.random"].seed()
         waiting = select.poll()
         waiting.register(data, select.POLLIN)
         if waiting.poll()[0][1] & select.POLLIN:  # else the trainer has gone, or changed its mind
-            code = spawn._main(data, os.dup(data))  # type: ignore[attr-defined]  # private
+            code = spawn._main(data, os.dup(data))
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # there is one
-    finally:
+        sys.excepthook(*sys.exc_info())
+    try:
         atexit._run_exitfuncs()
-        util._flush_std_streams()  # type: ignore[attr-defined]  # private
+        util._flush_std_streams()
+    finally:
         os._exit(code)
 
 
@@ -185,8 +196,7 @@ class Template:
         try:
             with theirs:
                 self.process = subprocess.Popen(
-                    [spawn.get_executable(), *util._args_from_interpreter_flags()]  # type: ignore[attr-defined]  # private
-                    + ["-c", _PROGRAM.format(path=path, number=theirs.fileno())],
+                    [*_interpreter(), "-c", _PROGRAM.format(path=path, number=theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     restore_signals=False,  # Python ignores the same ones again
                 )
@@ -243,14 +253,30 @@ def template_for(method: str) -> Template:
         return _current
 
 
+def _interpreter() -> list[Any]:
+    return [spawn.get_executable(), *util._args_from_interpreter_flags()]
+
+
 def _preload(method: str) -> list[str]:
     """What the user has multiprocessing's fork server import; `__main__` is imported by each worker itself."""
-    modules: list[str] = forkserver._forkserver._preload_modules if method == "forkserver" else []  # type: ignore[attr-defined]
+    modules: list[str] = forkserver._forkserver._preload_modules if method == "forkserver" else []
     return [name for name in modules if name != "__main__"]
 
 
 # of /proc/thread-self/status: what a process has from the one that starts it
-_STATUS = ("Umask:", "Uid:", "Gid:", "Groups:", "SigBlk:", "SigIgn:", "Cap", "NoNewPrivs:", "Seccomp", "Cpus_allowed:", "Mems_allowed:")
+_STATUS = (
+    "Umask:",
+    "Uid:",
+    "Gid:",
+    "Groups:",
+    "SigBlk:",
+    "SigIgn:",
+    "Cap",
+    "NoNewPrivs:",
+    "Seccomp",
+    "Cpus_allowed:",
+    "Mems_allowed:",
+)
 # variables that are read when an interpreter starts, or numpy, torch or shmload is imported
 _READ_AT_START = re.compile(
     r"PYTHON|LD_|LC_|LANG|TZ$|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|GOTO_|BLIS_|NPY_|NUMPY_|NUMEXPR_|TORCH|PYTORCH_|ATEN_|CUDA_|NVIDIA_|"
@@ -262,8 +288,7 @@ def _origin(method: str) -> Any:
     """What a process started now would have for its life: where that differs, it is not to come from an older template."""
     status = Path("/proc/thread-self/status").read_text().splitlines()
     return (
-        spawn.get_executable(),
-        util._args_from_interpreter_flags(),  # type: ignore[attr-defined]  # private
+        _interpreter(),
         _preload(method),
         [line for line in status if line.startswith(_STATUS)],
         *(Path(f"/proc/self/{name}").read_text() for name in ("limits", "cgroup", "oom_score_adj")),
@@ -281,6 +306,8 @@ def _origin(method: str) -> Any:
 class Popen(popen_forkserver.Popen):
     """A process of the template's. Its end is seen by itself, not by what the template says of it."""
 
+    _fds: list[int]
+
     def _launch(self, process_obj: Any) -> None:
         self._template = template_for(process_obj._start_method)  # kept: it says how the process ended
         prepared = spawn.get_preparation_data(process_obj._name)
@@ -297,13 +324,10 @@ class Popen(popen_forkserver.Popen):
         fds = [self._status, data_w]
         try:
             try:
-                self._template.order(
-                    process_obj.modules,
-                    [status_w, data_r, resource_tracker.getfd(), 1, 2, *self._fds],  # type: ignore[attr-defined]  # private
-                )
+                self._template.order(process_obj.modules, [status_w, data_r, resource_tracker.getfd(), 1, 2, *self._fds])
             finally:
-                util.close_fds(data_r, status_w)  # type: ignore[attr-defined]  # private
-            self.pid = forkserver.read_signed(self._status)  # type: ignore[attr-defined]  # private
+                util.close_fds(data_r, status_w)
+            self.pid = forkserver.read_signed(self._status)
             try:
                 self.sentinel = os.pidfd_open(self.pid)
             except ProcessLookupError:  # killed, and the template has said so
@@ -312,15 +336,15 @@ class Popen(popen_forkserver.Popen):
             with open(data_w, "wb", closefd=False) as pipe:
                 pipe.write(data.getbuffer())
         except BaseException:
-            util.close_fds(*fds)  # type: ignore[attr-defined]  # private
+            util.close_fds(*fds)
             raise
-        self.finalizer = util.Finalize(self, util.close_fds, fds)  # type: ignore[attr-defined]  # private
+        self.finalizer = util.Finalize(self, util.close_fds, fds)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         """The exit code if the process has ended; 255 if it cannot be known, as of multiprocessing's fork server."""
         if self.returncode is None and connection.wait([self.sentinel], 0 if flag == os.WNOHANG else None):
             try:
-                self.returncode = forkserver.read_signed(self._status)  # type: ignore[attr-defined]  # private
+                self.returncode = forkserver.read_signed(self._status)
             except (OSError, EOFError):  # the template was killed, and the process became init's child, which this process may be
                 self.returncode = 255
                 with suppress(ChildProcessError):
@@ -328,12 +352,12 @@ class Popen(popen_forkserver.Popen):
         return self.returncode
 
 
-def _popen(process: Any, plain: Any) -> popen_fork.Popen:
+def _popen(process: Any, plain: Any) -> Any:
     try:
         return Popen(process)
     except (OSError, EOFError) as error:
         log.debug("no template for %s (%s): it starts afresh", process.name, error)
-        return plain._Popen(process)  # type: ignore[no-any-return]
+        return plain._Popen(process)
 
 
 class _Spawned(context.SpawnProcess):

@@ -29,6 +29,7 @@ import torch
 
 from shmload import Schedule, ShmLoader
 from shmload.shm.names import SHM_DIR, process_stem
+from shmload.worker import template
 from shmload.worker.sample_rng import begin_sample, end_samples, kept_generators
 from tests.faults.faults_kit import COLLATE, DATASETS, Victims, digest
 
@@ -222,6 +223,7 @@ class Soak:
             found.append(f"memory grows by {tally.slope_mib:.2f} MiB a minute")
         found += [f"a name stayed: {name}" for name in os.listdir(SHM_DIR) if process_stem() in name]
         helpers = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
+        helpers |= {template._current and template._current.process.pid}
         children = psutil.Process().children()
         found += [f"a process stayed: {child.cmdline()}" for child in children if child.pid not in helpers]
         return found

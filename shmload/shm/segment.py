@@ -1,9 +1,9 @@
 """One piece of memory that processes share: a named POSIX segment, or a memfd where /dev/shm has no room.
 
 Named segments are such as multiprocessing.shared_memory makes, and reserved whole with posix_fallocate, so that too little room is
-an error and not a SIGBUS. That takes 0.25 s a GiB, so a ring is only measured against what is free when it is made. It gets its memory
-by and by: from its owner, who reserves the next part when it has nothing else to do, and from workers, who have the kernel put
-memory behind the rows that they are about to write (`Mapping.populate`).
+an error and not a SIGBUS. That takes 0.25 s a GiB, so a ring is only measured against what is free when it is made. It gets its
+memory by and by: from its owner, who reserves the next part when it has nothing else to do, and from workers, who have the kernel
+put memory behind the rows that they are about to write (`Mapping.populate`).
 
 The owner holds a flock on the file: that, and not a pid, shows everyone that it lives, since pids mean nothing across containers
 that share /dev/shm. Whoever attaches opens `path`: the name, or the owner's descriptor

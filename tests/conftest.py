@@ -19,6 +19,7 @@ import pytest
 
 from shmload.shm import owners
 from shmload.shm.names import STEM_PATTERN, process_stem
+from shmload.worker import template
 from tests.side_by_side import can_own_shared_memory, keep_together, own_shared_memory
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job has it: ^C is tested here
@@ -31,7 +32,7 @@ if sys.version_info >= (3, 14):  # there forkserver is the default, to which the
 
 DEADLINE_S = 5.0
 MOST_PROCESSES = 8
-_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # they stay for the process's life
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # they and the template stay for the process's life
 
 
 def stems_left() -> set[str]:
@@ -46,10 +47,15 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True) if not is_helper(child)}
 
 
+def template_pid() -> int | None:
+    """Of the process that this one's workers by spawn and forkserver are forks of, if there is one."""
+    return None if template._current is None else template._current.process.pid
+
+
 def is_helper(child: psutil.Process) -> bool:
     """Whether it is multiprocessing's own, or has gone."""
     try:
-        return any(name in " ".join(child.cmdline()) for name in _HELPERS)
+        return child.pid == template_pid() or any(name in " ".join(child.cmdline()) for name in _HELPERS)
     except psutil.Error:
         return True
 

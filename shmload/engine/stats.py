@@ -157,7 +157,7 @@ def _in_memfds(proc: str) -> Iterator[ControlBlock]:
 # ------------------------------------------------------------ the processes of a ring
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-_HELPERS = ("multiprocessing.spawn", "multiprocessing.forkserver")  # the command is their parent's
+_HELPERS = ("multiprocessing.spawn", "multiprocessing.forkserver", "shmload.worker.template")  # the command is their parent's
 
 
 class Process(NamedTuple):

@@ -277,13 +277,14 @@ def _start() -> None:
 
 
 def watch(pid: int) -> None:
-    """Says that a worker has been started: if this process is killed, so is the worker."""
+    """Says that a worker has been started: if this process is killed, so is the worker. Once said is enough."""
     started = start_of(pid)
     if not started:  # it has ended already, or there is no /proc
         return
     with _lock:
-        _watched[pid] = f"{pid}:{started}"
-        _write(f"watched {_watched[pid]}")
+        if _watched.get(pid) != f"{pid}:{started}":
+            _watched[pid] = f"{pid}:{started}"
+            _write(f"watched {_watched[pid]}")
 
 
 def forget(pid: int) -> None:

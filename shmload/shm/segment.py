@@ -1,9 +1,9 @@
 """One piece of memory that processes share: a named POSIX segment, or a memfd where /dev/shm has no room.
 
-Named segments are made by multiprocessing.shared_memory and reserved whole with posix_fallocate, so that too little room is an
-error and not a SIGBUS. That takes 0.25 s a GiB, so a ring is only measured against what is free when it is made. It gets its memory
-by and by: from its owner, who reserves the next part when it has nothing else to do, and from workers, who have the kernel put
-memory behind the rows that they are about to write (`Mapping.populate`).
+Named segments are such as multiprocessing.shared_memory makes, and reserved whole with posix_fallocate, so that too little room is
+an error and not a SIGBUS. That takes 0.25 s a GiB, so a ring is only measured against what is free when it is made. It gets its
+memory by and by: from its owner, who reserves the next part when it has nothing else to do, and from workers, who have the kernel
+put memory behind the rows that they are about to write (`Mapping.populate`).
 
 The owner holds a flock on the file: that, and not a pid, shows everyone that it lives, since pids mean nothing across containers
 that share /dev/shm. Whoever attaches opens `path`: the name, or the owner's descriptor
@@ -11,9 +11,9 @@ under /proc. A descriptor's number is used again for another file, so such a pat
 looks whether that is what has been opened. No name is ever given twice, so a path stands for one segment for all time: what others
 keep of it, they may keep by its path.
 
-The resource tracker hears nothing of it. It would share the trainer's process group and die with it, and it would report and remove
-what the reaper and `shmload clean` (owners.py) see to; on Python < 3.13 an attaching process would register the name
-with a tracker of its own, whose exit unlinks a live segment.
+The file is made here, and multiprocessing's resource tracker hears nothing of it. It would share the trainer's process group and
+die with it, and it would report and remove what the reaper and `shmload clean` (owners.py) see to. On Python < 3.13 to make one
+starts it, a Python process of 30 ms, and whoever attaches starts one of its own, whose exit unlinks a live segment.
 
 This process's cgroups, as the kernel reports them: where its limits stand, v1 and v2, from its own up to the root.
 
@@ -45,11 +45,9 @@ import logging
 import os
 import resource
 import stat
-import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -341,7 +339,7 @@ def _create_named(name: str, nbytes: int, num_reserved: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < nbytes:
-        # multiprocessing would have its tracker forget a file that it was never told of
+        # before the kernel sends a signal for it
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     _make_file(name + NEW, nbytes)
     path = f"{SHM_DIR}/{name}{NEW}"
@@ -378,12 +376,16 @@ def _reserve_first(fd: int, nbytes: int) -> None:
 
 
 def _make_file(name: str, nbytes: int) -> None:
-    """Creates the file through multiprocessing, and says nothing to its resource tracker (see the module's docstring)."""
-    if sys.version_info >= (3, 13):
-        shared_memory.SharedMemory(name, create=True, size=nbytes, track=False).close()
-        return
-    shared_memory.SharedMemory(name, create=True, size=nbytes).close()
-    resource_tracker.unregister(f"/{name}", "shared_memory")  # exactly once, by the owner that registered it
+    """Creates the file as shm_open does, without multiprocessing (see the module's docstring)."""
+    path = f"{SHM_DIR}/{name}"
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.ftruncate(fd, nbytes)
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
 
 
 def _taken_meanwhile(path: str, nbytes: int, num_reserved: int, error: OSError) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import faulthandler
 import gc
+import io
 import logging
 import multiprocessing
 import os
@@ -21,6 +22,7 @@ import select
 import signal
 import sys
 import threading
+import types
 import warnings
 import weakref
 from collections import abc
@@ -40,6 +42,7 @@ from shmload.shm.segment import Doorbell, Group, Segment, map_segment, open_segm
 from shmload.worker.loop import Visits, WorkerLoop
 from shmload.worker.reader import Failure, Job, Post
 from shmload.worker.snapshot import IterablePass, Snapshot, Snapshots, with_shared_seed
+from shmload.worker.template import process_maker
 from shmload.world import describe_exit, parts_of
 
 STACK_NBYTES = 65536
@@ -236,16 +239,17 @@ class ProcessPool:
 
     Args:
         posts: one per worker; the first is not worker 0 where others of the ring are not this machine's.
+        make: makes a process that is not started, as a context's Process does.
         job: what they do. By fork it is inherited; else it is pickled once into the pickled job that `posts` name, and if plain
             pickle cannot do that (locks, queues), it goes along with each process as multiprocessing pickles it.
         stacks: where workers write their Python stacks when asked to, one segment each, by worker.
     """
 
     def __init__(
-        self, posts: list[Post], job: Job, context: BaseContext, *, travels: bool, stacks: abc.Mapping[int, Segment]
+        self, posts: list[Post], job: Job, make: Callable[..., BaseProcess], *, travels: bool, stacks: abc.Mapping[int, Segment]
     ) -> None:
         self._posts = {post.worker_id: post for post in posts}
-        self._job, self._context, self._travels, self._stacks = job, context, travels, stacks
+        self._job, self._make, self._travels, self._stacks = job, make, travels, stacks
         self._processes: dict[int, BaseProcess] = {}
         self._pidfds: dict[int, int] = {}  # pidfd -> worker_id
         self._poll = select.poll()
@@ -284,16 +288,14 @@ class ProcessPool:
 
     def _start(self, post: Post) -> None:
         inherited = self._job if self._travels else None
-        process = self._context.Process(  # type: ignore[attr-defined]  # every concrete context has it
-            target=main, args=(post, inherited), daemon=True, name=f"shmload worker {post.worker_id}"
-        )
+        process = self._make(target=main, args=(post, inherited), daemon=True, name=f"shmload worker {post.worker_id}")
         with owners.ours(), warnings.catch_warnings():
             # the worker starts no thread before its own code runs, and what it inherits it only reads
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()
         owners.watch(process.pid or 0)
         try:
-            pidfd = os.pidfd_open(process.pid)
+            pidfd = os.pidfd_open(process.pid or 0)
         except ProcessLookupError:  # started by a fork server, which has already reaped it
             pidfd = os.dup(process.sentinel)
         except OSError:  # no descriptor is left: a worker nobody watches must not be
@@ -408,14 +410,31 @@ def interrupts_held() -> Iterator[None]:
             handler(*calls[-1])
 
 
-def pickled_once(job: Job) -> bytes | None:
+class _Sources(pickle.Pickler):
+    """Notes the modules that what it pickles is of."""
+
+    def __init__(self, file: io.BytesIO, modules: set[str]) -> None:
+        super().__init__(file, protocol=5)
+        self._modules = modules
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = value if isinstance(value, (type, types.FunctionType)) else type(value)
+        self._modules.add(kind.__module__)
+        return NotImplemented
+
+
+def pickled_once(job: Job, modules: set[str]) -> bytes | None:
     """The job as bytes for all workers; None if only multiprocessing can pickle it, process by process.
 
+    Args:
+        modules: gets those that a worker imports to unpickle it.
     Raises:
         TypeError: no pickle of it is possible; names the attribute.
     """
+    pickled = io.BytesIO()
     try:
-        return pickle.dumps(job, protocol=5)
+        _Sources(pickled, modules).dump(job)
+        return pickled.getvalue()
     except Exception as error:
         # the attribute paths of what pickle refuses, deepest first: ("dataset.transform.fn", <lambda>)
         culprits = [found for part in dataclasses.fields(job) for found in _refused(getattr(job, part.name), part.name, set())]
@@ -479,15 +498,17 @@ def processes(called: PreparedWorkers) -> ProcessPool:
     """A worker pool of processes of this machine, not started."""
     context, posts = context_of(called.multiprocessing_context), called.posts
     travels = context.get_start_method() == "fork"
+    modules: set[str] = set()
     if travels:
         warn_of_fork()
     else:
-        pickled_job: bytes | None = pickled_once(called.job)
+        pickled_job: bytes | None = pickled_once(called.job, modules)
         if pickled_job is None:
             travels = True
         else:
             posts = with_pickled_job(called.group, "pickled_job-local", pickled_job, posts)
-    return ProcessPool(posts, called.job, context, travels=travels, stacks=called.stacks)
+    make = process_maker(context, modules, needs_torch=called.job.seed is None)
+    return ProcessPool(posts, called.job, make, travels=travels, stacks=called.stacks)
 
 
 def with_pickled_job(group: Group, name: str, pickled_job: bytes | bytearray, posts: list[Post]) -> list[Post]:

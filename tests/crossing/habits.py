@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import torch
 
+from shmload.worker import template
 from tests.crossing.cases import BY_BATCH, Case
 from tests.crossing.datasets import Made
 from tests.crossing.options import loader_options
@@ -617,10 +618,11 @@ def left_behind() -> Iterator[str]:
 
 
 def _left_now() -> Iterator[str]:
+    template_pid = template._current and template._current.process.pid  # it stays for the process's life, as HELPERS do
     for child in psutil.Process().children(recursive=True):
         try:
             words = " ".join(child.cmdline())
-            if child.status() != psutil.STATUS_ZOMBIE and not any(name in words for name in HELPERS):
+            if child.status() != psutil.STATUS_ZOMBIE and child.pid != template_pid and not any(name in words for name in HELPERS):
                 yield f"a process: {child.name()} {words[:80]!r}"
         except psutil.Error:
             pass

@@ -21,7 +21,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import resource_tracker
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -57,10 +57,6 @@ class Driver:
         from tests.faults.matrix_judge import defects, delays
         from tests.faults.matrix_trainer import GROWING, expected
 
-        if cell.method == "forkserver" and forkserver._forkserver._forkserver_pid is None:
-            forkserver.set_forkserver_preload(["torch", "tests.faults.matrix_data", "shmload.worker.pool"])
-            with _silence():
-                forkserver.ensure_running()
         key = (cell.point in GROWING, cell.mode)
         if key not in self._expected:
             self._expected[key] = expected(cell.point, cell.mode)
@@ -209,7 +205,7 @@ def _descendants() -> set[int]:
 
 def _waited_for() -> set[int]:
     """Children whose end somebody here wants to know of himself."""
-    return {forkserver._forkserver._forkserver_pid or 0, resource_tracker._resource_tracker._pid or 0}
+    return {resource_tracker._resource_tracker._pid or 0}
 
 
 def _await_end(before: set[int], since: float) -> tuple[list[str], float]:
@@ -279,7 +275,6 @@ def main() -> int:
                 worst[name] = max(worst[name], getattr(outcome, name) or 0.0)
             if given.verbose:
                 print(f"{monotonic() - began:7.1f} s  {marks[cell]:6} {cell} {found or ''}", flush=True)
-        forkserver._forkserver._stop()
     print(table(marks))
     print("= nobody can tell, ! one clear error and the rest unharmed, x the trainer is dead and nothing of it is left")
     for cell, found in bad.items():

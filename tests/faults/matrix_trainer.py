@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import threading
-from multiprocessing import forkserver
 from pathlib import Path
 from time import time
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 from shmload import ShmLoader, WorkerDied
 from shmload._core.trainer import harm_at_release
 from shmload.shm.names import SHM_DIR, process_stem
+from shmload.worker.template import template_for
 from tests.faults.faults_kit import Charges, digest
 from tests.faults.matrix_cells import HARMS, Cell
 from tests.faults.matrix_data import BATCH, NUM_BATCHES_READ, NUM_WORKERS, Growing, Rows, as_list
@@ -92,8 +92,8 @@ class Trainer:
 
     def run(self) -> None:
         """The cell from its loader's making to the look at what is left."""
-        if self.cell.method == "forkserver":
-            forkserver._forkserver.ensure_running = lambda: None  # the driver's, which this process cannot wait for
+        if self.cell.method != "fork":
+            template_for(self.cell.method)  # it stays for the process's life
         self.say("stem", stem=process_stem())
         logging.getLogger("shmload").addHandler(_Told(self))
         before = footprint()

@@ -29,6 +29,7 @@ import torch
 
 from shmload import Schedule, ShmLoader
 from shmload.shm.names import SHM_DIR, process_stem
+from shmload.worker import template
 from shmload.worker.sample_rng import begin_sample, end_samples, kept_generators
 from tests.faults.faults_kit import COLLATE, DATASETS, Victims, digest
 
@@ -221,7 +222,8 @@ class Soak:
         if tally.minutes > 2 and tally.slope_mib > SLOPE_MAX_MIB:
             found.append(f"memory grows by {tally.slope_mib:.2f} MiB a minute")
         found += [f"a name stayed: {name}" for name in os.listdir(SHM_DIR) if process_stem() in name]
-        helpers = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
+        helpers = {resource_tracker._resource_tracker._pid}
+        helpers |= {template._current and template._current.process.pid}
         children = psutil.Process().children()
         found += [f"a process stayed: {child.cmdline()}" for child in children if child.pid not in helpers]
         return found
@@ -239,7 +241,7 @@ def main() -> int:
     warnings.filterwarnings("ignore", message=".*batches are still in use")  # a part of the trial
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # there may be fewer cores than workers
     forkserver.set_forkserver_preload(["torch", "tests.faults.faults_kit"])
-    forkserver.ensure_running()  # it has descriptors, which stay
+    template.template_for("forkserver")  # it has descriptors, which stay
     soak = Soak(seed)
     until = monotonic() + given.minutes * 60
     told = monotonic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
 
 import pytest
 
@@ -152,12 +151,9 @@ def test_a_death_while_its_slot_grows_does_not_show_in_the_stream(point: str, ch
 
 
 @pytest.fixture
-def armed_environment(charges: Charges, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Arms the points of workers that inherit no memory; a fork server has the environment of its start, so it starts anew."""
+def armed_environment(charges: Charges, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arms the points of workers that inherit no memory."""
     monkeypatch.setenv("SHMLOAD_FAULTS", str(charges.folder))
-    forkserver._forkserver._stop()
-    yield
-    forkserver._forkserver._stop()
 
 
 @pytest.mark.usefixtures("armed_environment")

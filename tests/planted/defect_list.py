@@ -215,8 +215,8 @@ DEFECTS = [
         "R10",
         "the dataset is pickled for each worker",
         "shmload/worker/pool.py",
-        "        pickled_job: bytes | None = pickled_once(called.job)\n",
-        "        pickled_job: bytes | None = [pickled_once(called.job) for _ in posts][0]\n",
+        "        pickled_job: bytes | None = pickled_once(called.job, modules)\n",
+        "        pickled_job: bytes | None = [pickled_once(called.job, modules) for _ in posts][0]\n",
         (f"{PROMISES}test_the_dataset_is_pickled_once_for_all_workers",),
     ),
     Defect(

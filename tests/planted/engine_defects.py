@@ -8,6 +8,7 @@ SMALL = "tests/shm/test_small_room.py::"
 SHARED = "tests/behaviour/test_shared_iterators.py::"
 KINDS = "tests/batch/test_tensor_kinds.py::"
 ABILITIES = "tests/behaviour/test_abilities.py::"
+TEMPLATE = "tests/worker/test_template.py::"
 
 ENGINE_DEFECTS = [
     Defect(
@@ -227,5 +228,70 @@ ENGINE_DEFECTS = [
         "    if names is not None and not viewed:\n",
         "    if names is not None:\n",
         ("tests/batch/test_every_kind.py::test_eight_bit_floats_come_where_dlpack_knows_none[dict]",),
+    ),
+    # ------------------------------------------------ workers by spawn and forkserver
+    Defect(
+        "R10",
+        "each worker by spawn or forkserver gets a template of its own",
+        "shmload/worker/template.py",
+        "        if _current is None or _current.origin != origin or",
+        "        if True or",
+        (f"{TEMPLATE}test_workers_are_forks_of_one_template_and_what_multiprocessing_says_they_are[spawn]",),
+    ),
+    Defect(
+        "R10",
+        "a worker has the environment that its template was started with",
+        "shmload/worker/template.py",
+        "    os.environb.update(wanted)\n",
+        "",
+        (f"{TEMPLATE}test_the_environment_and_place_of_the_moment_reach_a_worker[spawn]",),
+    ),
+    Defect(
+        "R10",
+        "a template is used although what it was started with has changed",
+        "shmload/worker/template.py",
+        "_current.origin != origin or",
+        "False or",
+        (f"{TEMPLATE}test_what_only_a_fresh_start_can_give_is_given_by_another_template[umask]",),
+    ),
+    Defect(
+        "R10",
+        "workers draw the same numbers",
+        "shmload/worker/template.py",
+        '            sys.modules["numpy.random"].seed()\n',
+        "            pass\n",
+        (f"{TEMPLATE}test_generators_that_are_seeded_when_they_are_imported_differ[spawn]",),
+    ),
+    Defect(
+        "R10",
+        "a template with threads is forked",
+        "shmload/worker/template.py",
+        "            else:\n                return -1\n",
+        "",
+        (f"{TEMPLATE}test_a_template_with_a_second_thread_is_not_forked",),
+    ),
+    Defect(
+        "R5",
+        "a worker whose template is gone is taken for dead",
+        "shmload/worker/template.py",
+        "                self.sentinel = os.pidfd_open(self.pid)\n",
+        "                self.sentinel = os.dup(self._status)\n",
+        (f"{TEMPLATE}test_a_killed_template_takes_no_worker_along_and_the_next_start_makes_another[spawn]",),
+    ),
+    Defect(
+        "R5",
+        "a template that dies over an order is an error",
+        "shmload/worker/template.py",
+        "    except (OSError, EOFError) as error:\n",
+        "    except ZeroDivisionError as error:\n",
+        (f"{TEMPLATE}test_a_template_killed_over_an_order_costs_nothing_but_its_help[spawn]",),
+    ),
+    Defect(
+        "R7",
+        "a forked child of the trainer keeps its template alive",
+        "shmload/worker/template.py",
+        "        self._control = names.keep(ours.detach())\n",
+        "        self._control = ours.detach()\n",
+        (f"{TEMPLATE}test_a_template_ends_with_its_trainer[fork]",),
     ),
 ]

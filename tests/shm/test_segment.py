@@ -182,3 +182,19 @@ def test_under_a_limit_on_file_sizes_a_ring_is_refused_with_the_remedy_and_nothi
 def test_more_memory_than_there_is_is_refused() -> None:
     with pytest.raises(RingTooSmall, match="bytes"):
         Segment.create(new_stem() + "-a", 1 << 50, kind="memfd")
+
+
+def test_no_helper_of_multiprocessing_is_started_for_a_segment() -> None:
+    code = """
+    from multiprocessing import resource_tracker
+    segment = group.segment("payload-0", 4096)
+    print(segment.kind, resource_tracker._resource_tracker._pid)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout.split() == ["shm", "None"], done.stderr

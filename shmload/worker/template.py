@@ -1,0 +1,438 @@
+"""Workers by spawn and forkserver as forks of a template: one process that has imported for all of them what they need.
+
+A fresh interpreter takes 1.5 s and 150 MiB of its own to import torch. The template does that once for its trainer, and a worker
+is a fork of it, which shares those pages and is up in milliseconds.
+
+    trainer     modules, descriptors  ──▶  template     imports them and forks     ──▶  worker
+                pid, later exit code  ◀──               by a pipe for each worker
+                what multiprocessing sends a process  ──────────────────────────────▶
+
+What makes spawn and forkserver what they are stays so. The template is a fresh interpreter with nothing of the trainer's memory. It
+forks only while it has one thread. A worker runs what multiprocessing has every spawned process run, and imports `__main__`
+itself. What a fresh start would draw anew is drawn anew (numpy's generator). What it would have from the trainer at that moment is
+sent along (environment, output) or compared: where credentials, limits, ignored signals and the like differ (`_origin`), another
+template is started.
+
+multiprocessing's own fork server would not do: killed with its trainer, it leaves a folder in /tmp for its socket; each worker and
+what that leaves behind keep it alive; when it dies, its children seem to have ended. And what it has imported is the user's
+affair. Here the way to it is one pair of sockets that only the trainer holds, so whatever ends the trainer ends the template.
+
+Where no template is to be had, or one dies over an order, the worker is started as ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import io
+import logging
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from multiprocessing import connection, context, popen_forkserver, reduction
+from multiprocessing import forkserver as public_forkserver
+from multiprocessing import resource_tracker as public_resource_tracker
+from multiprocessing import spawn as public_spawn
+from multiprocessing import util as public_util
+from pathlib import Path
+from time import sleep
+from typing import Any, NoReturn
+
+from shmload.shm import names, owners
+
+log = logging.getLogger("shmload")
+
+forkserver: Any = public_forkserver  # private names of theirs are used here; they are the same from Python 3.11 to 3.14
+resource_tracker: Any = public_resource_tracker
+spawn: Any = public_spawn
+util: Any = public_util
+
+FOR_ALL: tuple[str, ...] = ("shmload.worker.pool",)
+FOR_TORCH = ("torch", "shmload.worker.torch_side")
+_LOADER = "shmload.loader"  # 0.2 s more; a program that names ShmLoader has its workers import it
+
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from shmload.worker.template import serve; serve({number})"
+_ORDER_NBYTES, _ORDER_FDS = 65536, 253  # the kernel's limit on descriptors
+_SIGNALS = {signal.SIGINT: signal.SIG_IGN, signal.SIGCHLD: signal.SIG_DFL}
+_THREAD_LOOKS = 20
+
+
+def serve(number: int) -> None:
+    """The template: takes orders from a socket until the trainer is gone."""
+    fresh = {each: signal.signal(each, how) for each, how in _SIGNALS.items()}
+    util._close_stdin()
+    control = socket.socket(fileno=number)
+    workers: dict[int, tuple[int, int]] = {}  # pidfd -> pid, where to say how it ended
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd != number:
+                poll.unregister(fd)
+                _report(*workers.pop(fd))
+                os.close(fd)
+                continue
+            modules, fds, _, _ = socket.recv_fds(control, _ORDER_NBYTES, _ORDER_FDS)
+            if not modules:
+                return
+            for name in modules.decode().split():
+                with suppress(Exception):  # whoever needs it imports it again, and says what is wrong
+                    importlib.import_module(name)
+            if not fds:
+                continue
+            pid = _fork()
+            if pid == 0:
+                control.close()
+                for pidfd, (_, status) in workers.items():
+                    util.close_fds(pidfd, status)
+                _work(fresh, *fds)
+            if pid > 0:
+                pidfd = os.pidfd_open(pid)
+                workers[pidfd] = pid, os.dup(fds[0])
+                poll.register(pidfd, select.POLLIN)
+                with suppress(OSError):
+                    forkserver.write_signed(fds[0], pid)
+            util.close_fds(*fds)
+
+
+def _fork() -> int:
+    """As os.fork; -1: there is a second thread, or no fork to be had."""
+    with suppress(OSError):
+        if not _is_alone():  # OpenBLAS ends its threads at a fork
+            with warnings.catch_warnings(action="ignore"):  # of threads
+                trial = os.fork()
+            if trial == 0:
+                os._exit(0)
+            os.waitpid(trial, 0)
+            for _ in range(_THREAD_LOOKS):
+                if _is_alone():
+                    break
+                sleep(0.001)  # a thread that was joined is listed a moment longer
+            else:
+                return -1
+        util._flush_std_streams()  # what an import printed is printed once
+        gc.freeze()  # what is shared stays shared: the collector writes to what it visits
+        return os.fork()
+    return -1
+
+
+def _is_alone() -> bool:
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+def _report(pid: int, status: int) -> None:
+    with suppress(OSError):  # the trainer asks no more
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        forkserver.write_signed(status, code)
+    os.close(status)
+
+
+def _work(fresh: dict[Any, Any], status: int, data: int, tracker: int, stdout: int, stderr: int, *inherited: int) -> NoReturn:
+    """The rest of a worker's life, as multiprocessing's."""
+    code = 1
+    try:
+        for each, how in fresh.items():
+            signal.signal(each, how)
+        os.close(status)
+        for fd in (data, tracker, *inherited):
+            os.set_inheritable(fd, False)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        util.close_fds(stdout, stderr)
+        forkserver._forkserver._inherited_fds = list(inherited)  # what DupFd looks up
+        resource_tracker._resource_tracker._fd = tracker
+        if "numpy.random" in sys.modules:  # it seeds its generator when it is imported; Python's own is seeded at a fork
+            sys.modules["numpy.random"].seed()
+        waiting = select.poll()
+        waiting.register(data, select.POLLIN)
+        if waiting.poll()[0][1] & select.POLLIN:  # else the trainer has gone, or changed its mind
+            code = spawn._main(data, os.dup(data))
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    try:
+        atexit._run_exitfuncs()
+        util._flush_std_streams()
+    finally:
+        os._exit(code)
+
+
+class _Environment:
+    """Unpickled it becomes the process's environment. As a part of what multiprocessing prepares a process with, it comes first."""
+
+    def __reduce__(self) -> Any:
+        return _set_environment, (dict(os.environb),)
+
+
+def _set_environment(wanted: dict[bytes, bytes]) -> None:
+    for name in os.environb.keys() - wanted.keys():
+        del os.environb[name]
+    os.environb.update(wanted)
+
+
+# ------------------------------------------------------------ in the trainer
+
+
+class Template:
+    """The process, as its trainer has it. It ends when nothing refers to it: neither the next start nor a worker of it."""
+
+    def __init__(self, origin: Any) -> None:
+        self.origin = origin
+        path = spawn.get_preparation_data("")["sys_path"]
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control = names.keep(ours.detach())
+        try:
+            with theirs:
+                self.process = subprocess.Popen(
+                    [*_interpreter(), "-c", _PROGRAM.format(path=path, number=theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    restore_signals=False,  # Python ignores the same ones again
+                )
+        except BaseException:
+            names.close(self._control)
+            raise
+        weakref.finalize(self, _end, self.process, self._control, os.getpid())
+
+    def order(self, modules: Iterable[str], fds: Iterable[int] = ()) -> None:
+        """Has it import what it has not, and fork a worker if there are descriptors for one. Waits for neither.
+
+        Raises:
+            OSError: it has ended.
+        """
+        owners.watch(self.process.pid)
+        with socket.socket(fileno=os.dup(self._control)) as control:
+            socket.send_fds(control, [" ".join(modules).encode()], list(fds))
+
+
+def _end(process: subprocess.Popen[bytes], control: int, owner: int) -> None:
+    if os.getpid() != owner:
+        process.returncode = 0  # not this process's child: nothing to wait for, nothing to warn of
+        return
+    names.close(control)
+    process.kill()
+    process.wait()
+    owners.forget(process.pid)
+
+
+_lock = threading.Lock()
+_current: Template | None = None
+
+
+def _forget() -> None:
+    global _lock, _current
+    _lock, _current = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def template_for(method: str) -> Template:
+    """The one that a worker is to come from that is started now by this method.
+
+    Raises:
+        OSError: there is none, and none can be started.
+    """
+    global _current
+    origin = _origin(method)
+    with _lock:
+        if _current is None or _current.origin != origin or _current.process.poll() is not None:
+            _current = Template(origin)
+            _current.order((*_preload(method), *FOR_ALL))
+        return _current
+
+
+def _interpreter() -> list[Any]:
+    return [spawn.get_executable(), *util._args_from_interpreter_flags()]
+
+
+def _preload(method: str) -> list[str]:
+    """What the user has multiprocessing's fork server import; `__main__` is imported by each worker itself."""
+    modules: list[str] = forkserver._forkserver._preload_modules if method == "forkserver" else []
+    return [name for name in modules if name != "__main__"]
+
+
+# of /proc/thread-self/status: what a process has from the one that starts it
+_STATUS = (
+    "Umask:",
+    "Uid:",
+    "Gid:",
+    "Groups:",
+    "SigBlk:",
+    "SigIgn:",
+    "Cap",
+    "NoNewPrivs:",
+    "Seccomp",
+    "Cpus_allowed:",
+    "Mems_allowed:",
+)
+# variables that are read when an interpreter starts, or numpy, torch or shmload is imported
+_READ_AT_START = re.compile(
+    r"PYTHON|LD_|LC_|LANG|TZ$|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|GOTO_|BLIS_|NPY_|NUMPY_|NUMEXPR_|TORCH|PYTORCH_|ATEN_|CUDA_|NVIDIA_|"
+    r"GLIBC_|MALLOC_|SHMLOAD_"
+)
+
+
+def _origin(method: str) -> Any:
+    """What a process started now would have for its life: where that differs, it is not to come from an older template."""
+    status = Path("/proc/thread-self/status").read_text().splitlines()
+    return (
+        _interpreter(),
+        _preload(method),
+        [line for line in status if line.startswith(_STATUS)],
+        *(Path(f"/proc/self/{name}").read_text() for name in ("limits", "cgroup", "oom_score_adj")),
+        *(os.readlink(f"/proc/self/{name}") for name in ("root", "ns/mnt", "ns/net", "ns/pid_for_children", "ns/user")),
+        os.getpgrp(),
+        os.getsid(0),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        os.sched_getscheduler(0),
+        os.isatty(1),
+        os.isatty(2),
+        {name: value for name, value in os.environ.items() if _READ_AT_START.match(name)},
+    )
+
+
+class Popen(popen_forkserver.Popen):
+    """A process of the template's. Its end is seen by itself, not by what the template says of it."""
+
+    _fds: list[int]
+
+    def _launch(self, process_obj: Any) -> None:
+        self._template = template_for(process_obj._start_method)  # kept: it says how the process ended
+        prepared = spawn.get_preparation_data(process_obj._name)
+        prepared["environment"] = _Environment()
+        data = io.BytesIO()
+        context.set_spawning_popen(self)
+        try:
+            reduction.dump(prepared, data)
+            reduction.dump(process_obj, data)
+        finally:
+            context.set_spawning_popen(None)
+        data_r, data_w = os.pipe()
+        self._status, status_w = os.pipe()
+        fds = [self._status, data_w]
+        try:
+            try:
+                self._template.order(process_obj.modules, [status_w, data_r, resource_tracker.getfd(), 1, 2, *self._fds])
+            finally:
+                util.close_fds(data_r, status_w)
+            self.pid = forkserver.read_signed(self._status)
+            try:
+                self.sentinel = os.pidfd_open(self.pid)
+            except ProcessLookupError:  # killed, and the template has said so
+                self.sentinel = os.dup(self._status)
+            fds.append(self.sentinel)
+            with open(data_w, "wb", closefd=False) as pipe:
+                pipe.write(data.getbuffer())
+        except BaseException:
+            util.close_fds(*fds)
+            raise
+        self.finalizer = util.Finalize(self, util.close_fds, fds)
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """The exit code if the process has ended; 255 if it cannot be known, as of multiprocessing's fork server."""
+        if self.returncode is None and connection.wait([self.sentinel], 0 if flag == os.WNOHANG else None):
+            try:
+                self.returncode = forkserver.read_signed(self._status)
+            except (OSError, EOFError):  # the template was killed, and the process became init's child, which this process may be
+                self.returncode = 255
+                with suppress(ChildProcessError):
+                    self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+def _popen(process: Any, plain: Any) -> Any:
+    try:
+        return Popen(process)
+    except (OSError, EOFError) as error:
+        log.debug("no template for %s (%s): it starts afresh", process.name, error)
+        return plain._Popen(process)
+
+
+class _Spawned(context.SpawnProcess):
+    modules: tuple[str, ...] = ()
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802  # multiprocessing's name
+        return _popen(process_obj, context.SpawnProcess)
+
+
+class _Served(context.ForkServerProcess):
+    modules: tuple[str, ...] = ()
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802  # multiprocessing's name
+        return _popen(process_obj, context.ForkServerProcess)
+
+
+_KINDS: dict[type, type[_Spawned] | type[_Served]] = {context.SpawnContext: _Spawned, context.ForkServerContext: _Served}
+
+
+def process_maker(given: Any, sources: Iterable[str], *, needs_torch: bool) -> Any:
+    """What makes a context's processes: by a template, where the context is multiprocessing's own for spawn or forkserver.
+
+    Args:
+        sources: modules that a worker imports to unpickle its job.
+        needs_torch: it will, whatever those bring.
+    """
+    kind = _KINDS.get(type(given))
+    if kind is None or getattr(sys, "frozen", False):
+        return given.Process
+    reached = _reached([*sources, *_main()])
+    modules = FOR_ALL
+    if needs_torch or "torch" in reached or _LOADER in reached:
+        modules += FOR_TORCH
+    if _LOADER in reached:
+        modules += (_LOADER,)
+
+    def make(**options: Any) -> Any:
+        process = kind(**options)
+        process.modules = modules
+        return process
+
+    return make
+
+
+def _main() -> list[str]:
+    """`__main__`, if a worker imports it."""
+    prepared = spawn.get_preparation_data("")
+    name = prepared.get("init_main_from_name", "__main__")
+    has_name = name != "__main__" and not name.endswith(".__main__")
+    return ["__main__"] if has_name or "init_main_from_path" in prepared else []
+
+
+def _reached(sources: Iterable[str]) -> set[str]:
+    """These modules and those that they have got names from, as far as the first of torch's.
+
+    What is imported within a function is not seen; what is lazily is. Being wrong costs time and nothing else.
+    """
+    seen: set[str] = set()
+    queue = list(sources)
+    while queue and len(seen) < _LOOKS:
+        name = queue.pop()
+        root = name.partition(".")[0]
+        if root == "torch" or name == _LOADER:
+            seen.add(root if root == "torch" else name)
+        elif name not in seen and name in sys.modules and root not in _OPAQUE and name != "shmload":
+            seen.add(name)
+            for value in list(vars(sys.modules[name]).values()):
+                if isinstance(value, types.ModuleType):
+                    queue.append(value.__name__)
+                elif isinstance(value, (type, types.FunctionType)) and isinstance(value.__module__, str):
+                    queue.append(value.__module__)
+    return seen
+
+
+_LOOKS = 300
+_OPAQUE = sys.stdlib_module_names - {"__main__"} | {"numpy"}

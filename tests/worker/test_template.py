@@ -1,0 +1,409 @@
+"""Workers by spawn and forkserver come from a template, and have what a process has that was started afresh."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing import context, forkserver
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from shmload import ShmLoader
+from shmload.worker import template
+from shmload.worker.template import process_maker, template_for
+from tests.faults.faults_kit import program_env
+from tests.worker import template_kit
+
+pytestmark = pytest.mark.slow(reason="starts templates, which import numpy, and some torch")
+
+METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
+DEADLINE_S = 60
+MOST_MIB = 20  # of a worker's own
+
+
+@pytest.fixture(autouse=True)
+def no_template_before() -> Iterator[None]:
+    template._current = None
+    yield
+    template._current = None
+
+
+def started(method: str, target: Callable[..., None], *args: Any, modules: tuple[str, ...] = ()) -> Any:
+    """A process of the template's."""
+    process = process_maker(multiprocessing.get_context(method), modules, needs_torch=False)(
+        target=target, args=args, daemon=True, name="a worker"
+    )
+    process.start()
+    return process
+
+
+def told(method: str, **options: Any) -> dict[str, Any]:
+    """What such a process says of itself."""
+    ours, theirs = multiprocessing.Pipe()
+    process = started(method, template_kit.tell, theirs, **options)
+    theirs.close()
+    assert ours.poll(DEADLINE_S)
+    found: dict[str, Any] = ours.recv()
+    process.join()
+    found["exitcode"] = process.exitcode
+    process.close()
+    return found
+
+
+def await_end(pid: int) -> bool:
+    """Whether a process ends, or has ended; it may be nobody's who waits for it."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    try:
+        return bool(poll.poll(DEADLINE_S * 1000))
+    finally:
+        os.close(pidfd)
+
+
+def template_pid() -> int:
+    assert template._current is not None
+    return template._current.process.pid
+
+
+@METHODS
+def test_workers_are_forks_of_one_template_and_what_multiprocessing_says_they_are(method: str) -> None:
+    first, second = told(method), told(method)
+    assert first["ppid"] == second["ppid"] == template_pid()
+    assert first["parent"] == os.getpid()
+    assert (first["name"], first["is_daemon"], first["method"], first["exitcode"]) == ("a worker", True, method, 0)
+    assert first["authkey"] == bytes(multiprocessing.current_process().authkey)
+    assert first["takes_int"]
+    assert first["argv"] == sys.argv
+    assert "torch" not in first["modules"]
+    assert first["private_mib"] <= MOST_MIB
+    assert multiprocessing.active_children() == []
+
+
+@METHODS
+def test_the_environment_and_place_of_the_moment_reach_a_worker(
+    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SOME_WORD", "early")
+    assert told(method)["environ"] == dict(os.environ)
+    monkeypatch.setenv("SOME_OTHER", "caf\udce9")
+    monkeypatch.delenv("SOME_WORD")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = told(method)
+    assert (found["environ"], found["cwd"], found["path"]) == (dict(os.environ), str(tmp_path), sys.path)
+    assert found["ppid"] == template_pid()
+
+
+def test_output_goes_where_the_trainers_goes_now(tmp_path: Path) -> None:
+    told("spawn")
+    before = template_pid()
+    kept = os.dup(1)
+    with open(tmp_path / "log", "w") as log:
+        os.dup2(log.fileno(), 1)
+    try:
+        assert told("spawn")["output"] == str(tmp_path / "log")
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+    assert template_pid() == before
+
+
+@pytest.mark.parametrize("what", ["umask", "limit", "signal", "affinity", "variable"])
+def test_what_only_a_fresh_start_can_give_is_given_by_another_template(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = told("spawn")
+    soft, hard = resource.getrlimit(template_kit.LIMIT)
+    umask, handler, affinity = os.umask(0o077), signal.getsignal(signal.SIGUSR1), os.sched_getaffinity(0)
+    os.umask(umask)
+    try:
+        if what == "umask":
+            os.umask(umask ^ 0o007)
+        elif what == "limit":
+            resource.setrlimit(template_kit.LIMIT, (4096 if soft == 0 else 0, hard))
+        elif what == "signal":
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        elif what == "affinity":
+            os.sched_setaffinity(0, {min(affinity)})
+        else:
+            monkeypatch.setenv("OMP_NUM_THREADS", "3")
+        now = told("spawn")
+    finally:
+        os.umask(umask)
+        resource.setrlimit(template_kit.LIMIT, (soft, hard))
+        signal.signal(signal.SIGUSR1, handler)
+        os.sched_setaffinity(0, affinity)
+    keys = {"umask": "umask", "limit": "limit", "signal": "ignores_usr1", "affinity": "affinity", "variable": "environ"}
+    if what != "affinity" or len(affinity) > 1:
+        assert now[keys[what]] != before[keys[what]]
+        assert now["ppid"] != before["ppid"]
+    assert now["ppid"] == template_pid()
+
+
+@METHODS
+def test_generators_that_are_seeded_when_they_are_imported_differ(method: str) -> None:
+    template_for(method).order(["numpy.random"])
+    drawn = [number for _ in range(2) for number in told(method)["random"]]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_a_worker_has_no_descriptor_of_the_template_or_of_another_worker() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    other = started("spawn", template_kit.wait_for, theirs)
+    assert ours.recv() == "up"
+    pipes = [name for name in told("spawn")["descriptors"] if name.startswith(("socket:", "anon_inode:"))]
+    assert len(pipes) == 1  # to answer by
+    ours.send("go")
+    other.join()
+    assert other.exitcode == 0
+
+
+@METHODS
+def test_what_a_worker_leaves_for_its_end_is_done(method: str, tmp_path: Path) -> None:
+    kept = os.dup(1)
+    with open(tmp_path / "output", "w") as output:
+        os.dup2(output.fileno(), 1)
+    try:
+        process = started(method, template_kit.write_at_exit, str(tmp_path / "word"), "done")
+        process.join()
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+    assert [(tmp_path / name).read_text() for name in ("word", "output")] == ["done", "done"]
+
+
+@METHODS
+def test_a_killed_worker_is_told_by_its_signal(method: str) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    process = started(method, template_kit.wait_for, theirs)
+    assert ours.recv() == "up"
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+@METHODS
+def test_a_killed_template_takes_no_worker_along_and_the_next_start_makes_another(method: str) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    process = started(method, template_kit.wait_for, theirs)
+    assert ours.recv() == "up"
+    before = template_pid()
+    os.kill(before, signal.SIGKILL)
+    template._current.process.wait()  # type: ignore[union-attr]
+    assert process.is_alive()
+    assert told(method)["ppid"] == template_pid() != before
+    ours.send("go")
+    process.join()
+    assert process.exitcode == 255
+    assert not psutil.pid_exists(before)
+
+
+def test_the_worker_of_a_killed_template_can_still_be_killed() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    process = started("spawn", template_kit.wait_for, theirs)
+    assert ours.recv() == "up"
+    os.kill(template_pid(), signal.SIGKILL)
+    template._current.process.wait()  # type: ignore[union-attr]
+    assert process.exitcode is None
+    process.kill()
+    process.join()
+    assert await_end(process.pid)
+
+
+@METHODS
+def test_a_template_killed_over_an_order_costs_nothing_but_its_help(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    current = template_for(method)
+    os.kill(current.process.pid, signal.SIGSTOP)
+    order = template.Template.order
+
+    def order_and_kill(self: Any, modules: Any, fds: Any = ()) -> None:
+        order(self, modules, fds)
+        self.process.kill()
+
+    monkeypatch.setattr(template.Template, "order", order_and_kill)
+    found = told(method)
+    assert found["ppid"] != current.process.pid
+    assert found["exitcode"] == 0
+
+
+@METHODS
+@pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
+def test_a_pass_loses_nothing_when_its_template_is_killed(method: str, seed: int | None) -> None:
+    with ShmLoader(template_kit.Rows(64), 4, num_workers=2, seed=seed, shuffle=False, multiprocessing_context=method) as loader:
+        for number in range(2):
+            rows = []
+            for step, batch in enumerate(loader):
+                if step == 2:
+                    os.kill(template_pid(), signal.SIGKILL)
+                    if seed is not None and number == 0:  # a worker goes, too, and another takes its place
+                        os.kill(loader._builder.last.pool.pids[0], signal.SIGKILL)  # type: ignore[union-attr]
+                rows += batch[:, 0].tolist()
+            assert rows == list(range(64))
+        workers = [worker["pid"] for worker in loader.stats()["workers"]] if seed is not None else []
+        assert all(psutil.pid_exists(pid) for pid in workers)
+
+
+def test_modules_that_the_user_has_preloaded_are_in_the_template_of_forkserver_alone() -> None:
+    before = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]
+    multiprocessing.set_forkserver_preload(["colorsys"])
+    try:
+        assert "colorsys" in told("forkserver")["modules"]
+        assert "colorsys" not in told("spawn")["modules"]
+    finally:
+        multiprocessing.set_forkserver_preload(before)
+
+
+def test_a_template_with_a_second_thread_is_not_forked() -> None:
+    before = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]
+    multiprocessing.set_forkserver_preload(["tests.worker.threaded_kit"])
+    try:
+        found = told("forkserver")
+        assert found["ppid"] != template_pid()
+        assert found["exitcode"] == 0
+    finally:
+        multiprocessing.set_forkserver_preload(before)
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def test_a_context_of_the_users_own_starts_processes_its_own_way() -> None:
+    class Own(context.SpawnContext):
+        pass
+
+    for given in (Own(), multiprocessing.get_context("fork")):
+        assert process_maker(given, (), needs_torch=True) == given.Process
+
+
+@pytest.mark.parametrize(
+    ("sources", "brings_torch"),
+    [
+        (["tests.worker.template_kit"], False),
+        (["shmload.worker.reader", "numpy", "pickle"], False),
+        (["shmload"], False),
+        (["tests.faults.faults_kit"], True),
+        (["tests.worker.test_template"], True),
+    ],
+)
+def test_torch_is_imported_ahead_if_what_a_job_is_made_of_brings_it(sources: list[str], brings_torch: bool) -> None:
+    process = process_maker(multiprocessing.get_context("spawn"), sources, needs_torch=False)(target=print)
+    assert ("torch" in process.modules) == brings_torch
+
+
+def test_a_child_of_the_trainer_does_not_use_its_template() -> None:
+    told("spawn")
+    parents = template_pid()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            found = told("spawn")
+            os.write(writer, f"{found['ppid']} {template_pid()} {found['parent']}".encode())
+            template._current = None  # ends its own
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(pid, 0)
+    its, template_of_it, parent = map(int, os.read(reader, 100).split())
+    os.close(reader)
+    assert its == template_of_it != parents
+    assert parent == pid
+    assert told("spawn")["ppid"] == parents
+
+
+PROGRAM = """
+import os, sys
+import numpy as np
+from shmload import ShmLoader
+from tests.worker.template_kit import private_mib
+
+class Squares:
+    def __len__(self): return 64
+    def __getitem__(self, i): return np.full(16, i * i)
+
+def main(method, seed):
+    all_parents = []
+    for _ in range(2):
+        with ShmLoader(Squares(), 4, num_workers=2, seed=seed, shuffle=False, multiprocessing_context=method) as loader:
+            found = []
+            for step, batch in enumerate(loader):
+                found += batch[:, 0].tolist()
+                if step == 2:
+                    pids = loader._builder.last.pool.pids
+                    sizes = [private_mib(pid) for pid in pids]
+                    parents = [open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1] for pid in pids]
+            assert found == [i * i for i in range(64)], found
+            assert max(sizes) <= 20, sizes
+            all_parents += parents
+    assert len(set(all_parents)) == 1 and int(all_parents[0]) != os.getpid(), all_parents
+    print("well")
+
+if __name__ == "__main__":
+    main(METHOD, SEED)
+"""
+
+
+@METHODS
+@pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
+def test_a_program_gets_small_workers_of_one_template(method: str, seed: int | None, output_of: Callable[..., str]) -> None:
+    assert output_of(PROGRAM.replace("METHOD", repr(method)).replace("SEED", repr(seed)), strict=False) == "well\n"
+
+
+HOLDER = """
+import os, sys
+from shmload.worker.template import template_for
+held = template_for("spawn")
+held.order(sys.argv[1].split())
+if "fork" in sys.argv[2]:
+    import multiprocessing
+    import tests.worker.template_kit as kit
+    from shmload.worker.template import process_maker
+    process = process_maker(multiprocessing.get_context("spawn"), (), needs_torch=False)(target=os.getpid)
+    process.start()
+    process.join()
+    child = os.fork()
+    if child == 0:
+        sys.stdin.read()
+        os._exit(0)
+    print(child, flush=True)
+print(held.process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("state", ["importing", "fork"])
+def test_a_template_ends_with_its_trainer(state: str, tmp_path: Path) -> None:
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, "torch" if state == "importing" else "os", state],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**program_env(), "TMPDIR": str(tmp_path)},
+    )
+    with trainer:
+        assert trainer.stdout is not None
+        child = int(trainer.stdout.readline()) if state == "fork" else 0
+        held = int(trainer.stdout.readline())
+        trainer.kill()
+        assert await_end(held)
+        assert list(tmp_path.iterdir()) == []
+        assert not child or psutil.Process(child).status() != psutil.STATUS_ZOMBIE
+
+
+def test_nothing_of_a_template_stays_when_it_is_needed_no_more() -> None:
+    told("spawn")
+    before, num_fds = template_pid(), psutil.Process().num_fds()
+    for _ in range(3):
+        template._current = None
+        told("spawn")
+    assert psutil.Process().num_fds() == num_fds
+    assert not psutil.pid_exists(before)

@@ -1,0 +1,6 @@
+"""A module that starts a thread when it is imported."""
+
+import threading
+
+thread = threading.Thread(target=threading.Event().wait, daemon=True)
+thread.start()

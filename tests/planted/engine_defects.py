@@ -66,9 +66,10 @@ ENGINE_DEFECTS = [
         "            if self._has_sign and self._is_neg(value, NULL):\n                return False\n",
         "",
         (
-            "tests/core/test_rows.py::test_a_tensor_is_taken_if_it_is_nothing_but_bytes_of_the_columns_kind[as torch offers it-with a sign pending]",
-            modules=("rows",),
-    ),
+            "tests/core/test_rows.py::"
+            "test_a_tensor_is_taken_if_it_is_nothing_but_bytes_of_the_columns_kind[as torch offers it-with a sign pending]",
+        ),
+        modules=("rows",),
     ),
     Defect(
         "R1",

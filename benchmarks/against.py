@@ -1,0 +1,330 @@
+"""Is anything slower than in the last release? Every benchmark, on this tree and on an earlier one that is built beside it.
+
+    python -m benchmarks.against                         the newest tag, else the commit that last changed the version
+    python -m benchmarks.against v0.1.0 --only tar,photos --rounds 5
+    python -m benchmarks.against --json run.json --write      and writes docs/measurements.md and the tables of figures
+    python -m benchmarks.against --from run.json --write      measures nothing
+
+Method: the earlier tree is a git worktree in a temporary folder, compiled by this interpreter. It is given this tree's
+benchmarks/ and tests/, so both answer the same questions. A benchmark has its turn on both trees round by round, in a fresh
+process each time; who comes first changes from round to round. Leave the tree alone meanwhile.
+
+How to read: now over before, within a round; the median of these ratios, the lowest and the highest. A row has moved if the
+ratios of all rounds lie on one side of 1 and their median is more than 5 % away from it. Three rounds lie on one side by chance
+once in four times. So a benchmark with a row that seems to have moved runs as many rounds again, and all of them count; six do
+so once in 32 times. Fewer than three rounds are not judged. What is better the aim says: `<=` and `<` want less, `>=` and `>`
+more.
+
+Exits with 1 if a row is worse or a benchmark fails on this tree. One that does not run on the earlier tree is no failure.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from benchmarks.__main__ import BENCHMARKS
+from benchmarks.common import Row, Settings
+from benchmarks.pages import Line, write_pages
+from shmload.cli.terminal import Bar, console, shown
+from shmload.tools.bench.report import Spread, machine
+
+ROOT = Path(__file__).resolve().parents[1]
+TREES = ("now", "before")
+GIVEN = ("benchmarks", "tests")  # of this tree to the earlier one; some benchmarks start servers as tests do
+MIN_ROUNDS, BEYOND = 3, 1.05
+DEADLINE_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A benchmark on one tree in one round: its rows, or why there are none."""
+
+    rows: list[Row]
+    why: str = ""
+    has_failed: bool = False
+
+
+Runs = Mapping[str, Sequence[Run]]  # of a benchmark: round by round, for each of TREES
+
+
+@dataclass
+class Comparison:
+    """All that was run, and under which conditions."""
+
+    conditions: dict[str, Any]
+    runs: dict[str, dict[str, list[Run]]] = field(default_factory=dict)
+
+    def save(self, path: Path | None) -> None:
+        if path is not None:
+            path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> "Comparison":
+        found = json.loads(path.read_text())
+        runs = {
+            name: {tree: [Run(**{**run, "rows": [Row(**row) for row in run["rows"]]}) for run in each] for tree, each in of.items()}
+            for name, of in found["runs"].items()
+        }
+        return cls(found["conditions"], runs)
+
+    def lines(self) -> dict[str, list[Line]]:
+        return {name: lines_of(runs) for name, runs in self.runs.items()}
+
+    def notes(self) -> dict[str, str]:
+        """By benchmark, why there is nothing of it, or nothing of the earlier tree."""
+        found = {}
+        for name, runs in self.runs.items():
+            if text := failure(runs["now"]):
+                found[name] = f"Left out: {text}"
+            elif text := failure(runs["before"]):
+                found[name] = f"Does not run on {self.conditions['before']}: {text}"
+        return found
+
+    def complaints(self) -> list[str]:
+        """What makes the command fail."""
+        failed = [
+            f"{name} fails: {failure(runs['now'])}" for name, runs in self.runs.items() if any(r.has_failed for r in runs["now"])
+        ]
+        worse = [f"{name}: {line.row.what}" for name, lines in self.lines().items() for line in lines if line.word == "worse"]
+        return failed + [f"worse than {self.conditions['before']}: {text}" for text in worse]
+
+
+def failure(runs: Sequence[Run]) -> str:
+    """Why a tree has no rows; empty where it has."""
+    return next((run.why for run in runs if not run.rows), "")
+
+
+def lines_of(runs: Runs) -> list[Line]:
+    """The rows of this tree beside the earlier one's of the same name."""
+    now, before = ([{row.what: row for row in run.rows} for run in runs[tree]] for tree in TREES)
+    lines = []
+    for what in dict.fromkeys(what for rows in now for what in rows):
+        found = sorted((rows[what] for rows in now if what in rows), key=lambda row: row.got)
+        old = [rows[what].got for rows in before if what in rows]
+        pairs = [(mine[what].got, its[what].got) for mine, its in zip(now, before, strict=False) if what in mine and what in its]
+        ratios = [mine / its for mine, its in pairs if mine > 0 and its > 0]  # a difference may lie around 0
+        row = found[(len(found) - 1) // 2]
+        lines.append(
+            Line(
+                row,
+                statistics.median(old) if old else None,
+                Spread.of(ratios) if ratios else None,
+                word(ratios, row.aim) if len(ratios) == len(pairs) else "",
+            )
+        )
+    return lines
+
+
+def word(ratios: Sequence[float], aim: str) -> str:
+    """`better`, `worse` or `same`; empty where there are too few rounds, or no direction is better."""
+    if len(ratios) < MIN_ROUNDS or aim[:1] not in ("<", ">"):
+        return ""
+    middle = statistics.median(ratios)
+    if min(ratios) <= 1 <= max(ratios) or max(middle, 1 / middle) <= BEYOND:
+        return "same"
+    return "worse" if (middle > 1) == (aim[0] == "<") else "better"
+
+
+def run_once(name: str, tree: Path, seconds: float) -> Run:
+    """One round of a benchmark over one tree, in a fresh process."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as said:
+        answer = Path(folder, "rows.json")
+        command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name}"]
+        command += ["--rounds", "1", "--seconds", str(seconds), "--json", str(answer)]
+        process = subprocess.Popen(
+            command,
+            cwd=tree,
+            env=environment(tree),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,  # whatever it leaves behind is ended with it
+        )
+        try:
+            process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            return Run([], f"not done after {DEADLINE_S:.0f} s", has_failed=True)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        said.seek(0)
+        last = next((line.strip() for line in reversed(said.readlines()) if line.strip()), "it says nothing")
+        last = last.replace(str(tree), ".")
+        if process.returncode or not answer.exists():
+            return Run([], last, has_failed=True)
+        found = json.loads(answer.read_text())["results"][name]
+    return Run([Row(**row) for row in found["rows"]], "" if found["rows"] else found.get("left out", last))
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """In which every process finds the tree's packages, wherever shmload is installed."""
+    return {**os.environ, "PYTHONPATH": str(tree)}
+
+
+def rounds_of(
+    name: str, trees: Mapping[str, Path], settings: Settings, bar: Bar, run: Callable[[str, Path, float], Run] = run_once
+) -> dict[str, list[Run]]:
+    """All rounds of a benchmark. A tree on which it does not run is not asked again."""
+    runs: dict[str, list[Run]] = {tree: [] for tree in TREES}
+    for number in range(2 * settings.rounds):
+        if number == settings.rounds and not any(line.word in ("better", "worse") for line in lines_of(runs)):
+            break
+        for tree in TREES[:: 1 if number % 2 == 0 else -1]:
+            if failure(runs["now"]) or failure(runs[tree]):
+                continue
+            bar.doing(f"{name}, round {number + 1}, {tree}")
+            runs[tree].append(run(name, trees[tree], settings.seconds))
+    return runs
+
+
+def git(*words: str, root: Path = ROOT) -> str:
+    """What git says.
+
+    Raises:
+        SystemExit: it fails.
+    """
+    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"git {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def last_release(root: Path = ROOT) -> str:
+    """The newest tag of this history, else the commit that last changed the version."""
+    if git("tag", "--merged", root=root):
+        return git("describe", "--tags", "--abbrev=0", root=root)
+    return git("log", "-1", "--format=%h", "-G^version = ", "--", "pyproject.toml", root=root)
+
+
+@contextmanager
+def earlier(revision: str, root: Path = ROOT) -> Iterator[Path]:
+    """A tree of that revision, compiled, with this tree's benchmarks."""
+    with tempfile.TemporaryDirectory(prefix="shmload-before-") as folder:
+        tree = Path(folder, "tree")
+        git("worktree", "add", "--detach", str(tree), revision, root=root)
+        try:
+            for name in GIVEN:
+                shutil.rmtree(tree / name, ignore_errors=True)
+                shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+            build(tree)
+            yield tree
+        finally:
+            git("worktree", "remove", "--force", str(tree), root=root)
+
+
+def build(tree: Path) -> None:
+    """Compiles a tree in place, and sees to it that its package is the one that is imported.
+
+    Raises:
+        SystemExit: it cannot be.
+    """
+    look = "import shmload; shmload.ShmLoader; print(shmload.__file__)"
+    for words in (["setup.py", "-q", "build_ext", "--inplace"], ["-P", "-c", look]):
+        done = subprocess.run([sys.executable, *words], cwd=tree, env=environment(tree), capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{tree}: {done.stderr[-4000:]}")
+    if tree not in Path(done.stdout.strip()).parents:
+        raise SystemExit(f"{tree}: imported {done.stdout.strip()} in its place")
+
+
+def table(lines: Sequence[Line]) -> Table:
+    shown = Table("measured", "now", "before", "now / before", "better is", "", "aim", "")
+    colours = {"better": "green", "worse": "red"}
+    for line in lines:
+        verdict = f"[{colours[line.word]}]{line.word}[/]" if line.word in colours else line.word
+        met = "[green]met[/]" if line.row.met else "[red]missed[/]"
+        cells = map(escape, (line.row.what, line.figure, line.figure_before, line.change, line.better_is))
+        shown.add_row(*cells, verdict, escape(line.row.aim), met)
+    return shown
+
+
+def show(name: str, comparison: Comparison, to: Console) -> None:
+    """What came of one benchmark."""
+    to.print(f"[bold]{name}[/]")
+    if lines := lines_of(comparison.runs[name]):
+        to.print(table(lines))
+    if note := comparison.notes().get(name):
+        to.print(escape(note))
+
+
+def compare(revision: str, names: Sequence[str], settings: Settings, path: Path | None) -> Comparison:
+    """Builds both trees and runs the benchmarks; what is there of them is printed, and saved to `path`, after each."""
+    commit = git("rev-parse", "--short", revision)
+    comparison = Comparison(
+        {
+            "before": revision if revision == commit else f"{revision} ({commit})",
+            "now": git("describe", "--always", "--dirty", "--exclude", "*"),
+            "started": time.strftime("%Y-%m-%d %H:%M %Z"),
+            "load": round(os.getloadavg()[0], 1),
+            **asdict(settings),
+            **machine(),
+        }
+    )
+    with shown(sys.stderr.isatty()) as bar:
+        bar.start(len(names))
+        bar.doing(f"building {revision}")
+        build(ROOT)
+        with earlier(revision) as tree:
+            for name in names:
+                comparison.runs[name] = rounds_of(name, {"now": ROOT, "before": tree}, settings, bar)
+                comparison.save(path)  # a long run that is stopped keeps what it has
+                show(name, comparison, console())
+                bar.advance()
+    return comparison
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.against", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("revision", nargs="?", metavar="REV", help="the earlier tree: a tag or a commit")
+    parser.add_argument("--only", metavar="NAME,...", help="these benchmarks")
+    parser.add_argument("--rounds", type=int, default=Settings.rounds, help="of each benchmark on each tree")
+    parser.add_argument("--seconds", type=float, default=Settings.seconds, help="of every timed part")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    parser.add_argument("--from", type=Path, metavar="FILE", dest="kept", help="read what --json wrote, and measure nothing")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/measurements.md and the tables of README.md and docs/index.md"
+    )
+    given = parser.parse_args()
+    kept = Comparison.load(given.kept) if given.kept else None
+    names = list(kept.runs) if kept else given.only.split(",") if given.only else list(BENCHMARKS)
+    if unknown := set(names) - BENCHMARKS.keys():
+        parser.error(f"--only: needs names of {', '.join(BENCHMARKS)}, given {', '.join(sorted(unknown))}")
+    if given.write and (missing := BENCHMARKS.keys() - set(names)):
+        parser.error(f"--write: needs a run of all benchmarks, and {', '.join(sorted(missing))} would be missing")
+    if given.rounds < 1:
+        parser.error(f"--rounds: needs at least 1, given {given.rounds}")
+    if kept:
+        comparison = kept
+        for name in names:
+            show(name, comparison, console())
+    else:
+        comparison = compare(given.revision or last_release(), names, Settings(given.rounds, given.seconds), given.json)
+    if given.write:
+        write_pages(comparison.conditions, comparison.lines(), comparison.notes())
+    complaints = comparison.complaints()
+    print("\n".join(complaints) or f"nothing is worse than {comparison.conditions['before']}")
+    sys.exit(bool(complaints))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The figures of one run in the pages: docs/measurements.md has every row, README.md and docs/index.md those of FRONT.
+
+Each has a place between two marks, and what stands there is written by `python -m benchmarks.against --write` alone.
+"""
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import Row, figure
+from shmload.tools.bench.report import Spread
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- python -m benchmarks.against --write writes from here -->\n", "<!-- to here -->\n"
+PAGE = Path("docs/measurements.md")
+README: tuple[tuple[str, str, str], ...] = (  # the reader's words, the benchmark, its row
+    (
+        "a Python dataset as it is, 3x224x224 uint8: samples/s over torch's",
+        "python_dataset",
+        "Python dataset, batch 64: samples/s over torch",
+    ),
+    ("photos, the same decoder in both: photos/s over torch's", "photos", "photos: photos/s over torch"),
+    ("trainer's CPU per batch", "trainer_cpu", "trainer CPU per batch, one field"),
+    ("TFRecord of 1 MiB, checksums compared: CPU per record", "tfrecord", "TFRecord of 1 MiB float32, checksums on, CPU a sample"),
+    (
+        "resume at 9 M of 10 M, torch mode: torchdata's time over shmload's",
+        "resume",
+        "resume at 9 M of 10 M, torch mode: torchdata's time over ours",
+    ),
+    ("trainer's CPU per further field", "trainer_cpu", "trainer CPU per further field"),
+    (
+        "trainer's CPU per GiB, 16 MiB batches: torch's over shmload's",
+        "trainer_cpu",
+        "trainer CPU per GiB, 16 MiB batches, below torch with tensors",
+    ),
+    ("rows of 64 float32, batch 1,024: CPU per row", "arrays", "rows of 64 float32, CPU a row"),
+    (
+        "tar of 4 KiB and a label: webdataset's CPU per sample over shmload's",
+        "tar",
+        "tar of 4 KiB npy + cls, CPU a sample: webdataset over shmload",
+    ),
+    ("JPEG of 95 kB, random crop to 224: CPU per image", "images", "JPEG of 95 kB to 224: CPU an image"),
+    ("windows of 1,025 tokens: CPU per window", "tokens", "windows of 1,025 tokens, CPU a window"),
+    ("variable-length dicts: CPU per sample", "variable_length", "variable-length dicts: CPU per sample"),
+    (
+        "resume at 10^9 of 10^10, seed mode: over a fresh start",
+        "resume",
+        "resume at sample 10^9 of 10^10 over a fresh start, seed mode",
+    ),
+    ("a million paths: private memory that a worker grows by", "shared_index", "growth per worker and epoch"),
+)
+FRONT = {Path("README.md"): README, Path("docs/index.md"): README[:5]}
+HEADS = ("measured", "now", "beside it", "aim", "", "before", "now / before", "better is", "")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row over all rounds, beside the earlier tree's.
+
+    Attributes:
+        row: of the round that has the median figure, so that all its words are of one moment.
+        before: the median of the earlier tree; None where it has no such row.
+        ratio: now over before within rounds; None where there is none.
+        word: `better`, `worse`, `same`, or empty where that is not judged.
+    """
+
+    row: Row
+    before: float | None
+    ratio: Spread | None
+    word: str
+
+    @property
+    def figure(self) -> str:
+        return figure(self.row)
+
+    @property
+    def figure_before(self) -> str:
+        return "-" if self.before is None else f"{self.before:.3g} {self.row.unit}".strip()
+
+    @property
+    def change(self) -> str:
+        return f"{self.ratio.median:.3g} ({self.ratio.low:.3g} to {self.ratio.high:.3g})" if self.ratio else "-"
+
+    @property
+    def better_is(self) -> str:
+        return {"<": "less", ">": "more"}.get(self.row.aim[:1], "-")
+
+    def cells(self) -> tuple[str, ...]:
+        """As HEADS has them."""
+        met = "met" if self.row.met else "missed"
+        beside = self.row.what, self.figure, self.row.beside, self.row.aim, met
+        return (*beside, self.figure_before, self.change, self.better_is, self.word)
+
+
+Lines = Mapping[str, Sequence[Line]]  # by benchmark
+
+
+def write_pages(conditions: Mapping[str, Any], lines: Lines, notes: Mapping[str, str], root: Path = ROOT) -> None:
+    """Writes one run into all pages.
+
+    Args:
+        notes: what is to be said of a benchmark that has no rows, now or before.
+    Raises:
+        SystemExit: a row of FRONT is not there, or a page has no place for it; then nothing is written.
+    """
+    texts = {PAGE: measurements(conditions, lines, notes), **{path: front(path, conditions, lines) for path in FRONT}}
+    filled = {path: fill(path, (root / path).read_text(), text) for path, text in texts.items()}
+    for path, text in filled.items():
+        (root / path).write_text(text)
+
+
+def fill(path: Path, page: str, text: str) -> str:
+    """The page with another text between its marks."""
+    head, begin, rest = page.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"{path}: needs a line {BEGIN.strip()} and after it a line {END.strip()}")
+    return f"{head}{begin}{text}{end}{tail}"
+
+
+def between(page: str) -> str:
+    """What stands between the marks."""
+    return page.partition(BEGIN)[2].partition(END)[0]
+
+
+def front(path: Path, conditions: Mapping[str, Any], lines: Lines) -> str:
+    """The table of a page of FRONT."""
+    found = {(name, line.row.what): line for name, each in lines.items() for line in each}
+    if missing := [f"{name}: {what}" for _, name, what in FRONT[path] if (name, what) not in found]:
+        raise SystemExit(f"{path}: the run has no row {'; '.join(missing)}; nothing is written")
+    rows = [(words, found[name, what].figure, found[name, what].row.beside) for words, name, what in FRONT[path]]
+    return f"{when(conditions)}\n\n{table(('measured', 'shmload', 'beside it'), rows)}"
+
+
+def when(conditions: Mapping[str, Any]) -> str:
+    """The line that says which run it is; the same in all pages."""
+    return (
+        f"Measured on {conditions['started']} at commit {conditions['now']}: {conditions['num_cpus']} cores, 2 workers, "
+        f"torch {conditions['torch']}."
+    )
+
+
+def measurements(conditions: Mapping[str, Any], lines: Lines, notes: Mapping[str, str]) -> str:
+    """The page's sections: what was measured where, what has moved, and a table a benchmark."""
+    every = [(name, line) for name, each in lines.items() for line in each]
+    moved = {word: [f"{name}: {line.row.what}" for name, line in every if line.word == word] for word in ("worse", "better")}
+    missed = [f"{name}: {line.row.what}" for name, line in every if not line.row.met]
+    parts = [
+        when(conditions),
+        f"{conditions['cpu_model']}, {conditions['architecture']}, Linux {conditions['kernel']}, Python {conditions['python']}, "
+        f"numpy {conditions['numpy']}; load {conditions['load']} when it began. {conditions['rounds']} rounds, timed parts of "
+        f"{conditions['seconds']:g} s. Before is {conditions['before']}.",
+        *(f"**{word.capitalize()}** beyond noise than before: {'; '.join(found) or 'nothing'}." for word, found in moved.items()),
+        f"**Aims** met: {len(every) - len(missed)} of {len(every)}. Missed: {'; '.join(missed) or 'none'}.",
+    ]
+    for name in dict.fromkeys((*lines, *notes)):
+        parts += [f"## {name}", question(name)]
+        parts += [table(HEADS, [line.cells() for line in lines[name]]).rstrip()] if lines.get(name) else []
+        parts += [notes[name]] if name in notes else []
+    return "\n\n".join(parts) + "\n"
+
+
+def question(name: str) -> str:
+    """The first paragraph of a benchmark's docstring."""
+    path = Path(__file__).with_name(f"{name}.py")
+    text = (ast.get_docstring(ast.parse(path.read_text())) if path.exists() else None) or ""
+    return text.partition("\n\n")[0].replace("\n", " ")
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)

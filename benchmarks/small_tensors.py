@@ -1,0 +1,99 @@
+"""What does a sample cost whose `__getitem__` gives small tensors, and how much of that is the dataset's own?
+
+Method: 2 forked workers, loaders in turn in fresh processes, nothing changed but the class: torch's DataLoader, torch mode, seed
+mode, and seed mode with `seed_samples=False`, which does not reseed for each sample. Samples are (a row of a tensor of 64
+float32, an int), and ten tensors of 8 float32, made by indexing ten matrices. CPU is that of all processes. `dataset alone`: the
+same samples read in a bare loop, in one process, delivered to nobody.
+
+How to read: indexing a tensor takes torch a microsecond or two. That is the user's, and no loader can save it: it bounds both
+figures, most of all for ten tensors a sample.
+
+Result: not measured yet.
+| CPU us a sample | torch | torch mode | seed mode | without reseeding | dataset alone |
+|---|---|---|---|---|---|
+| row and label, batch 1,024 | | | | | |
+| row and label, batch 4,096 | | | | | |
+| ten tensors, batch 1,024 | | | | | |
+"""
+
+from typing import Any
+
+import torch
+
+from benchmarks.common import Result, Row, Settings, cpu_us, forked, in_turn, main, plain
+from shmload import ShmLoader
+from shmload.tools.bench.contestants import Loader, LoaderOptions, keywords
+
+LOADERS = {
+    "torch": "torch",
+    "torch mode": "shmload",
+    "seed mode": "shmload-seed",
+    "seed mode, seed_samples=False": "benchmarks.small_tensors:unseeded",
+    "dataset alone": "benchmarks.samples:Alone",
+}
+OURS = [name for name in LOADERS if "mode" in name]
+CASES = {  # dataset, batch size, aim of the rate over torch's
+    "row of 64 and label, batch 1,024": ("Labelled", 1024, ">= 3x"),
+    "row of 64 and label, batch 4,096": ("Labelled", 4096, ">= 3x"),
+    "ten tensors of 8, batch 1,024": ("Ten", 1024, "> 1x"),
+}
+
+
+class Labelled:
+    """A row of a tensor, and an int."""
+
+    def __init__(self) -> None:
+        self.rows, self.labels = torch.rand(1 << 17, 64), torch.arange(1 << 17)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.rows[index], int(self.labels[index])
+
+
+class Ten:
+    """A row of each of ten matrices."""
+
+    def __init__(self) -> None:
+        self.matrices = [torch.rand(1 << 15, 8) for _ in range(10)]
+
+    def __len__(self) -> int:
+        return len(self.matrices[0])
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return tuple(matrix[index] for matrix in self.matrices)
+
+
+def unseeded(dataset: Any, options: LoaderOptions) -> Loader:
+    """ShmLoader in seed mode, for datasets that draw nothing."""
+    return ShmLoader(dataset, **keywords(options), seed=options.seed, seed_samples=False)
+
+
+unseeded.keeps_order = False  # type: ignore[attr-defined]  # what a factory may say of itself
+
+
+def measure(settings: Settings) -> Result:
+    """Measures every dataset through every loader."""
+    rows, measured = [], {}
+    for case, (dataset, batch_size, aim) in CASES.items():
+        jobs = {
+            name: forked(
+                settings, workload=case, dataset=f"benchmarks.small_tensors:{dataset}", loader=loader, batch_size=batch_size
+            )
+            for name, loader in LOADERS.items()
+        }
+        found = in_turn(jobs, settings)
+        cost, beside = cpu_us(found)
+        rate = {name: each["samples_per_s"].median for name, each in found.items()}
+        for name in OURS:
+            faster, share = rate[name] / rate["torch"], cost[name] / cost["torch"]
+            rates = f"{rate[name]:,.0f} samples/s, torch {rate['torch']:,.0f}"
+            rows.append(Row(f"{case}, {name}: samples/s over torch", faster, "x", rates, aim, faster >= float(aim.strip(">= x"))))
+            rows.append(Row(f"{case}, {name}: CPU a sample over torch's", share, "x", f"us: {beside}", "<= 0.5x", share <= 0.5))
+        measured[case] = plain(found)
+    return Result(rows, {"cases": measured})
+
+
+if __name__ == "__main__":
+    main("small_tensors", __doc__, measure)

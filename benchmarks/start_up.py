@@ -1,0 +1,181 @@
+"""How long from making a loader to its first batch, how long into a new pass, and how long does a ready batch take to get?
+
+Method: a fresh process a case, loaders in turn, 2 forked workers, shuffled. The dataset is made before the clock starts. The clock
+runs from before the loader is made to the first batch in hand. Then the iterator is dropped, and the clock runs from
+`iter(loader)` to the first batch of the new pass; workers are not persistent, so they start once more. Dropping is timed by
+itself and stands beside it. A sample is a row of 64 float32 (a view), a copy of a picture, or a copy of 64 MiB, of which a batch
+is 1 GiB; that one is left out where less memory is free than it needs.
+
+`next()`: batches of 64 rows, 2 persistent workers, and 5 ms between batches in which the trainer computes, so that the next one
+has long been ready: the median time of the call.
+
+How to read: ratios within a round, medians over rounds. Most of a small first batch is the forking of two workers, for everybody.
+Most of a large one is copying, and the pages that the kernel must give.
+
+Result: not measured yet.
+| | torch | torch mode | seed mode |
+|---|---|---|---|
+| first batch, rows, ms | | | |
+| the same of 64 pictures, of 512, of 1 GiB | | | |
+| a new pass, rows, ms | | | |
+| next(), us | | | |
+"""
+
+import multiprocessing
+import shutil
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from benchmarks.common import Result, Row, Settings, main
+from shmload import ShmLoader
+
+LOADERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "torch": (DataLoader, {}),
+    "torch mode": (ShmLoader, {}),
+    "seed mode": (ShmLoader, {"seed": 1}),
+}
+STEP_S = 0.005
+NEEDED_BYTES = 9 << 30  # six batches in flight, one in hand, and what else there is
+
+
+class Rows:
+    """64 float32 and a number; a sample is a view."""
+
+    def __init__(self) -> None:
+        self.rows = np.random.default_rng(0).random((1 << 17, 64), np.float32)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.rows[index], index
+
+
+class Copies:
+    """A copy of an array a sample, as a decoder makes one."""
+
+    def __init__(self, arrays: Any, num_samples: int) -> None:
+        self.arrays, self.num_samples = arrays, num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.arrays[index % len(self.arrays)].copy(), index
+
+
+def pictures() -> Copies:
+    return Copies(np.random.default_rng(1).integers(0, 256, (64, 3, 224, 224), np.uint8), 1 << 14)
+
+
+def huge() -> Copies:
+    return Copies(np.random.default_rng(2).random((1, 1 << 24), np.float32), 256)
+
+
+CASES: dict[str, tuple[Any, int, float]] = {  # dataset, batch size, aim over torch
+    "1,024 rows of 64": (Rows, 1024, 0.9),
+    "64 pictures": (pictures, 64, 0.9),
+    "512 pictures": (pictures, 512, 0.9),
+    "1 GiB": (huge, 16, 1.0),
+}
+
+
+def started(case: str, name: str) -> dict[str, float]:
+    """Milliseconds to the first batch, to drop its iterator, and to the first batch of a new pass."""
+    (make, batch_size, _), (loader_class, mode) = CASES[case], LOADERS[name]
+    dataset = make()
+    began = time.perf_counter()
+    loader = loader_class(dataset, batch_size, shuffle=True, num_workers=2, multiprocessing_context="fork", **mode)
+    batches = iter(loader)
+    batch = next(batches)
+    first = time.perf_counter()
+    del batch, batches
+    dropped = time.perf_counter()
+    batches = iter(loader)
+    next(batches)
+    again = time.perf_counter()
+    return {"first_ms": (first - began) * 1e3, "drop_ms": (dropped - first) * 1e3, "again_ms": (again - dropped) * 1e3}
+
+
+def waited(name: str, seconds: float) -> dict[str, float]:
+    """Microseconds in `next()`, the median, where the trainer computes between batches."""
+    loader_class, mode = LOADERS[name]
+    loader = loader_class(Rows(), 64, shuffle=True, num_workers=2, multiprocessing_context="fork", persistent_workers=True, **mode)
+    batches = iter(loader)
+    next(batches)
+    waits: list[float] = []
+    while sum(waits) + STEP_S * len(waits) < seconds or len(waits) < 20:
+        end = time.perf_counter() + STEP_S
+        while time.perf_counter() < end:
+            pass
+        began = time.perf_counter()
+        next(batches)
+        waits.append(time.perf_counter() - began)
+    return {"next_us": median(waits) * 1e6}
+
+
+def fresh(call: Any, *arguments: Any) -> dict[str, float]:
+    """What a call returns in a process of its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        found: dict[str, float] = process.submit(call, *arguments).result()
+    return found
+
+
+def free_bytes() -> int:
+    """What tensors in shared memory may still take."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return min(int(lines["MemAvailable"].split()[0]) * 1024, shutil.disk_usage("/dev/shm").free)
+
+
+def in_rounds(settings: Settings, call: Any, *arguments: Any) -> dict[str, list[dict[str, float]]]:
+    """What each loader measured, round by round."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in LOADERS}
+    for number in range(settings.rounds):
+        for name in list(LOADERS)[:: 1 if number % 2 == 0 else -1]:
+            found[name].append(fresh(call, *arguments, name))
+    return found
+
+
+def rows_of(what: str, metric: str, found: dict[str, list[dict[str, float]]], aim: float) -> list[Row]:
+    """Each mode's time over torch's."""
+    rows = []
+    for name in list(LOADERS)[1:]:
+        ratio = median(mine[metric] / theirs[metric] for mine, theirs in zip(found[name], found["torch"], strict=True))
+        ms, torchs = (median(each[metric] for each in found[one]) for one in (name, "torch"))
+        beside = f"{ms:.1f} ms, torch {torchs:.1f}"
+        if metric == "again_ms":
+            beside += "; dropping {:.1f} and {:.1f}".format(*(median(e["drop_ms"] for e in found[one]) for one in (name, "torch")))
+        rows.append(Row(f"{what}, {name}: over torch's", ratio, "x", beside, f"<= {aim}x", ratio <= aim))
+    return rows
+
+
+def measure(settings: Settings) -> Result:
+    """Measures every case."""
+    rows: list[Row] = []
+    measured: dict[str, Any] = {}
+    for case, (make, _, aim) in CASES.items():
+        if make is huge and (free := free_bytes()) < NEEDED_BYTES:
+            measured["left out"] = f"batches of {case}: {free >> 30} GiB are free, {NEEDED_BYTES >> 30} needed"
+            print(f"left out: {measured['left out']}", file=sys.stderr)
+            continue
+        found = in_rounds(settings, started, case)
+        measured[case] = found
+        rows += rows_of(f"first batch of {case}", "first_ms", found, aim)
+        rows += rows_of(f"first batch of a new pass, {case}", "again_ms", found, aim)
+    waits = {name: [fresh(waited, name, settings.seconds) for _ in range(settings.rounds)] for name in LOADERS}
+    us = {name: median(each["next_us"] for each in found) for name, found in waits.items()}
+    for name in list(LOADERS)[1:]:
+        what = f"next() with 5 ms of work between batches of 64 rows, {name}"
+        rows.append(Row(what, us[name], "us", f"torch {us['torch']:.0f}", "<= 40 us", us[name] <= 40))
+    return Result(rows, {**measured, "next": waits})
+
+
+if __name__ == "__main__":
+    main("start_up", __doc__, measure)

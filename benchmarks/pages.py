@@ -170,5 +170,6 @@ def question(name: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
+    lines = [heads, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    head, *body = (f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
+    return f"{head}|{'---|' * len(heads)}\n{''.join(body)}"

@@ -1,0 +1,241 @@
+"""The comparison with an earlier tree: what counts as moved, what is run, and that each tree is measured with its own package."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks import against
+from benchmarks.against import Comparison, Run, last_release, lines_of, rounds_of, word
+from benchmarks.common import Row, Settings
+
+TREES = {"now": Path("now"), "before": Path("before")}
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+
+
+class NoBar:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def start(self, num_jobs: int) -> None: ...
+
+    def doing(self, text: str) -> None:
+        self.texts.append(text)
+
+    def advance(self) -> None: ...
+
+
+def row(got: float, aim: str = "<= 10 us", what: str = "a batch") -> Row:
+    return Row(what, got, "us", f"torch {3 * got:g}", aim, got <= 10)
+
+
+def runs(*figures: float, aim: str = "<= 10 us") -> list[Run]:
+    return [Run([row(got, aim)]) for got in figures]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "aim", "expected"),
+    [
+        ((1.2, 1.1, 1.06), "<= 1 us", "worse"),
+        ((1.2, 1.1, 1.06), ">= 8x", "better"),
+        ((0.8, 0.9, 0.7), "< 1x", "better"),
+        ((0.8, 0.9, 0.7), "> 1x", "worse"),
+        ((1.2, 1.1, 0.99), "<= 1 us", "same"),  # not all on one side
+        ((1.2, 1.1, 1.0), "<= 1 us", "same"),
+        ((1.2, 1.04, 1.01), "<= 1 us", "same"),  # within 5 %
+        ((0.96, 0.96, 0.96), "<= 1 us", "same"),
+        ((1.2, 1.1), "<= 1 us", ""),  # too few rounds
+        ((1.2, 1.1, 1.06), "-", ""),  # nothing is better
+        ((), "<= 1 us", ""),
+    ],
+)
+def test_a_row_has_moved_if_all_rounds_say_so_by_more_than_noise(ratios: tuple[float, ...], aim: str, expected: str) -> None:
+    assert expected == word(ratios, aim)
+
+
+def test_ratios_are_taken_within_rounds_and_the_row_is_that_of_the_median_round() -> None:
+    (line,) = lines_of({"now": runs(20, 8, 9), "before": runs(10, 4, 6)})
+    assert (row(9), 6, (2.0, 1.5, 2.0)) == (line.row, line.before, (line.ratio.median, line.ratio.low, line.ratio.high))
+    assert line.word == "worse"
+    assert line.cells() == ("a batch", "9 us", "torch 27", "<= 10 us", "met", "6 us", "2 (1.5 to 2)", "less", "worse")
+
+
+def test_a_row_of_one_tree_alone_has_nothing_beside_it() -> None:
+    (line,) = lines_of({"now": runs(1, 2, 3), "before": [Run([], "ImportError: no", has_failed=True)]})
+    assert (line.before, line.ratio, line.word) == (None, None, "")
+    assert line.cells()[5:7] == ("-", "-")
+
+
+def test_differences_around_zero_are_not_judged() -> None:
+    (line,) = lines_of({"now": runs(-1, 2, 3), "before": runs(1, 1, 1)})
+    assert line.word == ""
+    (line,) = lines_of({"now": runs(0, 0, 0), "before": runs(0, 0, 0)})
+    assert (line.ratio, line.word) == (None, "")
+
+
+def asked(answers: dict[str, list[Run]], rounds: int) -> tuple[list[str], dict[str, list[Run]]]:
+    """Which trees are run, in which order, and what came."""
+    order: list[str] = []
+
+    def run(name: str, tree: Path, seconds: float) -> Run:
+        order.append(tree.name)
+        found = answers[tree.name]
+        return found[min(order.count(tree.name), len(found)) - 1]
+
+    return order, rounds_of("tar", TREES, Settings(rounds, 0.1), NoBar(), run)
+
+
+def test_both_trees_take_turns() -> None:
+    order, found = asked({"now": runs(1, 1, 1), "before": runs(1, 1, 1)}, 3)
+    assert order == ["now", "before", "before", "now", "now", "before"]
+    assert {tree: len(each) for tree, each in found.items()} == {"now": 3, "before": 3}
+
+
+def test_what_seems_to_have_moved_runs_again_and_all_rounds_count() -> None:
+    _, found = asked({"now": runs(2, 2, 2, 2, 1, 2), "before": runs(1)}, 3)
+    assert [len(found[tree]) for tree in TREES] == [6, 6]
+    assert [line.word for line in lines_of(found)] == ["same"]
+    _, found = asked({"now": runs(2), "before": runs(1)}, 3)
+    assert [line.word for line in lines_of(found)] == ["worse"]
+
+
+def test_a_tree_on_which_it_does_not_run_is_asked_once() -> None:
+    order, found = asked({"now": runs(1), "before": [Run([], "ImportError: no such name", has_failed=True)]}, 3)
+    assert order == ["now", "before", "now", "now"]
+    comparison = Comparison({"before": "v0.1.0"}, {"tar": found})
+    assert comparison.notes() == {"tar": "Does not run on v0.1.0: ImportError: no such name"}
+    assert comparison.complaints() == []
+
+
+def test_what_is_left_out_here_is_no_failure_and_what_fails_here_is_one() -> None:
+    order, found = asked({"now": [Run([], "no GPU")], "before": runs(1)}, 3)
+    assert order == ["now"]
+    comparison = Comparison(
+        {"before": "v0.1.0"}, {"gpu": found, "tar": {"now": [Run([], "ValueError: x", has_failed=True)], "before": []}}
+    )
+    assert comparison.notes() == {"gpu": "Left out: no GPU", "tar": "Left out: ValueError: x"}
+    assert comparison.complaints() == ["tar fails: ValueError: x"]
+
+
+def test_worse_is_a_complaint_and_a_comparison_can_be_kept(tmp_path: Path) -> None:
+    comparison = Comparison({"before": "v0.1.0"}, {"tar": {"now": runs(2, 2, 2), "before": runs(1, 1, 1)}})
+    assert comparison.complaints() == ["worse than v0.1.0: tar: a batch"]
+    comparison.save(tmp_path / "run.json")
+    assert Comparison.load(tmp_path / "run.json") == comparison
+
+
+PROGRAM = """
+import json, sys
+from dataclasses import asdict, dataclass
+import shmload
+row = {"what": "a batch", "got": shmload.COST, "unit": "us", "beside": "", "aim": "<= 9 us", "met": True}
+open(sys.argv[-1], "w").write(json.dumps({"results": {"tiny": {"rows": [row]}}}))
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with a package that gets slower and a benchmark that comes later."""
+    files = {
+        "pyproject.toml": '[project]\nname = "shmload"\nversion = "0.1.0"\n',
+        "setup.py": "from setuptools import setup\n\nsetup(packages=[])\n",
+        "shmload/__init__.py": "COST = 2\nShmLoader = object\n",
+        "benchmarks/__init__.py": "",
+        "tests/__init__.py": "",
+    }
+    for name, text in files.items():
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    root = tmp_path / "tree"
+    commit(root, "init", "-q")
+    return root
+
+
+def commit(root: Path, *first: str) -> None:
+    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
+    for words in (*([first] if first else []), ("add", "-A"), (*who, "commit", "-qm", "x", "--no-gpg-sign")):
+        subprocess.run(["git", *words], cwd=root, check=True, capture_output=True)
+
+
+@needs_git
+def test_the_earlier_tree_is_the_newest_tag_else_where_the_version_changed(tree: Path) -> None:
+    first = against.git("rev-parse", "--short", "HEAD", root=tree)
+    (tree / "shmload" / "__init__.py").write_text("COST = 3\n")
+    commit(tree)
+    assert last_release(tree) == first
+    against.git("tag", "v0.1.0", root=tree)
+    assert last_release(tree) == "v0.1.0"
+
+
+@needs_git
+def test_an_unknown_revision_is_named(tree: Path) -> None:
+    with pytest.raises(SystemExit, match="v9"), against.earlier("v9", tree):
+        pass
+
+
+@needs_git
+@pytest.mark.slow(reason="builds a package with setuptools and runs a benchmark in processes of its own")
+def test_each_tree_is_measured_with_its_own_package_and_the_same_benchmarks(tree: Path) -> None:
+    (tree / "shmload" / "__init__.py").write_text("COST = 6\nShmLoader = object\n")
+    (tree / "benchmarks" / "tiny.py").write_text(PROGRAM)  # the earlier tree has none
+    with against.earlier("HEAD", tree) as before:
+        found = rounds_of("tiny", {"now": tree, "before": before}, Settings(3, 0.1), NoBar())
+        absent = against.run_once("absent", before, 0.1)
+    assert [(line.row.got, line.before, line.word) for line in lines_of(found)] == [(6.0, 2.0, "worse")]
+    assert absent.has_failed
+    assert "benchmarks.absent" in absent.why
+    assert not before.exists()
+    assert against.git("worktree", "list", root=tree).count("\n") == 0
+
+
+@needs_git
+@pytest.mark.slow(reason="builds a package with setuptools")
+def test_a_tree_whose_package_is_not_the_one_imported_is_refused(tree: Path) -> None:
+    (tree / "shmload" / "__init__.py").rename(tree / "shmload" / "other.py")
+    with pytest.raises(SystemExit):
+        against.build(tree)
+
+
+@contextmanager
+def as_command(monkeypatch: pytest.MonkeyPatch, *words: str) -> Iterator[None]:
+    monkeypatch.setattr(sys, "argv", ["against", *words])
+    yield
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--only", "tar,none"), "given none"),
+        (("--only", "tar", "--write"), "a run of all benchmarks"),
+        (("--rounds", "0"), "needs at least 1, given 0"),
+    ],
+)
+def test_wrong_words_are_refused(
+    words: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with as_command(monkeypatch, *words), pytest.raises(SystemExit) as ended:
+        against.main()
+    assert ended.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_a_kept_run_is_shown_and_says_what_is_worse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.json"
+    Comparison({"before": "v0.1.0"}, {"tar": {"now": runs(2, 2, 2), "before": runs(1, 1, 1)}}).save(path)
+    with as_command(monkeypatch, "--from", str(path)), pytest.raises(SystemExit) as ended:
+        against.main()
+    shown = capsys.readouterr().out
+    assert ended.value.code == 1
+    assert "worse than v0.1.0: tar: a batch" in shown
+    assert "2 (2 to 2)" in shown
+    assert json.loads(path.read_text())["conditions"] == {"before": "v0.1.0"}

@@ -1,0 +1,149 @@
+"""The pages with figures: one run writes them all, and they say the same."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import tar
+from benchmarks.common import Row
+from benchmarks.pages import BEGIN, END, FRONT, HEADS, PAGE, README, ROOT, Line, between, write_pages
+from shmload.tools.bench.report import Spread
+
+CONDITIONS = {
+    "before": "v0.1.0 (0123abc)",
+    "now": "4567def",
+    "started": "2026-01-02 03:04 UTC",
+    "load": 0.1,
+    "rounds": 3,
+    "seconds": 2.0,
+    "num_cpus": 2,
+    "cpu_model": "a processor",
+    "architecture": "x86_64",
+    "kernel": "6.1",
+    "python": "3.12.1",
+    "torch": "2.13.0",
+    "numpy": "2.4.6",
+}
+
+
+def made_up() -> dict[str, list[Line]]:
+    """A run with the rows that the front pages need, no two alike."""
+    lines: dict[str, list[Line]] = {}
+    for number, (_, name, what) in enumerate(README, 1):
+        row = Row(what, 1.5 * number, "us", f"torch {number} | threads", "<= 15 us", number <= 10)
+        lines.setdefault(name, []).append(Line(row, 2.0, Spread(1.25, 1.0, 1.5), "same"))
+    lines["tar"][0] = Line(lines["tar"][0].row, 1.0, Spread(1.5, 1.25, 2.0), "worse")
+    return lines
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with the project's pages."""
+    for path in (PAGE, *FRONT):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    return tmp_path
+
+
+def table(text: str) -> list[list[str]]:
+    """Cells of the rows of a text's only table, its head left out."""
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in rows[1:]]
+
+
+def disagreements(root: Path) -> list[str]:
+    """What a front page says of a run that the page of measurements does not."""
+    page = between((root / PAGE).read_text())
+    sections = {part.partition("\n")[0]: table(part) for part in page.split("\n## ")[1:]}
+    found = []
+    for path, rows in FRONT.items():
+        text = between((root / path).read_text())
+        found += [f"{path}: {text.splitlines()[0]}"] if text.splitlines()[0] not in page else []
+        for (_, name, what), (words, *shown) in zip(rows, table(text), strict=True):
+            here = next((cells[1:3] for cells in sections[name] if cells[0] == what), None)
+            found += [f"{path}: {words}"] if here != shown else []
+    return found
+
+
+def test_one_run_writes_all_pages(root: Path) -> None:
+    before = {path: (root / path).read_text() for path in (PAGE, *FRONT)}
+    write_pages(CONDITIONS, made_up(), {"gpu": "Left out: no GPU"}, root)
+    assert disagreements(root) == []
+    for path, text in before.items():
+        head, _, rest = text.partition(BEGIN)
+        written = (root / path).read_text()
+        assert written.startswith(head + BEGIN)
+        assert written.endswith(END + rest.partition(END)[2])
+    page = between((root / PAGE).read_text())
+    assert "Measured on 2026-01-02 03:04 UTC at commit 4567def: 2 cores, 2 workers, torch 2.13.0." in page
+    assert "3 rounds, timed parts of 2 s. Before is v0.1.0 (0123abc)." in page
+    assert f"**Worse** beyond noise than before: tar: {made_up()['tar'][0].row.what}." in page
+    assert "**Better** beyond noise than before: nothing." in page
+    assert f"**Aims** met: 10 of {len(README)}." in page
+    assert f"## tar\n\n{tar.__doc__.splitlines()[0]}" in page
+    assert page.endswith("\n\nLeft out: no GPU\n")
+    heads = f"| {' | '.join(HEADS)} |".replace("|  |", "| |")
+    assert page.count(heads) == len(made_up())
+
+
+def test_writing_again_changes_nothing(root: Path) -> None:
+    write_pages(CONDITIONS, made_up(), {}, root)
+    once = [(root / path).read_text() for path in (PAGE, *FRONT)]
+    write_pages(CONDITIONS, made_up(), {}, root)
+    assert once == [(root / path).read_text() for path in (PAGE, *FRONT)]
+
+
+def test_pages_of_two_runs_are_told_apart(root: Path) -> None:
+    write_pages(CONDITIONS, made_up(), {}, root)
+    path = root / "README.md"
+    path.write_text(path.read_text().replace("| 4.5 us |", "| 4.6 us |"))
+    assert disagreements(root) == [f"README.md: {README[2][0]}"]
+
+
+@pytest.mark.parametrize("which", ["a row", "a mark"])
+def test_nothing_is_written_where_something_is_missing(root: Path, which: str) -> None:
+    lines: dict[str, Any] = made_up()
+    page = root / "docs/index.md"
+    if which == "a row":
+        del lines["shared_index"]
+    else:
+        page.write_text(page.read_text().replace(END, ""))
+    before = [(root / path).read_text() for path in (PAGE, *FRONT)]
+    expected = {"a row": "README.md: the run has no row shared_index: growth", "a mark": "docs/index.md: needs a line"}[which]
+    with pytest.raises(SystemExit, match=expected):
+        write_pages(CONDITIONS, lines, {}, root)
+    assert before == [(root / path).read_text() for path in (PAGE, *FRONT)]
+
+
+@pytest.mark.parametrize("path", FRONT, ids=str)
+def test_a_front_page_has_the_rows_that_the_list_says(path: Path) -> None:
+    assert [words for words, _, _ in FRONT[path]] == [cells[0] for cells in table(between((ROOT / path).read_text()))]
+
+
+def texts(name: str) -> list[str]:
+    """Patterns of what a benchmark's strings can be."""
+    found = []
+    for node in ast.walk(ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text())):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else None for part in node.values]
+            if len("".join(part or "" for part in parts)) > 8:
+                found.append("".join(".+" if part is None else re.escape(part) for part in parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(re.escape(node.value))
+    return found
+
+
+@pytest.mark.parametrize(("name", "what"), [row[1:] for row in README])
+def test_a_row_of_the_list_is_one_that_its_benchmark_has(name: str, what: str) -> None:
+    assert any(re.fullmatch(text, what) for text in texts(name))
+
+
+@pytest.mark.skipif("\n## " not in between((ROOT / PAGE).read_text()), reason="nothing has been measured for the page yet")
+def test_the_pages_are_of_one_run() -> None:
+    assert disagreements(ROOT) == []

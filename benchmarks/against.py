@@ -307,9 +307,9 @@ def main() -> None:
     given = parser.parse_args()
     kept = Comparison.load(given.kept) if given.kept else None
     names = list(kept.runs) if kept else given.only.split(",") if given.only else list(BENCHMARKS)
-    if unknown := set(names) - BENCHMARKS.keys():
+    if unknown := set(names).difference(BENCHMARKS):
         parser.error(f"--only: needs names of {', '.join(BENCHMARKS)}, given {', '.join(sorted(unknown))}")
-    if given.write and (missing := BENCHMARKS.keys() - set(names)):
+    if given.write and (missing := set(BENCHMARKS).difference(names)):
         parser.error(f"--write: needs a run of all benchmarks, and {', '.join(sorted(missing))} would be missing")
     if given.rounds < 1:
         parser.error(f"--rounds: needs at least 1, given {given.rounds}")

@@ -1,21 +1,22 @@
 """The benchmarks run: that they do, not what they measure."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import small_tensors, start_up
+from benchmarks.__main__ import BENCHMARKS
+from benchmarks.common import Settings
+
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("autotune", "mix", "tar")  # seconds each
 
 
-def test_every_benchmark_is_in_the_table() -> None:
-    tree = ast.parse((ROOT / "benchmarks" / "__main__.py").read_text())
-    listed = {name.name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names}
+def test_every_benchmark_is_in_the_list() -> None:
     measuring = {p.stem for p in (ROOT / "benchmarks").glob("*.py") if "\ndef measure(settings: Settings" in p.read_text()}
-    assert measuring <= listed
+    assert measuring == set(BENCHMARKS)
 
 
 @pytest.mark.slow(reason="each runs a benchmark in a process of its own, which imports torch")
@@ -30,3 +31,24 @@ def test_a_benchmark_prints_its_table(name: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "measured" in done.stdout
+
+
+@pytest.mark.slow(reason="each loader starts in a process of its own, which imports torch")
+def test_start_up_measures_a_dataset_and_leaves_out_what_needs_more_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(start_up, "CASES", {name: start_up.CASES[name] for name in ("1,024 rows of 64", "1 GiB")})
+    monkeypatch.setattr(start_up, "free_bytes", lambda: 1 << 30)
+    result = start_up.measure(Settings(1, 0.05))
+    assert [row.unit for row in result.rows] == ["x"] * 4 + ["us"] * 2
+    assert all(row.got > 0 for row in result.rows)
+    assert result.measured["left out"] in capsys.readouterr().err
+
+
+@pytest.mark.slow(reason="each loader has a process of its own, which imports torch, and a second to warm up")
+def test_small_tensors_are_measured_in_every_mode_and_beside_the_dataset_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_tensors, "CASES", dict(list(small_tensors.CASES.items())[-1:]))
+    result = small_tensors.measure(Settings(1, 0.05))
+    assert len(result.rows) == 2 * len(small_tensors.OURS)
+    assert all(row.got > 0 for row in result.rows)
+    assert all("dataset alone" in row.beside for row in result.rows[1::2])

@@ -322,7 +322,11 @@ def main() -> None:
     if given.write:
         write_pages(comparison.conditions, comparison.lines(), comparison.notes())
     complaints = comparison.complaints()
-    print("\n".join(complaints) or f"nothing is worse than {comparison.conditions['before']}")
+    is_judged = comparison.conditions["rounds"] >= MIN_ROUNDS
+    calm = (
+        f"nothing is worse than {comparison.conditions['before']}" if is_judged else f"not judged: that takes {MIN_ROUNDS} rounds"
+    )
+    print("\n".join(complaints) or calm)
     sys.exit(bool(complaints))
 
 

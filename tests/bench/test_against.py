@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -220,16 +219,29 @@ def test_wrong_words_are_refused(
     assert expected in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("now", "code", "last"),
+    [
+        ((2, 2, 2), 1, "worse than v0.1.0: tar: a batch"),
+        ((1, 1, 1), 0, "nothing is worse than v0.1.0"),
+        ((2, 2), 0, "not judged: that takes 3 rounds"),
+    ],
+)
 def test_a_kept_run_is_shown_and_says_what_is_worse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    now: tuple[float, ...],
+    code: int,
+    last: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "run.json"
-    Comparison({"before": "v0.1.0"}, {"tar": {"now": runs(2, 2, 2), "before": runs(1, 1, 1)}}).save(path)
+    before = runs(*[1] * len(now))
+    Comparison({"before": "v0.1.0", "rounds": len(now)}, {"tar": {"now": runs(*now), "before": before}}).save(path)
     monkeypatch.setattr(sys, "argv", ["against", "--from", str(path)])
     with pytest.raises(SystemExit) as ended:
         against.main()
     shown = capsys.readouterr().out
-    assert ended.value.code == 1
-    assert "worse than v0.1.0: tar: a batch" in shown
-    assert "2 (2 to 2)" in shown
-    assert json.loads(path.read_text())["conditions"] == {"before": "v0.1.0"}
+    assert ended.value.code == code
+    assert shown.splitlines()[-1] == last
+    assert f"{now[0]} ({now[0]} to {now[0]})" in shown

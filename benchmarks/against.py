@@ -170,7 +170,10 @@ def run_once(name: str, tree: Path, seconds: float) -> Run:
         if process.returncode or not answer.exists():
             return Run([], last, has_failed=True)
         found = json.loads(answer.read_text())["results"][name]
-    return Run([Row(**row) for row in found["rows"]], "" if found["rows"] else found.get("left out", last))
+    rows = [Row(**row) for row in found["rows"]]
+    if len({row.what for row in rows}) < len(rows):
+        return Run([], "two of its rows have the same name", has_failed=True)
+    return Run(rows, "" if rows else found.get("left out", last))
 
 
 def environment(tree: Path) -> dict[str, str]:
@@ -245,14 +248,14 @@ def build(tree: Path) -> None:
 
 
 def table(lines: Sequence[Line]) -> Table:
-    shown = Table("measured", "now", "before", "now / before", "better is", "", "aim", "")
+    made = Table("measured", "now", "before", "now / before", "better is", "", "aim", "")
     colours = {"better": "green", "worse": "red"}
     for line in lines:
         verdict = f"[{colours[line.word]}]{line.word}[/]" if line.word in colours else line.word
         met = "[green]met[/]" if line.row.met else "[red]missed[/]"
         cells = map(escape, (line.row.what, line.figure, line.figure_before, line.change, line.better_is))
-        shown.add_row(*cells, verdict, escape(line.row.aim), met)
-    return shown
+        made.add_row(*cells, verdict, escape(line.row.aim), met)
+    return made
 
 
 def show(name: str, comparison: Comparison, to: Console) -> None:

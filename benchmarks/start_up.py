@@ -2,8 +2,8 @@
 
 Method: a fresh process a case, loaders in turn, 2 forked workers, shuffled. The dataset is made before the clock starts. The clock
 runs from before the loader is made to the first batch in hand. Then the iterator is dropped, and the clock runs from
-`iter(loader)` to the first batch of the new pass; workers are not persistent, so they start once more. Dropping is timed by
-itself and stands beside it. A sample is a row of 64 float32 (a view), a copy of a picture, or a copy of 64 MiB, of which a batch
+`iter(loader)` to the first batch of the new pass; persistent workers are not asked for. Dropping is timed by itself and stands
+beside it. A sample is a row of 64 float32 (a view), a copy of a picture, or a copy of 64 MiB, of which a batch
 is 1 GiB; that one is left out where less memory is free than it needs.
 
 `next()`: batches of 64 rows, 2 persistent workers, and 5 ms between batches in which the trainer computes, so that the next one

@@ -130,10 +130,10 @@ def test_worse_is_a_complaint_and_a_comparison_can_be_kept(tmp_path: Path) -> No
 
 PROGRAM = """
 import json, sys
-from dataclasses import asdict, dataclass
 import shmload
 row = {"what": "a batch", "got": shmload.COST, "unit": "us", "beside": "", "aim": "<= 9 us", "met": True}
-open(sys.argv[-1], "w").write(json.dumps({"results": {"tiny": {"rows": [row]}}}))
+name = sys.argv[0].rpartition("/")[2].removesuffix(".py")
+open(sys.argv[-1], "w").write(json.dumps({"results": {name: {"rows": [row, row] if name == "twice" else [row]}}}))
 """
 
 
@@ -182,13 +182,15 @@ def test_an_unknown_revision_is_named(tree: Path) -> None:
 @pytest.mark.slow(reason="builds a package with setuptools and runs a benchmark in processes of its own")
 def test_each_tree_is_measured_with_its_own_package_and_the_same_benchmarks(tree: Path) -> None:
     (tree / "shmload" / "__init__.py").write_text("COST = 6\nShmLoader = object\n")
-    (tree / "benchmarks" / "tiny.py").write_text(PROGRAM)  # the earlier tree has none
+    for name in ("tiny", "twice"):  # which the earlier tree has not
+        (tree / "benchmarks" / f"{name}.py").write_text(PROGRAM)
     with against.earlier("HEAD", tree) as before:
         found = rounds_of("tiny", {"now": tree, "before": before}, Settings(3, 0.1), NoBar())
-        absent = against.run_once("absent", before, 0.1)
+        absent, twice = (against.run_once(name, before, 0.1) for name in ("absent", "twice"))
     assert [(line.row.got, line.before, line.word) for line in lines_of(found)] == [(6.0, 2.0, "worse")]
     assert absent.has_failed
     assert "benchmarks.absent" in absent.why
+    assert twice == Run([], "two of its rows have the same name", has_failed=True)
     assert not before.exists()
     assert against.git("worktree", "list", root=tree).count("\n") == 0
 

@@ -91,7 +91,7 @@ class Comparison:
         found = {}
         for name, runs in self.runs.items():
             if text := failure(runs["now"]):
-                found[name] = f"Left out: {text}"
+                found[name] = f"{'Fails' if any(run.has_failed for run in runs['now']) else 'Left out'}: {text}"
             elif text := failure(runs["before"]):
                 found[name] = f"Does not run on {self.conditions['before']}: {text}"
         return found

@@ -32,7 +32,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from benchmarks.common import Result, Row, Settings, main
 from shmload import ShmLoader
-from shmload.schedule.state import opened, sealed
+from shmload.schedule.state import opened, sealed, with_checksum
 from shmload.worker.sample_rng import begin_sample
 
 BATCH = 256
@@ -118,14 +118,14 @@ def states(rounds: int) -> tuple[list[Row], dict[str, Any]]:
 
 def resumes(rounds: int) -> tuple[list[Row], dict[str, Any]]:
     with seed_mode() as loader:
-        far = {**loader.state_dict(), "position": 10**9 // BATCH * BATCH}
+        far = with_checksum({**loader.state_dict(), "position": 10**9 // BATCH * BATCH})
     position = 9_000_000 // BATCH
     with torch_mode() as loader:
         next(iter(loader))
         state = loader.state_dict()
-        inside = opened(state["details"])
+        inside = opened(state["details"], is_trusted=True)
         inside.update(snapshot=position, sampler={**inside["sampler"], "taken": position})
-        late = {**state, "position": position, "details": sealed(inside)}
+        late = with_checksum({**state, "position": position, "details": sealed(inside)})
     cases: dict[str, tuple[Callable[[], Any], Any]] = {
         "seed mode, fresh": (seed_mode, None),
         "seed mode, at 10^9 of 10^10": (seed_mode, far),

@@ -117,7 +117,7 @@ def test_what_is_left_out_here_is_no_failure_and_what_fails_here_is_one() -> Non
     comparison = Comparison(
         {"before": "v0.1.0"}, {"gpu": found, "tar": {"now": [Run([], "ValueError: x", has_failed=True)], "before": []}}
     )
-    assert comparison.notes() == {"gpu": "Left out: no GPU", "tar": "Left out: ValueError: x"}
+    assert comparison.notes() == {"gpu": "Left out: no GPU", "tar": "Fails: ValueError: x"}
     assert comparison.complaints() == ["tar fails: ValueError: x"]
 
 

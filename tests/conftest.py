@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from shmload.shm import owners
 from shmload.shm.names import STEM_PATTERN, process_stem
@@ -29,6 +30,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup has it: launch
 
 if sys.version_info >= (3, 14):  # there forkserver is the default, to which the tests' local classes cannot be sent
     multiprocessing.set_start_method("fork")
+
+# How long an example takes says what else the machine does: CI has no such limits either
+settings.register_profile("shmload", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shmload")
 
 DEADLINE_S = 5.0
 MOST_PROCESSES = 8

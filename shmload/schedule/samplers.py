@@ -521,8 +521,7 @@ def _sorted(lengths: NDArray[np.int32], per_window: int, *, max_bits: int = 63) 
 def _grouped(num_batches: int, group: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """Which batch comes when: groups of neighbours in random order, the short group last, each shuffled within."""
     num_full, num_short = divmod(num_batches, group)
-    groups, turn = np.arange(num_batches), np.empty(num_full + 1, np.int64)
-    turn[num_full] = num_full
+    groups, turn = np.arange(num_batches), np.arange(num_full + 1)  # the short group's turn is the last
     if num_full and num_short:
         before = Permutation(num_full + 1, seed=seed, epoch=epoch, stream=schedule.SHORT_GROUP)[0] * group
         groups[before : before + num_short] = num_full * group

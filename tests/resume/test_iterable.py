@@ -63,6 +63,18 @@ def test_the_rest_is_what_torchdatas_loader_gives(kind: str, stop: int, workers:
 
 
 @slow
+@pytest.mark.parametrize("kind", ["iterator", "dataset"])
+def test_a_state_is_that_which_was_loaded_until_the_next_batch_comes(kind: str) -> None:
+    with ShmLoader(KINDS[kind](), 6, num_workers=2) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with ShmLoader(KINDS[kind](), 6, num_workers=2) as loader:
+        loader.load_state_dict(state)
+        iter(loader)
+        assert state == loader.state_dict()
+
+
+@slow
 def test_reading_again_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with ShmLoader(data.Lines(), 6, num_workers=1) as loader:
         next(iter(loader))

@@ -272,6 +272,13 @@ def test_an_upload_that_the_server_no_longer_knows_is_not_taken_for_the_object_o
     assert bytes(store.get("new")) == DATA[::-1]
 
 
+def test_parts_that_became_another_object_are_an_error(store: S3Store, proxy: FaultProxy, path: Path) -> None:
+    other = Status(206, b"x", (("Content-Range", "bytes 0-0/7"), ("ETag", '"1"')))
+    proxy.script(*[None] * 5, other)  # begin, three parts, complete, and what is there then
+    with pytest.raises(StoreError, match=rf"new has 7 bytes, not the {len(DATA):,} that were sent: another program writes there"):
+        store.put_file("new", path)
+
+
 def test_an_upload_that_fails_leaves_no_parts(store: S3Store, proxy: FaultProxy, path: Path) -> None:
     store.parallel = 1
     proxy.script(None, None, Status(403), Status(500))  # begin, the first part, the second, the abort

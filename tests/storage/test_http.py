@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import http.server
+import random
 import shutil
 import ssl
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.http import HttpStore, MemoryTarget, Version
 from shmload.storage.transport import Answer, RetryPolicy, Transport
 from tests.storage import store_kit
 from tests.storage.fault_proxy import FaultProxy, Status, fault_proxy
+
+DATA = random.Random(1).randbytes(50_000)
 
 
 @pytest.fixture
@@ -96,6 +102,37 @@ def test_versions_that_a_server_cannot_be_asked_for_are_compared_here(tmp_path: 
         with pytest.raises(StoreError, match=r"has changed: version"):
             store.get("x", etag=etag)
         store.close()
+
+
+class InPieces(http.server.BaseHTTPRequestHandler):
+    """Answers each range of DATA in pieces, so that its body's length stands in the body."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        body = DATA[first : last + 1]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{len(DATA)}")
+        self.send_header("ETag", '"1"')
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        pieces = [body[: len(body) // 3], body[len(body) // 3 :], b""]
+        self.wfile.write(b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces))
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_an_answer_in_pieces_is_put_together_in_a_file(tmp_path: Path) -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), InPieces) as server, open(tmp_path / "f", "w+b") as file:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        store = HttpStore(f"http://127.0.0.1:{server.server_port}", retry_policy=RetryPolicy(retries=0))
+        assert crc32c(DATA) == store.read_to_file("x", file.fileno(), len(DATA))
+        store.close()
+        thread.join()
+        assert file.read() == DATA
 
 
 def test_a_range_is_left_in_the_middle_once_another_has_failed(store: HttpStore) -> None:

@@ -126,6 +126,7 @@ def test_lists_of_one_length_are_ragged_by_their_type_or_by_name() -> None:
     assert kinds("jagged") == [Jagged, torch.Tensor]
     assert kinds({"even": "pad", "fixed": "jagged"}) == [Padded, Jagged]
     assert kinds({"fixed": "pad"}) == [torch.Tensor, Padded]
+    assert_same(expected_rows(dataset, "fixed", "torch"), rows_of(of_ours(dataset, N, ragged={"fixed": "pad"})[0]["fixed"]))
     assert kinds("list") == [torch.Tensor, torch.Tensor]
 
 

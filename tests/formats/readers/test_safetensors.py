@@ -40,6 +40,11 @@ def test_fields_are_chosen(tmp_path: Path) -> None:
         len(SafetensorsDataset(path, ["z"]))
 
 
+def test_what_a_file_says_of_itself_is_no_field(tmp_path: Path) -> None:
+    save_file({"x": torch.ones(4)}, tmp_path / "a.safetensors", {"format": "pt"})
+    assert SafetensorsDataset(tmp_path / "a.safetensors").schema == {"x": ("float32", ())}
+
+
 @pytest.mark.parametrize(
     "place",
     [

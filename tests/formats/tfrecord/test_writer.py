@@ -85,6 +85,16 @@ def test_an_array_that_grows_while_it_is_written_is_an_error():
     assert buffer.nbytes == 0
 
 
+def test_a_writer_may_be_closed_twice(tmp_path):
+    with TFRecordWriter(tmp_path / "f") as writer:
+        writer.write({"a": 1})
+        writer.close()
+        written = (tmp_path / "f").read_bytes()
+    writer.close()
+    writer.abandon()
+    assert (tmp_path / "f").read_bytes() == written
+
+
 class Failing:
     """A file that cannot be closed without an error, as where a disk of another machine is full."""
 

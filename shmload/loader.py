@@ -33,8 +33,8 @@ from shmload.modes.passes import EpochWatches, shown
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
+from shmload.worker.own_generators import unreachable_generators
 from shmload.worker.reader import DecodesBatches, DecodesSamples, Samples
-from shmload.worker.torch_side import own_generators
 from shmload.world import ability_of
 
 if TYPE_CHECKING:
@@ -215,9 +215,9 @@ class ShmLoader(DataLoader[T]):
         self._has_own_order = not is_keyed and (sampler is not None or batch_sampler is not None)
         _ = self._config().plan  # says at once if ragged does not go with the dataset
         self._recorder = Recorder(audit, has_indices=not isinstance(dataset, IterableDataset))
-        if self.seed_samples and (own := own_generators(dataset)):
+        if self.seed_samples and (own := unreachable_generators(dataset)):
             warnings.warn(
-                f"seed_samples cannot reseed the generators that the dataset keeps: {', '.join(own)}. What they draw depends on "
+                f"seed_samples cannot key these generators that the dataset keeps: {', '.join(own)}. What they draw depends on "
                 "the worker; draw from shmload.sample_rng() or the global generators instead, or give seed_samples=False",
                 stacklevel=2,
             )

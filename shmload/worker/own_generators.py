@@ -1,13 +1,14 @@
 """Generators that a dataset keeps for itself, keyed anew before each sample, as the global ones are.
 
-Augmentations keep some: albumentations' pipelines, MONAI's, an `rng` of one's own. In seed mode each begins a sample at a stream of its
-own, keyed by (seed, epoch, index, where it is kept), so that what is drawn from it does not depend on the worker either. It is done
-in place, by setting the state of the generator that is there: whoever else holds it goes on holding it. Without workers they are the
-trainer's own objects, and stay as the last sample has left them, as with torch's loader.
+Augmentations keep some: albumentations' pipelines, MONAI's, an `rng` of one's own. In seed mode each begins every sample at a
+stream of its own, keyed by (seed, epoch, index, where it is kept), so that what is drawn from it does not depend on the worker
+either. It is done in place, by setting the state of the generator that is there: whoever else holds it goes on holding it.
+Without workers they are the trainer's own objects, and stay as the last sample has left them, as with torch's loader.
 
-Looked at are the dataset, its attributes, those of its classes that are generators, items of lists, tuples and dicts, arguments of
-partial functions, what functions have enclosed; the first fifty items of a container, two thousand objects in all. "Where" is the
-shortest way to it, and of several the first by name: the same in every worker, for every start method, in every run.
+Looked at are the dataset and a `collate_fn` (which draws on from where the last sample of its batch has come to), their attributes,
+those of their classes that are generators, items of lists, tuples and dicts, arguments of partial functions, what functions have
+enclosed; the first fifty items of a container, two thousand objects in all. "Where" is the shortest way to it, and of several the
+first by name: the same in every worker, for every start method, in every run.
 
 Not covered is what is not there yet, or not to be found: a generator made while a sample is read (one that replaces another in the
 same attribute is), those in modules' global variables, or within compiled objects. What is found and cannot be keyed is named when
@@ -42,17 +43,21 @@ Words = tuple[int, int, int, int]
 
 
 class OwnGenerators:
-    """Those of one dataset, in one process."""
+    """Those of one loader's dataset and collate_fn, in one process.
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    Attributes:
+        unreachable: where those are that cannot be keyed, ["dataset.transform.rng"].
+    """
+
+    unreachable: list[str]
+
+    def __init__(self, dataset: Any, collate_fn: Any = None) -> None:
+        self._roots: dict[str, Any] = {"dataset": dataset, "collate_fn": collate_fn}
         self._look()
 
-    @classmethod
-    def of(cls, dataset: Any) -> OwnGenerators | None:
-        """Those of a dataset; None if it has none that could be keyed."""
-        own = cls(dataset)
-        return own if own._all else None
+    def __bool__(self) -> bool:
+        """Whether there is one that can be keyed."""
+        return bool(self._all)
 
     def _look(self) -> None:
         """Finds them where they are now."""
@@ -63,9 +68,9 @@ class OwnGenerators:
         self._congruences: list[tuple[int, int]] = []
         self._congruence_streams: list[int] = []
         self._all: list[Any] = []  # kept alive, too, as long as their addresses
-        self.unreachable: list[str] = []
+        self.unreachable = []
         offset = python_offset()
-        for path, generator, holder, name in _found(self._dataset):
+        for path, generator, holder, name in _found(self._roots):
             put = None if _NO_ORDER in path else _put_of(generator)
             if put is None:
                 self.unreachable.append(path)
@@ -100,24 +105,19 @@ class OwnGenerators:
         return [_state_of(generator) for generator in self._all]
 
 
-def unreachable_generators(dataset: Any) -> list[str]:
-    """The attribute paths of a dataset's generators that cannot be keyed: ["dataset.transform.rng"]."""
-    return OwnGenerators(dataset).unreachable
-
-
 def _stream(path: str) -> int:
     """A stream of sample keys for what is kept there."""
     return int.from_bytes(hashlib.blake2b(path.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
 
-def _found(dataset: Any) -> Iterator[tuple[str, Any, Any, str]]:
+def _found(roots: dict[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
     """Each generator: where it is, itself, and what holds it under which name."""
     torch = sys.modules.get("torch")
     kinds = (random.Random, *_NUMPYS, *((torch.Generator,) if torch else ()))
     numpys = np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, but missing in numpy's stubs
     globals_own = [random.seed.__self__, np.random.get_state.__self__, numpys]  # type: ignore[attr-defined]
     seen = {id(each) for each in (*globals_own, torch and torch.default_generator)}
-    level: list[tuple[str, Any, Any, str]] = [("dataset", dataset, None, "")]
+    level: list[tuple[str, Any, Any, str]] = [(name, root, None, "") for name, root in roots.items()]
     num_looked_at = 0
     while level:
         parts: list[tuple[str, Any, Any, str]] = []

@@ -667,8 +667,9 @@ class Job:
     num_threads: int = 1
 
     def own_generators(self) -> OwnGenerators | None:
-        """The dataset's own generators as it has them now, if they are to be keyed before each sample."""
-        return OwnGenerators.of(self.dataset) if self.seed is not None and self.seed_samples else None
+        """The generators that dataset and collate_fn have now, if there are any and they are to be keyed before each sample."""
+        own = OwnGenerators(self.dataset, self.collate_fn) if self.seed is not None and self.seed_samples else None
+        return own or None
 
 
 @dataclass(frozen=True)

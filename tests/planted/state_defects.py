@@ -7,6 +7,7 @@ from tests.planted.planting import Defect
 RESUME = "tests/resume/test_"
 LIVING = f"{RESUME}living_loader.py::test_any_state_on_any_living_loader_gives_exactly_the_rest"
 
+OWN = "tests/loader/test_own_generators.py::test_"
 # A mistake in how a generator is written shows when its place is tried, and then it is left to its public call: slow, and right.
 RESEEDED = "tests/loader/test_reseeding.py::test_"
 
@@ -221,6 +222,57 @@ STATE_DEFECTS = [
         "high[lane] = top ? top + 1 : low[lane];",
         "high[lane] = top + 1;",
         (f"{RESEEDED}the_words_are_those_of_the_public_calls",),
+        modules=("twister",),
+    ),
+    Defect(
+        "E4",
+        "a dataset's own generators are not keyed",
+        "shmload/worker/sample_rng.py",
+        "        if own is not None:\n",
+        "        if own is not None and index < 0:\n",
+        (f"{OWN}what_they_draw_does_not_depend_on_who_reads[{{'num_workers': 2}}-one by one]",),
+        is_crossing=True,
+    ),
+    Defect(
+        "E4",
+        "all generators of a dataset have one stream",
+        "shmload/worker/own_generators.py",
+        "hashlib.blake2b(path.encode(",
+        "hashlib.blake2b(path[:7].encode(",
+        (f"{OWN}where_each_stream_begins_is_fixed[True]", f"{OWN}each_sample_of_each_epoch_draws_its_own"),
+        is_crossing=True,
+    ),
+    Defect(
+        "E4",
+        "a generator that took another's place is not noticed",
+        "shmload/worker/own_generators.py",
+        "            if holder.get(name) is not generator:\n",
+        "            if False:\n",
+        (f"{OWN}what_they_draw_does_not_depend_on_who_reads[{{'num_workers': 2}}-replaced]",),
+    ),
+    Defect(
+        "E4",
+        "where a generator is kept depends on the order of attributes",
+        "shmload/worker/own_generators.py",
+        "in sorted(level, key=lambda one: one[0]):",
+        "in level:",
+        (f"{OWN}of_several_ways_to_one_the_first_by_name_counts",),
+    ),
+    Defect(
+        "E4",
+        "a __getitems__ that draws from a generator of its own is not asked again",
+        "shmload/worker/sample_rng.py",
+        "    owns = None if own is None else own.states()\n",
+        "    owns = None\n",
+        (f"{OWN}what_they_draw_does_not_depend_on_who_reads[{{'num_workers': 2}}-many]",),
+    ),
+    Defect(
+        "E4",
+        "half a word stays in a PCG64",
+        "src/twister.pyx",
+        "        left[0] = left[1] = 0\n",
+        "        left[1] = 0\n",
+        (f"{OWN}where_python_and_numpy_keep_their_state_is_found",),
         modules=("twister",),
     ),
 ]

@@ -153,7 +153,8 @@ def _parts_of(value: Any, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any, A
                 yield f".{name}", cell.cell_contents, None, ""
             except ValueError:  # nothing in it yet
                 continue
-        yield ".__defaults__", (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()), None, ""
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        yield from ((f".__defaults__[{i}]", part, None, "") for i, part in enumerate(defaults))
     else:
         if isinstance(value, functools.partial):
             yield from ((".func", value.func, None, ""), (".args", value.args, None, ""), (".keywords", value.keywords, None, ""))

@@ -216,14 +216,17 @@ def test_of_several_ways_to_one_the_first_by_name_counts() -> None:
     assert drawn[0] == drawn[1]
 
 
-def test_what_functions_enclose_is_found() -> None:
-    rng = np.random.default_rng()
+def test_what_functions_enclose_and_have_by_default_is_found() -> None:
+    rng, other = np.random.default_rng(), random.Random()
+
+    def transform(value: float, by_default: random.Random = other) -> float:
+        return value + rng.random() + by_default.random()
+
     dataset = Subset([0], [0])
-    dataset.transform = lambda value: value + rng.random()  # type: ignore[attr-defined]
+    dataset.transform = [transform, lambda: None]  # type: ignore[attr-defined]
     own = OwnGenerators(dataset)
-    assert own
     drawn = []
     for _ in range(2):
         own.begin(1, 2, 3)
-        drawn.append(rng.random())
+        drawn.append((rng.random(), other.random()))
     assert drawn[0] == drawn[1]

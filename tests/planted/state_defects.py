@@ -264,7 +264,7 @@ STATE_DEFECTS = [
         "shmload/worker/sample_rng.py",
         "    owns = None if own is None else own.states()\n",
         "    owns = None\n",
-        (f"{OWN}what_they_draw_does_not_depend_on_who_reads[{{'num_workers': 2}}-many]",),
+        (f"{OWN}what_they_draw_does_not_depend_on_who_reads[{{}}-many]",),
     ),
     Defect(
         "E4",

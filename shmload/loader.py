@@ -33,8 +33,8 @@ from shmload.modes.passes import EpochWatches, shown
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
+from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.reader import DecodesBatches, DecodesSamples, Samples
-from shmload.worker.torch_side import own_generators
 from shmload.world import ability_of
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ class ShmLoader(DataLoader[T]):
         in_order: torch mode: False yields batches as they are ready. Seed mode keeps the order.
         seed: None: torch mode, order and randomness are exactly torch's. An int: seed mode, batch k of epoch e is a pure function
             of (seed, e, k), for any number of workers, after any crash or resume.
-        seed_samples: seed mode: reseed random, numpy and torch before every sample from (seed, epoch, index). Default True.
+        seed_samples: seed mode: reseed random, numpy and torch before every sample from (seed, epoch, index), and the generators
+            that the dataset or `collate_fn` keeps, each from a key of its own; those that cannot be are named. Default True.
         rank, world_size: seed mode without a foreign sampler: which slice of each global batch, or batch of each step, is this
             rank's. Default: torch.distributed's, else RANK and WORLD_SIZE, else 0 of 1.
         uneven: seed mode, the last global batch without drop_last: "pad" repeats samples from the epoch's start so that ranks get
@@ -215,9 +216,9 @@ class ShmLoader(DataLoader[T]):
         self._has_own_order = not is_keyed and (sampler is not None or batch_sampler is not None)
         _ = self._config().plan  # says at once if ragged does not go with the dataset
         self._recorder = Recorder(audit, has_indices=not isinstance(dataset, IterableDataset))
-        if self.seed_samples and (own := own_generators(dataset)):
+        if self.seed_samples and (own := OwnGenerators(dataset, collate_fn).unreachable):
             warnings.warn(
-                f"seed_samples cannot reseed the generators that the dataset keeps: {', '.join(own)}. What they draw depends on "
+                f"seed_samples cannot key these generators that the dataset keeps: {', '.join(own)}. What they draw depends on "
                 "the worker; draw from shmload.sample_rng() or the global generators instead, or give seed_samples=False",
                 stacklevel=2,
             )

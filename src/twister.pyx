@@ -179,3 +179,55 @@ cdef inline bint _is_fresh(const uint8_t *words) noexcept:
     """
     return ((<const int32_t *>(words - 12))[0] == 1 and (words - 8)[0] == 1 and (<const int32_t *>(words - 4))[0] == 0
             and words[2504] == 0 and words[2516] == 0)
+
+
+def sample_words(uint64_t seed, uint64_t epoch, int64_t index, uint64_t stream):
+    """256 bits for one sample, as four words; the first one is `permutation.sample_key`'s."""
+    cdef shml_words words = shml_sample_words(seed, epoch, <uint64_t>index, stream)
+    return words.word[0], words.word[1], words.word[2], words.word[3]
+
+
+def reseed_pythons(uint64_t seed, uint64_t epoch, int64_t index, list generators not None, list streams not None, size_t offset):
+    """What seed(sample_key(seed, epoch, index, stream)) does to Python's generators, each with its own stream.
+
+    Args:
+        generators: of type random.Random itself.
+        offset: of the words within such an object; their place precedes them.
+    """
+    cdef uint64_t keys[16]
+    cdef Py_ssize_t first, at
+    cdef int count
+    cdef uint8_t *words
+    cdef shml_twisters *states = <shml_twisters *>malloc(sizeof(shml_twisters))
+    if states == NULL:
+        raise MemoryError
+    try:
+        for first in range(0, len(generators), SHML_LANES):
+            count = <int>min(<Py_ssize_t>SHML_LANES, len(generators) - first)
+            for at in range(SHML_LANES):
+                keys[at] = shml_sample_words(seed, epoch, <uint64_t>index, streams[first + min(at, count - 1)]).word[0]
+            shml_seed_twisters(_base, keys, count, shml_best_isa(), states)
+            for at in range(count):
+                words = <uint8_t *><void *>generators[first + at] + offset
+                (<int32_t *>(words - 4))[0] = SHML_TWISTER_WORDS
+                memcpy(words, states.mixed[at], SHML_TWISTER_NBYTES)
+                generators[first + at].gauss_next = None
+    finally:
+        free(states)
+
+
+def reseed_congruences(uint64_t seed, uint64_t epoch, int64_t index, list places not None, list streams not None):
+    """Sets numpy's PCG64s to a state and an increment of a sample's own words, each to those of its own stream.
+
+    Args:
+        places: addresses of the two, 128 bits each, the low half first, and of half a word that may be left: whether there is one, and it.
+    """
+    cdef shml_words words
+    cdef uint64_t *state
+    cdef uint32_t *left
+    for at in range(len(places)):
+        words = shml_sample_words(seed, epoch, <uint64_t>index, streams[at])
+        state, left = <uint64_t *><size_t>places[at][0], <uint32_t *><size_t>places[at][1]
+        state[0], state[1] = words.word[1], words.word[0]
+        state[2], state[3] = words.word[3] | 1, words.word[2]
+        left[0] = left[1] = 0

@@ -242,6 +242,7 @@ class InlineReader:
         self._job, self._bad_samples = job, bad_samples
         self._in_place = job.plan.in_place(job.dataset)
         self._reads_many = job.plan.has_getitems  # until its samples draw random numbers
+        self._own = job.own_generators()
         self._arenas = Arenas()
         self._row = -1
 
@@ -291,7 +292,7 @@ class InlineReader:
             return (job.collate_fn or torch.utils.data.default_convert)(sample)
         if self._reads_many:
             self._begin(-1, keys, epoch)
-            begin_many(can_repeat=True, compares=job.seed_samples)
+            begin_many(can_repeat=True, compares=job.seed_samples, own=self._own)
             samples = job.dataset.__getitems__(keys)
             self._reads_many = not drew_for_many()  # what a sample draws is keyed by the sample
         if not self._reads_many:
@@ -306,7 +307,7 @@ class InlineReader:
         """Begins the sample of a row; -1: the first of several that are read at once."""
         self._row = row
         job, key = self._job, keys[max(row, 0)]
-        begin_sample(job.seed, epoch, index_of(key), 0, reseed=job.seed_samples, keys=keys, row=row)
+        begin_sample(job.seed, epoch, index_of(key), 0, reseed=job.seed_samples, keys=keys, row=row, own=self._own)
 
     def _begin_ragged(self, keys: list[Any], row: int, epoch: int) -> bool:
         self._begin(row, keys, epoch)

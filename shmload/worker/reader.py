@@ -50,6 +50,7 @@ from shmload._core.mapping import Mapping as MemoryMapping
 from shmload.batch.collate import ArrayRows, RowOut, SingleRow, private_rows, typed_array
 from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.ragged import AS_LISTS, Arenas, AsTorchOrList, Ragged, RaggedRows, ragged_of
+from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import Sample, begin_many, begin_sample, drew_for_many, end_samples, seed_globals
 from shmload.world import ability_of
 
@@ -504,6 +505,7 @@ class SampleReader:
         self._given: Any = None  # the batch sampler's own object, if it is no list of int
         self._keys: list[Any] | None = None  # of the order; None: its samples are not begun one by one
         self._reads_many = job.plan.has_getitems  # until its samples draw random numbers
+        self._own = job.own_generators()
         self._threads = ThreadPoolExecutor(job.num_threads, "shmload-read") if job.num_threads > 1 else None
         self._reseeds = job.seed_samples and job.seed is not None
         self.key: Any = None
@@ -552,6 +554,8 @@ class SampleReader:
         if self._reseeds:
             assert self._job.seed is not None
             seed_globals(self._job.seed, ring.epoch, ring.index, self._keys, row)
+            if self._own is not None:
+                self._own.begin(self._job.seed, ring.epoch, ring.index)
         if faults.armed:
             faults.hit("mid_decode")
         return is_wanted
@@ -591,7 +595,7 @@ class SampleReader:
         dataset, job = self._job.dataset, self._job
         if self._reads_many:
             self.begin_all(first, keys[first])
-            begin_many(can_repeat=True, compares=job.seed_samples)
+            begin_many(can_repeat=True, compares=job.seed_samples, own=self._own)
             is_whole = self._given is not None and end - first == len(keys)
             samples = dataset.__getitems__(self._given if is_whole else keys[first:end])
             if not drew_for_many():
@@ -661,6 +665,11 @@ class Job:
     tolerates_bad_samples: bool = False
     plan: ReadPlan = PLAIN
     num_threads: int = 1
+
+    def own_generators(self) -> OwnGenerators | None:
+        """The generators that dataset and collate_fn have now, if there are any and they are to be keyed before each sample."""
+        own = OwnGenerators(self.dataset, self.collate_fn) if self.seed is not None and self.seed_samples else None
+        return own or None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ release may have it, is seeded by its public call; so is, for one sample, each t
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import random
 import struct
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from shmload._core.twister import NUMPY, RANDOM, TORCH, Reseeder
+from shmload._core.twister import NUMPY, RANDOM, TORCH, Reseeder, reseed_pythons, sample_words
 
 _STREAM = 1  # of sample keys: that of the reseeded global generators
 _NUM_WORDS = 624
@@ -32,6 +33,17 @@ _GAUSS = 0.6180339887
 # A state of torch's: 24 bytes of head, the words 8 bytes each, then a double gaussian and a float one with whether they are there
 _FIRST, _END, _DOUBLE, _FLOAT, _NBYTES = 24, 24 + 8 * _NUM_WORDS, 24 + 8 * _NUM_WORDS, 24 + 8 * _NUM_WORDS + 32, 5056
 _BEFORE, _BEHIND = 512, 24  # bytes of ATen's object that may stand before the words, and must stand behind them
+
+
+@functools.cache
+def python_offset() -> int:
+    """Offset of a random.Random's words from its address, which their place precedes; 0: not found."""
+    own = random.Random(_LOOKED_FOR[0])
+    if sys.implementation.name != "cpython" or not (at := _random_at(own)):
+        return 0
+    reseed_pythons(*_LOOKED_FOR, 3, [own], [4], at - id(own))
+    is_right = own.getstate() == random.Random(sample_words(*_LOOKED_FOR, 3, 4)[0]).getstate()
+    return at - id(own) if is_right else 0
 
 
 class GlobalGenerators:

@@ -1,8 +1,9 @@
 """Randomness that belongs to the sample, not to the worker that happens to decode it.
 
 In seed mode (seed, epoch, index) keys every draw. `sample_rng()` gives the sample's own numpy Generator; with `seed_samples` the
-global generators of random, numpy and torch are reseeded from the same key before each sample, so that ordinary augmentations
-come out the same for any number of workers, any start method, and after any crash or resume.
+global generators of random, numpy and torch are reseeded from the same key before each sample (reseeding.py), and those that the
+dataset keeps for itself from keys of their own (own_generators.py), so that ordinary augmentations come out the same for any number
+of workers, any start method, and after any crash or resume.
 
 Where a worker's global generators stand, in a few bytes each, and back to there.
 
@@ -31,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.permutation import sample_key_pair
+from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.reseeding import GlobalGenerators
 
 _OWN_STREAM = 0  # keys sample_rng(); 1 keys the global generators (reseeding.py)
@@ -64,8 +66,9 @@ class _Watch:
     """What a reading of several samples at once draws: that is no sample's own, and depends on who reads how many of them."""
 
     begun: object  # which reading
-    states: tuple[Any, ...] | None  # of the global generators before it; None: nobody compares them
+    states: tuple[Any, ...] | None  # of the global generators and the dataset's own before it; None: nobody compares them
     can_repeat: bool
+    own: OwnGenerators | None
     has_drawn: bool = False
 
 
@@ -101,28 +104,39 @@ def begin_reading(reading: CurrentReading) -> None:
 
 
 def begin_sample(
-    seed: int | None, epoch: int, index: int, worker: int, *, reseed: bool, keys: list[Any] | None = None, row: int = 0
+    seed: int | None,
+    epoch: int,
+    index: int,
+    worker: int,
+    *,
+    reseed: bool,
+    keys: list[Any] | None = None,
+    row: int = 0,
+    own: OwnGenerators | None = None,
 ) -> None:
     """Says which sample comes next; with `reseed` also seeds random, numpy and (if imported) torch from its key.
 
     Args:
         keys: of the samples that are read with it, which is at `row`: the next ones are prepared for.
+        own: the dataset's generators, which are keyed with the global ones.
     """
     _now.reading = _One((seed, epoch, index, worker))
     if reseed and seed is not None:
         seed_globals(seed, epoch, index, keys, row)
+        if own is not None:
+            own.begin(seed, epoch, index)
 
 
-def begin_many(*, can_repeat: bool, compares: bool = False) -> None:
+def begin_many(*, can_repeat: bool, compares: bool = False, own: OwnGenerators | None = None) -> None:
     """Says that with the sample begun last others are read, in one call.
 
     Args:
         can_repeat: whether they can be read one by one instead, if `drew_for_many` says so.
-        compares: whether the global generators count for that, too.
+        compares: whether the global generators count for that, too, and `own`, those of the dataset.
     """
     reading = _now.reading
     if reading is not None and reading.sample()[0] is not None:
-        _now.watch = _Watch(reading.begun, _global_states() if compares else None, can_repeat)
+        _now.watch = _Watch(reading.begun, _states(own) if compares else None, can_repeat, own)
 
 
 def drew_for_many() -> bool:
@@ -130,7 +144,7 @@ def drew_for_many() -> bool:
     watch = _watch()
     if watch is None:
         return False
-    return watch.has_drawn or (watch.states is not None and watch.states != _global_states())
+    return watch.has_drawn or (watch.states is not None and watch.states != _states(watch.own))
 
 
 def _watch() -> _Watch | None:
@@ -139,12 +153,13 @@ def _watch() -> _Watch | None:
     return watch if watch is not None and reading is not None and watch.begun is reading.begun else None
 
 
-def _global_states() -> tuple[Any, ...]:
-    """Where the global generators stand, as what can be compared."""
+def _states(own: OwnGenerators | None) -> tuple[Any, ...]:
+    """Where the global generators stand and the dataset's own, as what can be compared."""
     numpys: dict[str, Any] = np.random.get_state(legacy=False)
     torch = sys.modules.get("torch")
     torchs = b"" if torch is None else torch.get_rng_state().numpy().tobytes()
-    return random.getstate(), numpys["state"]["key"].tobytes(), numpys["state"]["pos"], numpys["has_gauss"], torchs
+    owns = None if own is None else own.states()
+    return random.getstate(), numpys["state"]["key"].tobytes(), numpys["state"]["pos"], numpys["has_gauss"], torchs, owns
 
 
 def end_samples() -> None:

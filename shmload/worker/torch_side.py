@@ -3,8 +3,6 @@
 Apart from the rest so that a worker whose dataset never touches torch does not import it.
 
 The trainer's generators: where they stand, as text, and a while in which they stand there again.
-
-Generators that a dataset keeps for itself: seed mode reseeds the global ones, these it cannot know.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,7 +20,6 @@ import torch
 
 from shmload.torch_names import collate_module, numpy_seed, set_thread_name, worker_module
 from shmload.worker.sample_rng import kept_generators
-from shmload.world import parts_of
 
 
 def prepare(dataset: Any, worker_id: int, num_workers: int, base_seed: int) -> None:
@@ -58,29 +54,6 @@ def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Te
         return torch.stack(tuple(batch), 0)  # also what `out=` refuses: tensors that require grad, quantised ones
     out = first.new_empty((len(batch), *first.size()))
     return torch.stack(tuple(batch), 0, out=out)
-
-
-KINDS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
-OBJECTS_MAX = 2000  # looked at before giving up: a dataset may hold millions
-ITEMS_MAX = 50  # of one container: transforms stand in short lists
-
-
-def own_generators(dataset: Any) -> list[str]:
-    """The attribute paths of generators in a dataset, its transforms and what else it holds: ["dataset.transform.rng"]."""
-    found: list[str] = []
-    seen = {id(np.random.mtrand._rand), id(torch.default_generator), id(getattr(random, "_inst", None))}
-    queue: list[tuple[str, Any]] = [("dataset", dataset)]
-    while queue and len(seen) < OBJECTS_MAX:
-        path, value = queue.pop(0)
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, KINDS):
-            found.append(path)
-        elif not isinstance(value, (torch.Tensor, np.ndarray, str, bytes, type)):
-            most = ITEMS_MAX if isinstance(value, (dict, list, tuple, set, frozenset)) else None
-            queue += ((path + name, part) for name, part in islice(parts_of(value), most))
-    return found
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ class Case:
     wrap: str = ""
     extra: str = ""
     bad: int = 0  # samples that cannot be read
+    keeps: bool = False  # what it draws from are generators of its own
     # the loader
     mode: str = "seed"
     batch_size: int | None = 4
@@ -191,6 +192,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         wrap=one(("", 6), ("subset", 1.5), ("concat", 1)),
         extra=one(("", 2), ("gzip", 1), ("zlib", 1), ("files", 1), ("bare", 1)),
         bad=one((0, 5), (1, 1), (rng.randint(2, 6), 1)),
+        keeps=rng.random() < 0.5,
         mode=one(("seed", 3), ("torch", 2)),
         batch_size=one((1, 1), (3, 2), (4, 2), (6, 2), (rng.randint(7, 33), 1), (None, 0.7)),
         shuffle=rng.random() < 0.65,
@@ -385,7 +387,8 @@ def _of_fields(case: Case) -> Case:
         case = replace(case, sizes="random")
     if case.kind in ("namedtuple", "dataclass") and len(letters) < 2:
         letters += "s" if letters != "s" else "i"
-    return replace(case, fields=letters)
+    keeps = case.keeps and case.is_seeded and "N" in letters and case.kind in (*PLAIN, "read_into")
+    return replace(case, fields=letters, keeps=keeps)
 
 
 def _of_loader(case: Case) -> Case:

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
 from tests.crossing.cases import IN_PLACE, PLAIN, Case
-from tests.crossing.values import VALUES, length, noise, row, sample, schema_of
+from tests.crossing.values import VALUES, Kept, length, noise, row, sample, schema_of
 
 CONCATENATED = 3
 
@@ -45,13 +45,18 @@ class Samples:
 
     def __init__(self, case: Case) -> None:
         self.case = case
+        self.kept = Kept() if case.keeps else None
 
     def __len__(self) -> int:
         return self.case.n
 
     def __getitem__(self, index: Any) -> Any:
         check_good(self.case, int(index))
-        return sample(self.case, int(index))
+        return sample(self.case, int(index), self.drawn())
+
+    def drawn(self) -> list[float] | None:
+        """What a sample draws, if it does."""
+        return noise(self.kept) if self.case.is_noisy else None
 
 
 class Keys(Samples):
@@ -59,7 +64,7 @@ class Keys(Samples):
 
     def __getitem__(self, index: Any) -> Any:
         check_good(self.case, int(index))
-        return int(index), noise() if self.case.is_noisy else None
+        return int(index), self.drawn()
 
 
 class InPlace(Samples):
@@ -77,7 +82,7 @@ class InPlace(Samples):
         """Some fields are written into their room, some assigned."""
         check_good(self.case, index)
         for name in self.schema:
-            value = VALUES[name](self.case, index)
+            value = self.drawn() if name == "N" else VALUES[name](self.case, index)
             if name == "v":
                 if index % 2:
                     out[name] = value

@@ -7,6 +7,7 @@ workers gives the row of an epoch's samples, and who reads which of it, and what
 
 from __future__ import annotations
 
+import hashlib
 import random
 import weakref
 from collections.abc import Iterator, Sequence
@@ -210,6 +211,27 @@ def _shown(value: Any) -> str:
 # ------------------------------------------------------------ which samples come when
 
 
+def own_draws(case: Case, epoch: int, index: int) -> list[float]:
+    """What a sample draws from generators that its dataset keeps: by numpy's Philox, which counts up before it draws."""
+    way = {"": "dataset", "subset": "dataset.dataset", "concat": "dataset.datasets[0].dataset"}[case.wrap]
+    outer = (case.n - 1 - index) // 2 if case.wrap == "subset" else index
+
+    def words(name: str) -> Any:
+        stream = int.from_bytes(hashlib.blake2b(f"{way}.kept.{name}".encode(), digest_size=8).digest(), "little")
+        counter = (outer | epoch << 64 | stream << 128 | 2 << 192) - 1
+        return np.random.Philox(key=[case.seed, 0], counter=counter).random_raw(4).tolist()
+
+    a, b, c, d = words("numpy")
+    bits = np.random.PCG64()
+    bits.state = {**bits.state, "state": {"state": a << 64 | b, "inc": c << 64 | d | 1}}
+    generator = torch.Generator().manual_seed(words("torch")[0])
+    return [
+        random.Random(words("python")[0]).random(),
+        float(np.random.Generator(bits).random()),
+        float(torch.rand((), generator=generator)),
+    ]
+
+
 class SeedOrder:
     """Epochs in seed mode: rows of (index, draws), and whose each is."""
 
@@ -248,6 +270,12 @@ class SeedOrder:
     def _check(self, rows: list[list[Any]], epoch: int) -> None:
         """Each sample exactly once, where that is what the order promises."""
         case = self._case
+        if case.keeps:
+            for index, drawn in (key for row in rows for key in row):
+                if drawn != (expected := own_draws(case, epoch, index)):
+                    raise AssertionError(
+                        f"epoch {epoch}: sample {index} draws {drawn} from its dataset's own generators, not {expected}"
+                    )
         if case.order in ("weighted", "sampler", "batch_sampler") or case.kind == "mix" or case.on_error == "substitute":
             return
         found = sorted(index for row in rows for index, _ in row)

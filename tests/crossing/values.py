@@ -52,9 +52,18 @@ def row(size: int, index: int) -> Any:
     return (np.arange(size) % 97 + 100 * index).astype(np.float32)
 
 
-def noise() -> list[float]:
-    """Draws from every global generator."""
-    return [random.random(), float(np.random.random()), float(torch.rand(()))]
+class Kept:
+    """Generators of a dataset's own, wherever they stand."""
+
+    def __init__(self) -> None:
+        self.python, self.numpy, self.torch = random.Random(), np.random.default_rng(), torch.Generator()
+
+
+def noise(kept: Kept | None = None) -> list[float]:
+    """Draws from every global generator, or from every one of a dataset's own."""
+    if kept is None:
+        return [random.random(), float(np.random.random()), float(torch.rand(()))]
+    return [kept.python.random(), float(kept.numpy.random()), float(torch.rand((), generator=kept.torch))]
 
 
 VALUES: dict[str, Callable[[Case, int], Any]] = {

@@ -21,6 +21,7 @@ INTRODUCTION, *SECTIONS = PAGE.read_text().split("\n## ")
 PACKAGES = {  # a section's title -> what its program imports
     "PyTorch Geometric": ["torch_geometric"],
     "timm": ["timm", "torchvision"],
+    "albumentations": ["albumentations"],
     "MONAI": ["monai"],
     "ultralytics": ["ultralytics", "torchvision"],
     "torchio": ["torchio"],

@@ -282,37 +282,6 @@ def test_stats_count_what_was_delivered() -> None:
     assert len(stats["workers"]) == 2
 
 
-class _Transform:
-    def __init__(self, generator: Any) -> None:
-        self.generators = [generator]
-
-
-@pytest.mark.parametrize(
-    "generator", [random.Random(1), np.random.default_rng(1), np.random.RandomState(1), torch.Generator()], ids=type
-)
-def test_generators_that_a_dataset_keeps_are_warned_about(generator: Any) -> None:
-    dataset = Noisy()
-    dataset.transform = {"train": _Transform(generator)}  # type: ignore[attr-defined]  # as users hang them on
-    with pytest.warns(UserWarning, match=r"dataset\.transform\['train'\]\.generators\[0\]\. What they draw"):
-        ShmLoader(dataset, seed=1)
-    ShmLoader(dataset, seed=1, seed_samples=False)
-    ShmLoader(dataset)
-
-
-def test_the_global_generators_are_none_of_them() -> None:
-    dataset = Noisy()
-    dataset.draw = random.random  # type: ignore[attr-defined]  # a method of the global one
-    dataset.generator = torch.default_generator  # type: ignore[attr-defined]  # as above
-    ShmLoader(dataset, seed=1)
-
-
-def test_a_generator_behind_many_attributes_is_found_too() -> None:
-    dataset = Noisy()
-    dataset.__dict__.update({f"option{i}": object() for i in range(100)}, rng=random.Random(1))
-    with pytest.warns(UserWarning, match=r"dataset\.rng\. What they draw"):
-        ShmLoader(dataset, seed=1)
-
-
 def test_what_is_raised_before_the_first_batch_is_read_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a dataset that opens files when it is asked how it is read."""
     expected = epochs(loader_of(), 1)[0]

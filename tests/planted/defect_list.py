@@ -135,8 +135,8 @@ DEFECTS = [
         "R6",
         "a replacement's randomness is its process's own",
         "shmload/worker/reader.py",
-        "self._ring.worker_id, reseed=job.seed_samples, keys",
-        "self._ring.worker_id, reseed=False, keys",
+        "        self._reseeds = job.seed_samples and job.seed is not None\n",
+        "        self._reseeds = False\n",
         ("tests/faults/test_crash_points.py::test_a_death_in_the_stream_does_not_show_in_it[after_claim-rows]",),
     ),
     Defect(
@@ -261,8 +261,8 @@ DEFECTS = [
         "R12",
         "a worker keeps the epoch of its first order",
         "shmload/worker/reader.py",
-        "        begin_sample(job.seed, self._ring.epoch, ",
-        '        begin_sample(job.seed, self.__dict__.setdefault("epoch", self._ring.epoch), ',
+        "        return self._job.seed, self._ring.epoch, ",
+        '        return self._job.seed, self.__dict__.setdefault("epoch", self._ring.epoch), ',
         (
             f"{PROMISES}test_persistent_workers_know_the_epoch_of_every_order",
             "tests/loader/test_seed_mode.py::test_batches_do_not_depend_on_who_makes_them",

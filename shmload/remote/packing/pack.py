@@ -73,6 +73,7 @@ from shmload.schedule.schedule import Permutation
 from shmload.shm.segment import available_bytes
 from shmload.storage.client import client_of, open_store
 from shmload.storage.local import LocalStore, Store, StoredObject
+from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import begin_sample, kept_generators
 
 _SHARE = 8  # of the memory there is, one part is for shards
@@ -559,8 +560,9 @@ class EncodedSamples:
         """Writes the records at positions of the order, end to end."""
         indices = self.order.take(np.asarray(positions, np.int64)).tolist()
         if self.source.draws:
+            own = OwnGenerators(self.source)
             with kept_generators():
-                records = [self.pieces(index) for index in indices]
+                records = [self.pieces(index, own) for index in indices]
         else:
             records = [self.pieces(index) for index in indices]
         view, at = memoryview(out.reserve(RECORD, [sum(map(len, pieces)) for pieces in records])), 0
@@ -569,15 +571,17 @@ class EncodedSamples:
                 view[at : at + len(piece)] = piece
                 at += len(piece)
 
-    def pieces(self, index: int) -> list[bytes]:
+    def pieces(self, index: int, own: OwnGenerators | None = None) -> list[bytes]:
         """The record of a sample: headers, payloads and what fills them up.
 
+        Args:
+            own: the source's generators, which are keyed for it with the global ones.
         Raises:
             Exception: as reading it raised; a note names the sample.
         """
         try:
             if self.source.draws:
-                begin_sample(self.seed, 0, index, 0, reseed=True)
+                begin_sample(self.seed, 0, index, 0, reseed=True, own=own)
             prefix, members = self.source.members(index)
             number = f"{index:0{self._width}d}"
             pieces: list[bytes] = []
@@ -669,7 +673,9 @@ class Packing:
         self._options, self._store, self._on_progress = options, store, on_progress
         self._samples = EncodedSamples(source, seed=options.seed, restart_markers=options.restart_markers)
         probed = sorted({number * (len(source) - 1) // (NUM_PROBED - 1) for number in range(NUM_PROBED)})
-        probes = [b"".join(self._samples.pieces(index)) for index in probed]
+        with kept_generators():
+            own = OwnGenerators(source)
+            probes = [b"".join(self._samples.pieces(index, own)) for index in probed]
         mean = sum(map(len, probes)) // len(probes)
         self._batch_size = min(max(_BATCH_NBYTES // mean, 1), _BATCH_SIZE_MAX)
         self._generation = Generation(store, self._name(probes))

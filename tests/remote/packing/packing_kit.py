@@ -34,11 +34,15 @@ class Grey:
 
 
 class Noisy(Grey):
-    """With an augmentation that draws from all of the global generators."""
+    """With an augmentation that draws from all of the global generators, and from one of its own."""
+
+    def __init__(self, num_samples: int) -> None:
+        super().__init__(num_samples)
+        self.rng = np.random.default_rng()
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         image, label = super().__getitem__(index)
-        return image + np.uint8(random.randrange(5)) + np.random.randint(5), label
+        return image + np.uint8(random.randrange(5)) + np.random.randint(5) + self.rng.integers(5, dtype=np.uint8), label
 
 
 class Blobs:

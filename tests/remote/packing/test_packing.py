@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,6 +60,12 @@ def test_bytes_are_the_same_for_every_number_of_workers_and_start_method(tmp_pat
     assert len(found[0]) > 10
     for each in found[1:]:
         assert found[0] == each
+
+
+def test_the_programs_own_generators_are_left_alone(tmp_path: Path) -> None:
+    before = random.getstate(), str(np.random.get_state())
+    packed(Noisy(30), LocalStore(tmp_path))
+    assert before == (random.getstate(), str(np.random.get_state()))
 
 
 def test_another_seed_is_another_order_and_other_noise(tmp_path: Path) -> None:

@@ -1,0 +1,281 @@
+"""Generators that a dataset keeps for itself, keyed anew before each sample, as the global ones are.
+
+Augmentations keep some: albumentations' pipelines, MONAI's, an `rng` of one's own. In seed mode each begins every sample at a
+stream of its own, keyed by (seed, epoch, index, where it is kept), so that what is drawn from it does not depend on the worker
+either. It is done in place, by setting the state of the generator that is there: whoever else holds it goes on holding it.
+Without workers they are the trainer's own objects, and stay as the last sample has left them, as with torch's loader.
+
+Looked at are the dataset and a `collate_fn` (which draws on from where the last sample of its batch has come to), their attributes,
+those of their classes that are generators, items of lists, tuples and dicts, arguments of partial functions, what functions have
+enclosed; the first fifty items of a container, two thousand objects in all. "Where" is the shortest way to it, and of several the
+first by name: the same in every worker, for every start method, in every run.
+
+Not covered is what is not there yet, or not to be found: a generator made while a sample is read (one that replaces another in the
+same attribute is), those in modules' global variables, or within compiled objects. What is found and cannot be keyed is named when
+the loader is made: a SystemRandom, a generator of a GPU, one of a kind unknown here, one in a set, which has no order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import random
+import struct
+import sys
+import types
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from shmload._core.twister import reseed_congruences, reseed_pythons, sample_words, seeded
+from shmload.worker.reseeding import python_offset
+
+OBJECTS_MAX = 2000  # looked at before giving up: a dataset may hold millions
+ITEMS_MAX = 50  # of one container: transforms stand in short lists
+_NUMPYS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+_ATOMS = (str, bytes, bytearray, int, float, complex, bool, type(None), np.ndarray, np.generic, type, types.ModuleType)
+_NO_ORDER = "{}"  # in the path of what a set holds
+_ZEROS = np.zeros(4, np.uint64)
+Words = tuple[int, int, int, int]
+
+
+class OwnGenerators:
+    """Those of one loader's dataset and collate_fn, in one process.
+
+    Attributes:
+        unreachable: where those are that cannot be keyed, ["dataset.transform.rng"].
+    """
+
+    unreachable: list[str]
+
+    def __init__(self, dataset: Any, collate_fn: Any = None) -> None:
+        self._roots: dict[str, Any] = {"dataset": dataset, "collate_fn": collate_fn}
+        self._look()
+
+    def __bool__(self) -> bool:
+        """Whether there is one that can be keyed."""
+        return bool(self._all)
+
+    def _look(self) -> None:
+        """Finds them where they are now."""
+        self._places: list[tuple[dict[str, Any], str, Any]] = []
+        self._puts: list[tuple[Callable[[Words], None], int]] = []
+        self._pythons: list[random.Random] = []
+        self._python_streams: list[int] = []
+        self._congruences: list[tuple[int, int]] = []
+        self._congruence_streams: list[int] = []
+        self._all: list[Any] = []  # kept alive, too, as long as their addresses
+        self.unreachable = []
+        offset = python_offset()
+        for path, generator, holder, name in _found(self._roots):
+            put = None if _NO_ORDER in path else _put_of(generator)
+            if put is None:
+                self.unreachable.append(path)
+                continue
+            self._all.append(generator)
+            if type(holder) is dict:
+                self._places.append((holder, name, generator))
+            if type(generator) is random.Random and offset:
+                self._pythons.append(generator)
+                self._python_streams.append(_stream(path))
+            elif isinstance(generator, (np.random.Generator, np.random.BitGenerator)) and (place := _congruence(generator)):
+                self._congruences.append(place)
+                self._congruence_streams.append(_stream(path))
+            else:
+                self._puts.append((put, _stream(path)))
+
+    def begin(self, seed: int, epoch: int, index: int) -> None:
+        """Puts each at the start of the sample's stream."""
+        for holder, name, generator in self._places:
+            if holder.get(name) is not generator:
+                self._look()
+                break
+        if self._pythons:
+            reseed_pythons(seed, epoch, index, self._pythons, self._python_streams, python_offset())
+        if self._congruences:
+            reseed_congruences(seed, epoch, index, self._congruences, self._congruence_streams)
+        for put, stream in self._puts:
+            put(sample_words(seed, epoch, index, stream))
+
+    def states(self) -> list[Any]:
+        """Where they stand, as what can be compared."""
+        return [_state_of(generator) for generator in self._all]
+
+
+def _stream(path: str) -> int:
+    """A stream of sample keys for what is kept there."""
+    return int.from_bytes(hashlib.blake2b(path.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
+
+
+def _found(roots: dict[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
+    """Each generator: where it is, itself, and what holds it under which name."""
+    torch = sys.modules.get("torch")
+    kinds = (random.Random, *_NUMPYS, *((torch.Generator,) if torch else ()))
+    numpys = np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, but missing in numpy's stubs
+    globals_own = [random.seed.__self__, np.random.get_state.__self__, numpys]  # type: ignore[attr-defined]
+    seen = {id(each) for each in (*globals_own, torch and torch.default_generator)}
+    level: list[tuple[str, Any, Any, str]] = [(name, root, None, "") for name, root in roots.items()]
+    num_looked_at = 0
+    while level:
+        parts: list[tuple[str, Any, Any, str]] = []
+        for path, value, holder, name in sorted(level, key=lambda one: one[0]):
+            if id(value) in seen or isinstance(value, _ATOMS):
+                continue
+            seen.add(id(value))
+            if isinstance(value, kinds):
+                yield path, value, holder, name
+                continue
+            num_looked_at += 1
+            if num_looked_at > OBJECTS_MAX:
+                return
+            if torch is None or not isinstance(value, torch.Tensor):
+                parts += ((path + step, part, within, key) for step, part, within, key in _parts_of(value, kinds))
+        level = parts
+
+
+def _parts_of(value: Any, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any, Any, str]]:
+    """What an object holds: the step to it, itself, what holds it under which name."""
+    if isinstance(value, dict):
+        for number, (key, part) in enumerate(islice(list(value.items()), ITEMS_MAX)):
+            yield f"[{key!r}]" if isinstance(key, (str, int)) else f"[{number}.]", part, value, key
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"[{i}]", part, None, "") for i, part in enumerate(islice(value, ITEMS_MAX)))
+    elif isinstance(value, (set, frozenset)):
+        yield from ((_NO_ORDER, part, None, "") for part in islice(value, ITEMS_MAX))
+    elif isinstance(value, types.MethodType):
+        yield ".__self__", value.__self__, None, ""
+    elif isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                yield f".{name}", cell.cell_contents, None, ""
+            except ValueError:  # nothing in it yet
+                continue
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        yield from ((f".__defaults__[{i}]", part, None, "") for i, part in enumerate(defaults))
+    else:
+        if isinstance(value, functools.partial):
+            yield from ((".func", value.func, None, ""), (".args", value.args, None, ""), (".keywords", value.keywords, None, ""))
+        own = getattr(value, "__dict__", None)
+        if isinstance(own, dict):
+            yield from ((f".{name}", part, own, name) for name, part in list(own.items()))
+        yield from ((f".{name}", part, None, "") for name, part in _of_classes(value, kinds) if name not in (own or ()))
+
+
+def _of_classes(value: Any, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
+    """What an object keeps in slots, and the generators among its classes' attributes."""
+    for kind in type(value).__mro__:
+        for name, part in list(vars(kind).items()):
+            if isinstance(part, types.MemberDescriptorType) and hasattr(value, name):
+                yield name, getattr(value, name)
+            elif isinstance(part, kinds):
+                yield name, part
+
+
+def _put_of(generator: Any) -> Callable[[Words], None] | None:
+    """What sets a generator's state from words; None: nothing can."""
+    if isinstance(generator, random.SystemRandom):
+        return None
+    if isinstance(generator, random.Random):
+        return lambda words: generator.seed(words[0])
+    if isinstance(generator, np.random.RandomState):
+        if isinstance(_bits_of(generator), np.random.MT19937):
+            return lambda words: generator.seed(words[0] & 0xFFFFFFFF)
+        states = _STATES.get(type(_bits_of(generator)))
+        return None if states is None else lambda words: generator.set_state(states(words))  # forgets a gaussian, too
+    if isinstance(generator, (np.random.Generator, np.random.BitGenerator)):
+        bits: Any = _bits_of(generator)
+        state_of = _STATES.get(type(bits))
+        return None if state_of is None else lambda words: setattr(bits, "state", state_of(words))
+    if generator.device.type == "cpu":
+        return lambda words: generator.manual_seed(words[0])
+    return None
+
+
+def _bits_of(generator: Any) -> Any:
+    """A numpy generator's bit generator, which may be itself."""
+    return (
+        generator
+        if isinstance(generator, np.random.BitGenerator)
+        else getattr(generator, "bit_generator", generator._bit_generator)
+    )
+
+
+def _congruence(generator: Any) -> tuple[int, int] | None:
+    """Where a PCG64, the kind that numpy makes, keeps its state, and half a word that may be left; None: not known."""
+    bits = _bits_of(generator)
+    return _congruence_place(bits) if type(bits) is np.random.PCG64 and _knows_congruences() else None
+
+
+def _congruence_place(bits: np.random.PCG64) -> tuple[int, int] | None:
+    """The same, unproven: numpy's `state_address` holds the address of the state, in the same object, and behind it the rest."""
+    first, end = id(bits), id(bits) + type(bits).__basicsize__
+    address: Any = bits.ctypes.state_address
+    if not first <= address <= end - 16:
+        return None
+    (place,) = struct.unpack("<Q", ctypes.string_at(address, 8))
+    return (place, address + 8) if first <= place <= end - 32 else None
+
+
+@functools.cache
+def _knows_congruences() -> bool:
+    """Whether a PCG64 is written where it is thought to be."""
+    bits = np.random.PCG64(1)
+    place = _congruence_place(bits) if sys.implementation.name == "cpython" else None
+    expected = bits.state["state"]
+    if place is None or ctypes.string_at(place[0], 32) != b"".join(
+        int(expected[n]).to_bytes(16, "little") for n in ("state", "inc")
+    ):
+        return False
+    np.random.Generator(bits).integers(9, dtype=np.uint32)  # leaves half a word
+    reseed_congruences(1, 2, 3, [place], [4])
+    return bits.state == _STATES[np.random.PCG64](sample_words(1, 2, 3, 4))
+
+
+def _state_of(generator: Any) -> Any:
+    """Where a generator stands, as what can be compared."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.RandomState):
+        return repr(generator.get_state(legacy=False))
+    if isinstance(generator, (np.random.Generator, np.random.BitGenerator)):
+        return repr(_bits_of(generator).state)
+    return generator.get_state().numpy().tobytes()
+
+
+def _of_congruences(name: str) -> Callable[[Words], dict[str, Any]]:
+    def state_of(words: Words) -> dict[str, Any]:
+        state = {"state": words[0] << 64 | words[1], "inc": words[2] << 64 | words[3] | 1}  # which has to be odd
+        return {"bit_generator": name, "state": state, "has_uint32": 0, "uinteger": 0}
+
+    return state_of
+
+
+def _philox(words: Words) -> dict[str, Any]:
+    state = {"counter": _ZEROS, "key": np.array(words[:2], np.uint64)}
+    return {"bit_generator": "Philox", "state": state, "buffer": _ZEROS, "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
+
+
+def _sfc(words: Words) -> dict[str, Any]:
+    return {
+        "bit_generator": "SFC64",
+        "state": {"state": np.array([*words[:3], 1], np.uint64)},  # the last one counts
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+
+
+def _twister(words: Words) -> dict[str, Any]:
+    ((_, plain),) = seeded([words[0]])
+    return {"bit_generator": "MT19937", "state": {"key": np.frombuffer(plain, np.uint32), "pos": 624}}
+
+
+_STATES: dict[type, Callable[[Words], dict[str, Any]]] = {
+    np.random.PCG64: _of_congruences("PCG64"),
+    np.random.PCG64DXSM: _of_congruences("PCG64DXSM"),
+    np.random.Philox: _philox,
+    np.random.SFC64: _sfc,
+    np.random.MT19937: _twister,
+}

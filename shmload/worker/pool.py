@@ -124,12 +124,21 @@ def give_way() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+def compute_alone() -> None:
+    """Has libraries compute in one thread, where nobody has said otherwise: there is a worker for each processor."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # for OpenCV when it is imported; below for one that came by fork
+    cv2: Any = sys.modules.get("cv2")
+    if cv2 is not None and cv2.getNumThreads() == cv2.getNumberOfCPUs():
+        cv2.setNumThreads(1)
+
+
 def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:
     """Threads, seeds, worker info, the user's worker_init_fn; then to where a saved state says.
 
     In seed mode torch is only touched if the dataset has brought it along: a worker that decodes without torch stays small.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    compute_alone()
     if job.shared_seed is not None:
         job = dataclasses.replace(job, dataset=with_shared_seed(job.dataset, job.shared_seed))
     if job.seed is None or "torch" in sys.modules:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from shmload import ShmLoader
-from shmload.worker.pool import give_way
+from shmload.worker.pool import compute_alone, give_way
 
 
 class Policy:
@@ -56,3 +58,36 @@ def test_a_worker_uses_the_memory_of_its_arrays_again() -> None:
     with ShmLoader(Faults(), 64, num_workers=1, multiprocessing_context="fork") as loader:
         (faults,) = loader
     assert faults[1:].median() < 64, "each array of 1 MiB has 256 pages"
+
+
+class Threads:
+    """How many threads OpenCV computes with."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        import cv2
+
+        return cv2.getNumThreads()
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow(reason="starts interpreters"))])
+def test_opencv_computes_in_a_worker_with_one_thread(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cv2 = pytest.importorskip("cv2")
+    monkeypatch.delenv("OPENCV_FOR_THREADS_NUM", raising=False)
+    before = cv2.getNumThreads()
+    with ShmLoader(Threads(), 2, num_workers=1, multiprocessing_context=method) as loader:
+        assert [batch.tolist() for batch in loader] == [[1, 1]]
+    assert cv2.getNumThreads() == before
+
+
+@pytest.mark.parametrize(("num_threads", "wanted"), [(8, [1]), (4, []), (1, [])])
+def test_what_the_user_has_set_stays(num_threads: int, wanted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    fake = SimpleNamespace(getNumThreads=lambda: num_threads, getNumberOfCPUs=lambda: 8, setNumThreads=asked.append)
+    monkeypatch.setitem(sys.modules, "cv2", fake)
+    monkeypatch.setenv("OPENCV_FOR_THREADS_NUM", "3")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    compute_alone()
+    assert (asked, os.environ["OPENCV_FOR_THREADS_NUM"], os.environ["OMP_NUM_THREADS"]) == (wanted, "3", "3")

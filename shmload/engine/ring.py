@@ -42,7 +42,7 @@ from shmload._core.trainer import FREE, PARKED, Order, TrainerRing
 from shmload.batch.layout import Layout
 from shmload.device.calls import Pins, Releases
 from shmload.errors import RingTooSmall, SampleError
-from shmload.shm.segment import Doorbell, Group, JointBell, Segment, shm_free_bytes, unreserved_bytes
+from shmload.shm.segment import Doorbell, Group, JointBell, Segment, shm_free_bytes
 from shmload.worker.pool import STOP_GRACE_S
 from shmload.worker.snapshot import Note
 
@@ -303,7 +303,8 @@ class BadSamples:
 
 ALIGNMENT = mmap.PAGESIZE  # 4 KiB at least; what ranks share is renewed by pages
 GROWTH = 1.25  # a slot that had to grow gets this much more than was asked for
-RESERVED_NBYTES = 8 << 20  # at a time, for which a batch that comes meanwhile waits: 2 ms
+RESERVED_NBYTES = 8 << 20  # at a time, for which a batch that comes meanwhile waits: 2 ms; what is larger gets them by and by
+SPARSE_KIND = "memfd"  # where that lies: room in /dev/shm that is not reserved is anybody's
 LEAST_SLOTS = 4  # one filled, one with the user, and two so that neither waits for the other
 SHM_SHARE = 4  # a slot that comes later takes at most one part in so many of what /dev/shm has left: others need some, too
 
@@ -331,7 +332,8 @@ class RingMemory:
         is_reserved: bool = False,
     ) -> None:
         self._group, self._ring, self._limit = group, ring, limit
-        self._is_reserved = is_reserved or pins is not None or not CAN_POPULATE
+        # ranks that share a ring find it by its name
+        self._is_reserved = is_reserved or is_private or pins is not None or not CAN_POPULATE
         self._sparse: list[Segment] = []  # of which not all is reserved yet
         self._may_park, self._pins, self._is_private = may_park, pins, is_private
         self.nbytes = 0  # of payloads, now
@@ -442,7 +444,7 @@ class RingMemory:
         """Gives a parked slot as much room as any other has; False: that is more than there is."""
         if self.nbytes + self._slot_nbytes > self._share_of(budget):
             return False
-        kind = "auto" if shm_free_bytes() - unreserved_bytes("shm") >= SHM_SHARE * self._slot_nbytes else "memfd"
+        kind = "auto" if shm_free_bytes() >= SHM_SHARE * self._slot_nbytes else "memfd"
         try:
             self._put(slot, self._payload(1, self._slot_nbytes, kind))
         except RingTooSmall:
@@ -486,9 +488,11 @@ class RingMemory:
                 f"the ring needs {num_slots} slots of {slot_nbytes} bytes, {nbytes} in all; ring_bytes allows {free}, room for "
                 f"{free // slot_nbytes} slots. Raise ring_bytes, or lower prefetch_factor, num_workers or batch_size"
             )
-        num_reserved = None if self._is_reserved else 0
-        segment = self._segment("payload", nbytes, kind=kind, slots=(num_slots, slot_nbytes), num_reserved=num_reserved)
-        if num_reserved is not None:
+        options: dict[str, Any] = {"kind": kind, "slots": (num_slots, slot_nbytes)}
+        if nbytes > RESERVED_NBYTES and not self._is_reserved:
+            options |= {"kind": SPARSE_KIND, "num_reserved": 0}
+        segment = self._segment("payload", nbytes, **options)
+        if segment.num_reserved < nbytes:
             self._sparse.append(segment)
         self.nbytes += nbytes
         self._slot_nbytes = max(self._slot_nbytes, slot_nbytes)

@@ -1,9 +1,9 @@
 """One piece of memory that processes share: a named POSIX segment, or a memfd where /dev/shm has no room.
 
 Named segments are such as multiprocessing.shared_memory makes, and reserved whole with posix_fallocate, so that too little room is
-an error and not a SIGBUS. That takes 0.25 s a GiB, so a ring is only measured against what is free when it is made. It gets its
-memory by and by: from its owner, who reserves the next part when it has nothing else to do, and from workers, who have the kernel
-put memory behind the rows that they are about to write (`Mapping.populate`).
+an error now and not a SIGBUS later. That takes 0.25 s a GiB. So a large ring lies in a memfd, for which no /dev/shm can be too
+small: it is measured against the memory that is free, and gets its own by and by. Its owner reserves the next part when it has
+nothing else to do, and workers have the kernel put memory behind the rows that they are about to write (`Mapping.populate`).
 
 The owner holds a flock on the file: that, and not a pid, shows everyone that it lives, since pids mean nothing across containers
 that share /dev/shm. Whoever attaches opens `path`: the name, or the owner's descriptor
@@ -287,13 +287,9 @@ class Segment:
 _sparse: weakref.WeakSet[Segment] = weakref.WeakSet()  # segments that are not reserved whole yet
 
 
-def unreserved_bytes(kind: str | None = None) -> int:
-    """Bytes of this process's own segments that have no memory yet: what is free is not free for others.
-
-    Args:
-        kind: only of "shm" or "memfd".
-    """
-    return sum(segment.unreserved_nbytes for segment in list(_sparse) if kind in (None, segment.kind))
+def unreserved_bytes() -> int:
+    """Bytes of this process's own segments that have no memory yet: what is free is not free for others."""
+    return sum(segment.unreserved_nbytes for segment in list(_sparse))
 
 
 def memfd_path(name: str, fd: int) -> str:
@@ -335,7 +331,7 @@ def map_segment(path: str, **options: bool) -> Mapping:
 
 
 def _create_named(name: str, nbytes: int, num_reserved: int) -> int:
-    if shm_free_bytes() - unreserved_bytes("shm") < nbytes:
+    if shm_free_bytes() < nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < nbytes:

@@ -42,7 +42,7 @@ from shmload._core.trainer import FREE, PARKED, Order, TrainerRing
 from shmload.batch.layout import Layout
 from shmload.device.calls import Pins, Releases
 from shmload.errors import RingTooSmall, SampleError
-from shmload.shm.segment import Doorbell, Group, JointBell, Segment, shm_free_bytes
+from shmload.shm.segment import Doorbell, Group, JointBell, Segment, memfds_work, shm_free_bytes
 from shmload.worker.pool import STOP_GRACE_S
 from shmload.worker.snapshot import Note
 
@@ -489,7 +489,7 @@ class RingMemory:
                 f"{free // slot_nbytes} slots. Raise ring_bytes, or lower prefetch_factor, num_workers or batch_size"
             )
         options: dict[str, Any] = {"kind": kind, "slots": (num_slots, slot_nbytes)}
-        if nbytes > RESERVED_NBYTES and not self._is_reserved:
+        if nbytes > RESERVED_NBYTES and not self._is_reserved and memfds_work():
             options |= {"kind": SPARSE_KIND, "num_reserved": 0}
         segment = self._segment("payload", nbytes, **options)
         if segment.num_reserved < nbytes:

@@ -41,6 +41,7 @@ from __future__ import annotations
 import atexit
 import errno
 import fcntl
+import functools
 import logging
 import os
 import resource
@@ -299,6 +300,25 @@ def memfd_path(name: str, fd: int) -> str:
         name: that it was made with, and no other is.
     """
     return f"{proc_self()}/fd/{fd}{_NAMED}{name}"
+
+
+def try_memfd() -> None:
+    """Makes a memfd, opens it as a worker would, and lets it go; OSError or RingTooSmall where that is not to be had."""
+    made = Segment.create("shmload-try", 4096, kind="memfd")
+    try:
+        os.close(open_segment(made.path))
+    finally:
+        made.close()
+
+
+@functools.cache
+def memfds_work() -> bool:
+    """Whether they do for this process: a sandbox may forbid them, or have no /proc."""
+    try:
+        try_memfd()
+    except (OSError, RingTooSmall):
+        return False
+    return True
 
 
 def open_segment(path: str) -> int:

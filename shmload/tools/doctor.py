@@ -336,15 +336,6 @@ def try_segment() -> None:
     segment.Segment.create(f"{new_stem()}-doctor", 4096, kind="shm").close()
 
 
-def try_memfd() -> None:
-    """Makes a memfd, opens it as a worker would, and lets it go."""
-    made = segment.Segment.create("shmload-doctor", 4096, kind="memfd")
-    try:
-        os.close(segment.open_segment(made.path))
-    finally:
-        made.close()
-
-
 def try_semaphore() -> None:
     """Makes a semaphore as a loader would, rings it and lets it go."""
     bell = segment.Doorbell.create(f"/{new_stem()}-doctor")
@@ -356,7 +347,7 @@ def try_semaphore() -> None:
         bell.close()
 
 
-def check_segments(host: Host, named: Callable[[], None] = try_segment, memfd: Callable[[], None] = try_memfd) -> Said:
+def check_segments(host: Host, named: Callable[[], None] = try_segment, memfd: Callable[[], None] = segment.try_memfd) -> Said:
     """Tries what a ring needs: one of the two kinds of segment."""
     no_segment, no_memfd = _fails(named), _fails(memfd)
     if no_segment and no_memfd:
@@ -365,7 +356,9 @@ def check_segments(host: Host, named: Callable[[], None] = try_segment, memfd: C
             "Make /dev/shm writable, or permit memfd_create and /proc/<pid>/fd in the container's security profile",
         )
     if no_memfd:
-        text = f"memfds do not work ({no_memfd}): a ring that does not fit into /dev/shm is refused"
+        text = (
+            f"memfds do not work ({no_memfd}): a ring that does not fit into /dev/shm is refused, and a large one is slow to start"
+        )
         return advice(text, "Permit memfd_create and mount /proc, or make /dev/shm large")
     return "memfds work; named segments do not, and are not needed" if no_segment else "named segments and memfds work"
 

@@ -197,3 +197,12 @@ def test_what_one_ring_has_been_promised_is_not_free_for_the_next(monkeypatch: p
         with pytest.raises(RingTooSmall, match="the ring needs 41943040 bytes"):
             next(iter(second))
         gate.set()
+
+
+def test_where_memfds_do_not_work_a_large_ring_is_named_and_reserved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shmload.engine.ring.memfds_work", lambda: False)
+    with ShmLoader(Large(), 4, num_workers=1, seed=1) as loader:
+        next(iter(loader))
+        (line,) = payloads()
+        assert "/dev/shm/" in line
+        assert not memory_of(loader).is_sparse

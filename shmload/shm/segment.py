@@ -44,7 +44,6 @@ import fcntl
 import functools
 import logging
 import os
-import resource
 import stat
 import weakref
 from collections.abc import Iterator, Sequence
@@ -353,10 +352,6 @@ def map_segment(path: str, **options: bool) -> Mapping:
 def _create_named(name: str, nbytes: int, num_reserved: int) -> int:
     if shm_free_bytes() < nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if limit != resource.RLIM_INFINITY and limit < nbytes:
-        # before the kernel sends a signal for it
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     _make_file(name + NEW, nbytes)
     path = f"{SHM_DIR}/{name}{NEW}"
     fd = -1

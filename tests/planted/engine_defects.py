@@ -189,14 +189,6 @@ ENGINE_DEFECTS = [
         ("tests/loader/test_policies.py::test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker",),
     ),
     Defect(
-        "R13",
-        "a limit on file sizes is left to multiprocessing to find",
-        "shmload/shm/segment.py",
-        "    if limit != resource.RLIM_INFINITY and limit < nbytes:",
-        "    if False:",
-        ("tests/shm/test_segment.py::test_under_a_limit_on_file_sizes_a_ring_is_refused_with_the_remedy_and_nothing_else_is_said",),
-    ),
-    Defect(
         "S4",
         "a lease complains at the interpreter's end",
         "shmload/storage/folder.py",

@@ -12,7 +12,7 @@ has long been ready: the median time of the call.
 How to read: ratios within a round, medians over rounds. Most of a small first batch is the forking of two workers, for everybody.
 Most of a large one is copying, and the pages that the kernel must give.
 
-Result (2 cores, nothing else on the machine, 3 rounds); a new pass in seed mode goes on with the workers and the ring that are there:
+Result (2 cores, nothing else on the machine, 3 rounds); a new pass in seed mode goes on with the workers and the ring there are:
 | | torch | torch mode | seed mode |
 |---|---|---|---|
 | first batch, rows, ms | 36.6 | 24.3 | 25.2 |

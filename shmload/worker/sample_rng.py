@@ -76,7 +76,11 @@ class _One:
     """The reading of one sample."""
 
     def __init__(self, sample: Sample) -> None:
-        self._sample, self.begun = sample, self
+        self._sample = sample
+
+    @property
+    def begun(self) -> object:
+        return self
 
     def sample(self) -> Sample:
         return self._sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import numpy as np
@@ -47,3 +48,16 @@ def test_one_that_was_kept_is_left_alone() -> None:
 def test_within_a_sample_it_is_one() -> None:
     rng = generator_of(1)
     assert sample_rng() is rng
+
+
+def test_a_sample_that_is_begun_leaves_nothing_to_the_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for index in range(3):
+            begin_sample(1, 0, index, 0, reseed=False)
+            sample_rng().random()
+        end_samples()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

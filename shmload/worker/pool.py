@@ -130,7 +130,7 @@ def compute_alone() -> None:
     os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # for OpenCV when it is imported; below for one that came by fork
     cv2: Any = sys.modules.get("cv2")
     if cv2 is not None and cv2.getNumThreads() == cv2.getNumberOfCPUs():
-        cv2.setNumThreads(1)
+        cv2.setNumThreads(0)  # none beside the caller; for 1, OpenCV waits to stop threads that a forked child does not have
 
 
 def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:

@@ -82,7 +82,18 @@ def test_opencv_computes_in_a_worker_with_one_thread(method: str, monkeypatch: p
     assert cv2.getNumThreads() == before
 
 
-@pytest.mark.parametrize(("num_threads", "wanted"), [(8, [1]), (4, []), (1, [])])
+def test_a_worker_starts_whatever_opencv_threads_the_trainer_has_used() -> None:
+    cv2 = pytest.importorskip("cv2")
+    if cv2.getNumThreads() < 2:
+        pytest.skip("OpenCV has one thread here")
+    picture = np.zeros((512, 512, 3), np.uint8)
+    for _ in range(8):
+        cv2.GaussianBlur(picture, (9, 9), 0)  # its threads are busy, or wait with their lock held, at the fork
+        with ShmLoader(Threads(), 2, num_workers=1, multiprocessing_context="fork", timeout=20) as loader:
+            assert [batch.tolist() for batch in loader] == [[1, 1]]
+
+
+@pytest.mark.parametrize(("num_threads", "wanted"), [(8, [0]), (4, []), (1, [])])
 def test_what_the_user_has_set_stays(num_threads: int, wanted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     fake = SimpleNamespace(getNumThreads=lambda: num_threads, getNumberOfCPUs=lambda: 8, setNumThreads=asked.append)

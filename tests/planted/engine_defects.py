@@ -28,6 +28,14 @@ ENGINE_DEFECTS = [
         ("tests/engine/test_worker_process.py::test_a_worker_that_wakes_up_takes_no_processor_from_the_trainer[fork]",),
     ),
     Defect(
+        "E2",
+        "a worker stops the threads of an OpenCV that was forked, and waits for them",
+        "shmload/worker/pool.py",
+        "        cv2.setNumThreads(0)",
+        "        cv2.setNumThreads(1)",
+        ("tests/engine/test_worker_process.py::test_a_worker_starts_whatever_opencv_threads_the_trainer_has_used",),
+    ),
+    Defect(
         "R1",
         "rows are written where there may be no memory",
         "shmload/worker/slot_memory.py",

@@ -23,10 +23,11 @@ class StatefulSampler:
         return len(self.indices)
 
     def __iter__(self) -> Iterator[int]:
-        self._at, self._start = self._start, 0
-        while self._at < len(self.indices):
-            self._at += 1
-            yield self.indices[self._at - 1]
+        at, self._start = self._start, 0  # its own: two passes may run at once
+        while at < len(self.indices):
+            at += 1
+            self._at = at
+            yield self.indices[at - 1]
         self._at = 0
 
     def state_dict(self) -> dict[str, int]:

@@ -82,6 +82,7 @@ class LoaderConfig:
     connect_timeout_s: float
     share: str | None
     device: Any
+    after_batch: Callable[[Any], Any] | None
     audit: str | os.PathLike[str] | None
     index_sampler: Any
     auto_collation: bool
@@ -191,6 +192,8 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     _check_policies(given)
     _check_share(given)
     check_device(given["device"])
+    if given["after_batch"] is not None and not callable(given["after_batch"]):
+        raise TypeError(f"after_batch is a function of a batch, or None; got {given['after_batch']!r}")
     if given["device"] is not None and given["audit"] is not None:
         raise ValueError(
             "audit and device exclude each other: what is recorded is a digest of the bytes, and those are on the device. Audit a "

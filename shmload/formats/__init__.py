@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from shmload.formats.columns import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
     from shmload.formats.images.decoder import CenterCrop, ImageDecoder, RandomResizedCrop, Resize, with_restart_markers
     from shmload.formats.images.image_folder import ImageFolder
+    from shmload.formats.images.normalise import Normalise
     from shmload.formats.tar.shards import TarDataset
     from shmload.formats.tar.stream import TarStream
     from shmload.formats.tar.writer import TarWriter
@@ -21,6 +22,7 @@ _MODULES = {
     "arrays": ("ArrayDataset",),
     "images.decoder": ("CenterCrop", "ImageDecoder", "RandomResizedCrop", "Resize", "with_restart_markers"),
     "images.image_folder": ("ImageFolder",),
+    "images.normalise": ("Normalise",),
     "columns": ("HDF5Dataset", "ParquetDataset", "SafetensorsDataset", "ZarrDataset"),
     "tar.shards": ("TarDataset",),
     "tar.stream": ("TarStream",),
@@ -35,6 +37,7 @@ __all__ = [
     "HDF5Dataset",
     "ImageDecoder",
     "ImageFolder",
+    "Normalise",
     "ParquetDataset",
     "RandomResizedCrop",
     "Resize",

@@ -14,7 +14,7 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from time import monotonic, monotonic_ns
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from shmload.batch.ragged import Arenas, Ragged, RaggedRows
 from shmload.engine.builder import EngineBuilder, LoaderConfig
 from shmload.engine.ring import NOTHING, BadSamples, DeliveryLog
 from shmload.metrics import EpochCallback, EpochMetrics, callbacks_of_environment
-from shmload.worker.reader import Job, index_of, no_room
+from shmload.worker.reader import Job, index_of, no_end, no_room
 from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples, kept_generators
 from shmload.world import rank_and_world_size
 
@@ -149,6 +149,17 @@ class EpochWatch:
     def __del__(self) -> None:
         if sys is not None and not sys.is_finalizing() and hasattr(self, "_pid"):
             self.end(is_complete=False)
+
+
+def after_batch(function: Callable[[Any], Any], batch: Any, where: str) -> Any:
+    """What the user's function makes of a delivered batch; its error says which batch that was."""
+    try:
+        return function(batch)
+    except StopIteration as error:
+        raise no_end(error, f"after_batch ({where})") from error
+    except Exception as error:
+        error.add_note(f"shmload: raised by after_batch ({where}); that batch is lost, and the next is behind it")
+        raise
 
 
 def nbytes_of(batch: Any) -> int:

@@ -36,7 +36,7 @@ from shmload.engine.autotune import Autotuner
 from shmload.engine.builder import EngineBuilder, LoaderConfig
 from shmload.engine.ring import NOTHING, BatchSource, DeliveryLog, Turns
 from shmload.errors import StateMismatch
-from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, next_of_dataset
+from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, after_batch, next_of_dataset
 from shmload.modes.torch_order import SamplerReader, state_before
 from shmload.schedule import state as states
 from shmload.schedule.schedule import MAX_N, BatchSchedule, KeyedBatches, KeyedOrder, Schedule
@@ -495,7 +495,14 @@ class SeedStream:
                 batch = pin_memory(batch)  # torch's own; leaves alone what is pinned
             if engine is None:
                 batch = sent_now(batch, self._builder.calls(self.config.device))
-        place.step = step + 1 if self.epochs.is_uniform else self.epochs.behind(step)
+        behind = step + 1 if self.epochs.is_uniform else self.epochs.behind(step)
+        if self.config.after_batch is not None and batch is not NOTHING:
+            try:
+                batch = after_batch(self.config.after_batch, batch, f"epoch {epoch}, batch {self.epochs.step_number(step)}")
+            except Exception:
+                place.step = behind
+                raise
+        place.step = behind
         return batch
 
     def _ordered_anew(self, engine: BatchSource, epoch: int, step: int) -> Order | None:

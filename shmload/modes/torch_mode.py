@@ -25,7 +25,7 @@ from shmload.engine.builder import EngineBuilder, LoaderConfig
 from shmload.engine.engine import Engine
 from shmload.engine.ring import NOTHING, DeliveryLog, Turns
 from shmload.errors import WorkerDied
-from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, collated, next_of_dataset
+from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, after_batch, collated, next_of_dataset
 from shmload.modes.torch_order import PassProgress, SamplerReader, TorchState, check_torch_state, fresh_state, packed_state
 from shmload.torch_names import (
     BaseIterator,
@@ -139,6 +139,7 @@ class _Iterator(BaseIterator):
     _order: Order  # of the batch that `_next_data` returns
     _recorder: DeliveryLog | None = None  # none yet while batches are read again, unseen
     _watch: EpochWatch | None = None
+    _after_batch: Callable[[Any], Any] | None = None  # so here
     _pass = 0
 
     def _next_data(self) -> Any:
@@ -186,11 +187,14 @@ class _Iterator(BaseIterator):
                 recorder.delivered(self._order, batch, epoch=self._pass)
         if watch is not None:
             watch.delivered(batch)
+        if self._after_batch is not None:
+            batch = after_batch(self._after_batch, batch, f"epoch {self._pass}, batch {progress.num_delivered - 1}")
         return batch
 
     def _begin_record(self, passes: TorchPasses) -> None:
         """From here on what is yielded reaches the user."""
         log = self._recorder = passes.log
+        self._after_batch = passes.config.after_batch
         self._pass, log.num_passes = log.num_passes, log.num_passes + 1
         if log.is_on:
             log.begins(passes.config, self._pass, self.progress.num_delivered)

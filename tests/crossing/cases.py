@@ -95,6 +95,7 @@ class Case:
     in_order: bool = True
     persistent: bool = False
     collate: str = ""
+    after: str = ""  # what after_batch does: it marks each batch, or fails with every third
     backend: str = "process"
     shm: str = "usual"
     # what is done with it
@@ -209,6 +210,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         in_order=rng.random() < 0.8,
         persistent=rng.random() < 0.4,
         collate=one(("", 6), ("list", 1), ("rename", 1)),
+        after=one(("", 4), ("mark", 1), ("fail", 1)),
         shm=shm,
         habit=one(
             ("pass", 3), ("break", 1.5), ("second", 1), ("resume", 4), ("living", 2), ("end", 1.5), ("threads", 1), ("corrupt", 0.5),
@@ -303,7 +305,7 @@ def _of_kind(case: Case) -> Case:
                 name: getattr(PLAINEST, name)
                 for name in ("fields", "size", "text", "sizes", "bad", "order", "ragged", "threads", "prefetch")
             },
-            **{name: getattr(PLAINEST, name) for name in ("on_error", "in_order", "persistent", "collate", "mode")},
+            **{name: getattr(PLAINEST, name) for name in ("on_error", "in_order", "persistent", "collate", "after", "mode")},
             workers=case.workers if isinstance(case.workers, int) else 2,
             batch_size=case.batch_size or 4,
             habit=case.habit if case.habit in ("pass", "resume") else "pass",
@@ -450,6 +452,8 @@ def _of_habit(case: Case) -> Case:
         case = replace(case, restarts=0)  # seed mode replaces all; what a dead worker has drawn or passed is lost
     if case.habit == "threads":
         case = replace(case, harm="none", bad=0)
+    if case.after == "fail" and case.habit in ("threads", "corrupt"):
+        case = replace(case, after="mark")  # they look for errors of another kind
     if case.is_noisy and not case.is_seeded:
         case = replace(case, bad=0)  # what is not read does not draw
     if not case.is_seeded:

@@ -24,7 +24,7 @@ import torch
 from shmload.worker import template
 from tests.crossing.cases import BY_BATCH, Case
 from tests.crossing.datasets import Made
-from tests.crossing.options import loader_options
+from tests.crossing.options import AfterFailed, Marked, loader_options
 from tests.crossing.oracle import END, SKIPPED, Expected, Fails, SeedOrder, TorchOrder, difference, seed_generators
 
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -248,7 +248,7 @@ class Trial:
         if not self.case.in_order:
             return self._take_unordered(iterator, expected)
         try:
-            got = self.watch.timed(lambda: next(iterator))
+            got = self._next(iterator)
         except StopIteration:
             if expected is not END:
                 raise Wrong(f"{where}: the end, and not {expected if isinstance(expected, Fails) else 'a batch'}") from None
@@ -270,10 +270,25 @@ class Trial:
             self._held.append((got, expected, where))
         return True
 
+    def _next(self, iterator: Any) -> Any:
+        """The next batch, as it was before after_batch."""
+        try:
+            got = self.watch.timed(lambda: next(iterator))
+        except AfterFailed as failed:
+            got = failed.marked
+        return self._unmarked(got)
+
+    def _unmarked(self, got: Any) -> Any:
+        if not self.case.after:
+            return got
+        if type(got) is not Marked or type(got.batch) is Marked:
+            raise Wrong(f"a batch that has not been through after_batch, or twice: {str(got)[:200]}")
+        return got.batch
+
     def _take_unordered(self, iterator: Any, expected: Any) -> bool:
         """Where order is free: batches are gathered, and held against all that were expected in `settle`."""
         try:
-            got = self.watch.timed(lambda: next(iterator))
+            got = self._next(iterator)
         except StopIteration:
             if expected is not END:
                 raise Wrong(f"batch {self.num_batches}: the end too early") from None
@@ -500,7 +515,7 @@ class Trial:
             if not is_plain_refusal(error):
                 raise Wrong(f"threads: {type(error).__name__}: {error}") from error
         wanted = list(expected)
-        for batch in got:
+        for batch in map(self._unmarked, got):
             for number, one in enumerate(wanted):
                 if not difference(one, batch):
                     del wanted[number]

@@ -39,6 +39,34 @@ class StatefulSampler:
         self._start = state["at"]
 
 
+class Marked:
+    """A batch that a loader's after_batch has seen."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+
+class AfterFailed(Exception):
+    """What after_batch raises, with the batch that is lost by it."""
+
+    def __init__(self, marked: Marked) -> None:
+        self.marked = marked
+
+
+class After:
+    """A function for after_batch."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._count = 0
+
+    def __call__(self, batch: Any) -> Marked:
+        self._count += 1
+        if self._what == "fail" and self._count % 3 == 0:
+            raise AfterFailed(Marked(batch))
+        return Marked(batch)
+
+
 def order_of(case: Case) -> dict[str, Any]:
     """Those that say in which order samples come."""
     from shmload import BlockShuffle, LengthBuckets, TokenBudget, Weighted
@@ -89,6 +117,8 @@ def loader_options(case: Case, *, rank: int = 0, ranks: int | None = None, worke
         options["drop_last"] = True
     if case.collate:
         options["collate_fn"] = COLLATE[case.collate]
+    if case.after:
+        options["after_batch"] = After(case.after)
     if workers != 0:
         options["multiprocessing_context"] = case.start
         if case.prefetch is not None:

@@ -76,6 +76,16 @@ def test_a_device_that_stands_still_is_waited_for_when_the_slots_are_used_up(see
     assert [torch.equal(rows_of(2 * step), x[0]) for step, x in enumerate(found)] == [True] * 24
 
 
+@pytest.mark.parametrize("seed", [0, pytest.param(None, marks=slow)])
+def test_after_batch_is_given_what_lies_on_the_device(seed: int | None, make: Make) -> None:
+    device = StandIn()
+    loader = make(device, seed=seed, after_batch=lambda batch: device.read(batch["x"]))
+    found = list(loader)
+    device.run()
+    assert [torch.equal(rows_of(2 * step), x[0]) for step, x in enumerate(found)] == [True] * 24
+    check_all_back(loader, device)
+
+
 @slow
 def test_the_state_is_that_of_the_batch_yielded_last_not_of_those_sent_ahead(make: Make) -> None:
     def states(device: Any) -> list[Any]:

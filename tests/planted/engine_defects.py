@@ -36,6 +36,14 @@ ENGINE_DEFECTS = [
         ("tests/engine/test_worker_process.py::test_a_worker_starts_whatever_opencv_threads_the_trainer_has_used",),
     ),
     Defect(
+        "E3",
+        "a batch that after_batch has failed with comes again",
+        "shmload/modes/seed_mode.py",
+        "                place.step = behind\n                raise\n",
+        "                raise\n",
+        ("tests/loader/test_after_batch.py::test_a_batch_whose_function_fails_is_lost_and_the_next_comes[0-seed]",),
+    ),
+    Defect(
         "R1",
         "rows are written where there may be no memory",
         "shmload/worker/slot_memory.py",

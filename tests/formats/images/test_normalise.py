@@ -1,0 +1,146 @@
+"""Normalise: the numbers of torchvision's arithmetic, and those that the decoder makes in a worker, whatever the batch looks like."""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import shmload
+from shmload import ShmLoader
+from shmload.formats import CenterCrop, ImageDecoder, ImageFolder, Normalise
+from shmload.pipeline import Collate, Conveyer, Map, Range
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
+Pair = namedtuple("Pair", ["image", "label"])
+
+
+def by_hand(images: torch.Tensor, layout: str = "CHW") -> torch.Tensor:
+    """Level by level, in numpy."""
+    axis = -3 if layout == "CHW" else -1
+    levels = np.moveaxis(images.numpy(), axis, -1).astype(np.float32) / np.float32(255)
+    made = (levels - np.array(MEAN, np.float32)) / np.array(STD, np.float32)
+    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(made, -1, axis)))
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (0,), (9, 2)])
+def test_every_number_is_that_of_the_formula(layout: str, shape: tuple[int, ...]) -> None:
+    sides = (3, 130, 150) if layout == "CHW" else (130, 150, 3)  # several parts, the last one smaller
+    images = torch.from_numpy(np.random.default_rng(7).integers(0, 256, (*shape, *sides), np.uint8))
+    made = Normalise(MEAN, STD, field=None, layout=layout)(images)
+    assert made.dtype == torch.float32
+    assert torch.equal(made, by_hand(images, layout))
+    assert torch.equal(Normalise(MEAN, STD, field=None, layout=layout, dtype=torch.float16)(images), made.to(torch.float16))
+
+
+def test_images_that_do_not_lie_in_a_row_are_taken() -> None:
+    images = torch.arange(256, dtype=torch.uint8).reshape(4, 1, 8, 8)[::2, :, 1:, ::3].expand(2, 3, 7, 3)
+    assert torch.equal(Normalise(MEAN, STD, field=None)(images), by_hand(images))
+
+
+IMAGES = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 2, 2)
+LABELS = torch.arange(2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "field"),
+    [
+        ({"image": IMAGES, "label": LABELS}, "image"),
+        (OrderedDict(label=LABELS, image=IMAGES), "image"),
+        ([IMAGES, LABELS], 0),
+        ((LABELS, IMAGES), 1),
+        (Pair(IMAGES, LABELS), 0),
+    ],
+    ids=["dict", "OrderedDict", "list", "tuple", "namedtuple"],
+)
+def test_a_batch_of_any_kind_keeps_it_and_is_not_changed(batch: Any, field: Any) -> None:
+    made = Normalise(MEAN, STD, field=field)(batch)
+    assert type(made) is type(batch)
+    assert torch.equal(made[field], by_hand(IMAGES))
+    assert batch[field] is IMAGES
+    others = [each for each in (made.values() if hasattr(made, "values") else made) if each.dtype == torch.int64]
+    assert len(others) == 1
+    assert others[0] is LABELS
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_folders_images_are_those_that_workers_normalise(num_workers: int) -> None:
+    def batches(image: ImageDecoder, **options: Any) -> list[Any]:
+        dataset = ImageFolder(PHOTOS, image, labels=range(len(PHOTOS)))
+        with ShmLoader(dataset, 3, shuffle=True, seed=1, num_workers=num_workers, **options) as loader:
+            return list(loader)
+
+    there = batches(ImageDecoder(CenterCrop(48), normalise=(MEAN, STD)))
+    here = batches(ImageDecoder(CenterCrop(48)), after_batch=Normalise(MEAN, STD))
+    for a, b in zip(there, here, strict=True):
+        assert torch.equal(a["image"], b["image"])
+        assert torch.equal(a["label"], b["label"])
+
+
+def test_ragged_images_are_a_list_of_floats() -> None:
+    with ShmLoader(ImageFolder(PHOTOS[:2]), 2, num_workers=1, ragged="list") as loader:
+        (batch,) = loader
+    made = Normalise(MEAN, STD)(batch)["image"]
+    assert [torch.equal(each, by_hand(image)) for each, image in zip(made, batch["image"], strict=True)] == [True, True]
+
+
+def picture(index: int) -> dict[str, Any]:
+    """Grey, of a level."""
+    return {"image": np.full((3, 4, 5), index, np.uint8)}
+
+
+def test_a_pipeline_normalises_whole_batches() -> None:
+    stages = [Range(6, repeating=False), Map(picture), Collate(3), Map(Normalise(MEAN, STD))]
+    with Conveyer(stages) as pipeline:
+        batches = [batch["image"] for batch in pipeline]
+    expected = torch.stack([torch.from_numpy(picture(index)["image"]) for index in range(6)])
+    assert torch.equal(torch.cat(batches), by_hand(expected))
+
+
+def test_it_pickles_without_what_lies_on_a_device() -> None:
+    normalise = Normalise(MEAN, STD, field=None, layout="HWC", dtype=torch.bfloat16)
+    images = torch.ones(1, 2, 2, 3, dtype=torch.uint8)
+    made = normalise(images)
+    copied = pickle.loads(pickle.dumps(normalise))
+    assert repr(copied) == repr(normalise)
+    assert copied._constants == {}
+    assert torch.equal(copied(images), made)
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "said"),
+    [
+        ({"x": IMAGES}, {}, r"needs a batch with that field; this one has \['x'\]"),
+        (IMAGES, {}, "needs a batch with that field; this one is Tensor"),
+        ((IMAGES,), {"field": 3}, "this one is tuple"),
+        ({"image": IMAGES.float()}, {}, r"uint8 images of 3 channels, laid out as CHW; got torch.float32 of shape \(2, 3, 2, 2\)"),
+        ({"image": IMAGES}, {"layout": "HWC"}, "laid out as HWC"),
+        ({"image": IMAGES[0, 0]}, {}, r"got torch.uint8 of shape \(2, 2\)"),
+        ({"image": "text"}, {}, "needs a tensor, or a list of them; got str"),
+    ],
+)
+def test_what_are_no_such_images_is_refused(batch: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=said):
+        Normalise(MEAN, STD, **options)(batch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        (([], []), {}, "for each channel"),
+        ((MEAN, STD[:2]), {}, "for each channel"),
+        ((MEAN, (1, 0, 1)), {}, "above 0"),
+        ((MEAN, STD), {"layout": "NCHW"}, 'layout is "CHW" or "HWC"'),
+        ((MEAN, STD), {"dtype": torch.float64}, "dtype is torch.float32, float16 or bfloat16"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Normalise(*arguments, **options)

@@ -3,6 +3,7 @@
     python -m benchmarks.against                         the newest tag, else the commit that last changed the version
     python -m benchmarks.against v0.1.0 --only tar,photos --rounds 5
     python -m benchmarks.against --json run.json --write      and writes docs/measurements.md and the tables of figures
+    python -m benchmarks.against --json run.json --continue   measures what a run of the same trees that was stopped has not
     python -m benchmarks.against --from run.json --write      measures nothing
 
 Method: the earlier tree is a git worktree in a temporary folder, compiled by this interpreter. It is given this tree's
@@ -267,8 +268,16 @@ def show(name: str, comparison: Comparison, to: Console) -> None:
         to.print(escape(note))
 
 
-def compare(revision: str, names: Sequence[str], settings: Settings, path: Path | None) -> Comparison:
-    """Builds both trees and runs the benchmarks; what is there of them is printed, and saved to `path`, after each."""
+def compare(
+    revision: str, names: Sequence[str], settings: Settings, path: Path | None, kept: Comparison | None = None
+) -> Comparison:
+    """Builds both trees and runs the benchmarks; what is there of them is printed, and saved to `path`, after each.
+
+    Args:
+        kept: a run that was stopped; what it has is not measured again.
+    Raises:
+        SystemExit: that was a run of other trees or settings.
+    """
     commit = git("rev-parse", "--short", revision)
     comparison = Comparison(
         {
@@ -280,6 +289,12 @@ def compare(revision: str, names: Sequence[str], settings: Settings, path: Path 
             **machine(),
         }
     )
+    if kept is not None:
+        for name in ("before", "now", "rounds", "seconds"):
+            if (its := kept.conditions[name]) != (mine := comparison.conditions[name]):
+                raise SystemExit(f"--continue: {path} was measured with {name} {its}, and now it is {mine}. Begin a run of its own")
+        comparison = kept
+        names = [name for name in names if name not in kept.runs]
     with shown(sys.stderr.isatty()) as bar:
         bar.start(len(names))
         bar.doing(f"building {revision}")
@@ -303,6 +318,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=Settings.rounds, help="of each benchmark on each tree")
     parser.add_argument("--seconds", type=float, default=Settings.seconds, help="of every timed part")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    parser.add_argument("--continue", action="store_true", dest="goes_on", help="with --json: only what that file has not yet")
     parser.add_argument("--from", type=Path, metavar="FILE", dest="kept", help="read what --json wrote, and measure nothing")
     parser.add_argument(
         "--write", action="store_true", help="write docs/measurements.md and the tables of README.md and docs/index.md"
@@ -314,6 +330,8 @@ def main() -> None:
         parser.error(f"--only: needs names of {', '.join(BENCHMARKS)}, given {', '.join(sorted(unknown))}")
     if given.write and (missing := set(BENCHMARKS).difference(names)):
         parser.error(f"--write: needs a run of all benchmarks, and {', '.join(sorted(missing))} would be missing")
+    if given.goes_on and not (given.json and given.json.exists()):
+        parser.error("--continue: needs --json with the file of the run that was stopped")
     if given.rounds < 1:
         parser.error(f"--rounds: needs at least 1, given {given.rounds}")
     if kept:
@@ -321,7 +339,8 @@ def main() -> None:
         for name in names:
             show(name, comparison, console())
     else:
-        comparison = compare(given.revision or last_release(), names, Settings(given.rounds, given.seconds), given.json)
+        stopped = Comparison.load(given.json) if given.goes_on else None
+        comparison = compare(given.revision or last_release(), names, Settings(given.rounds, given.seconds), given.json, stopped)
     if given.write:
         write_pages(comparison.conditions, comparison.lines(), comparison.notes())
     complaints = comparison.complaints()

@@ -167,6 +167,48 @@ def resample(
         PyBuffer_Release(&view)
 
 
+def look_up(const uint8_t[:, :, ::1] image not None, float[:, :, ::1] out not None, const float[:, ::1] levels not None, bint is_planar):
+    """Writes what each level of each channel becomes, for whole images that are one after the other.
+
+    Args:
+        image: planar (images, channels, pixels), else (images, pixels, channels).
+        out: of the same shape.
+        levels: shape (channels, 256).
+        is_planar: how the images are laid out.
+    Raises:
+        ValueError: they do not go together.
+    """
+    cdef Py_ssize_t n = image.shape[0]
+    cdef Py_ssize_t channels = image.shape[1] if is_planar else image.shape[2]
+    cdef Py_ssize_t pixels = image.shape[2] if is_planar else image.shape[1]
+    cdef Py_ssize_t i, c, x
+    cdef const uint8_t *source
+    cdef const float *level
+    cdef float *into
+    if (out.shape[0], out.shape[1], out.shape[2]) != (n, image.shape[1], image.shape[2]):
+        raise ValueError(f"out has another shape than the images: ({out.shape[0]}, {out.shape[1]}, {out.shape[2]})")
+    if levels.shape[0] != channels or levels.shape[1] != 256:
+        raise ValueError(f"levels of shape ({channels}, 256) are needed; got ({levels.shape[0]}, {levels.shape[1]})")
+    if n == 0 or channels == 0 or pixels == 0:
+        return
+    source, into = &image[0, 0, 0], &out[0, 0, 0]
+    with nogil:
+        if is_planar:
+            for i in range(n * channels):
+                level = &levels[i % channels, 0]
+                for x in range(pixels):
+                    into[x] = level[source[x]]
+                source += pixels
+                into += pixels
+        else:
+            level = &levels[0, 0]
+            for x in range(n * pixels):
+                for c in range(channels):
+                    into[c] = level[256 * c + source[c]]
+                source += channels
+                into += channels
+
+
 cdef Outcome _run(
     resample_job *job,
     double top,

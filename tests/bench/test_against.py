@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -209,6 +211,8 @@ def test_a_tree_whose_package_is_not_the_one_imported_is_refused(tree: Path) -> 
         (("--only", "tar,none"), "given none"),
         (("--only", "tar", "--write"), "a run of all benchmarks"),
         (("--rounds", "0"), "needs at least 1, given 0"),
+        (("--continue",), "needs --json"),
+        (("--continue", "--json", "no such file"), "needs --json with the file"),
     ],
 )
 def test_wrong_words_are_refused(
@@ -247,3 +251,30 @@ def test_a_kept_run_is_shown_and_says_what_is_worse(
     assert ended.value.code == code
     assert shown.splitlines()[-1] == last
     assert f"{now[0]} ({now[0]} to {now[0]})" in shown
+
+
+@needs_git
+@pytest.mark.parametrize(("seconds", "said"), [(0.5, ""), (0.7, "was measured with seconds 0.5, and now it is 0.7")])
+def test_a_run_that_was_stopped_goes_on_where_it_was(
+    seconds: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def rounds_by_name(name: str, *_: object) -> dict[str, list[Run]]:
+        asked.append(name)
+        return {"now": runs(1), "before": runs(2)}
+
+    @contextmanager
+    def nothing_built(revision: str) -> Iterator[Path]:
+        yield tmp_path
+
+    monkeypatch.setattr(against, "rounds_of", rounds_by_name)
+    monkeypatch.setattr(against, "build", lambda tree: None)
+    monkeypatch.setattr(against, "earlier", nothing_built)
+    monkeypatch.setattr(against, "git", lambda *words, **options: words[-1])
+    path = tmp_path / "run.json"
+    against.compare("HEAD", ["tar"], Settings(3, 0.5), path)
+    with pytest.raises(SystemExit, match=said) if said else nullcontext():
+        against.compare("HEAD", ["tar", "mix"], Settings(3, seconds), path, Comparison.load(path))
+    assert asked == (["tar"] if said else ["tar", "mix"])
+    assert list(Comparison.load(path).runs) == asked

@@ -769,16 +769,19 @@ class ImageDecoder:
             out[...] = target
 
     def _table(self) -> NDArray[np.float32] | None:
-        """What each level of each channel becomes, by torchvision's own arithmetic. Shape (3, 256); None if they stay."""
+        """What each level of each channel becomes; None if they stay."""
         if self.normalise is None and self.dtype != "float32":
             return None
-        levels = np.tile(np.arange(256, dtype=np.float32) / np.float32(255), (3, 1))
-        if self.normalise is None:
-            return levels
-        mean, deviation = (np.array(each, np.float32) for each in self.normalise)
-        if mean.shape != (3,) or deviation.shape != (3,) or not np.all(deviation > 0):
+        mean, deviation = ((0,) * 3, (1,) * 3) if self.normalise is None else self.normalise
+        if len(mean) != 3 or len(deviation) != 3 or not all(each > 0 for each in deviation):
             raise ValueError(f"normalise needs three means and three standard deviations above 0; got {self.normalise}")
-        return (levels - mean[:, None]) / deviation[:, None]
+        return levels_of(mean, deviation)
+
+
+def levels_of(mean: Sequence[float], deviation: Sequence[float]) -> NDArray[np.float32]:
+    """What each level of each channel becomes, normalised by torchvision's arithmetic: shape (channels, 256)."""
+    levels = np.arange(256, dtype=np.float32) / np.float32(255)
+    return (levels - np.array(mean, np.float32)[:, None]) / np.array(deviation, np.float32)[:, None]
 
 
 def generator() -> np.random.Generator:

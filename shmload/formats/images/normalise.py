@@ -7,12 +7,14 @@ those that `ImageDecoder(normalise=...)` makes in a worker: torchvision's arithm
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import torch
 
-PART_NBYTES = 1 << 20  # of floats: three operations one after the other find them in the processor's cache
+from shmload._core.resample import look_up
+from shmload.formats.images.decoder import levels_of
 
 
 class Normalise:
@@ -51,6 +53,7 @@ class Normalise:
         if dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise ValueError(f"dtype is torch.float32, float16 or bfloat16; got {dtype}")
         self.field, self.layout, self.dtype = field, layout, dtype
+        self._levels = levels_of(self.mean, self.std)
         self._constants: dict[torch.device, list[torch.Tensor]] = {}  # of where images lay: a copy to a device takes its time
 
     def __call__(self, batch: Any) -> Any:
@@ -89,13 +92,16 @@ class Normalise:
                 f"Normalise needs uint8 images of {channels} channels, laid out as {self.layout}; got {images.dtype} of shape "
                 f"{tuple(images.shape)}"
             )
-        scale, mean, std = self._constants_on(images.device)
-        out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
-        rows = len(out)
-        if out.device.type == "cpu" and images.ndim > 3 and rows:
-            rows = max(PART_NBYTES * rows // max(out.nbytes, 1), 1)
-        for part, into in zip(torch.split(images, rows), torch.split(out, rows), strict=True):
-            into.copy_(part).div_(scale).sub_(mean).div_(std)
+        if images.device.type == "cpu":
+            images = images.contiguous()
+            out = torch.empty(images.shape, dtype=torch.float32)
+            is_planar = self.layout == "CHW"
+            shape = (-1, channels, math.prod(images.shape[-2:])) if is_planar else (-1, math.prod(images.shape[-3:-1]), channels)
+            if images.numel():
+                look_up(images.view(shape).numpy(), out.view(shape).numpy(), self._levels, is_planar)
+        else:
+            scale, mean, std = self._constants_on(images.device)
+            out = images.to(torch.float32).div_(scale).sub_(mean).div_(std)
         return out if self.dtype == torch.float32 else out.to(self.dtype)
 
     def _constants_on(self, device: torch.device) -> list[torch.Tensor]:

@@ -13,6 +13,7 @@ import torch
 
 import shmload
 from shmload import ShmLoader
+from shmload._core.resample import look_up
 from shmload.formats import CenterCrop, ImageDecoder, ImageFolder, Normalise
 from shmload.pipeline import Collate, Conveyer, Map, Range
 
@@ -144,3 +145,16 @@ def test_what_are_no_such_images_is_refused(batch: Any, options: dict[str, Any],
 def test_arguments_that_make_no_sense_are_refused(arguments: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Normalise(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("shape", "levels", "said"),
+    [
+        ((2, 3, 5), (3, 255), r"\(3, 256\) are needed; got \(3, 255\)"),
+        ((2, 3, 5), (5, 256), r"\(3, 256\)"),
+        ((2, 3, 4), (3, 256), "another shape"),
+    ],
+)
+def test_a_table_that_does_not_go_with_the_images_is_refused(shape: tuple[int, ...], levels: tuple[int, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        look_up(np.zeros((2, 3, 5), np.uint8), np.zeros(shape, np.float32), np.zeros(levels, np.float32), True)

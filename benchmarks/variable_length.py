@@ -16,7 +16,7 @@ Result (2 cores, 2 workers, other work on the machine), CPU us a sample:
 | 11.4 | 10.6 | 13.4 | 16.6 | 19.1 | 65.8 | 686 | 8.9 | 3.8 |
 """
 
-from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
+from benchmarks.common import THREADS, Result, Row, Settings, forked, in_turn, main, plain
 
 CASES = {
     "shmload jagged": ("Dicts", "benchmarks.samples:shmload_jagged", None),
@@ -26,7 +26,7 @@ CASES = {
     "shmload nested": ("Dicts", "benchmarks.samples:shmload_nested", None),
     "torch end to end": ("Dicts", "torch", "benchmarks.samples:end_to_end"),
     "torch lists": ("Dicts", "torch", "benchmarks.samples:as_lists"),
-    "threads": ("Dicts", "threads", "benchmarks.samples:end_to_end"),
+    "threads": ("Dicts", THREADS, "benchmarks.samples:end_to_end"),
     "dataset alone": ("Dicts", "benchmarks.samples:Alone", None),
 }
 

@@ -20,6 +20,7 @@ ERROR = SHML_ERROR
 ROOM = SHML_EVENT_ROOM
 LAYOUT = SHML_EVENT_LAYOUT
 
+cdef int64_t num_begun = 0  # samples, by all rings of this process
 cdef uint64_t IDLE_NS = 1_000_000_000  # a wait for orders is reported in pieces of this length, so that a stats reader need not wait, too
 
 
@@ -27,7 +28,10 @@ cdef class WorkerRing:
     """One worker's view of the control block.
 
     Between `claim` and `finish` the attributes describe the claim: `slot`, `chunk`, `order`, rows `first_row` to `end_row` of
-    `nrows`, `epoch`, `step`, the `index` of the sample begun last, and whether it `is_packed` (then one chunk is the whole batch).
+    `nrows`, `epoch`, `step`, and whether it `is_packed` (then one chunk is the whole batch).
+
+    Of the sample begun last: its `index`, `begun`, a number that no other beginning of this process has (0: none of this claim),
+    and while one sample is being read its `key` and `row` (None, -1).
     """
 
     cdef shml_ring _ring
@@ -41,6 +45,9 @@ cdef class WorkerRing:
     cdef readonly int64_t epoch, step, index
     cdef readonly uint64_t order
     cdef readonly bint is_packed, is_pickled
+    cdef readonly object key
+    cdef readonly int row
+    cdef readonly int64_t begun
 
     def __cinit__(self, control, uint32_t worker_id):
         cdef shml_header *header = <shml_header *><uintptr_t>control.address
@@ -126,6 +133,8 @@ cdef class WorkerRing:
             return False
         cdef shml_slot *record = &self._ring.slots[self._claim.slot]
         self._is_claimed = True
+        self.end_sample()
+        self.begun = 0
         self._claimed_ns = shml_now_ns()
         shml_count_claim(&self._ring.workers[self.worker_id], self._claimed_ns)
         if self._idle_ns:
@@ -179,11 +188,18 @@ cdef class WorkerRing:
         """
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
         cdef int has_overflown = 0
+        global num_begun
+        num_begun += 1
+        self.key, self.row, self.begun = key, row, num_begun
         self.index = PyLong_AsLongLongAndOverflow(key, &has_overflown) if PyLong_CheckExact(key) else -1
         me.index = <uint64_t>self.index  # -1, too, if it has overflown
         me.since_ns = shml_now_ns()
         me.now = self._claim.order << 16 | <uint64_t>(row & 0xFFFF)
         return self._ring.header.generation == self._record().generation
+
+    def end_sample(self):
+        """Says that no one sample is being read: what goes wrong now is none's in particular."""
+        self.key, self.row = None, -1
 
     def end_rows(self):
         """Says that no row is being decoded: what a death or a delay comes from now is no sample."""

@@ -122,8 +122,6 @@ class WorkerLoop:
         """Does what has been claimed."""
         ring = self._ring
         self._num_foreign = 0
-        self._reader.end()
-        self._reader.begun = None
         begin_reading(self._reader)
         self._has_ended = False
         try:
@@ -151,7 +149,7 @@ class WorkerLoop:
         if self._init_failure is not None:
             failure = self._init_failure
         else:
-            key = self._reader.key
+            key = self._ring.key
             sample = "" if key is None else f"sample {key!r}, "
             note = f"shmload: {sample}epoch {self._ring.epoch}, batch {self._ring.batch}"
             failure = Failure.of(error, f"in DataLoader worker process {self._ring.worker_id}", note)
@@ -194,6 +192,7 @@ class WorkerLoop:
         if ring.is_packed_only or (samples is not None and len(samples) != end - first):
             return self._ask_repack(keys, [head] if samples is None else samples)
         placer = self._memory.placer()
+        dataset, has_getitem, begin = self._job.dataset, not self._plan.has_getitems, reader.beginning()
         for row in range(first, end):
             if samples is not None:
                 if ring.is_abandoned:
@@ -201,8 +200,8 @@ class WorkerLoop:
                 sample = samples[row - first]
             elif row == first:
                 sample = head
-            elif reader.begin(row, key := keys[row]):
-                sample = reader.read(key)
+            elif begin(row, key := keys[row]):
+                sample = dataset[key] if has_getitem else reader.read(key)  # what is kept is the head
             else:
                 return VOID
             if not placer.put(sample, row):
@@ -221,8 +220,9 @@ class WorkerLoop:
                 if ring.is_abandoned:
                     return VOID
             return DONE
+        begin = self._reader.beginning()
         for row in range(ring.first_row, ring.end_row):
-            if not self._reader.begin(row, keys[row]):
+            if not begin(row, keys[row]):
                 return VOID
             read_into(keys[row], placer.out(row))
         return DONE

@@ -494,9 +494,7 @@ class SampleReader:
     Args:
         open_memory: (path) -> mapping of a segment the trainer has made.
 
-    Attributes:
-        key, row: of the sample being read; None and -1 while no one sample is.
-        begun: holds the key of the sample, or the first of several, that was begun last.
+    Which sample is being read, the ring knows: `begin` tells it.
     """
 
     def __init__(self, ring: WorkerRing, job: Job, in_place: InPlace | None, open_memory: Callable[[str], MemoryMapping]) -> None:
@@ -508,14 +506,16 @@ class SampleReader:
         self._own = job.own_generators()
         self._threads = ThreadPoolExecutor(job.num_threads, "shmload-read") if job.num_threads > 1 else None
         self._reseeds = job.seed_samples and job.seed is not None
-        self.key: Any = None
-        self.row = -1
-        self.begun: tuple[Any] | None = None
+
+    @property
+    def begun(self) -> int:
+        """The number of what was begun last, for `sample_info` and `sample_rng`."""
+        return self._ring.begun
 
     def sample(self) -> Sample:
-        """What was begun last, for `sample_info` and `sample_rng`."""
-        assert self.begun is not None
-        return self._job.seed, self._ring.epoch, index_of(self.begun[0]), self._ring.worker_id
+        """What was begun last."""
+        ring = self._ring
+        return self._job.seed, ring.epoch, ring.index, ring.worker_id
 
     @property
     def threads(self) -> ThreadPoolExecutor | None:
@@ -546,9 +546,23 @@ class SampleReader:
         self._keys = indices.tolist()
         return self._keys
 
+    def beginning(self) -> Callable[[int, Any], bool]:
+        """`begin` for the rows of this order, without steps that it does not need: small samples cost little more than these."""
+        begin_row, ring, seed, epoch, keys = self._ring.begin_row, self._ring, self._job.seed, self._ring.epoch, self._keys
+        if faults.armed or self._own is not None:
+            return self.begin
+        if not self._reseeds or seed is None:
+            return begin_row
+
+        def begin(row: int, key: Any) -> bool:
+            is_wanted = begin_row(row, key)
+            seed_globals(seed, epoch, ring.index, keys, row)
+            return is_wanted
+
+        return begin
+
     def begin(self, row: int, key: Any) -> bool:
         """Says which sample is read next, and seeds its randomness. False: nobody waits for the batch any more."""
-        self.key, self.row, self.begun = key, row, (key,)
         ring = self._ring
         is_wanted = ring.begin_row(row, key)
         if self._reseeds:
@@ -563,12 +577,8 @@ class SampleReader:
     def begin_all(self, row: int, key: Any) -> None:
         """Says that many samples are read at once, from this one on."""
         self.begin(row, key.item() if isinstance(key, np.integer) else key)
-        self.end()
+        self._ring.end_sample()
         begin_many(can_repeat=False)
-
-    def end(self) -> None:
-        """Says that no one sample is being read."""
-        self.key, self.row = None, -1
 
     def one(self, row: int, key: Any) -> Any:
         """Reads one sample."""
@@ -605,7 +615,7 @@ class SampleReader:
             samples = [self.one(row, keys[row]) for row in range(first, end)]
         else:
             samples = list(self.by_threads(lambda row: job.plan.sample(dataset, keys[row]), keys, first, end))
-        self.end()
+        self._ring.end_sample()
         return samples
 
     def by_threads(self, read: Callable[[int], Any], keys: list[Any], first: int, end: int) -> Iterator[Any]:
@@ -628,8 +638,9 @@ class SampleReader:
         ring = self._ring
         first, end = (0, ring.nrows) if ring.is_packed else (ring.first_row, ring.end_row)
         keys = self.keys()
-        bad = [] if self.row < 0 else [self.row]
-        for row in range(first if self.row < 0 else self.row + 1, end):
+        failed = ring.row
+        bad = [] if failed < 0 else [failed]
+        for row in range(first if failed < 0 else failed + 1, end):
             try:
                 self.begin(row, keys[row] if type(keys) is list else keys[row].item())
                 self._job.plan.try_sample(self._job.dataset, self._in_place, keys[row])

@@ -56,7 +56,7 @@ class CurrentReading(Protocol):
 
     @property
     def begun(self) -> object:
-        """Another object for each sample, or reading of several, that is begun; None: none is."""
+        """Another one for each sample, or reading of several, that is begun; false: none is."""
 
     def sample(self) -> Sample: ...
 
@@ -154,7 +154,7 @@ def drew_for_many() -> bool:
 def _watch() -> _Watch | None:
     """Of what is being read now."""
     watch, reading = _now.watch, _now.reading
-    return watch if watch is not None and reading is not None and watch.begun is reading.begun else None
+    return watch if watch is not None and reading is not None and watch.begun == reading.begun else None
 
 
 def _states(own: OwnGenerators | None) -> tuple[Any, ...]:
@@ -184,7 +184,7 @@ def sample_info() -> SampleInfo:
 
 def _sample() -> Sample:
     reading = _now.reading
-    if reading is None or reading.begun is None:
+    if reading is None or not reading.begun:
         raise RuntimeError("sample_info() and sample_rng() answer only while a ShmLoader reads a sample of its dataset")
     return reading.sample()
 
@@ -192,7 +192,7 @@ def _sample() -> Sample:
 def seed_and_epoch() -> tuple[int | None, int] | None:
     """Seed and epoch of the sample that this thread is decoding, or of the batch; None: no loader of ours is reading."""
     reading = _now.reading
-    return None if reading is None or reading.begun is None else reading.sample()[:2]
+    return None if reading is None or not reading.begun else reading.sample()[:2]
 
 
 def sample_rng(index: int | None = None) -> np.random.Generator:
@@ -232,7 +232,7 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
             )
         watch.has_drawn = True
     begun = _now.reading.begun if _now.reading else None
-    if _now.rng is None or _now.rng_of is not begun:
+    if _now.rng is None or _now.rng_of != begun:
         if seed is None:
             key = random.getrandbits(64), random.getrandbits(64)
         else:

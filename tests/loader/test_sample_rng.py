@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shmload import ShmLoader
 from shmload._core.permutation import sample_key_pair
 from shmload.worker.sample_rng import begin_sample, end_samples, sample_rng
 
@@ -48,6 +49,24 @@ def test_one_that_was_kept_is_left_alone() -> None:
 def test_within_a_sample_it_is_one() -> None:
     rng = generator_of(1)
     assert sample_rng() is rng
+
+
+class Drawn:
+    """What a sample draws from its own generator."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        return float(sample_rng().normal())
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_worker_has_a_generator_for_each_sample_of_each_order(batch_size: int) -> None:
+    with ShmLoader(Drawn(), batch_size, num_workers=1, seed=7) as loader:
+        drawn = [number for _ in range(2) for batch in loader for number in batch.tolist()]
+    keys = [sample_key_pair(7, epoch, index, 0) for epoch in range(2) for index in range(12)]
+    assert drawn == [np.random.Generator(np.random.Philox(key=np.array(key, np.uint64))).normal() for key in keys]
 
 
 def test_a_sample_that_is_begun_leaves_nothing_to_the_collector() -> None:

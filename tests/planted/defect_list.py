@@ -261,8 +261,8 @@ DEFECTS = [
         "R12",
         "a worker keeps the epoch of its first order",
         "shmload/worker/reader.py",
-        "        return self._job.seed, self._ring.epoch, ",
-        '        return self._job.seed, self.__dict__.setdefault("epoch", self._ring.epoch), ',
+        "        return self._job.seed, ring.epoch, ",
+        '        return self._job.seed, self.__dict__.setdefault("epoch", ring.epoch), ',
         (
             f"{PROMISES}test_persistent_workers_know_the_epoch_of_every_order",
             "tests/loader/test_seed_mode.py::test_batches_do_not_depend_on_who_makes_them",

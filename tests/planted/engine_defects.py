@@ -44,6 +44,15 @@ ENGINE_DEFECTS = [
         ("tests/loader/test_after_batch.py::test_a_batch_whose_function_fails_is_lost_and_the_next_comes[0-seed]",),
     ),
     Defect(
+        "R12",
+        "each order's samples are numbered anew, so a generator of sample_rng() is kept for the next order's",
+        "src/filler.pyx",
+        "        self.key, self.row, self.begun = key, row, num_begun\n",
+        "        self.key, self.row, self.begun = key, row, self.begun + 1\n",
+        ("tests/loader/test_sample_rng.py::test_a_worker_has_a_generator_for_each_sample_of_each_order",),
+        modules=("filler",),
+    ),
+    Defect(
         "R1",
         "rows are written where there may be no memory",
         "shmload/worker/slot_memory.py",

@@ -68,7 +68,7 @@ _SIGNALS = {signal.SIGINT: signal.SIG_IGN, signal.SIGCHLD: signal.SIG_DFL}
 _THREAD_LOOKS = 20
 
 
-def serve(number: int) -> None:
+def serve(number: int) -> NoReturn:
     """The template: takes orders from a socket until the trainer is gone."""
     fresh = {each: signal.signal(each, how) for each, how in _SIGNALS.items()}
     util._close_stdin()
@@ -85,7 +85,7 @@ def serve(number: int) -> None:
                 continue
             modules, fds, _, _ = socket.recv_fds(control, _ORDER_NBYTES, _ORDER_FDS)
             if not modules:
-                return
+                os._exit(0)  # the trainer's end may kill it on its way; and what it has imported has nothing to clean up
             for name in modules.decode().split():
                 with suppress(Exception):  # whoever needs it imports it again, and says what is wrong
                     importlib.import_module(name)

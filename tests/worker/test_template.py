@@ -7,6 +7,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -407,3 +408,16 @@ def test_nothing_of_a_template_stays_when_it_is_needed_no_more() -> None:
         told("spawn")
     assert psutil.Process().num_fds() == num_fds
     assert not psutil.pid_exists(before)
+
+
+def test_a_template_that_sees_its_trainer_go_says_nothing() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = template._PROGRAM.format(path=sys.path, number=theirs.fileno())
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", program], pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True
+        )
+    ours.send(b"atexit")  # it serves
+    ours.close()
+    assert process.communicate(timeout=DEADLINE_S) == (None, "")
+    assert process.returncode == 0

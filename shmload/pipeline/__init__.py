@@ -1,7 +1,27 @@
 """Composable, resumable pipelines, in the words of the Conveyer library: stages in a row over the one engine."""
 
 from shmload.pipeline.conveyer import Conveyer
-from shmload.pipeline.join import Join
-from shmload.pipeline.stages import Collate, DistributedBatchedMap, Map, Partition, Permutation, Range, reconcile
+from shmload.pipeline.join import Chain, Join, Zip
+from shmload.pipeline.sources import Enumerate, Items, Permutation, Range, Repeat, Shuffle, Skip, Take, Window
+from shmload.pipeline.stages import Collate, DistributedBatchedMap, Map, Partition, reconcile
 
-__all__ = ["Collate", "Conveyer", "DistributedBatchedMap", "Join", "Map", "Partition", "Permutation", "Range", "reconcile"]
+__all__ = [
+    "Chain",
+    "Collate",
+    "Conveyer",
+    "DistributedBatchedMap",
+    "Enumerate",
+    "Items",
+    "Join",
+    "Map",
+    "Partition",
+    "Permutation",
+    "Range",
+    "Repeat",
+    "Shuffle",
+    "Skip",
+    "Take",
+    "Window",
+    "Zip",
+    "reconcile",
+]

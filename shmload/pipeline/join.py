@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from shmload.engine.ring import Turns
 from shmload.errors import SampleError, StateMismatch
 from shmload.pipeline.conveyer import Conveyer
-from shmload.pipeline.stages import SEED, Keys, Plan, PoolOptions, RowProgram, compose
+from shmload.pipeline.sources import SEED, Chained, Keys, Mapped, Zipped
+from shmload.pipeline.stages import Plan, PoolOptions, RowProgram, compose
 from shmload.schedule.mix import Drawn, Shares, Stop, check_members, exact_weight, length
 from shmload.schedule.schedule import MAX_N, digest
 from shmload.schedule.state import check_checksum, with_checksum
@@ -259,23 +260,92 @@ class Join:
         self.close()
 
 
+class _Rows:
+    """Several pipelines as one source of single items, each read at the places that it is asked for."""
+
+    def __init__(self, *members: Any) -> None:
+        name = type(self).__name__
+        if not members:
+            raise ValueError(f"a {name} needs at least one member; got none")
+        self.members = members
+
+    def rows(self) -> tuple[list[Keys], list[PoolOptions]]:
+        """The members' rows, behind their functions, and the workers that they ask for.
+
+        Raises:
+            TypeError, ValueError: a member is no pipeline of single items.
+        """
+        name, plans = type(self).__name__, []
+        for number, member in enumerate(self.members):
+            if not isinstance(member, Conveyer | list | tuple | Keys) and not hasattr(member, "as_source"):
+                raise TypeError(
+                    f"member {number} of the {name} is a Conveyer, a source or a list of stages; got a {type(member).__name__}"
+                )
+            stages = [member] if isinstance(member, Keys) or hasattr(member, "as_source") else member
+            plans.append(_plan_of(number, member if isinstance(member, Conveyer) else compose(stages), name))
+        rows = [
+            Mapped(plan.source, [replace(stage, name=f"{stage.name} of member {number}") for stage in plan.item_stages])
+            for number, plan in enumerate(plans)
+        ]
+        return rows, [plan.pool for plan in plans]
+
+
+class Zip(_Rows):
+    """Tuples of its members' items, epoch by epoch, each to the end of the shortest; a source.
+
+    Args:
+        members: Conveyers, sources or lists of stages, of single items. Members that repeat go on where they stand.
+    Raises:
+        TypeError, ValueError: a member is no such thing.
+    Example:
+        >>> from shmload.pipeline import Conveyer, Items, Range, Zip
+        >>> with Conveyer([Zip(Items("abc"), Range(10))]) as pairs:
+        ...     list(pairs)
+        [('a', 0), ('b', 1), ('c', 2)]
+    """
+
+    def as_source(self) -> Keys:
+        """As the first stage of a Conveyer."""
+        rows, pools = self.rows()
+        source = Zipped(rows)
+        source.pools = pools
+        return source
+
+
+class Chain(_Rows):
+    """The epochs of its members, one behind the other, as one; a source.
+
+    Args:
+        members: as of Zip; only the last may repeat.
+    Raises:
+        TypeError, ValueError: a member is no such thing.
+    """
+
+    def as_source(self) -> Keys:
+        """As the first stage of a Conveyer."""
+        rows, pools = self.rows()
+        source = Chained(rows)
+        source.pools = pools
+        return source
+
+
 def _size(pipeline: Any) -> int:
     return MAX_N if pipeline.is_endless else len(pipeline)
 
 
-def _plan_of(number: int, member: Any) -> Plan:
+def _plan_of(number: int, member: Any, name: str = "Join") -> Plan:
     if isinstance(member, Join):
         return compose([member])
-    plan: Plan = member.plan
-    if member.options:
+    plan: Plan = member if isinstance(member, Plan) else member.plan
+    if options := getattr(member, "options", None):
         raise ValueError(
-            f"member {number} of the Join has options ({', '.join(member.options)}), and the Conveyer that the Join begins reads "
+            f"member {number} of the {name} has options ({', '.join(options)}), and the Conveyer that the {name} begins reads "
             "for it: give them to that"
         )
     if plan.collate is not None or plan.partition.n_ranks > 1:
         raise ValueError(
-            f"member {number} of the Join has a {'Collate' if plan.collate is not None else 'Partition'} of its own, and the "
-            "Conveyer that the Join begins needs single items of all ranks: put that stage behind the Join"
+            f"member {number} of the {name} has a {'Collate' if plan.collate is not None else 'Partition'} of its own, and the "
+            f"Conveyer that the {name} begins needs single items of all ranks: put that stage behind the {name}"
         )
     return plan
 

@@ -9,8 +9,9 @@ What a worker does with one item: the pipeline's functions, one after the other,
 
 The grammar of pipelines, and what one comes to: where keys come from, what is done with an item, what with a batch.
 
-pipeline  =  source  { Map | DistributedBatchedMap | Partition }  [ Collate  { Map } ]
-source    =  Range | Permutation | Join of pipelines without Collate and Partition
+pipeline  =  source  { Map | DistributedBatchedMap | Partition | stage of places }  [ Collate  { Map } ]
+source    =  Range | Permutation | Items | Zip, Chain or Join of pipelines without Collate and Partition
+stage of places  =  Take | Skip | Repeat | Enumerate | Window | Shuffle, before a Partition (sources.py)
 
 Which items a rank is given at a step: the pipeline's form of shmload's schedule.
 
@@ -27,7 +28,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 from shmload._core.trainer import Order
 from shmload.engine.ring import BadSamples, NextIndex, OnError
 from shmload.errors import SampleTimeout, StateMismatch, WorkerDied
-from shmload.schedule import schedule
-from shmload.schedule.schedule import BatchSchedule, EpochCache, KeyedBatches, Uneven, stream_end, stream_positions
+from shmload.pipeline.sources import Keys, Mapped, set_whole
+from shmload.schedule.schedule import BatchSchedule, KeyedBatches, Uneven, stream_end, stream_positions
 from shmload.schedule.state import CHECK, check_checksum
 from shmload.worker.reader import Failure
 from shmload.worker.stage_engine import Each, called
@@ -103,45 +103,6 @@ def _progress(state: Mapping[str, Any]) -> tuple[int, int]:
         return int(state["epoch"]), int(state["position"])
     _, epoch, *members = state["members"]
     return epoch, sum(count for count, _ in members)
-
-
-class Keys:
-    """What is asked of a pipeline's first stage. Its positions number the items of all epochs, end to end.
-
-    Attributes:
-        n: items of an epoch.
-        identity: which order it is; a state saved under another is refused.
-        members: what keys are made of, for who reads them: n of a plain source, the list of its members' of a Join.
-        num_counters: what a resume needs besides the position.
-    """
-
-    n: int
-    seed: int
-    repeating: bool
-    identity: str
-    members: Any
-    num_counters = 0
-
-    def take(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The keys at positions [start, stop)."""
-        raise NotImplementedError
-
-    def item(self, key: int) -> Any:
-        """What a key stands for."""
-        return key % self.n
-
-    def name(self, key: int) -> str:
-        """What a key stands for, for people."""
-        return "item {1} of epoch {0}".format(*divmod(key, self.n))
-
-    def counters_at(self, position: int) -> list[int]:
-        """What a resume there needs besides the position."""
-        return []
-
-    def go_on_at(self, position: int, counters: Sequence[int]) -> None:
-        """Takes over what `counters_at` gave; StateMismatch if it cannot have."""
-        if counters:
-            raise StateMismatch(f"a {type(self).__name__} has no counters; the state has {counters!r:.200}")
 
 
 class ItemStream(KeyedBatches):
@@ -390,89 +351,6 @@ class ItemProgram(RowProgram):
             return FailedItem(Failure.of(error, "in a worker of this pipeline", ""))
 
 
-SEED = 1234  # of sources that are given none
-
-
-@dataclass(frozen=True)
-class Source(Keys):
-    """Where a pipeline's items come from: integers, epoch after epoch, each once in every epoch."""
-
-    n_elements: int
-    _: KW_ONLY
-    repeating: bool = True
-    seed: int = SEED
-
-    def __post_init__(self) -> None:
-        name = type(self).__name__
-        _set_whole(self, f"{name}(n_elements)", "n_elements", 1, schedule.MAX_N)
-        _set_whole(self, f"{name}(seed)", "seed", 0, schedule.MAX_UINT64)
-        if not isinstance(self.repeating, bool):
-            raise TypeError(f"{name}(repeating) is True or False; got {self.repeating!r}")
-        identity = f"{name}({self.n_elements}, seed={self.seed}, repeating={self.repeating})"
-        self.__dict__.update(n=self.n_elements, members=self.n_elements, identity=identity)
-
-    def take(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The keys at positions [start, stop) of the endless row of epochs; key = item + epoch * n.
-
-        So what is keyed by it, such as an item's random numbers, is new in every epoch (of the largest n, in the first few).
-        """
-        n = self.n_elements
-        out = np.empty(stop - start, np.int64)
-        done = 0
-        while done < len(out):
-            epoch, place = divmod(start + done, n)
-            part = out[done : done + n - place]
-            self._fill(epoch, place, part)
-            part += epoch % max(schedule.MAX_N // n, 1) * n
-            done += len(part)
-        return out
-
-    def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
-        """Writes the items from that place of an epoch on."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Range(Source):
-    """The integers 0 to n_elements - 1 in their order, epoch after epoch.
-
-    Args:
-        n_elements: how many items, at least 1.
-        repeating: whether another epoch follows each. False: the pipeline ends with its epoch.
-        seed: 0 to 2**64 - 1; of what `shmload.sample_rng()` and the global generators draw for each item.
-    Raises:
-        ValueError, TypeError: an argument is none of these.
-    """
-
-    def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
-        out[:] = np.arange(place, place + len(out))
-
-
-@dataclass(frozen=True)
-class Permutation(Source):
-    """The integers 0 to n_elements - 1 in a random order, another in every epoch, each once in every epoch.
-
-    All n_elements are permuted, whatever their number, in memory that does not grow with it: `shmload.Permutation` says how.
-
-    Args:
-        n_elements: how many items, at least 1.
-        repeating: whether another epoch follows each. False: the pipeline ends with its epoch.
-        seed: 0 to 2**64 - 1; of the order, and of what `shmload.sample_rng()` and the global generators draw for each item.
-    Raises:
-        ValueError, TypeError: an argument is none of these.
-    """
-
-    def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
-        self._orders.get(self.seed, epoch, self._order).fill(place, out)
-
-    @cached_property
-    def _orders(self) -> EpochCache[schedule.Permutation]:
-        return EpochCache()  # of its own: a Join may have many members
-
-    def _order(self, seed: int, epoch: int) -> schedule.Permutation:
-        return schedule.Permutation(self.n_elements, seed=seed, epoch=epoch)
-
-
 @dataclass(frozen=True)
 class Partition:
     """Each rank's own part of the items: disjoint, and together all of them.
@@ -496,8 +374,8 @@ class Partition:
     uneven: Uneven = "pad"
 
     def __post_init__(self) -> None:
-        _set_whole(self, "Partition(n_ranks)", "n_ranks", 1, 1 << 31)
-        _set_whole(self, "Partition(rank)", "rank", 0, self.n_ranks - 1)
+        set_whole(self, "Partition(n_ranks)", "n_ranks", 1, 1 << 31)
+        set_whole(self, "Partition(rank)", "rank", 0, self.n_ranks - 1)
         if self.uneven not in ("pad", "drop", "exact"):
             raise ValueError(f'Partition(uneven) is "pad", "drop" or "exact"; got {self.uneven!r}')
 
@@ -544,9 +422,9 @@ class DistributedBatchedMap:
     def __post_init__(self) -> None:
         if not hasattr(self.mapping_fn, "read_into"):
             _check_function("DistributedBatchedMap(mapping_fn)", self.mapping_fn)
-        _set_whole(self, "DistributedBatchedMap(n_workers)", "n_workers", 1, 16000)
+        set_whole(self, "DistributedBatchedMap(n_workers)", "n_workers", 1, 16000)
         if self.buffer_size is not None:
-            _set_whole(self, "DistributedBatchedMap(buffer_size)", "buffer_size", 1, 1 << 31)
+            set_whole(self, "DistributedBatchedMap(buffer_size)", "buffer_size", 1, 1 << 31)
         if self.timeout is not None and not (isinstance(self.timeout, int | float) and 0 < self.timeout < math.inf):
             raise ValueError(f"DistributedBatchedMap(timeout) is a number of seconds above 0 or None; got {self.timeout!r}")
 
@@ -571,17 +449,9 @@ class Collate:
     ragged: Any = "list"
 
     def __post_init__(self) -> None:
-        _set_whole(self, "Collate(batch_size)", "batch_size", 1, 1 << 31)
+        set_whole(self, "Collate(batch_size)", "batch_size", 1, 1 << 31)
         if not isinstance(self.return_partial_batch, bool):
             raise TypeError(f"Collate(return_partial_batch) is True or False; got {self.return_partial_batch!r}")
-
-
-def _set_whole(stage: Any, what: str, field: str, least: int, most: int) -> None:
-    """Checks a whole number, and makes it Python's own: it comes into states, which are JSON."""
-    value = getattr(stage, field)
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
-        raise ValueError(f"{what} is a whole number from {least} to {most}; got {value!r}")
-    object.__setattr__(stage, field, int(value))
 
 
 def _check_function(name: str, value: Any) -> None:
@@ -660,14 +530,14 @@ def compose(stages: Sequence[Any]) -> Plan:
         TypeError, ValueError: they make no pipeline; says which stage and why.
     """
     if not stages:
-        raise ValueError("a pipeline begins with a Range, a Permutation or a Join; got no stages")
+        raise ValueError(f"a pipeline begins with {_SOURCES}; got no stages")
     source, *rest = stages
     if not _is_source(source):
-        raise TypeError(f"a pipeline begins with a Range, a Permutation or a Join; stage 0 is {_name(source)}")
+        raise TypeError(f"a pipeline begins with {_SOURCES}; stage 0 is {_name(source)}")
     joined: list[PoolOptions] = []
     if hasattr(source, "as_source"):
         source = source.as_source()
-        joined = source.pools
+        joined = list(source.pools)
     of_items: list[Each] = []
     of_batches: list[Each] = []
     partition: Partition | None = None
@@ -682,8 +552,16 @@ def compose(stages: Sequence[Any]) -> Plan:
             raise ValueError(f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate")
         if isinstance(stage, Map):
             (of_items if collate is None else of_batches).append(Each(name, stage.fn))
-        elif isinstance(stage, DistributedBatchedMap | Partition | Collate) and collate is not None:
-            raise ValueError(f"{where} stands behind Collate, where only Map may: {_NOT_BEHIND[type(stage)]}")
+        elif hasattr(stage, "over") and collate is None:
+            if partition is not None:
+                raise ValueError(f"{where} stands behind Partition: which items there are is settled before ranks share them")
+            if is_decoded:
+                raise ValueError(
+                    f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate"
+                )
+            source, of_items = _over(stage, where, Mapped(source, of_items) if of_items else source), []
+        elif collate is not None and (hasattr(stage, "over") or type(stage) in _NOT_BEHIND):
+            raise ValueError(f"{where} stands behind Collate, where only Map may: {_NOT_BEHIND.get(type(stage), _NO_PLACES)}")
         elif isinstance(stage, DistributedBatchedMap):
             of_items.append(Each(name, stage.mapping_fn))
             pools.append(stage)
@@ -700,9 +578,21 @@ def compose(stages: Sequence[Any]) -> Plan:
     return Plan(source, of_items, of_batches, partition or Partition(0, 1), collate, PoolOptions.of(pools, joined))
 
 
-def _is_source(stage: Any) -> bool:
-    return isinstance(stage, Source) or hasattr(stage, "as_source")
+def _over(stage: Any, where: str, source: Keys) -> Keys:
+    """What a stage of places makes of a row."""
+    try:
+        made: Keys = stage.over(source)
+    except ValueError as error:
+        raise ValueError(f"{where} does not go with what it is given: {error}") from None
+    return made
 
+
+def _is_source(stage: Any) -> bool:
+    return isinstance(stage, Keys) or hasattr(stage, "as_source")
+
+
+_SOURCES = "a Range, a Permutation, Items, a Zip, a Chain or a Join"
+_NO_PLACES = "batches have no places of items; put it before Collate"
 
 _NOT_BEHIND = {
     Partition: "whole batches are dealt to the ranks already; put it before Collate",

@@ -12,7 +12,25 @@ import hypothesis.strategies as st
 import numpy as np
 
 import shmload
-from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Partition, Permutation, Range
+from shmload.pipeline import (
+    Chain,
+    Collate,
+    Conveyer,
+    DistributedBatchedMap,
+    Enumerate,
+    Items,
+    Join,
+    Map,
+    Partition,
+    Permutation,
+    Range,
+    Repeat,
+    Shuffle,
+    Skip,
+    Take,
+    Window,
+    Zip,
+)
 from shmload.schedule.mix import MixOrder
 
 ENOUGH = 1100  # items that a stream's model is asked for
@@ -40,10 +58,13 @@ def known_item(x: int) -> dict[str, Any]:
 class Leaf:
     """A Range or a Permutation."""
 
-    n: int
+    n: int  # also that by which a row is counted
     is_shuffled: bool
     repeating: bool
     seed: int
+
+    def stages(self) -> list[Any]:
+        return [self.stage()]
 
     def stage(self) -> Any:
         return (Permutation if self.is_shuffled else Range)(self.n, repeating=self.repeating, seed=self.seed)
@@ -68,6 +89,9 @@ class Joined:
     members: tuple[Leaf | Joined, ...]
     weights: tuple[Any, ...]
     stop: Any
+
+    def stages(self) -> list[Any]:
+        return [self.stage()]
 
     def stage(self) -> Any:
         return Join(
@@ -109,10 +133,155 @@ def turns(weights: Any, num_draws: int) -> list[int]:
 
 
 @dataclass(frozen=True)
+class Listed:
+    """Items of a list."""
+
+    items: tuple[int, ...]
+    repeating: bool
+
+    def stages(self) -> list[Any]:
+        return [Items(list(self.items), repeating=self.repeating, seed=3)]
+
+    @property
+    def n(self) -> int:
+        return len(self.items)
+
+    @property
+    def length(self) -> int | None:
+        return None if self.repeating else len(self.items)
+
+    def values(self) -> Iterator[int]:
+        while True:
+            yield from self.items
+
+
+def numbered(pair: tuple[int, int]) -> int:
+    return 100 * pair[0] + pair[1]
+
+
+def weighed(parts: Any) -> int:
+    """Another number for another order."""
+    return sum((at + 1) * part for at, part in enumerate(parts))
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A row behind a stage of places."""
+
+    below: Any
+    what: str
+    a: int = 1
+    b: int = 1
+
+    def stages(self) -> list[Any]:
+        made: list[Any] = {
+            "take": lambda: [Take(self.a)],
+            "skip": lambda: [Skip(self.a)],
+            "repeat": lambda: [Repeat(self.a)],
+            "for ever": lambda: [Repeat()],
+            "enumerate": lambda: [Enumerate(self.a), Map(numbered)],
+            "window": lambda: [Window(self.a, self.b), Map(weighed)],
+            "shuffle": lambda: [Shuffle(self.a)],
+        }[self.what]()
+        return [*self.below.stages(), *made]
+
+    @property
+    def n(self) -> int:
+        """Of an epoch; of a row without an end, by which it is counted."""
+        n, is_endless = self.below.n, self.below.length is None
+        if self.what == "take":
+            return self.a if is_endless else min(self.a, n)
+        if self.what == "window":
+            return -(-n // self.b) if is_endless else (n - self.a) // self.b + 1
+        return {"skip": n if is_endless else n - self.a, "repeat": n * self.a}.get(self.what, n)
+
+    @property
+    def length(self) -> int | None:
+        is_endless = self.what == "for ever" or (self.below.length is None and self.what != "take")
+        return None if is_endless else self.n
+
+    def values(self) -> Iterator[int]:
+        below = self.below.values()
+        if self.below.length is None:
+            if self.what == "shuffle":
+                yield from self._shuffled(below, self.n)
+            yield from self._made(below)
+        elif self.what in ("repeat", "for ever"):
+            yield from below
+        elif self.what == "shuffle":
+            yield from self._shuffled(below, self.n)
+        while True:
+            yield from self._made(iter(list(islice(below, self.below.length))))
+
+    def _made(self, values: Iterator[int]) -> Iterator[int]:
+        if self.what == "take":
+            yield from values if self.below.length is None else islice(values, self.a)
+        elif self.what == "skip":
+            yield from islice(values, self.a, None)
+        elif self.what == "enumerate":
+            yield from map(numbered, enumerate(values, self.a))
+        else:
+            held: list[int] = []
+            for value in values:
+                held.append(value)
+                if len(held) == self.a:
+                    yield weighed(held)
+                    for _ in range(self.b - self.a):
+                        next(values, None)
+                    del held[: self.b]
+
+    def _shuffled(self, values: Iterator[int], n: int) -> Iterator[int]:
+        for epoch in count():
+            items = list(islice(values, n))
+            order = shmload.Permutation(n, seed=self.a, epoch=epoch, stream=(1 << 62) + 4)
+            yield from (items[place] for place in order.take(0, n))
+
+
+@dataclass(frozen=True)
+class Together:
+    """Several rows, zipped or chained."""
+
+    what: str
+    rows: tuple[Any, ...]
+
+    def stages(self) -> list[Any]:
+        members = [row.stages() for row in self.rows]
+        return [Zip(*members), Map(weighed)] if self.what == "zip" else [Chain(*members)]
+
+    @property
+    def n(self) -> int:
+        counts = [row.n for row in self.rows]
+        if self.what == "chain":
+            return sum(counts)
+        return min([row.n for row in self.rows if row.length is not None] or counts)
+
+    @property
+    def length(self) -> int | None:
+        is_endless = any(row.length is None for row in self.rows) if self.what == "chain" else self._are_all_endless
+        return None if is_endless else self.n
+
+    @property
+    def _are_all_endless(self) -> bool:
+        return all(row.length is None for row in self.rows)
+
+    def values(self) -> Iterator[int]:
+        rows = [row.values() for row in self.rows]
+        if self.what == "zip" and self._are_all_endless:
+            yield from map(weighed, zip(*rows, strict=False))
+        while True:
+            if self.what == "chain":
+                for row, values in zip(self.rows, rows, strict=True):
+                    yield from values if row.length is None else islice(values, row.length)
+            else:
+                parts = [list(islice(values, row.length or self.n)) for row, values in zip(self.rows, rows, strict=True)]
+                yield from map(weighed, zip(*parts, strict=False))
+
+
+@dataclass(frozen=True)
 class Spec:
     """One pipeline."""
 
-    source: Leaf | Joined
+    source: Any
     numbers: tuple[int, ...] = ()  # that Maps add, one after the other
     partition_at: int = 0  # among these
     world: int = 1
@@ -132,7 +301,7 @@ class Spec:
         if self.batch_size:
             stages.append(Collate(self.batch_size, self.is_partial))
             stages += [Map(doubled)] * self.doubles
-        return Conveyer([self.source.stage(), *stages], **self.options)
+        return Conveyer([*self.source.stages(), *stages], **self.options)
 
     @property
     def stride(self) -> int:
@@ -200,7 +369,33 @@ def joined(draw: Callable[..., Any], members: Any) -> Joined:
     return Joined(tuple(chosen), tuple(draw(WEIGHTS) for _ in chosen), draw(st.sampled_from(["first", "all", "repeat"])))
 
 
-SOURCES = st.one_of(LEAVES, joined(LEAVES), joined(st.one_of(LEAVES, joined(LEAVES))))
+@st.composite
+def placed(draw: Callable[..., Any], below: Any) -> Placed:
+    row = draw(below)
+    kinds = ["take", "enumerate", "window", "shuffle"]
+    if row.length is None or row.n > 1:
+        kinds.append("skip")
+    if row.length is not None:
+        kinds += ["repeat", "for ever"]
+    what, most = draw(st.sampled_from(kinds)), 4
+    if row.length is not None and what in ("window", "skip"):
+        most = min(most, row.n - (what == "skip"))
+    return Placed(row, what, draw(st.integers(1, most)), draw(st.integers(1, 3)))
+
+
+@st.composite
+def together(draw: Callable[..., Any], rows: Any) -> Together:
+    what, chosen = draw(st.sampled_from(["zip", "chain"])), draw(st.lists(rows, min_size=1, max_size=3))
+    if what == "chain":
+        chosen.sort(key=lambda row: row.length is None)
+        chosen = [row for row in chosen if row.length is not None] + [row for row in chosen if row.length is None][:1]
+    return Together(what, tuple(chosen))
+
+
+LISTS = st.builds(Listed, st.lists(st.integers(0, 99), min_size=1, max_size=9).map(tuple), st.booleans())
+JOINS = st.one_of(joined(LEAVES), joined(st.one_of(LEAVES, joined(LEAVES))))
+ROWS = st.recursive(st.one_of(LEAVES, LISTS), lambda rows: st.one_of(placed(rows), placed(rows), together(rows)), max_leaves=4)
+SOURCES = st.one_of(LEAVES, JOINS, ROWS, ROWS)
 
 
 @st.composite

@@ -1,5 +1,6 @@
 """Composable, resumable pipelines, in the words of the Conveyer library: stages in a row over the one engine."""
 
+from shmload.pipeline.blocks import Filter, FlatMap, Pack
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.join import Chain, Join, Zip
 from shmload.pipeline.sources import Enumerate, Items, Permutation, Range, Repeat, Shuffle, Skip, Take, Window
@@ -11,9 +12,12 @@ __all__ = [
     "Conveyer",
     "DistributedBatchedMap",
     "Enumerate",
+    "Filter",
+    "FlatMap",
     "Items",
     "Join",
     "Map",
+    "Pack",
     "Partition",
     "Permutation",
     "Range",

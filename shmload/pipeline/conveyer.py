@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from shmload.engine.ring import NOTHING, Turns
 from shmload.errors import StateMismatch
+from shmload.pipeline.blocks import BLOCK, Expanding
 from shmload.loader import ShmLoader
 from shmload.pipeline.stages import ItemErrors, ItemStream, NamedErrors, Outcome, StreamSchedule, compose, items_of
 from shmload.schedule.schedule import MAX_N
@@ -68,10 +69,19 @@ class Conveyer:
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
 
-    def __init__(self, stages: Sequence[Any], **options: Any) -> None:
+    def __new__(cls, stages: Sequence[Any] = (), **options: Any) -> Self:
+        """One of another kind where a stage makes more or fewer items."""
+        if cls is Conveyer and any(isinstance(stage, Expanding) or getattr(stage, "buffer_size", None) for stage in stages):
+            from shmload.pipeline.expanded import ExpandedConveyer  # which is made of Conveyers
+
+            return object.__new__(ExpandedConveyer)  # type: ignore[return-value]  # a subclass
+        return object.__new__(cls)
+
+    def __init__(self, stages: Sequence[Any], *, block_size: int = BLOCK, **options: Any) -> None:
         self.stages = list(stages)
-        self.plan = compose(self.stages)
+        self.plan = compose(self.stages, block_size)
         self.options = options
+        self.block_size = block_size
         if unknown := sorted(set(options) - OPTIONS):
             raise TypeError(f"Conveyer takes of ShmLoader's arguments {', '.join(sorted(OPTIONS))}; got {', '.join(unknown)}")
         if self.plan.collate is None and (misplaced := sorted(set(options) & OF_BATCHES)):
@@ -124,11 +134,15 @@ class Conveyer:
             for stage in self.plan.batch_stages:
                 batch = stage(batch)
         except Exception as error:
-            step, stride, n = self._position - self._schedule.stride, self._schedule.stride, self._schedule.n
-            epoch, first = divmod(step, n) if self.is_endless else (self._epoch, step)
-            error.add_note(f"shmload: batch {step // stride}, whose step begins with item {first} of epoch {epoch}")
+            error.add_note(f"shmload: {self._where()}")
             raise
         return batch
+
+    def _where(self) -> str:
+        """The batch given last, for people."""
+        step, stride, n = self._position - self._schedule.stride, self._schedule.stride, self._schedule.n
+        epoch, first = divmod(step, n) if self.is_endless else (self._epoch, step)
+        return f"batch {step // stride}, whose step begins with item {first} of epoch {epoch}"
 
     def __iter__(self) -> Self:
         if self.is_ended and (self._is_over or not self._has_moved):  # else only other ranks have something left of the epoch
@@ -253,11 +267,12 @@ class Conveyer:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has the stages and the position; workers and items stay here."""
-        return {"stages": self.stages, "options": self.options, "place": (self._epoch, self._position)}
+        options = {**self.options, "block_size": self.block_size}
+        return {"stages": self.stages, "options": options, "place": (self._epoch, self._position)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["stages"], **state["options"])  # type: ignore[misc]
-        if state["place"] != (0, 0):
+        if any(state["place"]):
             self._move(*state["place"])
 
     # ------------------------------------------------------------ position

@@ -437,11 +437,16 @@ class Shuffle:
 
     Args:
         seed: 0 to 2**64 - 1; of the order. None: the source's.
+        buffer_size: a random one of so many items each time, for items whose places are not known; the seed does not count then.
     """
 
     seed: int | None = None
+    _: KW_ONLY
+    buffer_size: int | None = None
 
     def __post_init__(self) -> None:
+        if self.buffer_size is not None:
+            set_whole(self, "Shuffle(buffer_size)", "buffer_size", 1, MAX_N)
         if self.seed is not None:
             set_whole(self, "Shuffle(seed)", "seed", 0, schedule.MAX_UINT64)
 

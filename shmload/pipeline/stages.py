@@ -28,7 +28,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,8 @@ from numpy.typing import NDArray
 from shmload._core.trainer import Order
 from shmload.engine.ring import BadSamples, NextIndex, OnError
 from shmload.errors import SampleTimeout, StateMismatch, WorkerDied
-from shmload.pipeline.sources import Keys, Mapped, set_whole
+from shmload.pipeline.blocks import BLOCK, Blocks, BufferedShuffle, Expanding, FailedItem
+from shmload.pipeline.sources import Keys, Mapped, Shuffle, set_whole
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, Uneven, stream_end, stream_positions
 from shmload.schedule.state import CHECK, check_checksum
 from shmload.worker.reader import Failure
@@ -335,12 +336,6 @@ class InPlaceProgram(RowProgram):
             raise
 
 
-class FailedItem(NamedTuple):
-    """Stands among items where one could not be made, so that the others come."""
-
-    failure: Failure
-
-
 class ItemProgram(RowProgram):
     """One whose items are made by workers and come singly: an item's exception is its own."""
 
@@ -507,6 +502,11 @@ class Plan:
     pool: PoolOptions
 
     @property
+    def is_expanding(self) -> bool:
+        """Whether its source's items are blocks of what comes."""
+        return isinstance(self.source, Blocks)
+
+    @property
     def program(self) -> RowProgram:
         """The dataset that is read."""
         kind = RowProgram
@@ -523,9 +523,11 @@ class Plan:
         return "drop" if is_whole else self.partition.uneven
 
 
-def compose(stages: Sequence[Any]) -> Plan:
+def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
     """Compiles stages in their order.
 
+    Args:
+        block_size: items that are expanded together, where stages make more or fewer of them.
     Raises:
         TypeError, ValueError: they make no pipeline; says which stage and why.
     """
@@ -542,6 +544,7 @@ def compose(stages: Sequence[Any]) -> Plan:
     of_batches: list[Each] = []
     partition: Partition | None = None
     collate: Collate | None = None
+    expanding: list[tuple[str, Any]] = []  # from the first stage on that makes more or fewer items
     pools: list[DistributedBatchedMap] = []
     for number, stage in enumerate(rest, 1):
         where, name = f"stage {number}, {_name(stage)},", f"stage {number} ({_name(stage)})"
@@ -550,9 +553,26 @@ def compose(stages: Sequence[Any]) -> Plan:
         is_decoded = of_items and hasattr(of_items[-1].function, "read_into") and collate is None
         if is_decoded and isinstance(stage, Map | DistributedBatchedMap):
             raise ValueError(f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate")
+        if isinstance(stage, Shuffle) and stage.buffer_size is not None:
+            stage = BufferedShuffle(stage.buffer_size)
         if isinstance(stage, Map):
-            (of_items if collate is None else of_batches).append(Each(name, stage.fn))
+            if expanding and collate is None:
+                expanding.append((name, Each(name, stage.fn)))
+            else:
+                (of_items if collate is None else of_batches).append(Each(name, stage.fn))
+        elif isinstance(stage, Expanding) and collate is None:
+            if is_decoded:
+                raise ValueError(
+                    f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate"
+                )
+            if not expanding:
+                source, of_items = Mapped(source, of_items) if of_items else source, []
+            expanding.append((name, stage))
         elif hasattr(stage, "over") and collate is None:
+            if expanding:
+                raise ValueError(
+                    f"{where} needs to know where each item stands, which is not known behind {expanding[0][0]}: put it before that"
+                )
             if partition is not None:
                 raise ValueError(f"{where} stands behind Partition: which items there are is settled before ranks share them")
             if is_decoded:
@@ -560,10 +580,16 @@ def compose(stages: Sequence[Any]) -> Plan:
                     f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate"
                 )
             source, of_items = _over(stage, where, Mapped(source, of_items) if of_items else source), []
-        elif collate is not None and (hasattr(stage, "over") or type(stage) in _NOT_BEHIND):
+        elif collate is not None and (hasattr(stage, "over") or isinstance(stage, Expanding) or type(stage) in _NOT_BEHIND):
             raise ValueError(f"{where} stands behind Collate, where only Map may: {_NOT_BEHIND.get(type(stage), _NO_PLACES)}")
         elif isinstance(stage, DistributedBatchedMap):
-            of_items.append(Each(name, stage.mapping_fn))
+            if expanding and not callable(stage.mapping_fn):
+                raise ValueError(f"{where} decodes into a batch's row (read_into), which is not known behind {expanding[0][0]}")
+            each = Each(name, stage.mapping_fn)
+            if expanding:
+                expanding.append((name, each))
+            else:
+                of_items.append(each)
             pools.append(stage)
         elif isinstance(stage, Partition):
             if partition is not None:
@@ -575,6 +601,8 @@ def compose(stages: Sequence[Any]) -> Plan:
             raise TypeError(f"{where} is no stage: a function becomes one as Map(function)")
     if of_items and collate is None and not callable(of_items[-1].function):
         raise ValueError("a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function")
+    if expanding:
+        source = Blocks(source, expanding, block_size)
     return Plan(source, of_items, of_batches, partition or Partition(0, 1), collate, PoolOptions.of(pools, joined))
 
 

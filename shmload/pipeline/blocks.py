@@ -1,0 +1,277 @@
+"""Stages that make more or fewer items of what they are given, and still a position that any number of ranks goes on from.
+
+Behind a Filter nobody knows where item 1,000 is before the others have been read. So the row below is cut into blocks of `block`
+items, and what the stages make of a block depends on that block alone: they begin anew with each. A place is (block, how many of
+its items have been had), and going on from it reads one block again at the most.
+
+    row          0 1 2 3 | 4 5 6 7 | 8 9          blocks of 4
+    Filter(odd)    1   3 |   5   7 |   9
+    Batch(2)       1 - 3     5 - 7     9          batches run across the blocks
+    place        (0, 0)    (1, 0)    (2, 0)
+
+Workers expand blocks ahead, in order. Every rank expands all of them, as only who has counted the items before knows which are whose;
+put what is dear behind what leaves items out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shmload.pipeline.sources import Keys, Row, set_whole
+from shmload.worker.reader import Failure
+from shmload.worker.sample_rng import sample_rng
+from shmload.worker.stage_engine import called
+
+BLOCK = 256  # items of the row below that are expanded together
+
+
+class FailedItem(NamedTuple):
+    """Stands among items where one could not be made, so that the others come."""
+
+    failure: Failure
+
+
+class Expanding:
+    """A stage of a block's items."""
+
+    @property
+    def kind(self) -> str:
+        """Which stage it is, for the pipeline's identity: without its functions."""
+        return type(self).__name__
+
+    def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
+        """What it makes of them, in order.
+
+        Args:
+            name: of the stage, for people.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Filter(Expanding):
+    """Only the items of which a function says True.
+
+    Args:
+        fn: item -> whether it stays.
+    Raises:
+        TypeError: `fn` cannot be called.
+    """
+
+    fn: Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(f"Filter(fn) is a function of one item; got {self.fn!r}")
+
+    def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
+        for item in items:
+            if isinstance(item, FailedItem):
+                yield item
+                continue
+            try:
+                stays = called(self.fn, item, name)
+            except Exception as error:
+                yield failed(error)
+                continue
+            if stays:
+                yield item
+
+
+@dataclass(frozen=True)
+class FlatMap(Expanding):
+    """The items that a function makes of each, none or many.
+
+    Args:
+        fn: item -> an iterable of items, which ends.
+    Raises:
+        TypeError: `fn` cannot be called.
+    """
+
+    fn: Callable[[Any], Iterable[Any]]
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(f"FlatMap(fn) is a function of one item; got {self.fn!r}")
+
+    def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
+        for item in items:
+            if isinstance(item, FailedItem):
+                yield item
+                continue
+            try:
+                made = iter(called(self.fn, item, name))
+            except Exception as error:
+                yield failed(error)
+                continue
+            while True:
+                try:
+                    value = next(made)
+                except StopIteration:
+                    break
+                except Exception as error:
+                    yield failed(error)
+                    break
+                yield value
+
+
+@dataclass(frozen=True)
+class BufferedShuffle(Expanding):
+    """See Shuffle."""
+
+    size: int
+
+    @property
+    def kind(self) -> str:
+        return f"Shuffle(buffer_size={self.size})"
+
+    def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
+        rng, held = sample_rng(), []
+        for item in items:
+            held.append(item)
+            if len(held) > self.size:
+                yield self._drawn(held, rng)
+        while held:
+            yield self._drawn(held, rng)
+
+    @staticmethod
+    def _drawn(held: list[Any], rng: np.random.Generator) -> Any:
+        place = int(rng.integers(len(held)))
+        held[place], held[-1] = held[-1], held[place]
+        return held.pop()
+
+
+@dataclass(frozen=True)
+class Pack(Expanding):
+    """Sequences of tokens, put together into windows of one length: dicts of `tokens`, `segment_ids` and `position_ids`.
+
+    Each sequence lies whole in a window, in the first that has room ("greedy": in the last one begun alone); one that is longer
+    is cut. `segment_ids` number a window's sequences from 1, 0 is padding; `position_ids` begin at 0 in each.
+
+    Args:
+        window: tokens of each window, at least 1.
+        pad: what fills a window up.
+        strategy: "greedy" or "best_fit", which looks for the window that has the least room left over, of those of its block.
+    Raises:
+        ValueError: an argument is none of these.
+    Source: H. Ding et al., Fewer truncations improve language modeling, ICML 2024 (best fit).
+    """
+
+    window: int
+    _: KW_ONLY
+    pad: int = 0
+    strategy: str = "greedy"
+
+    def __post_init__(self) -> None:
+        set_whole(self, "Pack(window)", "window", 1, 1 << 31)
+        if self.strategy not in ("greedy", "best_fit"):
+            raise ValueError(f'Pack(strategy) is "greedy" or "best_fit"; got {self.strategy!r}')
+
+    @property
+    def kind(self) -> str:
+        return repr(self)
+
+    def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
+        windows: list[list[np.ndarray[Any, Any]]] = []
+        rooms: list[int] = []
+        for item in items:
+            if isinstance(item, FailedItem):
+                yield item
+                continue
+            try:
+                parts = called(self._parts, item, name)
+            except Exception as error:
+                yield failed(error)
+                continue
+            for part in parts:
+                place = self._place(rooms, len(part))
+                if place < 0:
+                    if self.strategy == "greedy" and windows:
+                        yield self._made(windows.pop())
+                        rooms.pop()
+                    windows.append([])
+                    rooms.append(self.window)
+                    place = len(windows) - 1
+                windows[place].append(part)
+                rooms[place] -= len(part)
+        yield from map(self._made, windows)
+
+    def _parts(self, item: Any) -> list[np.ndarray[Any, Any]]:
+        tokens = np.asarray(item)
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise ValueError(f"Pack needs sequences of integers; got an array of {tokens.dtype}, shape {tokens.shape}")
+        return [tokens[first : first + self.window] for first in range(0, len(tokens), self.window)]
+
+    def _place(self, rooms: Sequence[int], length: int) -> int:
+        fitting = [(room, place) for place, room in enumerate(rooms) if room >= length]
+        return min(fitting)[1] if fitting else -1
+
+    def _made(self, parts: Sequence[np.ndarray[Any, Any]]) -> dict[str, Any]:
+        tokens = np.full(self.window, self.pad, np.int64)
+        segments, positions = np.zeros(self.window, np.int64), np.zeros(self.window, np.int64)
+        at = 0
+        for number, part in enumerate(parts, 1):
+            end = at + len(part)
+            tokens[at:end], segments[at:end], positions[at:end] = part, number, np.arange(len(part))
+            at = end
+        return {"tokens": tokens, "segment_ids": segments, "position_ids": positions}
+
+
+def failed(error: Exception) -> FailedItem:
+    """What stands for an item that a stage has failed with."""
+    return FailedItem(Failure.of(error, "in a worker of this pipeline", ""))
+
+
+class Blocks(Row):
+    """A row of blocks: item b is the list of what stages make of the b-th block of the row below.
+
+    Args:
+        stages: (name, stage): functions of an item, and Expanding ones.
+        size: items of the row below in a block; the last of an epoch may have fewer.
+    """
+
+    def __init__(self, below: Keys, stages: Sequence[tuple[str, Any]], size: int) -> None:
+        kinds = ", ".join(stage.kind for _, stage in stages if isinstance(stage, Expanding))
+        super().__init__(
+            -(-below.n // size), f"{kinds} of blocks of {size} of {below.identity}", repeating=below.repeating, seed=below.seed
+        )
+        self.below, self.size, self._stages = below, size, list(stages)
+
+    def item(self, key: int) -> list[Any]:
+        start = key * self.size
+        stop = start + self.size
+        if not self.repeating:
+            epoch, block = divmod(key, self.n)
+            start = epoch * self.below.n + block * self.size
+            stop = min(start + self.size, (epoch + 1) * self.below.n)
+        items: Iterator[Any] = self._read(start, stop)
+        for name, stage in self._stages:
+            items = stage.run(items, name) if isinstance(stage, Expanding) else _mapped(stage, items)
+        return list(items)
+
+    def name(self, key: int) -> str:
+        epoch, block = (0, key) if self.repeating else divmod(key, self.n)
+        return f"block {block} of epoch {epoch}, of {self.size} items"
+
+    def _read(self, start: int, stop: int) -> Iterator[Any]:
+        for position in range(start, stop):
+            try:
+                item = self.below.at(position)
+            except Exception as error:
+                error.add_note(f"shmload: {self.below.name(self.below.key(position))}")
+                item = failed(error)
+            yield item
+
+
+def _mapped(stage: Any, items: Iterator[Any]) -> Iterator[Any]:
+    for item in items:
+        if not isinstance(item, FailedItem):
+            try:
+                item = stage(item)
+            except Exception as error:
+                item = failed(error)
+        yield item

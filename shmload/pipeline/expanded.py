@@ -1,0 +1,181 @@
+"""The pipeline of stages that make more or fewer items: blocks come from workers, and what they hold is dealt to ranks and batches here.
+
+blocks ──a Conveyer of its own──▶ lists of items ──end to end──▶ steps ──this rank's part──▶ an item, or a batch of them
+
+A step is the next global batch of the items, wherever the blocks' borders are. A place is the block that its first item lies in,
+and how many of that block's items lie before it: the same on all ranks, whatever their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shmload.batch.ragged import ragged_of
+from shmload.errors import StateMismatch
+from shmload.modes.passes import collated
+from shmload.pipeline.blocks import FailedItem
+from shmload.pipeline.conveyer import OF_BATCHES, Conveyer
+from shmload.pipeline.stages import DistributedBatchedMap
+from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
+
+
+def same(item: Any) -> Any:
+    """The item: blocks are made by their source."""
+    return item
+
+
+class ExpandedConveyer(Conveyer):
+    """See Conveyer, which makes it where a stage makes more or fewer items."""
+
+    def __init__(self, stages: Any, **options: Any) -> None:
+        super().__init__(stages, **options)
+        plan, pool = self.plan, self.plan.pool
+        workers = [DistributedBatchedMap(same, pool.num_workers, timeout=pool.timeout_s)] if pool.num_workers else []
+        inner = {name: value for name, value in options.items() if name not in (*OF_BATCHES, "block_size")}
+        self._blocks = Conveyer([plan.source, *workers], **inner)
+        self._size = 1 if plan.collate is None else plan.collate.batch_size
+        self._ragged = None if plan.collate is None else ragged_of(plan.collate.ragged, None, is_torch_mode=False)
+        self._current: list[Any] | None = None  # the items of the block at the place, once it has come
+        self._block = self._offset = 0  # the place: a block of this epoch, and how many of its items all ranks have had
+        self._over = False  # whether the epoch has ended for this rank
+        self._valid: int | None = None
+
+    def __len__(self) -> int:
+        raise TypeError("behind a stage that makes more or fewer items their number is not known before they are read")
+
+    @property
+    def valid(self) -> int | None:
+        return self._valid
+
+    # ------------------------------------------------------------ items
+
+    def _next_batch(self) -> Any:
+        rows = self._step()
+        for row in rows:
+            if isinstance(row, FailedItem):
+                raise row.failure.exception()
+        return collated(rows, self._ragged)
+
+    def _next_item(self) -> Any:
+        (item,) = self._step()
+        if isinstance(item, FailedItem):
+            raise item.failure.exception()
+        return item
+
+    def _step(self) -> list[Any]:
+        """This rank's items of the next step; StopIteration at the end of the epoch."""
+        world, rule, each, longer = self.plan.partition.n_ranks, self.plan.uneven, self._size, 0
+        items = self._take(each * world)
+        num_real = len(items)
+        if num_real < each * world:
+            if not items or rule == "drop":
+                self._end()
+                raise StopIteration
+            each, longer = divmod(num_real, world)
+            if rule == "pad":
+                each, longer = each + (longer > 0), 0
+                items += self._first(each * world - num_real)
+        first = self._rank * each + min(self._rank, longer)
+        mine = items[first : first + each + (self._rank < longer)]
+        if not mine:
+            self._end()
+            raise StopIteration
+        if self.plan.collate is not None:
+            self._valid = min(len(mine), max(num_real - first, 0))
+        return mine
+
+    def _take(self, count: int) -> list[Any]:
+        """So many items, or what is left of the epoch; the place moves behind them."""
+        items: list[Any] = []
+        while len(items) < count and self._has_more():
+            assert self._current is not None
+            part = self._current[self._offset : self._offset + count - len(items)]
+            items += part
+            self._offset += len(part)
+        return items
+
+    def _has_more(self) -> bool:
+        """Whether an item is left; then it is in the block at the place."""
+        while not self._over:
+            if self._current is None:
+                try:
+                    self._current = list(self._blocks())
+                except StopIteration:
+                    self._over = True
+                    break
+                if self._offset > len(self._current):
+                    raise StateMismatch(
+                        f"the state stands behind item {self._offset} of block {self._block}, which has {len(self._current)}: what "
+                        "the stages make of an item has changed since it was saved"
+                    )
+            if self._offset < len(self._current):
+                return True
+            self._block, self._offset, self._current = self._block + 1, 0, None
+        return False
+
+    def _first(self, count: int) -> list[Any]:
+        """The epoch's first items, over and over, which fill up its last step."""
+        found: list[Any] = []
+        with Conveyer([self.plan.source]) as blocks:
+            blocks._move(self._epoch, 0)
+            for block in blocks:
+                found += block
+                if len(found) >= count:
+                    break
+        return [found[at % len(found)] for at in range(count)]
+
+    def _where(self) -> str:
+        return f"a batch that ends with item {self._offset} of block {self._block} of epoch {self._epoch}"
+
+    # ------------------------------------------------------------ position
+
+    def state(self) -> dict[str, Any]:
+        schedule = self._blocks._schedule
+        state = dict(make_state(schedule, epoch=self._epoch, step=schedule.n if self._over else self._block))
+        if self.is_endless:
+            state["epoch"], state["position"] = divmod(self._block, schedule.n)
+        return with_checksum({**state, "counters": [0 if self._over else self._offset]})
+
+    def _place_of(self, state: Mapping[str, Any]) -> tuple[int, int, int]:  # type: ignore[override]  # one number more
+        checked = check_state(state)
+        schedule = self._blocks._schedule
+        compare_state(checked, schedule)
+        counters: Any = checked.get("counters")
+        if not (isinstance(counters, list) and len(counters) == 1 and type(counters[0]) is int and counters[0] >= 0):
+            raise StateMismatch(f"the state of a pipeline that expands blocks has one counter, from 0 on; got {counters!r:.200}")
+        epoch, block = checked["epoch"], checked["position"]
+        return (0, epoch * schedule.n + block, counters[0]) if self.is_endless else (epoch, block, counters[0])
+
+    def _move(self, epoch: int, block: int, offset: int = 0) -> None:
+        self._go(epoch, block, offset)
+        self._blocks._move(epoch, block)
+        self._has_moved = True
+
+    def _go(self, epoch: int, block: int, offset: int = 0) -> None:
+        self._epoch, self._block, self._offset, self._current = epoch, block, offset, None
+        self._over = self._has_moved = False
+        self._blocks._go(epoch, block)
+
+    def _end(self) -> None:
+        self._over = True
+
+    @property
+    def is_ended(self) -> bool:
+        return not self._has_more()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._over
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "place": (self._epoch, self._block, self._offset)}
+
+    # ------------------------------------------------------------ ends
+
+    def stats(self) -> dict[str, Any]:
+        return self._blocks.stats()
+
+    def close(self) -> None:
+        super().close()
+        self._blocks.close()

@@ -2,6 +2,7 @@
 
 from shmload.pipeline.blocks import Filter, FlatMap, Pack
 from shmload.pipeline.conveyer import Conveyer
+from shmload.pipeline.fluent import Pipeline
 from shmload.pipeline.join import Chain, Join, Zip
 from shmload.pipeline.sources import Enumerate, Items, Permutation, Range, Repeat, Shuffle, Skip, Take, Window
 from shmload.pipeline.stages import Collate, DistributedBatchedMap, Map, Partition, reconcile
@@ -20,6 +21,7 @@ __all__ = [
     "Pack",
     "Partition",
     "Permutation",
+    "Pipeline",
     "Range",
     "Repeat",
     "Shuffle",

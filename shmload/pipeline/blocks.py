@@ -9,8 +9,8 @@ its items have been had), and going on from it reads one block again at the most
     Batch(2)       1 - 3     5 - 7     9          batches run across the blocks
     place        (0, 0)    (1, 0)    (2, 0)
 
-Workers expand blocks ahead, in order. Every rank expands all of them, as only who has counted the items before knows which are whose;
-put what is dear behind what leaves items out.
+Workers expand blocks ahead, in order. Every rank expands all of them, as only who has counted the items before knows which are
+whose; put what is dear behind what leaves items out.
 """
 
 from __future__ import annotations

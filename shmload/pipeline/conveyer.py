@@ -17,8 +17,9 @@ from typing import Any, Self
 
 from shmload.engine.ring import NOTHING, Turns
 from shmload.errors import StateMismatch
-from shmload.pipeline.blocks import BLOCK, Expanding
 from shmload.loader import ShmLoader
+from shmload.pipeline.blocks import BLOCK, Expanding
+from shmload.pipeline.fluent import Fluent
 from shmload.pipeline.stages import ItemErrors, ItemStream, NamedErrors, Outcome, StreamSchedule, compose, items_of
 from shmload.schedule.schedule import MAX_N
 from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
@@ -40,6 +41,11 @@ OPTIONS = OF_BATCHES | {
     "ring_bytes",
     "worker_init_fn",
 }
+
+
+def stages_of(given: Any) -> list[Any]:
+    """The stages of a list of them, or of a pipeline as methods made it."""
+    return list(given.stages if isinstance(given, Fluent) else given)
 
 
 class Conveyer:
@@ -71,14 +77,15 @@ class Conveyer:
 
     def __new__(cls, stages: Sequence[Any] = (), **options: Any) -> Self:
         """One of another kind where a stage makes more or fewer items."""
-        if cls is Conveyer and any(isinstance(stage, Expanding) or getattr(stage, "buffer_size", None) for stage in stages):
+        stages = stages_of(stages)
+        if cls is Conveyer and any(isinstance(stage, Expanding) or getattr(stage, "is_buffered", False) for stage in stages):
             from shmload.pipeline.expanded import ExpandedConveyer  # which is made of Conveyers
 
             return object.__new__(ExpandedConveyer)  # type: ignore[return-value]  # a subclass
         return object.__new__(cls)
 
     def __init__(self, stages: Sequence[Any], *, block_size: int = BLOCK, **options: Any) -> None:
-        self.stages = list(stages)
+        self.stages = stages_of(stages)
         self.plan = compose(self.stages, block_size)
         self.options = options
         self.block_size = block_size

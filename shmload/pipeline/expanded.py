@@ -1,4 +1,4 @@
-"""The pipeline of stages that make more or fewer items: blocks come from workers, and what they hold is dealt to ranks and batches here.
+"""The pipeline of stages that make more or fewer items: workers expand blocks; what these hold is dealt to ranks and batches here.
 
 blocks ──a Conveyer of its own──▶ lists of items ──end to end──▶ steps ──this rank's part──▶ an item, or a batch of them
 

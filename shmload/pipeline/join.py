@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from shmload.engine.ring import Turns
 from shmload.errors import SampleError, StateMismatch
 from shmload.pipeline.conveyer import Conveyer
+from shmload.pipeline.fluent import Fluent
 from shmload.pipeline.sources import SEED, Chained, Keys, Mapped, Zipped
 from shmload.pipeline.stages import Plan, PoolOptions, RowProgram, compose
 from shmload.schedule.mix import Drawn, Shares, Stop, check_members, exact_weight, length
@@ -70,7 +71,7 @@ class Draws:
 STATE_VERSION = 1
 
 
-class Join:
+class Join(Fluent):
     """Pipelines joined by weights: `Join([(imagenet, 0.7), (lsun, 0.25), (cifar, 0.05)])`.
 
     Args:
@@ -260,7 +261,7 @@ class Join:
         self.close()
 
 
-class _Rows:
+class _Rows(Fluent):
     """Several pipelines as one source of single items, each read at the places that it is asked for."""
 
     def __init__(self, *members: Any) -> None:
@@ -277,13 +278,13 @@ class _Rows:
         """
         name, plans = type(self).__name__, []
         for number, member in enumerate(self.members):
-            if not isinstance(member, Conveyer | list | tuple | Keys) and not hasattr(member, "as_source"):
+            if not isinstance(member, Conveyer | Fluent | list | tuple):
                 raise TypeError(
                     f"member {number} of the {name} is a Conveyer, a source or a list of stages; got a {type(member).__name__}"
                 )
-            stages = [member] if isinstance(member, Keys) or hasattr(member, "as_source") else member
+            stages: Any = member.stages if isinstance(member, Fluent) else member
             plans.append(_plan_of(number, member if isinstance(member, Conveyer) else compose(stages), name))
-        rows = [
+        rows: list[Keys] = [
             Mapped(plan.source, [replace(stage, name=f"{stage.name} of member {number}") for stage in plan.item_stages])
             for number, plan in enumerate(plans)
         ]
@@ -342,6 +343,11 @@ def _plan_of(number: int, member: Any, name: str = "Join") -> Plan:
             f"member {number} of the {name} has options ({', '.join(options)}), and the Conveyer that the {name} begins reads "
             "for it: give them to that"
         )
+    if plan.is_expanding:
+        raise ValueError(
+            f"member {number} of the {name} has a stage that makes more or fewer items, and the {name} needs to know where each "
+            f"item stands: put that stage behind the {name}"
+        )
     if plan.collate is not None or plan.partition.n_ranks > 1:
         raise ValueError(
             f"member {number} of the {name} has a {'Collate' if plan.collate is not None else 'Partition'} of its own, and the "
@@ -387,7 +393,7 @@ class JoinSource(Keys):
                 f"members, and at most 2^62 can be told apart: join fewer items"
             )
 
-    def take(self, start: int, stop: int) -> NDArray[np.int64]:
+    def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:
         """The keys at positions [start, stop); beyond n, of the epochs that follow."""
         first, keys = self._newest
         if not first <= start <= stop <= first + len(keys):
@@ -413,7 +419,7 @@ class JoinSource(Keys):
         for member in np.unique(members).tolist():
             its = members == member
             first = int(counters[member])
-            keys[its] = self._sources[member].take(first, first + int(its.sum())) * len(self._sources) + member
+            keys[its] = self._sources[member].keys_at(first, first + int(its.sum())) * len(self._sources) + member
         return keys
 
     def _place(self, position: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Rows of items that can be read at any place: sources, and what is made of a row by where its items stand.
 
-A row numbers the items of all its epochs, end to end: position e * n + p is item p of epoch e. A row that repeats has no end, and its
-epochs only say how it is counted. What is made of a row is a row again: item k is read by reading those items of the one below
+A row numbers the items of all its epochs, end to end: position e * n + p is item p of epoch e. A row that repeats has no end, and
+its epochs only say how it is counted. What is made of a row is a row again: item k is read by reading those items of the one below
 that it is made of, so a place in it is a number, and any worker reads any item.
 
     Items(["a", "b", "c"])      a b c | a b c | ...
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch
+from shmload.pipeline.fluent import Fluent
 from shmload.schedule import schedule
 from shmload.schedule.schedule import MAX_N, EpochCache, digest
 from shmload.worker.stage_engine import Each
@@ -31,7 +32,7 @@ from shmload.worker.stage_engine import Each
 SEED = 1234  # of sources that are given none
 
 
-class Keys:
+class Keys(Fluent):
     """What is asked of a row. Its positions number the items of all epochs, end to end.
 
     Attributes:
@@ -49,7 +50,7 @@ class Keys:
     num_counters = 0
     pools: Sequence[Any] = ()  # workers that it asks for
 
-    def take(self, start: int, stop: int) -> NDArray[np.int64]:
+    def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:
         """The keys at positions [start, stop)."""
         raise NotImplementedError
 
@@ -67,7 +68,7 @@ class Keys:
 
     def key(self, position: int) -> int:
         """The key at a position."""
-        return int(self.take(position, position + 1)[0])
+        return int(self.keys_at(position, position + 1)[0])
 
     def counters_at(self, position: int) -> list[int]:
         """What a resume there needs besides the position."""
@@ -108,7 +109,7 @@ class Source(Keys):
         identity = f"{name}({self.n_elements}, seed={self.seed}, repeating={self.repeating})"
         self.__dict__.update(n=self.n_elements, members=self.n_elements, identity=identity)
 
-    def take(self, start: int, stop: int) -> NDArray[np.int64]:
+    def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:
         """The keys at positions [start, stop) of the endless row of epochs; key = item + epoch * n.
 
         So what is keyed by it, such as an item's random numbers, is new in every epoch (of the largest n, in the first few).
@@ -180,7 +181,7 @@ class Row(Keys):
         self.n = self.members = n
         self.identity, self.repeating, self.seed = identity, repeating, seed
 
-    def take(self, start: int, stop: int) -> NDArray[np.int64]:
+    def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:
         return np.arange(start, stop, dtype=np.int64)
 
     def key(self, position: int) -> int:
@@ -227,11 +228,11 @@ class Mapped(Row):
 
     def __init__(self, below: Keys, stages: Sequence[Each]) -> None:
         super().__init__(below.n, below.identity, repeating=below.repeating, seed=below.seed)
-        self.below, self.stages = below, {stage.name: stage for stage in stages}  # by name: an error of pickling shows it
+        self.below, self._functions = below, {stage.name: stage for stage in stages}  # by name: an error of pickling shows it
 
     def item(self, key: int) -> Any:
         value = self.below.at(key)
-        for stage in self.stages.values():
+        for stage in self._functions.values():
             value = stage(value)
         return value
 
@@ -450,6 +451,11 @@ class Shuffle:
         if self.seed is not None:
             set_whole(self, "Shuffle(seed)", "seed", 0, schedule.MAX_UINT64)
 
+    @property
+    def is_buffered(self) -> bool:
+        """Whether it needs no places."""
+        return self.buffer_size is not None
+
     def over(self, below: Keys) -> Keys:
         """What it makes of a row."""
         return Shuffled(below, below.seed if self.seed is None else self.seed)
@@ -507,7 +513,8 @@ class Chained(Row):
         return self._found(key, lambda row, place: row.at(place))
 
     def name(self, key: int) -> str:
-        return self._found(key, lambda row, place: row.name(row.key(place)))
+        found: str = self._found(key, lambda row, place: row.name(row.key(place)))
+        return found
 
     def _found(self, key: int, look: Callable[[Keys, int], Any]) -> Any:
         epoch, item = (0, key) if self.repeating else divmod(key, self.n)

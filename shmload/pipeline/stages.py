@@ -132,7 +132,7 @@ class ItemStream(KeyedBatches):
 
     def batch(self, number: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
         size = self.batch_size or 1
-        return self.source.take(number * size, min((number + 1) * size, self.n))
+        return self.source.keys_at(number * size, min((number + 1) * size, self.n))
 
 
 @dataclass(frozen=True)
@@ -221,8 +221,8 @@ class StreamSchedule(BatchSchedule):
             positions = positions % self.n + epoch * self.n
         first, last = int(positions.min()), int(positions.max())
         if last - first < 64 * len(positions):
-            return source.take(first, last + 1)[positions - first]
-        return np.concatenate([source.take(at, at + 1) for at in positions.tolist()])  # padding, far from the rest
+            return source.keys_at(first, last + 1)[positions - first]
+        return np.concatenate([source.keys_at(at, at + 1) for at in positions.tolist()])  # padding, far from the rest
 
 
 Outcome = tuple[Any, BaseException | None]

@@ -1,0 +1,122 @@
+"""Pipelines as methods: `Items(files).map(read, workers=2).filter(is_good).batch(32)` is the list of these stages.
+
+for batch in Items(files).map(read, workers=2).batch(32): ...          an epoch
+with Items(files).map(read, workers=2).batch(32).conveyer() as batches:      with its position: state(), load_state()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shmload.pipeline.conveyer import Conveyer
+    from shmload.schedule.schedule import Uneven
+
+
+def _stage(name: str, *arguments: Any, **options: Any) -> Any:
+    from shmload import pipeline  # which is made of what this is a part of
+
+    return getattr(pipeline, name)(*arguments, **options)
+
+
+class Fluent:
+    """What sources and pipelines have in common: each method gives a pipeline with one more stage, and leaves this one as it is.
+
+    Iterating is one epoch of it, from the start, in this process and the workers that its stages ask for.
+    """
+
+    @property
+    def stages(self) -> tuple[Any, ...]:
+        """What a Conveyer is made of."""
+        return (self,)
+
+    def _then(self, stage: Any) -> Pipeline:
+        return Pipeline((*self.stages, stage))
+
+    def conveyer(self, **options: Any) -> Conveyer:
+        """The Conveyer of these stages.
+
+        Args:
+            options: as of Conveyer.
+        """
+        made: Conveyer = _stage("Conveyer", self.stages, **options)
+        return made
+
+    def __iter__(self) -> Iterator[Any]:
+        with self.conveyer() as pipeline:
+            yield from pipeline
+
+    def map(self, fn: Callable[[Any], Any], *, workers: int = 0, **options: Any) -> Pipeline:
+        """`Map(fn)`, or with workers `DistributedBatchedMap(fn, workers, ...)`; behind `batch` a function of whole batches."""
+        return self._then(_stage("DistributedBatchedMap", fn, workers, **options) if workers else _stage("Map", fn))
+
+    def filter(self, fn: Callable[[Any], Any]) -> Pipeline:
+        """`Filter(fn)`."""
+        return self._then(_stage("Filter", fn))
+
+    def flat_map(self, fn: Callable[[Any], Iterable[Any]]) -> Pipeline:
+        """`FlatMap(fn)`."""
+        return self._then(_stage("FlatMap", fn))
+
+    def take(self, n: int) -> Pipeline:
+        """`Take(n)`."""
+        return self._then(_stage("Take", n))
+
+    def skip(self, n: int) -> Pipeline:
+        """`Skip(n)`."""
+        return self._then(_stage("Skip", n))
+
+    def repeat(self, times: int | None = None) -> Pipeline:
+        """`Repeat(times)`."""
+        return self._then(_stage("Repeat", times))
+
+    def enumerate(self, start: int = 0) -> Pipeline:
+        """`Enumerate(start)`."""
+        return self._then(_stage("Enumerate", start))
+
+    def window(self, size: int, step: int = 1) -> Pipeline:
+        """`Window(size, step)`."""
+        return self._then(_stage("Window", size, step))
+
+    def shuffle(self, seed: int | None = None, *, buffer_size: int | None = None) -> Pipeline:
+        """`Shuffle(seed, buffer_size=...)`."""
+        return self._then(_stage("Shuffle", seed, buffer_size=buffer_size))
+
+    def pack(self, window: int, **options: Any) -> Pipeline:
+        """`Pack(window, ...)`."""
+        return self._then(_stage("Pack", window, **options))
+
+    def zip(self, *others: Any) -> Pipeline:
+        """`Zip` of this one and others."""
+        return Pipeline((_stage("Zip", self, *others),))
+
+    def chain(self, *others: Any) -> Pipeline:
+        """`Chain` of this one and others."""
+        return Pipeline((_stage("Chain", self, *others),))
+
+    def partition(self, rank: int, n_ranks: int, *, uneven: Uneven = "pad") -> Pipeline:
+        """`Partition(rank, n_ranks, ...)`."""
+        return self._then(_stage("Partition", rank, n_ranks, uneven=uneven))
+
+    def batch(self, batch_size: int, return_partial_batch: bool = True, *, ragged: Any = "list") -> Pipeline:
+        """`Collate(batch_size, ...)`."""
+        return self._then(_stage("Collate", batch_size, return_partial_batch, ragged=ragged))
+
+
+class Pipeline(Fluent):
+    """Stages in a row.
+
+    Args:
+        stages: as of Conveyer, which says what makes no pipeline.
+    """
+
+    def __init__(self, stages: Iterable[Any]) -> None:
+        self._stages = tuple(stages)
+
+    @property
+    def stages(self) -> tuple[Any, ...]:
+        return self._stages
+
+    def __repr__(self) -> str:
+        return f"Pipeline({', '.join(map(repr, self._stages))})"

@@ -1,0 +1,309 @@
+"""Pipelines whose stages make more or fewer items, against plain generators: streams, ranks, resumes, failures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+
+from shmload.errors import StateMismatch
+from shmload.pipeline import (
+    Collate,
+    Conveyer,
+    DistributedBatchedMap,
+    Enumerate,
+    Filter,
+    FlatMap,
+    Items,
+    Map,
+    Pack,
+    Partition,
+    Range,
+    Shuffle,
+    Take,
+    Zip,
+)
+from tests.pipeline.pipeline_kit import ROWS, Add, Leaf, plain
+
+slow = pytest.mark.slow(reason="hypothesis pulls from many pipelines")
+MOST = 25  # steps that a pipeline without an end is asked for
+
+
+@dataclass(frozen=True)
+class Divisible:
+    """A filter's function."""
+
+    by: int
+
+    def __call__(self, x: int) -> bool:
+        return x % self.by == 0
+
+
+@dataclass(frozen=True)
+class Copies:
+    """A flat map's function: none to `most` - 1 items of each."""
+
+    most: int
+
+    def __call__(self, x: int) -> Iterator[int]:
+        return (x * 10 + number for number in range(x % self.most))
+
+
+Step = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Wide:
+    """One pipeline, and what plain Python makes of its row."""
+
+    row: Any
+    steps: tuple[Step, ...]
+    block: int = 4
+    world: int = 1
+    uneven: Any = "pad"
+    batch_size: int | None = None
+    is_partial: bool = True
+    num_workers: int = 0
+
+    def make(self, rank: int = 0) -> Conveyer:
+        kinds: dict[str, Callable[[int], Any]] = {
+            "filter": lambda a: Filter(Divisible(a)),
+            "flat": lambda a: FlatMap(Copies(a)),
+            "map": lambda a: Map(Add(a)),
+        }
+        stages = [*self.row.stages(), *(kinds[what](a) for what, a in self.steps)]
+        if self.num_workers:
+            stages.append(DistributedBatchedMap(Add(0), self.num_workers))
+        if self.world > 1:
+            stages.append(Partition(rank, self.world, uneven=self.uneven))
+        if self.batch_size:
+            stages.append(Collate(self.batch_size, self.is_partial))
+        return Conveyer(stages, block_size=self.block)
+
+    @property
+    def stride(self) -> int:
+        return (self.batch_size or 1) * self.world
+
+    def epoch(self, number: int) -> Iterator[int]:
+        """Its items."""
+        n = self.row.length
+        values = self.row.values() if n is None else islice(self.row.values(), number * n, (number + 1) * n)
+        for what, a in self.steps:
+            values = {"filter": _filtered, "flat": _flat, "map": _mapped}[what](values, a)
+        return values
+
+    def dealt(self, items: list[int], *, is_endless: bool) -> Iterator[list[list[int]]]:
+        """Of each step what every rank is given."""
+        rule = "drop" if self.batch_size and not self.is_partial else self.uneven if self.world > 1 else "pad"
+        for first in range(0, len(items), self.stride):
+            part, size = items[first : first + self.stride], self.batch_size or 1
+            if len(part) < self.stride:
+                if is_endless or rule == "drop":
+                    return
+                if rule == "exact":
+                    yield [each.tolist() for each in np.array_split(np.array(part), self.world)]
+                    return
+                size = -(-len(part) // self.world)
+                part = part + [None] * (size * self.world - len(part))  # type: ignore[list-item]  # filled by who knows the epoch
+            yield [part[rank * size : (rank + 1) * size] for rank in range(self.world)]
+
+    def of_epoch(self, number: int, first: int = 0, most: int = MOST) -> list[list[list[int]]]:
+        """The steps of an epoch from an item on."""
+        is_endless = self.row.length is None
+        whole = list(islice(self.epoch(number), first + most * self.stride if is_endless else None))
+        steps = list(islice(self.dealt(whole[first:], is_endless=is_endless), most if is_endless else None))
+        fill = iter(whole * (self.world + 1))
+        return [[[next(fill) if x is None else x for x in part] for part in step] for step in steps]
+
+
+def _filtered(values: Iterator[int], a: int) -> Iterator[int]:
+    return (x for x in values if x % a == 0)
+
+
+def _flat(values: Iterator[int], a: int) -> Iterator[int]:
+    return (x * 10 + number for x in values for number in range(x % a))
+
+
+def _mapped(values: Iterator[int], a: int) -> Iterator[int]:
+    return (x + a for x in values)
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["filter", "flat", "map"]), st.integers(1, 3)), min_size=1, max_size=4).filter(
+    lambda steps: any(what != "map" for what, _ in steps)
+)
+
+
+@st.composite
+def wides(draw: Callable[..., Any], rows: Any = ROWS) -> Wide:
+    row = draw(rows)
+    steps = tuple(draw(STEPS))
+    if row.length is None:  # one that leaves nothing out, or it might never come to an item
+        steps = tuple((what, a if what == "map" else 1 if what == "filter" else 3) for what, a in steps)
+        steps = tuple(step for step in steps if step[0] != "flat") or (("filter", 1),)
+        steps = (*steps, ("filter", 1))
+    return Wide(
+        row,
+        steps,
+        block=draw(st.integers(1, 9)),
+        world=draw(st.integers(1, 3)),
+        uneven=draw(st.sampled_from(["pad", "drop", "exact"])),
+        batch_size=draw(st.one_of(st.none(), st.integers(1, 4))),
+        is_partial=draw(st.booleans()),
+    )
+
+
+def taken(pipeline: Conveyer, most: int) -> list[list[int]]:
+    return [plain(each) for each in islice(pipeline, most)]
+
+
+EXAMPLE = Wide(Leaf(20, False, False, 3), (("filter", 2), ("flat", 3)), world=2, batch_size=3)
+
+
+@slow
+@settings(deadline=None, max_examples=150)
+@given(wides())
+@example(EXAMPLE)
+@example(replace(EXAMPLE, uneven="exact"))
+@example(replace(EXAMPLE, uneven="drop", batch_size=None))
+def test_each_rank_is_given_its_part_of_what_the_stages_make(wide: Wide) -> None:
+    with ExitStack() as stack:
+        for rank in range(wide.world):
+            pipeline = stack.enter_context(wide.make(rank))
+            for epoch in range(1 if wide.row.length is None else 2):
+                expected = [step[rank] for step in wide.of_epoch(epoch) if step[rank]]
+                assert taken(pipeline, len(expected) + (wide.row.length is not None)) == expected
+
+
+@slow
+@settings(deadline=None, max_examples=150)
+@given(wides(), st.integers(0, 12), st.integers(1, 3), st.integers(0, 2), st.integers(0, 1))
+@example(EXAMPLE, 1, 3, 1, 0)
+def test_any_number_of_ranks_goes_on_from_any_step(wide: Wide, num_steps: int, world: int, saver: int, epoch: int) -> None:
+    with ExitStack() as stack:
+        pipeline = stack.enter_context(wide.make(saver % wide.world))
+        epoch = 0 if pipeline.is_endless else epoch
+        for _ in range(epoch):
+            pipeline.begin_next_epoch()
+        steps = [step for step in wide.of_epoch(epoch) if len(step[-1]) == (wide.batch_size or 1)]
+        num_steps = min(num_steps, len(steps))
+        assert taken(pipeline, num_steps) == [step[saver % wide.world] for step in steps[:num_steps]]
+        state = json.loads(json.dumps(pipeline.state()))
+        on = replace(wide, world=world)
+        expected = on.of_epoch(epoch, num_steps * wide.stride)
+        for rank in range(world):
+            again = stack.enter_context(on.make(rank))
+            again.load_state(state)
+            assert again.state() == {**state, "uneven": again.state()["uneven"]} or wide.uneven != "pad"
+            mine = [step[rank] for step in expected if step[rank]]
+            assert taken(again, len(mine)) == mine
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_workers_expand_the_same_items(num_workers: int) -> None:
+    wide = replace(EXAMPLE, num_workers=num_workers, world=1)
+    with wide.make() as pipeline:
+        assert [taken(pipeline, 99) for _ in range(2)] == [[step[0] for step in wide.of_epoch(epoch)] for epoch in range(2)]
+
+
+def fails_at_7(x: int) -> Any:
+    if x == 7:
+        raise ValueError("seven")
+    return [x]
+
+
+@pytest.mark.parametrize("stage", [Map(fails_at_7), Filter(fails_at_7), FlatMap(fails_at_7)], ids=["map", "filter", "flat map"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_item_that_fails_is_raised_at_its_turn_and_the_next_comes(stage: Any, num_workers: int) -> None:
+    workers = [DistributedBatchedMap(Add(0), num_workers)] if num_workers else []
+    with Conveyer([Range(10, repeating=False), *workers, Filter(bool), stage], block_size=4) as pipeline:
+        assert len([pipeline() for _ in range(6)]) == 6
+        with pytest.raises(ValueError, match="seven"):
+            pipeline()
+        assert len(list(pipeline)) == 2
+
+
+def test_a_stage_that_raises_stop_iteration_is_an_error_with_its_name() -> None:
+    said = r"the function of stage 1 \(a Filter\) raised StopIteration"
+    stages = [Range(3, repeating=False), Filter(lambda x: next(iter(())))]
+    with Conveyer(stages) as pipeline, pytest.raises(RuntimeError, match=said):
+        pipeline()
+
+
+def test_none_is_an_item_like_any_other() -> None:
+    with Conveyer([Items([None, 1, None], repeating=False), Filter(lambda x: True)]) as pipeline:
+        assert list(pipeline) == [None, 1, None]
+
+
+def test_a_buffer_gives_each_item_once_in_another_order_in_each_epoch() -> None:
+    with Conveyer([Range(100, repeating=False), Shuffle(buffer_size=20)], block_size=50) as pipeline:
+        first, second = list(pipeline), list(pipeline)
+    assert sorted(first) == sorted(second) == list(range(100))
+    assert first != second
+    assert first != sorted(first)
+    with Conveyer([Range(100, repeating=False), Shuffle(buffer_size=20)], block_size=50) as again:
+        assert list(again) == first
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "best_fit"])
+def test_windows_hold_every_token_once_and_tell_sequences_apart(strategy: str) -> None:
+    rng = np.random.default_rng(5)
+    texts = [rng.integers(1, 1000, rng.integers(0, 23)) for _ in range(60)]
+    with Conveyer([Items(texts), Pack(8, strategy=strategy), Collate(4)], block_size=16) as pipeline:
+        batches = list(pipeline)
+    windows = [{name: batch[name][row] for name in batch} for batch in batches for row in range(len(batch["tokens"]))]
+    pieces = []
+    for window in windows:
+        segments = window["segment_ids"]
+        assert window["tokens"].shape == (8,)
+        assert (window["tokens"][segments == 0] == 0).all()
+        for number in range(1, int(segments.max()) + 1):
+            part = segments == number
+            assert window["position_ids"][part].tolist() == list(range(int(part.sum())))
+            pieces.append(window["tokens"][part].tolist())
+    expected = [text[first : first + 8].tolist() for text in texts for first in range(0, len(text), 8)]
+    assert sorted(pieces) == sorted(expected)
+
+
+def test_the_best_fit_is_the_window_with_the_least_room() -> None:
+    with Conveyer([Items([[1] * 5, [2] * 4, [3] * 2, [4] * 1]), Pack(6, strategy="best_fit")]) as pipeline:
+        assert [window["tokens"].tolist() for window in pipeline] == [[1, 1, 1, 1, 1, 4], [2, 2, 2, 2, 3, 3]]
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        (
+            [Range(3), Filter(bool), Enumerate()],
+            r"stage 2, a Enumerate, needs to know where each item stands.*stage 1 \(a Filter\)",
+        ),
+        ([Range(3), Filter(bool), Take(2)], "needs to know where each item stands"),
+        ([Range(3), Filter(bool), Shuffle()], "needs to know where each item stands"),
+        ([Range(3), Collate(2), Filter(bool)], "stage 2, a Filter, stands behind Collate"),
+        ([Zip([Range(3), Filter(bool)])], "member 0 of the Zip has a stage that makes more or fewer items"),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused(stages: list[Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        Conveyer(stages)
+
+
+def test_a_state_of_other_stages_or_blocks_is_refused() -> None:
+    with Conveyer([Range(9, repeating=False), Filter(bool)], block_size=4) as pipeline:
+        pipeline()
+        state = pipeline.state()
+    for stages, block in (([Range(9, repeating=False), Filter(bool)], 5), ([Range(9, repeating=False), FlatMap(list)], 4)):
+        with Conveyer(stages, block_size=block) as other, pytest.raises(StateMismatch, match="another order"):
+            other.load_state(state)
+
+
+def test_its_length_is_not_known() -> None:
+    with Conveyer([Range(9), Filter(bool)]) as pipeline, pytest.raises(TypeError, match="not known before they are read"):
+        len(pipeline)

@@ -15,6 +15,7 @@ whose; put what is dear behind what leaves items out.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
@@ -219,6 +220,77 @@ class Pack(Expanding):
             tokens[at:end], segments[at:end], positions[at:end] = part, number, np.arange(len(part))
             at = end
         return {"tokens": tokens, "segment_ids": segments, "position_ids": positions}
+
+
+class Group(NamedTuple):
+    """Items that are one batch."""
+
+    items: list[Any]
+
+
+@dataclass(frozen=True)
+class Bucket(Expanding):
+    """Batches of items of like length, so that little is padded. It takes the place of Collate.
+
+    An item goes to the bucket of the first boundary that is not below its length, or to the last; a bucket that is full is a
+    batch. What is left in the buckets at a block's end are smaller batches: a pipeline's `block_size` should be many of them.
+
+    Args:
+        length: item -> its length.
+        boundaries: ascending.
+        batch_size: items of a batch.
+        max_tokens: in place of `batch_size`: the most that a batch's items may have together, each counted as its longest. An
+            item that alone has more is a batch of its own.
+        ragged: as of Collate.
+    Raises:
+        ValueError, TypeError: arguments that make no sense, or do not go together.
+    """
+
+    length: Callable[[Any], int]
+    boundaries: Sequence[int]
+    batch_size: int | None = None
+    _: KW_ONLY
+    max_tokens: int | None = None
+    ragged: Any = "list"
+
+    def __post_init__(self) -> None:
+        if not callable(self.length):
+            raise TypeError(f"Bucket(length) is a function of one item; got {self.length!r}")
+        object.__setattr__(self, "boundaries", tuple(map(int, self.boundaries)))
+        if list(self.boundaries) != sorted(set(self.boundaries)):
+            raise ValueError(f"Bucket(boundaries) ascend; got {self.boundaries}")
+        if (self.batch_size is None) == (self.max_tokens is None):
+            raise ValueError("Bucket needs batch_size or max_tokens, one of them")
+        name = "max_tokens" if self.batch_size is None else "batch_size"
+        set_whole(self, f"Bucket({name})", name, 1, 1 << 31)
+
+    @property
+    def kind(self) -> str:
+        return f"Bucket({self.boundaries}, batch_size={self.batch_size}, max_tokens={self.max_tokens})"
+
+    def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
+        held: list[list[Any]] = [[] for _ in range(len(self.boundaries) + 1)]
+        longest = [0] * len(held)
+        for item in items:
+            if isinstance(item, FailedItem):
+                yield item
+                continue
+            try:
+                length = int(called(self.length, item, name))
+            except Exception as error:
+                yield failed(error)
+                continue
+            bucket = bisect_left(self.boundaries, length)
+            most = max(longest[bucket], length)
+            if held[bucket] and self.max_tokens is not None and most * (len(held[bucket]) + 1) > self.max_tokens:
+                yield Group(held[bucket])
+                held[bucket], most = [], length
+            held[bucket].append(item)
+            longest[bucket] = most
+            if len(held[bucket]) == self.batch_size:
+                yield Group(held[bucket])
+                held[bucket], longest[bucket] = [], 0
+        yield from (Group(left) for left in held if left)
 
 
 def failed(error: Exception) -> FailedItem:

@@ -9,12 +9,12 @@ and how many of that block's items lie before it: the same on all ranks, whateve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from shmload.batch.ragged import ragged_of
 from shmload.errors import StateMismatch
 from shmload.modes.passes import collated
-from shmload.pipeline.blocks import FailedItem
+from shmload.pipeline.blocks import FailedItem, Group
 from shmload.pipeline.conveyer import OF_BATCHES, Conveyer
 from shmload.pipeline.stages import DistributedBatchedMap
 from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
@@ -39,6 +39,7 @@ class ExpandedConveyer(Conveyer):
         self._current: list[Any] | None = None  # the items of the block at the place, once it has come
         self._block = self._offset = 0  # the place: a block of this epoch, and how many of its items all ranks have had
         self._over = False  # whether the epoch has ended for this rank
+        self._has_begun = False  # whether anything was asked for of this epoch
         self._valid: int | None = None
 
     def __len__(self) -> int:
@@ -50,11 +51,20 @@ class ExpandedConveyer(Conveyer):
 
     # ------------------------------------------------------------ items
 
+    def __iter__(self) -> Self:
+        if self._has_begun and self.is_ended:  # an epoch may be empty, and then is one all the same
+            self.begin_next_epoch()
+        self._has_begun = True
+        return self
+
     def _next_batch(self) -> Any:
         rows = self._step()
         for row in rows:
             if isinstance(row, FailedItem):
                 raise row.failure.exception()
+        if isinstance(rows[0], Group):
+            ((rows,),) = rows
+            self._valid = len(rows) if self._valid else 0
         return collated(rows, self._ragged)
 
     def _next_item(self) -> Any:
@@ -66,6 +76,7 @@ class ExpandedConveyer(Conveyer):
     def _step(self) -> list[Any]:
         """This rank's items of the next step; StopIteration at the end of the epoch."""
         world, rule, each, longer = self.plan.partition.n_ranks, self.plan.uneven, self._size, 0
+        self._has_begun = True
         items = self._take(each * world)
         num_real = len(items)
         if num_real < each * world:
@@ -150,15 +161,14 @@ class ExpandedConveyer(Conveyer):
     def _move(self, epoch: int, block: int, offset: int = 0) -> None:
         self._go(epoch, block, offset)
         self._blocks._move(epoch, block)
-        self._has_moved = True
 
     def _go(self, epoch: int, block: int, offset: int = 0) -> None:
         self._epoch, self._block, self._offset, self._current = epoch, block, offset, None
-        self._over = self._has_moved = False
+        self._over, self._has_begun = False, (block, offset) != (0, 0)
         self._blocks._go(epoch, block)
 
     def _end(self) -> None:
-        self._over = True
+        self._over = self._has_begun = True
 
     @property
     def is_ended(self) -> bool:

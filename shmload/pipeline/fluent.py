@@ -6,7 +6,7 @@ with Items(files).map(read, workers=2).batch(32).conveyer() as batches:      wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -94,6 +94,16 @@ class Fluent:
     def chain(self, *others: Any) -> Pipeline:
         """`Chain` of this one and others."""
         return Pipeline((_stage("Chain", self, *others),))
+
+    def interleave(self, *others: Any, block_length: int = 1) -> Pipeline:
+        """`Interleave` of this one and others."""
+        return Pipeline((_stage("Interleave", self, *others, block_length=block_length),))
+
+    def bucket(
+        self, length: Callable[[Any], int], boundaries: Sequence[int], batch_size: int | None = None, **options: Any
+    ) -> Pipeline:
+        """`Bucket(length, boundaries, batch_size, ...)`."""
+        return self._then(_stage("Bucket", length, boundaries, batch_size, **options))
 
     def partition(self, rank: int, n_ranks: int, *, uneven: Uneven = "pad") -> Pipeline:
         """`Partition(rank, n_ranks, ...)`."""

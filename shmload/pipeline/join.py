@@ -27,7 +27,7 @@ from shmload.engine.ring import Turns
 from shmload.errors import SampleError, StateMismatch
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.fluent import Fluent
-from shmload.pipeline.sources import SEED, Chained, Keys, Mapped, Zipped
+from shmload.pipeline.sources import SEED, Chained, Interleaved, Keys, Mapped, Zipped, set_whole
 from shmload.pipeline.stages import Plan, PoolOptions, RowProgram, compose
 from shmload.schedule.mix import Drawn, Shares, Stop, check_members, exact_weight, length
 from shmload.schedule.schedule import MAX_N, digest
@@ -326,6 +326,29 @@ class Chain(_Rows):
         """As the first stage of a Conveyer."""
         rows, pools = self.rows()
         source = Chained(rows)
+        source.pools = pools
+        return source
+
+
+class Interleave(_Rows):
+    """Items of each member in turn, to the end of the longest; a source. By weights: Join.
+
+    Args:
+        members: as of Zip; all of them repeat, or none.
+        block_length: items of each member at a time.
+    Raises:
+        TypeError, ValueError: a member is no such thing.
+    """
+
+    def __init__(self, *members: Any, block_length: int = 1) -> None:
+        super().__init__(*members)
+        self.block_length = block_length
+        set_whole(self, "Interleave(block_length)", "block_length", 1, MAX_N)
+
+    def as_source(self) -> Keys:
+        """As the first stage of a Conveyer."""
+        rows, pools = self.rows()
+        source = Interleaved(rows, self.block_length)
         source.pools = pools
         return source
 

@@ -15,7 +15,7 @@ which item it is; those of all other rows are its positions.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any
@@ -27,7 +27,7 @@ from shmload.errors import StateMismatch
 from shmload.pipeline.fluent import Fluent
 from shmload.schedule import schedule
 from shmload.schedule.schedule import MAX_N, EpochCache, digest
-from shmload.worker.stage_engine import Each
+from shmload.worker.stage_engine import Each, called
 
 SEED = 1234  # of sources that are given none
 
@@ -218,6 +218,31 @@ class Items(Row):
 
     def item(self, key: int) -> Any:
         return self.items[key % self.n]
+
+
+class Generate(Row):
+    """What a function makes of each position: samples that are drawn or computed, and stored nowhere.
+
+    Args:
+        fn: position -> item; positions count on over the epochs. What it draws from `shmload.sample_rng()` is the item's own.
+        n_elements: items of an epoch, at least 1.
+        repeating: whether another epoch follows each: then it has no end.
+        seed: 0 to 2**64 - 1; of what `shmload.sample_rng()` and the global generators draw for each item.
+    Raises:
+        ValueError, TypeError: an argument is none of these.
+    """
+
+    def __init__(self, fn: Callable[[int], Any], n_elements: int, *, repeating: bool = False, seed: int = SEED) -> None:
+        if not callable(fn):
+            raise TypeError(f"Generate(fn) is a function of a position; got {fn!r}")
+        self.fn, self.n_elements = fn, n_elements
+        set_whole(self, "Generate(n_elements)", "n_elements", 1, MAX_N)
+        made_of = f"Generate({self.n_elements}, seed={seed}, repeating={repeating})"
+        super().__init__(self.n_elements, made_of, repeating=repeating, seed=seed)
+        set_whole(self, "Generate(seed)", "seed", 0, schedule.MAX_UINT64)
+
+    def item(self, key: int) -> Any:
+        return called(self.fn, key, "Generate")
 
 
 # ------------------------------------------------------------ what is made of one row
@@ -521,6 +546,51 @@ class Chained(Row):
         which = min(bisect_right(self._ends, item), len(self._rows) - 1)
         row, first = self._rows[which], self._ends[which - 1] if which else 0
         return look(row, epoch * row.n + item - first)
+
+
+class Interleaved(Row):
+    """So many items of each row in turn; a row that has ended is left out."""
+
+    def __init__(self, rows: Sequence[Keys], block_length: int) -> None:
+        if len({row.repeating for row in rows}) > 1:
+            raise ValueError("members of an Interleave repeat, and others end: give all of them the same `repeating`")
+        names = ", ".join(row.identity for row in rows)
+        is_endless = rows[0].repeating
+        super().__init__(
+            sum(row.n for row in rows), f"Interleave({_short(names)}, {block_length})", repeating=is_endless, seed=rows[0].seed
+        )
+        self._rows, self._length = list(rows), block_length
+        self._phases = list(self._made([MAX_N] * len(rows) if is_endless else [row.n for row in rows]))
+        self._starts = [start for start, _, _, _ in self._phases]
+
+    def _made(self, left: list[int]) -> Iterator[tuple[int, list[int], list[int], list[int]]]:
+        """Rounds that are alike: where they begin, the rows in their turn, the borders of their parts of a round, what each gave before."""
+        start, had = 0, [0] * len(left)
+        while active := [row for row, count in enumerate(left) if count]:
+            num_rounds = min(left[row] // self._length for row in active) or 1
+            counts = [min(self._length, left[row]) for row in active]
+            yield start, active, [0, *np.cumsum(counts).tolist()], had.copy()
+            for row, count in zip(active, counts, strict=True):
+                left[row] -= count * num_rounds
+                had[row] += count * num_rounds
+            start += sum(counts) * num_rounds
+
+    def _found(self, key: int) -> tuple[Keys, int]:
+        epoch, item = (0, key) if self.repeating else divmod(key, self.n)
+        start, active, ends, had = self._phases[bisect_right(self._starts, item) - 1]
+        number, place = divmod(item - start, ends[-1])
+        turn = bisect_right(ends, place) - 1
+        row = active[turn]
+        count = ends[turn + 1] - ends[turn]
+        return self._rows[row], epoch * self._rows[row].n + had[row] + number * count + place - ends[turn]
+
+    def item(self, key: int) -> Any:
+        row, position = self._found(key)
+        return row.at(position)
+
+    def name(self, key: int) -> str:
+        row, position = self._found(key)
+        return row.name(row.key(position))
 
 
 def _short(names: str) -> str:

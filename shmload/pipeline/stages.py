@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from shmload._core.trainer import Order
 from shmload.engine.ring import BadSamples, NextIndex, OnError
 from shmload.errors import SampleTimeout, StateMismatch, WorkerDied
-from shmload.pipeline.blocks import BLOCK, Blocks, BufferedShuffle, Expanding, FailedItem
+from shmload.pipeline.blocks import BLOCK, Blocks, Bucket, BufferedShuffle, Expanding, FailedItem
 from shmload.pipeline.sources import Keys, Mapped, Shuffle, set_whole
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, Uneven, stream_end, stream_positions
 from shmload.schedule.state import CHECK, check_checksum
@@ -568,6 +568,8 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
             if not expanding:
                 source, of_items = Mapped(source, of_items) if of_items else source, []
             expanding.append((name, stage))
+            if isinstance(stage, Bucket):
+                collate = Collate(1, ragged=stage.ragged)
         elif hasattr(stage, "over") and collate is None:
             if expanding:
                 raise ValueError(

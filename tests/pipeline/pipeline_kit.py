@@ -18,6 +18,7 @@ from shmload.pipeline import (
     Conveyer,
     DistributedBatchedMap,
     Enumerate,
+    Interleave,
     Items,
     Join,
     Map,
@@ -243,21 +244,24 @@ class Together:
 
     what: str
     rows: tuple[Any, ...]
+    length_of_block: int = 1
 
     def stages(self) -> list[Any]:
         members = [row.stages() for row in self.rows]
-        return [Zip(*members), Map(weighed)] if self.what == "zip" else [Chain(*members)]
+        if self.what == "zip":
+            return [Zip(*members), Map(weighed)]
+        return [Chain(*members)] if self.what == "chain" else [Interleave(*members, block_length=self.length_of_block)]
 
     @property
     def n(self) -> int:
         counts = [row.n for row in self.rows]
-        if self.what == "chain":
+        if self.what != "zip":
             return sum(counts)
         return min([row.n for row in self.rows if row.length is not None] or counts)
 
     @property
     def length(self) -> int | None:
-        is_endless = any(row.length is None for row in self.rows) if self.what == "chain" else self._are_all_endless
+        is_endless = self._are_all_endless if self.what == "zip" else any(row.length is None for row in self.rows)
         return None if is_endless else self.n
 
     @property
@@ -269,7 +273,18 @@ class Together:
         if self.what == "zip" and self._are_all_endless:
             yield from map(weighed, zip(*rows, strict=False))
         while True:
-            if self.what == "chain":
+            if self.what == "interleave":
+                parts = [
+                    values if row.length is None else islice(values, row.length)
+                    for row, values in zip(self.rows, rows, strict=True)
+                ]
+                while parts:
+                    for part in list(parts):
+                        some = list(islice(part, self.length_of_block))
+                        yield from some
+                        if len(some) < self.length_of_block:
+                            parts.remove(part)
+            elif self.what == "chain":
                 for row, values in zip(self.rows, rows, strict=True):
                     yield from values if row.length is None else islice(values, row.length)
             else:
@@ -385,11 +400,13 @@ def placed(draw: Callable[..., Any], below: Any) -> Placed:
 
 @st.composite
 def together(draw: Callable[..., Any], rows: Any) -> Together:
-    what, chosen = draw(st.sampled_from(["zip", "chain"])), draw(st.lists(rows, min_size=1, max_size=3))
+    what, chosen = draw(st.sampled_from(["zip", "chain", "interleave"])), draw(st.lists(rows, min_size=1, max_size=3))
+    if what == "interleave":
+        chosen = [row for row in chosen if (row.length is None) == (chosen[0].length is None)]
     if what == "chain":
         chosen.sort(key=lambda row: row.length is None)
         chosen = [row for row in chosen if row.length is not None] + [row for row in chosen if row.length is None][:1]
-    return Together(what, tuple(chosen))
+    return Together(what, tuple(chosen), draw(st.integers(1, 3)))
 
 
 LISTS = st.builds(Listed, st.lists(st.integers(0, 99), min_size=1, max_size=9).map(tuple), st.booleans())

@@ -16,12 +16,14 @@ from hypothesis import example, given, settings
 
 from shmload.errors import StateMismatch
 from shmload.pipeline import (
+    Bucket,
     Collate,
     Conveyer,
     DistributedBatchedMap,
     Enumerate,
     Filter,
     FlatMap,
+    Generate,
     Items,
     Map,
     Pack,
@@ -275,6 +277,53 @@ def test_windows_hold_every_token_once_and_tell_sequences_apart(strategy: str) -
 def test_the_best_fit_is_the_window_with_the_least_room() -> None:
     with Conveyer([Items([[1] * 5, [2] * 4, [3] * 2, [4] * 1]), Pack(6, strategy="best_fit")]) as pipeline:
         assert [window["tokens"].tolist() for window in pipeline] == [[1, 1, 1, 1, 1, 4], [2, 2, 2, 2, 3, 3]]
+
+
+def length_of(text: str) -> int:
+    return len(text)
+
+
+@pytest.mark.parametrize("sizes", [{"batch_size": 3}, {"max_tokens": 24}], ids=str)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_buckets_give_each_item_once_in_batches_of_like_length(sizes: dict[str, int], num_workers: int) -> None:
+    rng = np.random.default_rng(3)
+    texts = ["x" * int(length) for length in rng.integers(1, 30, 100)]
+    workers = [DistributedBatchedMap(str, num_workers)] if num_workers else []
+    with Conveyer([Items(texts), *workers, Bucket(length_of, (8, 16), **sizes)], block_size=50) as pipeline:
+        batches = [(batch, pipeline.valid) for batch in pipeline]
+    assert sorted(text for batch, _ in batches for text in batch) == sorted(texts)
+    assert all(valid == len(batch) for batch, valid in batches)
+    for batch, _ in batches:
+        assert len({np.searchsorted((8, 16), len(text)) for text in batch}) == 1
+        if "batch_size" in sizes:
+            assert len(batch) <= 3
+        else:
+            assert len(batch) == 1 or len(batch) * max(map(len, batch)) <= 24
+    with Conveyer([Items(texts), Bucket(length_of, (8, 16), **sizes)], block_size=50) as again:
+        for batch, _ in batches[:4]:
+            assert again() == batch
+        state = again.state()
+    with Conveyer([Items(texts), Bucket(length_of, (8, 16), **sizes)], block_size=50) as rest:
+        rest.load_state(state)
+        assert list(rest) == [batch for batch, _ in batches[4:]]
+
+
+def test_what_a_function_generates_is_keyed_by_its_position() -> None:
+    with Conveyer([Generate(Add(5), 3)]) as pipeline:
+        assert [list(pipeline), list(pipeline)] == [[5, 6, 7], [8, 9, 10]]
+    with Conveyer([Generate(Add(5), 3, repeating=True)]) as endless:
+        assert list(islice(endless, 7)) == list(range(5, 12))
+
+
+def test_methods_make_the_same_stages() -> None:
+    made = Items(list(range(10))).map(Add(1)).filter(Divisible(2)).shuffle(buffer_size=3).batch(2)
+    assert [type(stage).__name__ for stage in made.stages] == ["Items", "Map", "Filter", "Shuffle", "Collate"]
+    assert sorted(x for batch in made for x in batch.tolist()) == [2, 4, 6, 8, 10]
+    assert list(Items("abc").zip(Items("xy").map(str.upper)).take(1)) == [("a", "X")]
+    assert list(Items("ab").chain(Items("c")).skip(1).enumerate(1)) == [(1, "b"), (2, "c")]
+    assert list(Items("ab").interleave(Items("xyz"), block_length=2)) == ["a", "b", "x", "y", "z"]
+    with made.conveyer(block_size=4) as pipeline:
+        assert isinstance(pipeline.state(), dict)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """Composable, resumable pipelines, in the words of the Conveyer library: stages in a row over the one engine."""
 
-from shmload.pipeline.blocks import Bucket, Filter, FlatMap, Pack
+from shmload.pipeline.blocks import AsyncMap, Bucket, Filter, FlatMap, Pack
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.fluent import Pipeline
 from shmload.pipeline.join import Chain, Interleave, Join, Zip
 from shmload.pipeline.sources import Enumerate, Generate, Items, Permutation, Range, Repeat, Shuffle, Skip, Take, Window
-from shmload.pipeline.stages import Collate, DistributedBatchedMap, Map, Partition, reconcile
+from shmload.pipeline.stages import BatchMap, Collate, DistributedBatchedMap, Map, Partition, reconcile
 
 __all__ = [
+    "AsyncMap",
+    "BatchMap",
     "Bucket",
     "Chain",
     "Collate",

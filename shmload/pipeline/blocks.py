@@ -15,9 +15,13 @@ whose; put what is dear behind what leaves items out.
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,7 +81,7 @@ class Filter(Expanding):
             try:
                 stays = called(self.fn, item, name)
             except Exception as error:
-                yield failed(error)
+                yield failed(error, name)
                 continue
             if stays:
                 yield item
@@ -107,7 +111,7 @@ class FlatMap(Expanding):
             try:
                 made = iter(called(self.fn, item, name))
             except Exception as error:
-                yield failed(error)
+                yield failed(error, name)
                 continue
             while True:
                 try:
@@ -115,7 +119,7 @@ class FlatMap(Expanding):
                 except StopIteration:
                     break
                 except Exception as error:
-                    yield failed(error)
+                    yield failed(error, name)
                     break
                 yield value
 
@@ -186,7 +190,7 @@ class Pack(Expanding):
             try:
                 parts = called(self._parts, item, name)
             except Exception as error:
-                yield failed(error)
+                yield failed(error, name)
                 continue
             for part in parts:
                 place = self._place(rooms, len(part))
@@ -220,6 +224,52 @@ class Pack(Expanding):
             tokens[at:end], segments[at:end], positions[at:end] = part, number, np.arange(len(part))
             at = end
         return {"tokens": tokens, "segment_ids": segments, "position_ids": positions}
+
+
+@dataclass(frozen=True)
+class AsyncMap(Expanding):
+    """A coroutine function of each item, several of which wait at a time: for requests. Items keep their order.
+
+    It runs where blocks are expanded, in an event loop that the process keeps for it, so a client may be kept for the next item.
+
+    Args:
+        fn: item -> a coroutine that gives an item.
+        in_flight: how many wait at a time, in each worker; those of one block.
+    Raises:
+        ValueError, TypeError: an argument is none of these.
+    """
+
+    fn: Callable[[Any], Any]
+    in_flight: int = 16
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(f"AsyncMap(fn) is a coroutine function of one item; got {self.fn!r}")
+        set_whole(self, "AsyncMap(in_flight)", "in_flight", 1, 1 << 20)
+
+    def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
+        given = [(item, _reading.position) for item in items]
+        yield from _event_loop(os.getpid()).run_until_complete(self._all(given, name))
+
+    async def _all(self, given: Sequence[tuple[Any, int]], name: str) -> list[Any]:
+        room = asyncio.Semaphore(self.in_flight)
+
+        async def one(item: Any, position: int) -> Any:
+            if isinstance(item, FailedItem):
+                return item
+            async with room:
+                try:
+                    return await called(self.fn, item, name)
+                except Exception as error:
+                    return failed(error, name, position)
+
+        return list(await asyncio.gather(*(one(item, position) for item, position in given)))
+
+
+@lru_cache(maxsize=1)
+def _event_loop(pid: int) -> asyncio.AbstractEventLoop:
+    """This process's own: a forked one has its parent's otherwise."""
+    return asyncio.new_event_loop()
 
 
 class Group(NamedTuple):
@@ -278,7 +328,7 @@ class Bucket(Expanding):
             try:
                 length = int(called(self.length, item, name))
             except Exception as error:
-                yield failed(error)
+                yield failed(error, name)
                 continue
             bucket = bisect_left(self.boundaries, length)
             most = max(longest[bucket], length)
@@ -293,8 +343,25 @@ class Bucket(Expanding):
         yield from (Group(left) for left in held if left)
 
 
-def failed(error: Exception) -> FailedItem:
-    """What stands for an item that a stage has failed with."""
+class _Reading(threading.local):
+    """Which row this thread expands, and the position that it has read last."""
+
+    row: Keys
+    position = 0
+
+
+_reading = _Reading()
+
+
+def failed(error: Exception, stage: str, position: int | None = None) -> FailedItem:
+    """What stands for an item that a stage has failed with.
+
+    Args:
+        position: of the item that it comes of. None: of the one that was read last.
+    """
+    row = _reading.row
+    name = row.name(row.key(_reading.position if position is None else position))
+    error.add_note(f"shmload: {stage}, of {name}" if stage else f"shmload: {name}")
     return FailedItem(Failure.of(error, "in a worker of this pipeline", ""))
 
 
@@ -320,9 +387,10 @@ class Blocks(Row):
             epoch, block = divmod(key, self.n)
             start = epoch * self.below.n + block * self.size
             stop = min(start + self.size, (epoch + 1) * self.below.n)
+        _reading.row = self.below
         items: Iterator[Any] = self._read(start, stop)
         for name, stage in self._stages:
-            items = stage.run(items, name) if isinstance(stage, Expanding) else _mapped(stage, items)
+            items = stage.run(items, name) if isinstance(stage, Expanding) else _mapped(stage, items, name)
         return list(items)
 
     def name(self, key: int) -> str:
@@ -331,19 +399,19 @@ class Blocks(Row):
 
     def _read(self, start: int, stop: int) -> Iterator[Any]:
         for position in range(start, stop):
+            _reading.position = position
             try:
                 item = self.below.at(position)
             except Exception as error:
-                error.add_note(f"shmload: {self.below.name(self.below.key(position))}")
-                item = failed(error)
+                item = failed(error, "")
             yield item
 
 
-def _mapped(stage: Any, items: Iterator[Any]) -> Iterator[Any]:
+def _mapped(stage: Any, items: Iterator[Any], name: str) -> Iterator[Any]:
     for item in items:
         if not isinstance(item, FailedItem):
             try:
                 item = stage(item)
             except Exception as error:
-                item = failed(error)
+                item = failed(error, name)
         yield item

@@ -239,7 +239,7 @@ class Conveyer:
             plan.program,
             batch_sampler=self._stream,
             num_workers=pool.num_workers,
-            collate_fn=list if plan.collate is None else None,
+            collate_fn=plan.collate_fn,
             seed=plan.source.seed,
             rank=self._rank,
             world_size=plan.partition.n_ranks,

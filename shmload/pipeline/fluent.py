@@ -105,6 +105,10 @@ class Fluent:
         """`Bucket(length, boundaries, batch_size, ...)`."""
         return self._then(_stage("Bucket", length, boundaries, batch_size, **options))
 
+    def map_batches(self, fn: Callable[[Any], Any]) -> Pipeline:
+        """`BatchMap(fn)`, behind `batch`."""
+        return self._then(_stage("BatchMap", fn))
+
     def partition(self, rank: int, n_ranks: int, *, uneven: Uneven = "pad") -> Pipeline:
         """`Partition(rank, n_ranks, ...)`."""
         return self._then(_stage("Partition", rank, n_ranks, uneven=uneven))

@@ -564,7 +564,7 @@ class Interleaved(Row):
         self._starts = [start for start, _, _, _ in self._phases]
 
     def _made(self, left: list[int]) -> Iterator[tuple[int, list[int], list[int], list[int]]]:
-        """Rounds that are alike: where they begin, the rows in their turn, the borders of their parts of a round, what each gave before."""
+        """Rounds that are alike: where they begin, whose turns they have, the turns' borders, and what each row gave before."""
         start, had = 0, [0] * len(left)
         while active := [row for row, count in enumerate(left) if count]:
             num_rounds = min(left[row] // self._length for row in active) or 1

@@ -34,8 +34,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.trainer import Order
+from shmload.batch.ragged import ragged_of
 from shmload.engine.ring import BadSamples, NextIndex, OnError
 from shmload.errors import SampleTimeout, StateMismatch, WorkerDied
+from shmload.modes.passes import collated
 from shmload.pipeline.blocks import BLOCK, Blocks, Bucket, BufferedShuffle, Expanding, FailedItem
 from shmload.pipeline.sources import Keys, Mapped, Shuffle, set_whole
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, Uneven, stream_end, stream_positions
@@ -395,6 +397,37 @@ class Map:
 
 
 @dataclass(frozen=True)
+class BatchMap:
+    """A function of each batch, where batches are made: in the workers, if there are any. It follows Collate; Maps come behind it.
+
+    What it draws at random is the batch's own: from `shmload.sample_rng()`, or from the global generators.
+
+    Args:
+        fn: batch -> batch; what Collate made, in memory that is its own.
+    Raises:
+        TypeError: `fn` cannot be called.
+    """
+
+    fn: Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        _check_function("BatchMap(fn)", self.fn)
+
+
+class BatchProgram:
+    """Makes a batch of items, and applies functions to it."""
+
+    def __init__(self, ragged: Any, stages: Sequence[Each]) -> None:
+        self._ragged, self._stages = ragged_of(ragged, None, is_torch_mode=False), {stage.name: stage for stage in stages}
+
+    def __call__(self, items: list[Any]) -> Any:
+        batch = collated(items, self._ragged)
+        for stage in self._stages.values():
+            batch = stage(batch)
+        return batch
+
+
+@dataclass(frozen=True)
 class DistributedBatchedMap:
     """A function of each item, run by worker processes ahead of need, in order.
 
@@ -500,6 +533,14 @@ class Plan:
     partition: Partition
     collate: Collate | None
     pool: PoolOptions
+    made_batches: list[Each]  # functions of batches where these are made
+
+    @property
+    def collate_fn(self) -> Any:
+        """The loader's."""
+        if self.collate is None:
+            return list
+        return BatchProgram(self.collate.ragged, self.made_batches) if self.made_batches else None
 
     @property
     def is_expanding(self) -> bool:
@@ -510,7 +551,8 @@ class Plan:
     def program(self) -> RowProgram:
         """The dataset that is read."""
         kind = RowProgram
-        if self.collate is not None and self.item_stages and hasattr(self.item_stages[-1].function, "read_into"):
+        is_decoded = self.item_stages and hasattr(self.item_stages[-1].function, "read_into")
+        if self.collate is not None and is_decoded and not self.made_batches:
             kind = InPlaceProgram
         elif self.collate is None and self.pool.num_workers:
             kind = ItemProgram
@@ -542,6 +584,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
         joined = list(source.pools)
     of_items: list[Each] = []
     of_batches: list[Each] = []
+    of_made: list[Each] = []
     partition: Partition | None = None
     collate: Collate | None = None
     expanding: list[tuple[str, Any]] = []  # from the first stage on that makes more or fewer items
@@ -599,13 +642,21 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
             partition = stage
         elif isinstance(stage, Collate):
             collate = stage
+        elif isinstance(stage, BatchMap):
+            if collate is None or of_batches or expanding:
+                raise ValueError(f"{where} {_NO_BATCHES if not expanding else _NO_WHOLE_BATCHES}")
+            of_made.append(Each(name, stage.fn))
         else:
             raise TypeError(f"{where} is no stage: a function becomes one as Map(function)")
+    if of_made and of_items and not callable(of_items[-1].function):
+        raise ValueError(
+            f"{of_made[0].name} follows items that are decoded into the batch's row (read_into): use Map, in the trainer"
+        )
     if of_items and collate is None and not callable(of_items[-1].function):
         raise ValueError("a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function")
     if expanding:
         source = Blocks(source, expanding, block_size)
-    return Plan(source, of_items, of_batches, partition or Partition(0, 1), collate, PoolOptions.of(pools, joined))
+    return Plan(source, of_items, of_batches, partition or Partition(0, 1), collate, PoolOptions.of(pools, joined), of_made)
 
 
 def _over(stage: Any, where: str, source: Keys) -> Keys:
@@ -622,6 +673,10 @@ def _is_source(stage: Any) -> bool:
 
 
 _SOURCES = "a Range, a Permutation, Items, a Zip, a Chain or a Join"
+_NO_BATCHES = "is a function of batches where they are made: it follows Collate, before any Map of whole batches"
+_NO_WHOLE_BATCHES = (
+    "needs batches that workers make whole, which run across blocks behind a stage that makes more or fewer items: use Map"
+)
 _NO_PLACES = "batches have no places of items; put it before Collate"
 
 _NOT_BEHIND = {

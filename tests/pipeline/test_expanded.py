@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,8 +16,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
+import shmload
 from shmload.errors import StateMismatch
 from shmload.pipeline import (
+    AsyncMap,
+    BatchMap,
     Bucket,
     Collate,
     Conveyer,
@@ -227,7 +232,7 @@ def test_an_item_that_fails_is_raised_at_its_turn_and_the_next_comes(stage: Any,
     workers = [DistributedBatchedMap(Add(0), num_workers)] if num_workers else []
     with Conveyer([Range(10, repeating=False), *workers, Filter(bool), stage], block_size=4) as pipeline:
         assert len([pipeline() for _ in range(6)]) == 6
-        with pytest.raises(ValueError, match="seven"):
+        with pytest.raises(ValueError, match=r"seven\nshmload: stage \d \(a \w+\), of item 7 of epoch 0"):
             pipeline()
         assert len(list(pipeline)) == 2
 
@@ -308,6 +313,61 @@ def test_buckets_give_each_item_once_in_batches_of_like_length(sizes: dict[str, 
         assert list(rest) == [batch for batch, _ in batches[4:]]
 
 
+def row_of(x: int) -> dict[str, Any]:
+    return {"x": np.full(3, float(x)), "pid": 0}
+
+
+def mixed(batch: dict[str, Any]) -> dict[str, Any]:
+    """Mixup, and where it was done."""
+    share = float(shmload.sample_rng().random())
+    return {"x": share * batch["x"] + (1 - share) * batch["x"].flip(0), "pid": os.getpid()}
+
+
+def test_batches_are_mixed_in_workers_as_they_are_in_the_trainer() -> None:
+    found = []
+    for num_workers in (0, 1, 2):
+        rows = DistributedBatchedMap(row_of, num_workers) if num_workers else Map(row_of)
+        with Conveyer([Range(12, repeating=False), rows, Collate(4), BatchMap(mixed)]) as pipeline:
+            batches = list(pipeline)
+        assert [(batch["pid"] == os.getpid()) for batch in batches] == [num_workers == 0] * 3
+        found.append([batch["x"].tolist() for batch in batches])
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] != [[float(x)] * 3 for x in range(4)]
+
+
+async def asked(x: int) -> int:
+    """An answer that comes the sooner, the later it was asked for."""
+    waiting[0] += 1
+    waiting[1] = max(waiting)
+    for _ in range(20 - x % 20):
+        await asyncio.sleep(0)
+    waiting[0] -= 1
+    if x == 13:
+        raise LookupError("thirteen")
+    return x * x
+
+
+waiting = [0, 0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_requests_wait_together_and_answers_keep_their_order(num_workers: int) -> None:
+    workers = [DistributedBatchedMap(Add(0), num_workers)] if num_workers else []
+    waiting[:] = [0, 0]
+    with Conveyer([Range(40, repeating=False), *workers, AsyncMap(asked, in_flight=5)], block_size=20) as pipeline:
+        found = []
+        for x in range(40):
+            if x == 13:
+                with pytest.raises(LookupError, match="thirteen") as raised:
+                    pipeline()
+                assert "(a AsyncMap), of item 13 of epoch 0" in str(raised.value)
+            else:
+                found.append(pipeline())
+    assert found == [x * x for x in range(40) if x != 13]
+    if not num_workers:
+        assert waiting == [0, 5]
+
+
 def test_what_a_function_generates_is_keyed_by_its_position() -> None:
     with Conveyer([Generate(Add(5), 3)]) as pipeline:
         assert [list(pipeline), list(pipeline)] == [[5, 6, 7], [8, 9, 10]]
@@ -336,6 +396,9 @@ def test_methods_make_the_same_stages() -> None:
         ([Range(3), Filter(bool), Take(2)], "needs to know where each item stands"),
         ([Range(3), Filter(bool), Shuffle()], "needs to know where each item stands"),
         ([Range(3), Collate(2), Filter(bool)], "stage 2, a Filter, stands behind Collate"),
+        ([Range(3), BatchMap(mixed)], "stage 1, a BatchMap, is a function of batches where they are made: it follows Collate"),
+        ([Range(3), Collate(2), Map(mixed), BatchMap(mixed)], "it follows Collate, before any Map of whole batches"),
+        ([Range(3), Filter(bool), Collate(2), BatchMap(mixed)], "needs batches that workers make whole"),
         ([Zip([Range(3), Filter(bool)])], "member 0 of the Zip has a stage that makes more or fewer items"),
     ],
 )

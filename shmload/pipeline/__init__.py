@@ -1,6 +1,7 @@
 """Composable, resumable pipelines, in the words of the Conveyer library: stages in a row over the one engine."""
 
 from shmload.pipeline.blocks import AsyncMap, Bucket, Filter, FlatMap, Pack
+from shmload.pipeline.caching import Cache
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.fluent import Pipeline
 from shmload.pipeline.join import Chain, Interleave, Join, Zip
@@ -11,6 +12,7 @@ __all__ = [
     "AsyncMap",
     "BatchMap",
     "Bucket",
+    "Cache",
     "Chain",
     "Collate",
     "Conveyer",

@@ -105,6 +105,10 @@ class Fluent:
         """`Bucket(length, boundaries, batch_size, ...)`."""
         return self._then(_stage("Bucket", length, boundaries, batch_size, **options))
 
+    def cache(self, folder: Any = None, *, version: str = "") -> Pipeline:
+        """`Cache(folder, ...)`."""
+        return self._then(_stage("Cache", folder, version))
+
     def map_batches(self, fn: Callable[[Any], Any]) -> Pipeline:
         """`BatchMap(fn)`, behind `batch`."""
         return self._then(_stage("BatchMap", fn))

@@ -40,8 +40,12 @@ class Keys(Fluent):
         identity: which order it is; a state saved under another is refused.
         members: what keys are made of, for who reads them: n of a plain source, the list of its members' of a Join.
         num_counters: what a resume needs besides the position.
+        is_fixed: item p is the same in every epoch, but for what is drawn at random.
+        parts: the rows that it is made of.
     """
 
+    is_fixed = False
+    parts: Sequence[Keys] = ()
     n: int
     seed: int
     repeating: bool
@@ -142,6 +146,8 @@ class Range(Source):
         ValueError, TypeError: an argument is none of these.
     """
 
+    is_fixed = True
+
     def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
         out[:] = np.arange(place, place + len(out))
 
@@ -210,7 +216,7 @@ class Items(Row):
             )
         if not len(items):
             raise ValueError(f"Items: a pipeline needs at least one item; this {type(items).__name__} has none")
-        self.items = items
+        self.items, self.is_fixed = items, True
         n = len(items)
         made_of = f"Items({type(items).__name__} of {n}, seed={seed}, repeating={repeating})"
         super().__init__(n, made_of, repeating=repeating, seed=seed)
@@ -254,6 +260,12 @@ class Mapped(Row):
     def __init__(self, below: Keys, stages: Sequence[Each]) -> None:
         super().__init__(below.n, below.identity, repeating=below.repeating, seed=below.seed)
         self.below, self._functions = below, {stage.name: stage for stage in stages}  # by name: an error of pickling shows it
+        self.is_fixed, self.parts = below.is_fixed, (below,)
+
+    @property
+    def functions(self) -> list[Each]:
+        """The functions."""
+        return list(self._functions.values())
 
     def item(self, key: int) -> Any:
         value = self.below.at(key)
@@ -273,7 +285,8 @@ class Derived(Row):
     def __init__(self, below: Keys, n: int, what: str, *, repeating: bool | None = None) -> None:
         is_endless = below.repeating if repeating is None else repeating
         super().__init__(n, f"{what} of {_short(below.identity)}", repeating=is_endless, seed=below.seed)
-        self.below = below
+        self.below, self.parts = below, (below,)
+        self.is_fixed = below.is_fixed and not below.repeating
 
     def place(self, position: int) -> int:
         """Where in the row below an item stands, or begins."""
@@ -491,6 +504,7 @@ class Shuffled(Derived):
 
     def __init__(self, below: Keys, seed: int) -> None:
         super().__init__(below, below.n, f"Shuffle(seed={seed})")
+        self.is_fixed = False
         self._order_seed = seed
         self._orders: EpochCache[schedule.Permutation] = EpochCache()
 
@@ -515,7 +529,8 @@ class Zipped(Row):
         ending = [row.n for row in rows if not row.repeating]
         names = ", ".join(row.identity for row in rows)
         super().__init__(min(ending or [row.n for row in rows]), f"Zip({_short(names)})", repeating=not ending, seed=rows[0].seed)
-        self._rows = list(rows)
+        self._rows = self.parts = list(rows)
+        self.is_fixed = _are_fixed(rows)
 
     def item(self, key: int) -> Any:
         epoch, item = (0, key) if self.repeating else divmod(key, self.n)
@@ -532,7 +547,9 @@ class Chained(Row):
             )
         names = ", ".join(row.identity for row in rows)
         super().__init__(sum(row.n for row in rows), f"Chain({_short(names)})", repeating=rows[-1].repeating, seed=rows[0].seed)
-        self._rows, self._ends = list(rows), np.cumsum([row.n for row in rows]).tolist()
+        self._rows = self.parts = list(rows)
+        self.is_fixed = _are_fixed(rows)
+        self._ends = np.cumsum([row.n for row in rows]).tolist()
 
     def item(self, key: int) -> Any:
         return self._found(key, lambda row, place: row.at(place))
@@ -559,7 +576,8 @@ class Interleaved(Row):
         super().__init__(
             sum(row.n for row in rows), f"Interleave({_short(names)}, {block_length})", repeating=is_endless, seed=rows[0].seed
         )
-        self._rows, self._length = list(rows), block_length
+        self._rows = self.parts = list(rows)
+        self.is_fixed, self._length = _are_fixed(rows), block_length
         self._phases = list(self._made([MAX_N] * len(rows) if is_endless else [row.n for row in rows]))
         self._starts = [start for start, _, _, _ in self._phases]
 
@@ -591,6 +609,10 @@ class Interleaved(Row):
     def name(self, key: int) -> str:
         row, position = self._found(key)
         return row.name(row.key(position))
+
+
+def _are_fixed(rows: Sequence[Keys]) -> bool:
+    return all(row.is_fixed and not row.repeating for row in rows)
 
 
 def _short(names: str) -> str:

@@ -3,8 +3,8 @@
 from shmload.pipeline.blocks import AsyncMap, Bucket, Filter, FlatMap, Pack
 from shmload.pipeline.caching import Cache
 from shmload.pipeline.conveyer import Conveyer
-from shmload.pipeline.fluent import Pipeline
 from shmload.pipeline.join import Chain, Interleave, Join, Zip
+from shmload.pipeline.methods import Pipeline
 from shmload.pipeline.sources import Enumerate, Generate, Items, Permutation, Range, Repeat, Shuffle, Skip, Take, Window
 from shmload.pipeline.stages import BatchMap, Collate, DistributedBatchedMap, Map, Partition, reconcile
 

@@ -272,7 +272,7 @@ def _event_loop(pid: int) -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-class Group(NamedTuple):
+class LikeItems(NamedTuple):
     """Items that are one batch."""
 
     items: list[Any]
@@ -333,14 +333,14 @@ class Bucket(Expanding):
             bucket = bisect_left(self.boundaries, length)
             most = max(longest[bucket], length)
             if held[bucket] and self.max_tokens is not None and most * (len(held[bucket]) + 1) > self.max_tokens:
-                yield Group(held[bucket])
+                yield LikeItems(held[bucket])
                 held[bucket], most = [], length
             held[bucket].append(item)
             longest[bucket] = most
             if len(held[bucket]) == self.batch_size:
-                yield Group(held[bucket])
+                yield LikeItems(held[bucket])
                 held[bucket], longest[bucket] = [], 0
-        yield from (Group(left) for left in held if left)
+        yield from (LikeItems(left) for left in held if left)
 
 
 class _Reading(threading.local):
@@ -365,7 +365,7 @@ def failed(error: Exception, stage: str, position: int | None = None) -> FailedI
     return FailedItem(Failure.of(error, "in a worker of this pipeline", ""))
 
 
-class Blocks(Row):
+class BlockRow(Row):
     """A row of blocks: item b is the list of what stages make of the b-th block of the row below.
 
     Args:

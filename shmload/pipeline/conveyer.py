@@ -19,7 +19,7 @@ from shmload.engine.ring import NOTHING, Turns
 from shmload.errors import StateMismatch
 from shmload.loader import ShmLoader
 from shmload.pipeline.blocks import BLOCK, Expanding
-from shmload.pipeline.fluent import Fluent
+from shmload.pipeline.methods import Fluent
 from shmload.pipeline.stages import ItemErrors, ItemStream, NamedErrors, Outcome, StreamSchedule, compose, items_of
 from shmload.schedule.schedule import MAX_N
 from shmload.schedule.state import check_state, compare_state, make_state, with_checksum

@@ -14,7 +14,7 @@ from typing import Any, Self
 from shmload.batch.ragged import ragged_of
 from shmload.errors import StateMismatch
 from shmload.modes.passes import collated
-from shmload.pipeline.blocks import FailedItem, Group
+from shmload.pipeline.blocks import FailedItem, LikeItems
 from shmload.pipeline.conveyer import OF_BATCHES, Conveyer
 from shmload.pipeline.stages import DistributedBatchedMap
 from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
@@ -62,7 +62,7 @@ class ExpandedConveyer(Conveyer):
         for row in rows:
             if isinstance(row, FailedItem):
                 raise row.failure.exception()
-        if isinstance(rows[0], Group):
+        if isinstance(rows[0], LikeItems):
             ((rows,),) = rows
             self._valid = len(rows) if self._valid else 0
         return collated(rows, self._ragged)

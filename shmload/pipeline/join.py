@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from shmload.engine.ring import Turns
 from shmload.errors import SampleError, StateMismatch
 from shmload.pipeline.conveyer import Conveyer
-from shmload.pipeline.fluent import Fluent
+from shmload.pipeline.methods import Fluent
 from shmload.pipeline.sources import SEED, Chained, Interleaved, Keys, Mapped, Zipped, set_whole
 from shmload.pipeline.stages import Plan, PoolOptions, RowProgram, compose
 from shmload.schedule.mix import Drawn, Shares, Stop, check_members, exact_weight, length

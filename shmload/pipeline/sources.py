@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch
-from shmload.pipeline.fluent import Fluent
+from shmload.pipeline.methods import Fluent
 from shmload.schedule import schedule
 from shmload.schedule.schedule import MAX_N, EpochCache, digest
 from shmload.worker.stage_engine import Each, called

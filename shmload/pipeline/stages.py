@@ -38,7 +38,7 @@ from shmload.batch.ragged import ragged_of
 from shmload.engine.ring import BadSamples, NextIndex, OnError
 from shmload.errors import SampleTimeout, StateMismatch, WorkerDied
 from shmload.modes.passes import collated
-from shmload.pipeline.blocks import BLOCK, Blocks, Bucket, BufferedShuffle, Expanding, FailedItem
+from shmload.pipeline.blocks import BLOCK, BlockRow, Bucket, BufferedShuffle, Expanding, FailedItem
 from shmload.pipeline.sources import Keys, Mapped, Shuffle, set_whole
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, Uneven, stream_end, stream_positions
 from shmload.schedule.state import CHECK, check_checksum
@@ -545,7 +545,7 @@ class Plan:
     @property
     def is_expanding(self) -> bool:
         """Whether its source's items are blocks of what comes."""
-        return isinstance(self.source, Blocks)
+        return isinstance(self.source, BlockRow)
 
     @property
     def program(self) -> RowProgram:
@@ -655,7 +655,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
     if of_items and collate is None and not callable(of_items[-1].function):
         raise ValueError("a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function")
     if expanding:
-        source = Blocks(source, expanding, block_size)
+        source = BlockRow(source, expanding, block_size)
     return Plan(source, of_items, of_batches, partition or Partition(0, 1), collate, PoolOptions.of(pools, joined), of_made)
 
 

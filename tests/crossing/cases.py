@@ -47,6 +47,7 @@ TEXT, RAGGED, ODD = "sy", "vw", "oqSCPg"  # odd: what torch's collate refuses, o
 REFUSED_BY_TORCH = "oqS"
 BY_BATCH = ("lengths", "tokens", "batch_sampler")
 KEYED = ("block", "weighted")
+EXPANDING = "fg"  # stages that make more or fewer items
 
 
 MAKE_OF = {
@@ -78,6 +79,7 @@ class Case:
     extra: str = ""
     bad: int = 0  # samples that cannot be read
     keeps: bool = False  # what it draws from are generators of its own
+    stages: str = ""  # of a pipeline, one letter each: pipelines.py says what they do
     # the loader
     mode: str = "seed"
     batch_size: int | None = 4
@@ -194,6 +196,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         extra=one(("", 2), ("gzip", 1), ("zlib", 1), ("files", 1), ("bare", 1)),
         bad=one((0, 5), (1, 1), (rng.randint(2, 6), 1)),
         keeps=rng.random() < 0.5,
+        stages="".join(rng.choice("tsewrzfg") for _ in range(rng.randint(0, 3))),
         mode=one(("seed", 3), ("torch", 2)),
         batch_size=one((1, 1), (3, 2), (4, 2), (6, 2), (rng.randint(7, 33), 1), (None, 0.7)),
         shuffle=rng.random() < 0.65,
@@ -311,6 +314,11 @@ def _of_kind(case: Case) -> Case:
             habit=case.habit if case.habit in ("pass", "resume") else "pass",
             drop_last=case.drop_last,
         )
+    if case.kind != "pipeline" or case.n < 8:
+        case = replace(case, stages="")
+    first = min([at for at, letter in enumerate(case.stages) if letter in EXPANDING] or [len(case.stages)])
+    kept = [letter for at, letter in enumerate(case.stages) if at < first or letter in EXPANDING]  # places are not known behind
+    case = replace(case, stages="".join(kept))
     if case.wrap and case.n < 2:
         case = replace(case, wrap="")
     if case.n == 0 and case.kind not in PLAIN:

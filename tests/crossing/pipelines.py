@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.crossing.cases import Case
+from tests.crossing.cases import EXPANDING, Case
 
 if TYPE_CHECKING:
     from tests.crossing.habits import Trial
@@ -38,12 +39,61 @@ class Ends:
         return batch
 
 
+def summed(pair: Any) -> int:
+    """One number of several."""
+    return sum(pair)
+
+
+def is_kept(x: int) -> bool:
+    """Of a Filter."""
+    return x % 3 != 0
+
+
+def copies(x: int) -> list[int]:
+    """Of a FlatMap."""
+    return [x] * (x % 3)
+
+
+def more_stages(case: Case) -> Iterator[Any]:
+    """What the letters of a case stand for."""
+    from shmload.pipeline import Enumerate, Filter, FlatMap, Map, Repeat, Skip, Take, Window
+
+    made = {
+        "t": [Take(case.n - 2)],
+        "s": [Skip(1)],
+        "e": [Enumerate(3), Map(summed)],
+        "w": [Window(2), Map(summed)],
+        "r": [Repeat(2)],
+        "z": [Window(3, 3), Map(summed)],
+        "f": [Filter(is_kept)],
+        "g": [FlatMap(copies)],
+    }
+    for letter in case.stages:
+        yield from made[letter]
+
+
+def made_by(letter: str, case: Case, epochs: list[list[int]]) -> list[list[int]]:
+    """What a stage makes of some epochs."""
+    if letter == "r":
+        return [a + b for a, b in zip(epochs[::2], epochs[1::2], strict=True)]
+    made = {
+        "t": lambda row: row[: case.n - 2],
+        "s": lambda row: row[1:],
+        "e": lambda row: [3 + at + x for at, x in enumerate(row)],
+        "w": lambda row: [a + b for a, b in pairwise(row)],
+        "z": lambda row: [sum(row[at : at + 3]) for at in range(0, len(row) - 2, 3)],
+        "f": lambda row: [x for x in row if x % 3],
+        "g": lambda row: [x for x in row for _ in range(x % 3)],
+    }[letter]
+    return [made(row) for row in epochs]
+
+
 def stages_of(case: Case, rank: int, ranks: int, workers: int, batch_size: int) -> list[Any]:
     """Of a case's pipeline, for one rank."""
     from shmload.pipeline import Collate, DistributedBatchedMap, Map, Partition, Permutation, Range
 
     source = (Permutation if case.shuffle else Range)(case.n, repeating=False, seed=case.seed)
-    stages: list[Any] = [source]
+    stages: list[Any] = [source, *more_stages(case)]
     if ranks > 1:
         stages.append(Partition(rank, ranks, uneven=case.uneven))
     stages.append(DistributedBatchedMap(Row(case), workers) if workers else Map(Row(case)))
@@ -73,7 +123,12 @@ def _numbers(case: Case, epoch: int) -> list[int]:
 
 def expected_steps(case: Case, epoch: int, ranks: int, batch_size: int) -> Iterator[list[list[int]]]:
     """What each rank is given at each step."""
-    row, stride = _numbers(case, epoch), ranks * batch_size
+    stride = ranks * batch_size
+    factor = 2 ** case.stages.count("r")  # epochs of the source in one
+    epochs = [_numbers(case, factor * epoch + number) for number in range(factor)]
+    for letter in case.stages:
+        epochs = made_by(letter, case, epochs)
+    (row,) = epochs
     uneven = case.uneven if ranks > 1 else "pad"
     for first in range(0, len(row), stride):
         part, each = row[first : first + stride], batch_size
@@ -98,7 +153,8 @@ def run_pipeline(trial: Trial) -> None:
 
     def made(ranks: int, workers: int, batch_size: int) -> list[Any]:
         try:
-            return [Conveyer(stages_of(case, rank, ranks, workers, batch_size)) for rank in range(ranks)]
+            block = {"block_size": 1 + case.seed % 9} if set(case.stages) & set(EXPANDING) else {}
+            return [Conveyer(stages_of(case, rank, ranks, workers, batch_size), **block) for rank in range(ranks)]
         except (ValueError, TypeError) as error:
             raise Refused(f"{type(error).__name__}: {error}") from error
 

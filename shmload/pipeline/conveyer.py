@@ -54,8 +54,10 @@ class Conveyer:
     The same stages give the same batches, on any number of workers and ranks, from any position.
 
     Args:
-        stages: a Range, a Permutation or a Join, then Map, DistributedBatchedMap and Partition as wanted, then Collate, if
-            batches are to come, and Maps of whole batches.
+        stages: a source, then stages of items as wanted, then Collate or Bucket, if batches are to come, and functions of whole
+            batches; or a pipeline as methods make it. docs/pipelines.md has the grammar.
+        block_size: where stages make more or fewer items (Filter, FlatMap, Pack, ...), how many items before them are expanded
+            together: part of which pipeline it is, and the most that a resume reads again.
         options: some of ShmLoader's arguments: address, audit, backend, connect_timeout_s, max_bad, max_restarts,
             multiprocessing_context, num_local_workers, on_error, pin_memory, ring_bytes, worker_init_fn.
 

@@ -6,6 +6,7 @@ of their functions. So a pipeline that has changed has another file, and what se
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import inspect
 import os
@@ -61,6 +62,7 @@ class Cached(Derived):
         self._memory: dict[int, bytes] = {}
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            _begin(self._path)
 
     def item(self, key: int) -> Any:
         place = key % self.n
@@ -79,14 +81,26 @@ class Cached(Derived):
         return vars(self) | {"_memory": {}}
 
 
-@functools.lru_cache(maxsize=64)
-def _opened(path: Path, pid: int) -> sqlite3.Connection:
-    """This process's own connection, which must not cross a fork."""
+def _begin(path: Path) -> None:
+    """Makes the file, if it is not there: before workers open it, as SQLite does not wait for another that changes its mode."""
+    with path.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        file = _connected(path)
+        file.execute("PRAGMA journal_mode=WAL")
+        file.execute("CREATE TABLE IF NOT EXISTS items (place INTEGER PRIMARY KEY, item BLOB NOT NULL)")
+        file.close()
+
+
+def _connected(path: Path) -> sqlite3.Connection:
     file = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-    file.execute("PRAGMA journal_mode=WAL")
     file.execute("PRAGMA synchronous=OFF")  # what a crash of the machine loses is made again
-    file.execute("CREATE TABLE IF NOT EXISTS items (place INTEGER PRIMARY KEY, item BLOB NOT NULL)")
     return file
+
+
+@functools.cache
+def _opened(path: Path, pid: int) -> sqlite3.Connection:
+    """This process's own connection: SQLite's must not be used, nor closed, behind a fork."""
+    return _connected(path)
 
 
 def _read(path: Path, place: int) -> bytes | None:

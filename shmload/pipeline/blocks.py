@@ -154,13 +154,14 @@ class BufferedShuffle(Expanding):
 class Pack(Expanding):
     """Sequences of tokens, put together into windows of one length: dicts of `tokens`, `segment_ids` and `position_ids`.
 
-    Each sequence lies whole in a window, in the first that has room ("greedy": in the last one begun alone); one that is longer
-    is cut. `segment_ids` number a window's sequences from 1, 0 is padding; `position_ids` begin at 0 in each.
+    Each sequence lies whole in one window; one that is longer than a window is cut. `segment_ids` number a window's sequences from
+    1, 0 is padding; `position_ids` begin at 0 in each.
 
     Args:
         window: tokens of each window, at least 1.
         pad: what fills a window up.
-        strategy: "greedy" or "best_fit", which looks for the window that has the least room left over, of those of its block.
+        strategy: "greedy" goes on with the window begun last, or begins another; "best_fit" takes the one that has the least room
+            for the sequence, of all of its block's.
     Raises:
         ValueError: an argument is none of these.
     Source: H. Ding et al., Fewer truncations improve language modeling, ICML 2024 (best fit).

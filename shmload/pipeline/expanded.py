@@ -30,9 +30,14 @@ class ExpandedConveyer(Conveyer):
 
     def __init__(self, stages: Any, **options: Any) -> None:
         super().__init__(stages, **options)
+        if unkept := sorted({*OF_BATCHES, "audit"} & options.keys()):
+            raise ValueError(
+                f"{', '.join(unkept)}: workers make blocks of items here, and not the batches that this is for: leave it out "
+                "behind a stage that makes more or fewer items"
+            )
         plan, pool = self.plan, self.plan.pool
         workers = [DistributedBatchedMap(same, pool.num_workers, timeout=pool.timeout_s)] if pool.num_workers else []
-        inner = {name: value for name, value in options.items() if name not in (*OF_BATCHES, "block_size")}
+        inner = {name: value for name, value in options.items() if name != "block_size"}
         self._blocks = Conveyer([plan.source, *workers], **inner)
         self._size = 1 if plan.collate is None else plan.collate.batch_size
         self._ragged = None if plan.collate is None else ragged_of(plan.collate.ragged, None, is_torch_mode=False)

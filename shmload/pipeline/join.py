@@ -270,8 +270,12 @@ class _Rows(Fluent):
             raise ValueError(f"a {name} needs at least one member; got none")
         self.members = members
 
-    def rows(self) -> tuple[list[Keys], list[PoolOptions]]:
-        """The members' rows, behind their functions, and the workers that they ask for.
+    def _made(self, rows: list[Keys]) -> Keys:
+        """What it makes of the members' rows."""
+        raise NotImplementedError
+
+    def as_source(self) -> Keys:
+        """As the first stage of a Conveyer: its members' rows, behind their functions, with the workers that they ask for.
 
         Raises:
             TypeError, ValueError: a member is no pipeline of single items.
@@ -288,7 +292,9 @@ class _Rows(Fluent):
             Mapped(plan.source, [replace(stage, name=f"{stage.name} of member {number}") for stage in plan.item_stages])
             for number, plan in enumerate(plans)
         ]
-        return rows, [plan.pool for plan in plans]
+        source = self._made(rows)
+        source.pools = [plan.pool for plan in plans]
+        return source
 
 
 class Zip(_Rows):
@@ -305,12 +311,8 @@ class Zip(_Rows):
         [('a', 0), ('b', 1), ('c', 2)]
     """
 
-    def as_source(self) -> Keys:
-        """As the first stage of a Conveyer."""
-        rows, pools = self.rows()
-        source = Zipped(rows)
-        source.pools = pools
-        return source
+    def _made(self, rows: list[Keys]) -> Keys:
+        return Zipped(rows)
 
 
 class Chain(_Rows):
@@ -322,12 +324,8 @@ class Chain(_Rows):
         TypeError, ValueError: a member is no such thing.
     """
 
-    def as_source(self) -> Keys:
-        """As the first stage of a Conveyer."""
-        rows, pools = self.rows()
-        source = Chained(rows)
-        source.pools = pools
-        return source
+    def _made(self, rows: list[Keys]) -> Keys:
+        return Chained(rows)
 
 
 class Interleave(_Rows):
@@ -345,12 +343,8 @@ class Interleave(_Rows):
         self.block_length = block_length
         set_whole(self, "Interleave(block_length)", "block_length", 1, MAX_N)
 
-    def as_source(self) -> Keys:
-        """As the first stage of a Conveyer."""
-        rows, pools = self.rows()
-        source = Interleaved(rows, self.block_length)
-        source.pools = pools
-        return source
+    def _made(self, rows: list[Keys]) -> Keys:
+        return Interleaved(rows, self.block_length)
 
 
 def _size(pipeline: Any) -> int:

@@ -9,9 +9,8 @@ What a worker does with one item: the pipeline's functions, one after the other,
 
 The grammar of pipelines, and what one comes to: where keys come from, what is done with an item, what with a batch.
 
-pipeline  =  source  { Map | DistributedBatchedMap | Partition | stage of places }  [ Collate  { Map } ]
-source    =  Range | Permutation | Items | Zip, Chain or Join of pipelines without Collate and Partition
-stage of places  =  Take | Skip | Repeat | Enumerate | Window | Shuffle, before a Partition (sources.py)
+docs/pipelines.md has the grammar. Stages of places have `over` (sources.py), and stand before those that make more or fewer items
+(blocks.py) and before a Partition.
 
 Which items a rank is given at a step: the pipeline's form of shmload's schedule.
 

@@ -83,9 +83,9 @@ def test_opencv_computes_in_a_worker_with_one_thread(method: str, monkeypatch: p
 
 
 def test_a_worker_starts_whatever_opencv_threads_the_trainer_has_used() -> None:
-    cv2 = pytest.importorskip("cv2")
+    cv2 = pytest.importorskip("cv2", reason="needs OpenCV, whose threads it is about")
     if cv2.getNumThreads() < 2:
-        pytest.skip("OpenCV has one thread here")
+        pytest.skip("OpenCV has one thread here: there is no other that a fork could leave behind")
     picture = np.zeros((512, 512, 3), np.uint8)
     for _ in range(8):
         cv2.GaussianBlur(picture, (9, 9), 0)  # its threads are busy, or wait with their lock held, at the fork

@@ -416,6 +416,12 @@ def test_a_state_of_other_stages_or_blocks_is_refused() -> None:
             other.load_state(state)
 
 
+@pytest.mark.parametrize("options", [{"on_error": "skip"}, {"max_bad": 3}, {"audit": "folder"}], ids=str)
+def test_an_option_that_would_not_be_kept_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="workers make blocks of items here"):
+        Conveyer([Range(9), Filter(bool), Collate(2)], **options)
+
+
 def test_its_length_is_not_known() -> None:
     with Conveyer([Range(9), Filter(bool)]) as pipeline, pytest.raises(TypeError, match="not known before they are read"):
         len(pipeline)

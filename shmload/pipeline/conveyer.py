@@ -77,7 +77,7 @@ class Conveyer:
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
 
-    def __new__(cls, stages: Sequence[Any] = (), **options: Any) -> Self:
+    def __new__(cls, stages: Sequence[Any] = (), *, block_size: int = BLOCK, **options: Any) -> Self:
         """One of another kind where a stage makes more or fewer items."""
         stages = stages_of(stages)
         if cls is Conveyer and any(isinstance(stage, Expanding) or getattr(stage, "is_buffered", False) for stage in stages):

@@ -48,7 +48,7 @@ class Fluent:
             yield from pipeline
 
     def map(self, fn: Callable[[Any], Any], *, workers: int = 0, **options: Any) -> Pipeline:
-        """`Map(fn)`, or with workers `DistributedBatchedMap(fn, workers, ...)`; behind `batch` a function of whole batches."""
+        """`Map(fn)`, or with workers `DistributedBatchedMap(fn, workers, **options)`; behind `batch` one of whole batches."""
         return self._then(_stage("DistributedBatchedMap", fn, workers, **options) if workers else _stage("Map", fn))
 
     def filter(self, fn: Callable[[Any], Any]) -> Pipeline:
@@ -84,29 +84,29 @@ class Fluent:
         return self._then(_stage("Shuffle", seed, buffer_size=buffer_size))
 
     def pack(self, window: int, **options: Any) -> Pipeline:
-        """`Pack(window, ...)`."""
+        """`Pack(window, **options)`."""
         return self._then(_stage("Pack", window, **options))
 
     def zip(self, *others: Any) -> Pipeline:
-        """`Zip` of this one and others."""
+        """`Zip(self, *others)`."""
         return Pipeline((_stage("Zip", self, *others),))
 
     def chain(self, *others: Any) -> Pipeline:
-        """`Chain` of this one and others."""
+        """`Chain(self, *others)`."""
         return Pipeline((_stage("Chain", self, *others),))
 
     def interleave(self, *others: Any, block_length: int = 1) -> Pipeline:
-        """`Interleave` of this one and others."""
+        """`Interleave(self, *others, block_length=block_length)`."""
         return Pipeline((_stage("Interleave", self, *others, block_length=block_length),))
 
     def bucket(
         self, length: Callable[[Any], int], boundaries: Sequence[int], batch_size: int | None = None, **options: Any
     ) -> Pipeline:
-        """`Bucket(length, boundaries, batch_size, ...)`."""
+        """`Bucket(length, boundaries, batch_size, **options)`."""
         return self._then(_stage("Bucket", length, boundaries, batch_size, **options))
 
     def cache(self, folder: Any = None, *, version: str = "") -> Pipeline:
-        """`Cache(folder, ...)`."""
+        """`Cache(folder, version)`."""
         return self._then(_stage("Cache", folder, version))
 
     def map_batches(self, fn: Callable[[Any], Any]) -> Pipeline:
@@ -114,11 +114,11 @@ class Fluent:
         return self._then(_stage("BatchMap", fn))
 
     def partition(self, rank: int, n_ranks: int, *, uneven: Uneven = "pad") -> Pipeline:
-        """`Partition(rank, n_ranks, ...)`."""
+        """`Partition(rank, n_ranks, uneven=uneven)`."""
         return self._then(_stage("Partition", rank, n_ranks, uneven=uneven))
 
     def batch(self, batch_size: int, return_partial_batch: bool = True, *, ragged: Any = "list") -> Pipeline:
-        """`Collate(batch_size, ...)`."""
+        """`Collate(batch_size, return_partial_batch, ragged=ragged)`."""
         return self._then(_stage("Collate", batch_size, return_partial_batch, ragged=ragged))
 
 

@@ -46,11 +46,12 @@ INTERNAL = {  # public to the rest of the package only
     "PreparedLoader.end",
     *(f"{batches}.schedule" for batches in ("KeyedBatches", "LengthBuckets", "TokenBudget")),
     *(f"{face}.{name}" for face in ("Conveyer", "Join") for name in ("as_source", "entering", "entry")),
+    *(f"Keys.{name}" for name in ("keys_at", "item", "name", "at", "key", "counters_at", "go_on_at")),
+    *(f"{stage}.over" for stage in ("Take", "Skip", "Repeat", "Enumerate", "Window", "Shuffle", "Cache")),
+    "Expanding.run",
     "EpochCallback",
     "EpochMetrics",  # keys and units stand in docs/trace.md
 }
-
-MADE_OF = {"shmload.pipeline.stages.Source", "shmload.pipeline.stages.Keys"}  # bases whose members are for the package alone
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def members(cls: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     internal = {name.split(".")[1] for base in cls.__mro__ for name in INTERNAL if name.startswith(f"{base.__name__}.")}
     for base in reversed(cls.__mro__):
-        if not base.__module__.startswith("shmload") or f"{base.__module__}.{base.__name__}" in MADE_OF:
+        if not base.__module__.startswith("shmload"):
             continue
         for name, value in vars(base).items():
             is_member = inspect.isroutine(value) or isinstance(value, property | functools.cached_property | classmethod)

@@ -17,7 +17,6 @@ from tests.reference.commands import undescribed
 from tests.reference.docstrings import markdown, parse
 from tests.reference.public import missing
 
-slow = pytest.mark.slow(reason="imports every public module and reads its docstrings")
 pytestmark = pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="an installed package is being tested")
 
 WITH_EXAMPLES = sorted(
@@ -27,7 +26,6 @@ WITH_EXAMPLES = sorted(
 )
 
 
-@slow
 def test_everything_public_is_described() -> None:
     assert list(missing()) == []
 

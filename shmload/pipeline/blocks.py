@@ -26,11 +26,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shmload.batch.ragged import ragged_of
+from shmload.modes.passes import collated
+from shmload.pipeline.columns import Block, columns_of
 from shmload.pipeline.sources import Keys, Row, set_whole
 from shmload.worker.reader import Failure
 from shmload.worker.sample_rng import sample_rng
-from shmload.worker.stage_engine import called
+from shmload.worker.stage_engine import Each, called, through
 
+IN_WORKER = "in a worker of this pipeline"
 BLOCK = 256  # items of the row below that are expanded together
 
 
@@ -279,6 +283,13 @@ class LikeItems(NamedTuple):
     items: list[Any]
 
 
+class MadeBatch(NamedTuple):
+    """The batch of such items."""
+
+    size: int
+    batch: Any
+
+
 @dataclass(frozen=True)
 class Bucket(Expanding):
     """Batches of items of like length, so that little is padded. It takes the place of Collate.
@@ -350,6 +361,10 @@ class _Reading(threading.local):
     row: Keys
     position = 0
 
+    def name(self, _: int = 0) -> str:
+        """The item that was read last, for people."""
+        return self.row.name(self.row.key(self.position))
+
 
 _reading = _Reading()
 
@@ -361,38 +376,95 @@ def failed(error: Exception, stage: str, position: int | None = None) -> FailedI
         position: of the item that it comes of. None: of the one that was read last.
     """
     row = _reading.row
-    name = row.name(row.key(_reading.position if position is None else position))
+    name = _reading.name() if position is None else row.name(row.key(position))
     error.add_note(f"shmload: {stage}, of {name}" if stage else f"shmload: {name}")
-    return FailedItem(Failure.of(error, "in a worker of this pipeline", ""))
+    return FailedItem(Failure.of(error, IN_WORKER, ""))
 
 
-class BlockRow(Row):
-    """A row of blocks: item b is the list of what stages make of the b-th block of the row below.
+def columned(items: list[Any]) -> Block:
+    """The items as columns, if they can be."""
+    return columns_of(items) or items
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of items that are to be one.
+
+    Attributes:
+        ragged: how they are collated, as of Collate.
+    """
+
+    ragged: Any
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        rule = ragged_of(self.ragged, None, is_torch_mode=False)
+        return [self._batch(item, rule) if type(item) is LikeItems else item for item in items]
+
+    @staticmethod
+    def _batch(like: LikeItems, rule: Any) -> Any:
+        try:
+            return MadeBatch(len(like.items), collated(like.items, rule))
+        except Exception as error:
+            return failed(error, "collating a batch of Bucket")
+
+
+class Expansion:
+    """What stages make of a block's items, in the form in which it travels to the trainer.
 
     Args:
         stages: (name, stage): functions of an item, and Expanding ones.
+        finish: items -> that form.
+    """
+
+    def __init__(self, stages: Sequence[tuple[str, Any]], finish: Callable[[list[Any]], Block] | None = None) -> None:
+        self._runs: list[tuple[str, Any]] = []  # neighbouring functions run together
+        for name, stage in stages:
+            if isinstance(stage, Expanding):
+                self._runs.append((name, stage))
+            elif self._runs and isinstance(self._runs[-1][1], list):
+                self._runs[-1][1].append(stage)
+            else:
+                self._runs.append(("", [stage]))
+        self._finish = finish
+        self.kinds = ", ".join(stage.kind for _, stage in stages if isinstance(stage, Expanding))
+
+    def __call__(self, items: Iterator[Any], row: Any) -> Block:
+        """The block's items.
+
+        Args:
+            row: whose they are.
+        """
+        _reading.row = row
+        for name, stage in self._runs:
+            items = stage.run(items, name) if isinstance(stage, Expanding) else _mapped(stage, items)
+        made = list(items)
+        return made if self._finish is None else self._finish(made)
+
+
+class BlockRow(Row):
+    """A row of blocks: item b is what stages make of the b-th block of the row below.
+
+    Args:
         size: items of the row below in a block; the last of an epoch may have fewer.
     """
 
-    def __init__(self, below: Keys, stages: Sequence[tuple[str, Any]], size: int) -> None:
-        kinds = ", ".join(stage.kind for _, stage in stages if isinstance(stage, Expanding))
+    def __init__(self, below: Keys, expansion: Expansion, size: int) -> None:
         super().__init__(
-            -(-below.n // size), f"{kinds} of blocks of {size} of {below.identity}", repeating=below.repeating, seed=below.seed
+            -(-below.n // size),
+            f"{expansion.kinds} of blocks of {size} of {below.identity}",
+            repeating=below.repeating,
+            seed=below.seed,
         )
-        self.below, self.size, self._stages = below, size, list(stages)
+        self.below, self.size, self._expansion = below, size, expansion
 
-    def item(self, key: int) -> list[Any]:
+    def item(self, key: int) -> Block:
         start = key * self.size
         stop = start + self.size
         if not self.repeating:
             epoch, block = divmod(key, self.n)
             start = epoch * self.below.n + block * self.size
             stop = min(start + self.size, (epoch + 1) * self.below.n)
-        _reading.row = self.below
-        items: Iterator[Any] = self._read(start, stop)
-        for name, stage in self._stages:
-            items = stage.run(items, name) if isinstance(stage, Expanding) else _mapped(stage, items, name)
-        return list(items)
+        return self._expansion(self._read(start, stop), self.below)
 
     def name(self, key: int) -> str:
         epoch, block = (0, key) if self.repeating else divmod(key, self.n)
@@ -408,11 +480,11 @@ class BlockRow(Row):
             yield item
 
 
-def _mapped(stage: Any, items: Iterator[Any], name: str) -> Iterator[Any]:
+def _mapped(stages: list[Each], items: Iterator[Any]) -> Iterator[Any]:
     for item in items:
-        if not isinstance(item, FailedItem):
+        if type(item) is not FailedItem:
             try:
-                item = stage(item)
+                item = through(stages, item, _reading, 0)
             except Exception as error:
-                item = failed(error, name)
+                item = FailedItem(Failure.of(error, IN_WORKER, ""))
         yield item

@@ -14,7 +14,8 @@ from typing import Any, Self
 from shmload.batch.ragged import ragged_of
 from shmload.errors import StateMismatch
 from shmload.modes.passes import collated
-from shmload.pipeline.blocks import FailedItem, LikeItems
+from shmload.pipeline.blocks import FailedItem, MadeBatch
+from shmload.pipeline.columns import Block, Piece, batch_of, items_of, length, part_of
 from shmload.pipeline.conveyer import OF_BATCHES, Conveyer
 from shmload.pipeline.stages import DistributedBatchedMap
 from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
@@ -41,7 +42,7 @@ class ExpandedConveyer(Conveyer):
         self._blocks = Conveyer([plan.source, *workers], **inner)
         self._size = 1 if plan.collate is None else plan.collate.batch_size
         self._ragged = None if plan.collate is None else ragged_of(plan.collate.ragged, None, is_torch_mode=False)
-        self._current: list[Any] | None = None  # the items of the block at the place, once it has come
+        self._current: Block | None = None  # the items of the block at the place, once it has come
         self._block = self._offset = 0  # the place: a block of this epoch, and how many of its items all ranks have had
         self._over = False  # whether the epoch has ended for this rank
         self._has_begun = False  # whether anything was asked for of this epoch
@@ -63,83 +64,89 @@ class ExpandedConveyer(Conveyer):
         return self
 
     def _next_batch(self) -> Any:
-        rows = self._step()
-        for row in rows:
-            if isinstance(row, FailedItem):
-                raise row.failure.exception()
-        if isinstance(rows[0], LikeItems):
-            ((rows,),) = rows
-            self._valid = len(rows) if self._valid else 0
-        return collated(rows, self._ragged)
+        pieces = self._step()
+        if (batch := batch_of(pieces)) is not None:
+            return batch
+        items = items_of(pieces)
+        for item in items:
+            if type(item) is FailedItem:
+                raise item.failure.exception()
+        if type(items[0]) is MadeBatch:
+            ((count, batch),) = items
+            self._valid = count if self._valid else 0
+            return batch
+        return collated(items, self._ragged)
 
     def _next_item(self) -> Any:
-        (item,) = self._step()
-        if isinstance(item, FailedItem):
+        (item,) = items_of(self._step())
+        if type(item) is FailedItem:
             raise item.failure.exception()
         return item
 
-    def _step(self) -> list[Any]:
+    def _step(self) -> list[Piece]:
         """This rank's items of the next step; StopIteration at the end of the epoch."""
         world, rule, each, longer = self.plan.partition.n_ranks, self.plan.uneven, self._size, 0
         self._has_begun = True
-        items = self._take(each * world)
-        num_real = len(items)
+        pieces, num_real = self._take(each * world)
         if num_real < each * world:
-            if not items or rule == "drop":
+            if not pieces or rule == "drop":
                 self._end()
                 raise StopIteration
             each, longer = divmod(num_real, world)
             if rule == "pad":
                 each, longer = each + (longer > 0), 0
-                items += self._first(each * world - num_real)
+                pieces += self._first(each * world - num_real)
         first = self._rank * each + min(self._rank, longer)
-        mine = items[first : first + each + (self._rank < longer)]
-        if not mine:
+        count = each + (self._rank < longer)
+        if not count:
             self._end()
             raise StopIteration
         if self.plan.collate is not None:
-            self._valid = min(len(mine), max(num_real - first, 0))
-        return mine
+            self._valid = min(count, max(num_real - first, 0))
+        return pieces if world == 1 else part_of(pieces, first, first + count)
 
-    def _take(self, count: int) -> list[Any]:
-        """So many items, or what is left of the epoch; the place moves behind them."""
-        items: list[Any] = []
-        while len(items) < count and self._has_more():
+    def _take(self, count: int) -> tuple[list[Piece], int]:
+        """So many items, or what is left of the epoch, and how many these are; the place moves behind them."""
+        pieces: list[Piece] = []
+        num_taken = 0
+        while num_taken < count and self._has_more():
             assert self._current is not None
-            part = self._current[self._offset : self._offset + count - len(items)]
-            items += part
-            self._offset += len(part)
-        return items
+            stop = min(length(self._current), self._offset + count - num_taken)
+            pieces.append((self._current, self._offset, stop))
+            num_taken += stop - self._offset
+            self._offset = stop
+        return pieces, num_taken
 
     def _has_more(self) -> bool:
         """Whether an item is left; then it is in the block at the place."""
         while not self._over:
             if self._current is None:
                 try:
-                    self._current = list(self._blocks())
+                    self._current = self._blocks()
                 except StopIteration:
                     self._over = True
                     break
-                if self._offset > len(self._current):
+                if self._offset > (found := length(self._current)):
                     raise StateMismatch(
-                        f"the state stands behind item {self._offset} of block {self._block}, which has {len(self._current)}: what "
-                        "the stages make of an item has changed since it was saved"
+                        f"the state stands behind item {self._offset} of block {self._block}, which has {found}: what the stages "
+                        "make of an item has changed since it was saved"
                     )
-            if self._offset < len(self._current):
+            if self._offset < length(self._current):
                 return True
             self._block, self._offset, self._current = self._block + 1, 0, None
         return False
 
-    def _first(self, count: int) -> list[Any]:
+    def _first(self, count: int) -> list[Piece]:
         """The epoch's first items, over and over, which fill up its last step."""
-        found: list[Any] = []
+        found: list[Piece] = []
         with Conveyer([self.plan.source]) as blocks:
             blocks._move(self._epoch, 0)
             for block in blocks:
-                found += block
-                if len(found) >= count:
+                found.append((block, 0, length(block)))
+                if sum(stop for _, _, stop in found) >= count:
                     break
-        return [found[at % len(found)] for at in range(count)]
+        had = sum(stop for _, _, stop in found)
+        return part_of(found * -(-count // had), 0, count)
 
     def _where(self) -> str:
         return f"a batch that ends with item {self._offset} of block {self._block} of epoch {self._epoch}"

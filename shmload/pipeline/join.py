@@ -449,7 +449,7 @@ class JoinSource(Keys):
     def item(self, key: int) -> Any:
         """What a key stands for: the member's item, behind the member's functions."""
         key, member = divmod(key, len(self._sources))
-        return self._programs[member].value(key)
+        return self._programs[member][key]
 
     def name(self, key: int) -> str:
         """What a key stands for, for people."""

@@ -27,7 +27,7 @@ from shmload.errors import StateMismatch
 from shmload.pipeline.methods import Fluent
 from shmload.schedule import schedule
 from shmload.schedule.schedule import MAX_N, EpochCache, digest
-from shmload.worker.stage_engine import Each, called
+from shmload.worker.stage_engine import Each, called, through
 
 SEED = 1234  # of sources that are given none
 
@@ -268,10 +268,9 @@ class Mapped(Row):
         return list(self._functions.values())
 
     def item(self, key: int) -> Any:
-        value = self.below.at(key)
-        for stage in self._functions.values():
-            value = stage(value)
-        return value
+        below = self.below
+        of_below = below.key(key)
+        return through(self._functions.values(), below.item(of_below), below, of_below)
 
 
 class Derived(Row):

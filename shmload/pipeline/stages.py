@@ -37,12 +37,23 @@ from shmload.batch.ragged import ragged_of
 from shmload.engine.ring import BadSamples, NextIndex, OnError
 from shmload.errors import SampleTimeout, StateMismatch, WorkerDied
 from shmload.modes.passes import collated
-from shmload.pipeline.blocks import BLOCK, BlockRow, Bucket, BufferedShuffle, Expanding, FailedItem
+from shmload.pipeline.blocks import (
+    BLOCK,
+    IN_WORKER,
+    Batches,
+    BlockRow,
+    Bucket,
+    BufferedShuffle,
+    Expanding,
+    Expansion,
+    FailedItem,
+    columned,
+)
 from shmload.pipeline.sources import Keys, Mapped, Shuffle, set_whole
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, Uneven, stream_end, stream_positions
 from shmload.schedule.state import CHECK, check_checksum
 from shmload.worker.reader import Failure
-from shmload.worker.stage_engine import Each, called
+from shmload.worker.stage_engine import Each, through
 
 log = logging.getLogger("shmload")
 
@@ -304,17 +315,11 @@ class RowProgram:
 
     def __getitem__(self, key: int) -> Any:
         try:
-            return self.value(key)
+            item = self._source.item(key)
         except Exception as error:
             error.add_note(f"shmload: {self._source.name(key)}")
             raise
-
-    def value(self, key: int) -> Any:
-        """The item behind the functions."""
-        value = self._source.item(key)
-        for stage in self._stages.values():
-            value = stage(value)
-        return value
+        return through(self._stages.values(), item, self._source, key)
 
 
 class InPlaceProgram(RowProgram):
@@ -322,7 +327,7 @@ class InPlaceProgram(RowProgram):
 
     def __init__(self, source: Keys, stages: Sequence[Each]) -> None:
         super().__init__(source, stages[:-1])
-        self._stage = stages[-1].name
+        self._last = stages[-1].name
         decoder: Any = stages[-1].function
         self._decoder = decoder
         self.schema = decoder.schema
@@ -330,11 +335,8 @@ class InPlaceProgram(RowProgram):
 
     def read_into(self, key: int, out: Any) -> None:
         """Decodes an item into a row."""
-        try:
-            called(lambda item: self._decoder.read_into(item, out), self.value(key), self._stage)
-        except Exception as error:
-            error.add_note(f"shmload: {self._source.name(key)}")
-            raise
+        last = Each(self._last, lambda item: self._decoder.read_into(item, out))
+        through((last,), self[key], self._source, key)
 
 
 class ItemProgram(RowProgram):
@@ -344,7 +346,7 @@ class ItemProgram(RowProgram):
         try:
             return super().__getitem__(key)
         except Exception as error:
-            return FailedItem(Failure.of(error, "in a worker of this pipeline", ""))
+            return FailedItem(Failure.of(error, IN_WORKER, ""))
 
 
 @dataclass(frozen=True)
@@ -586,6 +588,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
     of_made: list[Each] = []
     partition: Partition | None = None
     collate: Collate | None = None
+    is_bucketed = False
     expanding: list[tuple[str, Any]] = []  # from the first stage on that makes more or fewer items
     pools: list[DistributedBatchedMap] = []
     for number, stage in enumerate(rest, 1):
@@ -611,7 +614,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
                 source, of_items = Mapped(source, of_items) if of_items else source, []
             expanding.append((name, stage))
             if isinstance(stage, Bucket):
-                collate = Collate(1, ragged=stage.ragged)
+                collate, is_bucketed = Collate(1, ragged=stage.ragged), True
         elif hasattr(stage, "over") and collate is None:
             if expanding:
                 raise ValueError(
@@ -654,8 +657,17 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
     if of_items and collate is None and not callable(of_items[-1].function):
         raise ValueError("a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function")
     if expanding:
-        source = BlockRow(source, expanding, block_size)
+        source = BlockRow(source, Expansion(expanding, _finish_of(collate, is_bucketed)), block_size)
     return Plan(source, of_items, of_batches, partition or Partition(0, 1), collate, PoolOptions.of(pools, joined), of_made)
+
+
+def _finish_of(collate: Collate | None, is_bucketed: bool) -> Any:
+    """The form in which a block's items travel: what most of a batch's making lies in the workers by."""
+    if collate is None:
+        return None
+    if is_bucketed:
+        return Batches(collate.ragged)
+    return columned if collate.ragged == "list" else None
 
 
 def _over(stage: Any, where: str, source: Keys) -> Keys:

@@ -22,7 +22,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,27 @@ class Each:
                 return
             if made is not DROP:
                 yield made
+
+
+class Names(Protocol):
+    """Who knows what a key stands for, for people."""
+
+    def name(self, key: int) -> str: ...
+
+
+def through(stages: Iterable[Each], value: Any, names: Names, key: int) -> Any:
+    """The value behind some functions, one after the other. Of an exception a note says whose it is, and of which key."""
+    stage = None
+    try:
+        for stage in stages:
+            value = stage.function(value)
+    except Exception as error:
+        assert stage is not None
+        if isinstance(error, StopIteration):  # which would end the items
+            error = no_end(error, f"the function of {stage.name}")
+        error.add_note(f"shmload: {stage.name}, of {names.name(key)}")
+        raise error
+    return value
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,185 @@
+"""Columns: a block's items as arrays, so that any batch of them is a slice of what its worker has written.
+
+    items of a block      {"x": a, "y": 1}  {"x": b, "y": 2}  {"x": c, "y": 3}
+    its columns           {"x": [a b c], "y": [1 2 3]}
+    batches of two        {"x": [a b], "y": [1 2]}  and, with the next block's first item, {"x": [c d], "y": [3 4]}
+
+Only items that are all alike become columns, and a batch out of them is, byte for byte, what collating the items gives. Where it is
+not sure that it would be, blocks stay lists of items, or become such again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shmload.batch.collate import registered_functions
+from shmload.batch.layout import NUMBERS, is_plain_tensor, of_numpy, of_torch
+
+TEXTS = (str, bytes)
+
+
+class Texts(NamedTuple):
+    """A column of what is no number: a list among the arrays."""
+
+    values: list[Any]
+
+
+class Columns(NamedTuple):
+    """Items that are all alike.
+
+    Attributes:
+        size: how many items these are.
+        kinds: of the leaves, in their order: "number", "scalar", "array", "tensor" or "text".
+        tree: an item with a column in place of each leaf; tensors of shape (size, ...) or Texts.
+    """
+
+    size: int
+    kinds: str
+    tree: Any
+
+
+class _Unlike(Exception):
+    """The items are not all alike, or not of a kind that columns hold."""
+
+
+def columns_of(items: Sequence[Any]) -> Columns | None:
+    """The items as columns; None if they are not all alike, or hold what columns cannot."""
+    kinds: list[str] = []
+    if not items or registered_functions():
+        return None
+    try:
+        tree = _column(list(items), kinds)
+    except (_Unlike, OverflowError, TypeError, RuntimeError):  # the latter: of dtypes that torch cannot stack, or numpy name
+        return None
+    return Columns(len(items), " ".join(kinds), tree)
+
+
+def _column(values: list[Any], kinds: list[str]) -> Any:
+    """The column of what the items have in one place."""
+    first = values[0]
+    kind = type(first)
+    if any(type(value) is not kind for value in values):
+        raise _Unlike
+    if kind is dict:
+        names = list(first)
+        if any(list(value) != names for value in values):
+            raise _Unlike
+        return {name: _column([value[name] for value in values], kinds) for name in names}
+    if kind is tuple or kind is list:
+        if not first or any(len(value) != len(first) for value in values):
+            raise _Unlike
+        return kind([_column(list(part), kinds) for part in zip(*values, strict=True)])
+    if kind in TEXTS:
+        kinds.append("text")
+        return Texts(values)
+    if kind in NUMBERS:
+        kinds.append("number")
+        return torch.from_numpy(np.array(values, NUMBERS[kind]))
+    if kind is np.ndarray or isinstance(first, np.generic):
+        if of_numpy(first.dtype) is None or any(value.dtype != first.dtype or value.shape != first.shape for value in values):
+            raise _Unlike
+        kinds.append("array" if kind is np.ndarray else "scalar")
+        return torch.from_numpy(np.stack(values))
+    if (
+        kind is torch.Tensor
+        and of_torch(first.dtype)
+        and all(is_plain_tensor(value) and value.dtype == first.dtype and value.shape == first.shape for value in values)
+    ):
+        kinds.append("tensor")
+        return torch.stack(values)
+    raise _Unlike
+
+
+Block = Columns | list[Any]
+Piece = tuple[Block, int, int]  # items start to stop of a block
+
+
+def length(block: Block) -> int:
+    """How many items a block has."""
+    return block.size if isinstance(block, Columns) else len(block)
+
+
+def part_of(pieces: Sequence[Piece], first: int, stop: int) -> list[Piece]:
+    """Items `first` to `stop` of those of some pieces."""
+    found, at = [], 0
+    for block, begins, ends in pieces:
+        start, end = max(first - at, 0), min(stop - at, ends - begins)
+        if start < end:
+            found.append((block, begins + start, begins + end))
+        at += ends - begins
+    return found
+
+
+def batch_of(pieces: Sequence[Piece]) -> Any:
+    """The batch of some items, if they lie in columns that go together; None if not. That of one piece aliases its block."""
+    first = pieces[0][0]
+    if not isinstance(first, Columns):
+        return None
+    trees = [
+        (block.tree, start, stop) for block, start, stop in pieces if isinstance(block, Columns) and block.kinds == first.kinds
+    ]
+    if len(trees) < len(pieces):
+        return None
+    try:
+        return _sliced(trees)
+    except (_Unlike, RuntimeError):
+        return None
+
+
+def _sliced(pieces: list[tuple[Any, int, int]]) -> Any:
+    tree = pieces[0][0]
+    kind = type(tree)
+    if len(pieces) > 1 and any(type(other) is not kind for other, _, _ in pieces):
+        raise _Unlike
+    if kind is torch.Tensor:
+        if len(pieces) == 1:
+            return tree[pieces[0][1] : pieces[0][2]]
+        if any(other.dtype != tree.dtype or other.shape[1:] != tree.shape[1:] for other, _, _ in pieces):
+            raise _Unlike
+        return torch.cat([part[start:stop] for part, start, stop in pieces])
+    if kind is Texts:
+        return [value for part, start, stop in pieces for value in part.values[start:stop]]
+    if kind is dict:
+        if any(list(other) != list(tree) for other, _, _ in pieces):
+            raise _Unlike
+        return {name: _sliced([(part[name], start, stop) for part, start, stop in pieces]) for name in tree}
+    if any(len(other) != len(tree) for other, _, _ in pieces):
+        raise _Unlike
+    columns = [_sliced([(part[at], start, stop) for part, start, stop in pieces]) for at in range(len(tree))]
+    return [tuple(column) if isinstance(part, Texts) else column for column, part in zip(columns, tree, strict=True)]  # as collated
+
+
+def items_of(pieces: Sequence[Piece]) -> list[Any]:
+    """The items, as the stages made them."""
+    found: list[Any] = []
+    for block, start, stop in pieces:
+        if isinstance(block, Columns):
+            makers = _makers(block.tree, iter(block.kinds.split()))
+            found += [makers(row) for row in range(start, stop)]
+        else:
+            found += block[start:stop]
+    return found
+
+
+def _makers(tree: Any, kinds: Any) -> Callable[[int], Any]:
+    """row -> what an item has in one place."""
+    if isinstance(tree, Texts):
+        next(kinds)
+        return tree.values.__getitem__
+    if isinstance(tree, torch.Tensor):
+        kind = next(kinds)
+        if kind == "number":
+            return lambda row: tree[row].item()
+        if kind == "tensor":
+            return tree.__getitem__
+        array = tree.numpy()
+        return lambda row: array[row] if kind == "scalar" else array[row, ...]
+    if isinstance(tree, dict):
+        named = {name: _makers(part, kinds) for name, part in tree.items()}
+        return lambda row: {name: make(row) for name, make in named.items()}
+    parts, container = [_makers(part, kinds) for part in tree], type(tree)
+    return lambda row: container(make(row) for make in parts)

@@ -51,7 +51,7 @@ def test_an_items_exception_names_it_and_the_others_come(n_workers: int) -> None
             assert isinstance(got[3], KeyError)
     told = str(got[3]) + "".join(getattr(got[3], "__notes__", []))
     assert "broken 3" in told
-    assert "shmload: item 3 of epoch 1" in told
+    assert ", of item 3 of epoch 1" in told
     if n_workers:
         assert "in fails_at_3" in told, "the worker's traceback"
 
@@ -67,7 +67,7 @@ def test_a_batchs_exception_names_its_item_and_the_other_batches_come(n_workers:
             except KeyError as error:
                 got.append(error)
     assert got[:1] + got[2:5] + got[6:] == [[0, 1], [4, 5], [6, 7], [0, 1], [4, 5], [6, 7]]
-    assert "shmload: item 3 of epoch 1" in str(got[5]) + "".join(got[5].__notes__)
+    assert ", of item 3 of epoch 1" in str(got[5]) + "".join(got[5].__notes__)
 
 
 def test_an_items_error_names_its_batch() -> None:
@@ -97,7 +97,7 @@ def test_stop_iteration_out_of_a_function_does_not_end_the_pipeline(n_workers: i
     assert isinstance(got[3], RuntimeError)
     name = "a DistributedBatchedMap" if n_workers else "a Map"
     assert f"the function of stage 1 ({name}) raised StopIteration" in str(got[3])
-    assert "shmload: item 3 of epoch 0" in str(got[3]) + "".join(getattr(got[3], "__notes__", ()))
+    assert ", of item 3 of epoch 0" in str(got[3]) + "".join(getattr(got[3], "__notes__", ()))
 
 
 @pytest.mark.parametrize("n_workers", [0, 1])
@@ -276,7 +276,7 @@ def test_a_decoder_that_fails_names_the_item(n_workers: int) -> None:
         assert pulled_x == [x * x for x in range(50)]
         with pytest.raises(ValueError, match="no picture") as caught:
             pipeline()
-        assert "shmload: item 50 of epoch 0" in str(caught.value) + "".join(caught.value.__notes__)
+        assert ", of item 50 of epoch 0" in str(caught.value) + "".join(caught.value.__notes__)
 
 
 def test_batches_stay_valid_behind_the_pipeline() -> None:

@@ -30,6 +30,7 @@ from shmload.batch.ragged import ragged_of
 from shmload.modes.passes import collated
 from shmload.pipeline.columns import Block, columns_of
 from shmload.pipeline.sources import Keys, Row, set_whole
+from shmload.schedule.state import UsersOwn, sealed
 from shmload.worker.reader import Failure
 from shmload.worker.sample_rng import sample_rng
 from shmload.worker.stage_engine import Each, called, through
@@ -277,6 +278,51 @@ def _event_loop(pid: int) -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
+@dataclass(frozen=True)
+class Scan:
+    """A function that carries a state from item to item, which is part of the position: a running mean, what was seen before.
+
+    It runs in the trainer, over the items of all ranks in their order, so every rank's state is the same; what follows it runs
+    there, too. An epoch begins with `initial`.
+
+    Args:
+        fn: (state, item) -> (state, item). Where it raises, that item is lost and the state stays.
+        initial: numbers, text, bytes, arrays, tensors or containers of them, as states are saved.
+    Raises:
+        TypeError: `fn` cannot be called, or `initial` cannot be saved.
+    """
+
+    fn: Callable[[Any, Any], tuple[Any, Any]]
+    initial: Any = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(f"Scan(fn) is a function of a state and an item; got {self.fn!r}")
+        saved(self.initial, "Scan(initial)")
+
+    def __call__(self, state: Any, item: Any) -> tuple[Any, Any]:
+        """The next state, and what becomes of the item."""
+        made = self.fn(state, item)
+        if not (isinstance(made, tuple) and len(made) == 2):
+            raise TypeError(f"the function of a Scan gives (state, item); it gave {made!r:.200}")
+        return made
+
+
+def saved(state: Any, whose: str) -> str:
+    """A state of the user's, as text of a pipeline's state.
+
+    Raises:
+        TypeError: only pickle could write it.
+    """
+    text = sealed(UsersOwn(state))
+    if '{"$pickle": ' in text:
+        raise TypeError(
+            f"{whose} is saved with the pipeline's state, and holds what only pickle can write: give it numbers, text, bytes, "
+            "arrays, tensors and containers of them"
+        )
+    return text
+
+
 class LikeItems(NamedTuple):
     """Items that are one batch."""
 
@@ -358,15 +404,21 @@ class Bucket(Expanding):
 class _Reading(threading.local):
     """Which row this thread expands, and the position that it has read last."""
 
-    row: Keys
+    row: Any  # what has key() and name()
     position = 0
 
     def name(self, _: int = 0) -> str:
         """The item that was read last, for people."""
-        return self.row.name(self.row.key(self.position))
+        name: str = self.row.name(self.row.key(self.position))
+        return name
 
 
 _reading = _Reading()
+
+
+def set_position(position: int) -> None:
+    """Says which item is read next, of the row that is expanded."""
+    _reading.position = position
 
 
 def failed(error: Exception, stage: str, position: int | None = None) -> FailedItem:
@@ -414,9 +466,12 @@ class Expansion:
     Args:
         stages: (name, stage): functions of an item, and Expanding ones.
         finish: items -> that form.
+        behind: stages that the trainer runs on what comes of it.
     """
 
-    def __init__(self, stages: Sequence[tuple[str, Any]], finish: Callable[[list[Any]], Block] | None = None) -> None:
+    def __init__(
+        self, stages: Sequence[tuple[str, Any]], finish: Callable[[list[Any]], Block] | None = None, behind: Sequence[Any] = ()
+    ) -> None:
         self._runs: list[tuple[str, Any]] = []  # neighbouring functions run together
         for name, stage in stages:
             if isinstance(stage, Expanding):
@@ -426,7 +481,8 @@ class Expansion:
             else:
                 self._runs.append(("", [stage]))
         self._finish = finish
-        self.kinds = ", ".join(stage.kind for _, stage in stages if isinstance(stage, Expanding))
+        kinds = [stage.kind for _, stage in stages if isinstance(stage, Expanding)]
+        self.kinds = ", ".join([*kinds, *("Scan" for stage in behind if isinstance(stage, Scan))])
 
     def __call__(self, items: Iterator[Any], row: Any) -> Block:
         """The block's items.

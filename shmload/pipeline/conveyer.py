@@ -18,9 +18,10 @@ from typing import Any, Self
 from shmload.engine.ring import NOTHING, Turns
 from shmload.errors import StateMismatch
 from shmload.loader import ShmLoader
-from shmload.pipeline.blocks import BLOCK, Expanding
+from shmload.pipeline.blocks import BLOCK, Expanding, Scan
 from shmload.pipeline.methods import Fluent
 from shmload.pipeline.stages import ItemErrors, ItemStream, NamedErrors, Outcome, StreamSchedule, compose, items_of
+from shmload.pipeline.streams import Stream
 from shmload.schedule.schedule import MAX_N
 from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
 
@@ -80,7 +81,9 @@ class Conveyer:
     def __new__(cls, stages: Sequence[Any] = (), *, block_size: int = BLOCK, **options: Any) -> Self:
         """One of another kind where a stage makes more or fewer items."""
         stages = stages_of(stages)
-        if cls is Conveyer and any(isinstance(stage, Expanding) or getattr(stage, "is_buffered", False) for stage in stages):
+        if cls is Conveyer and any(
+            isinstance(stage, Expanding | Scan | Stream) or getattr(stage, "is_buffered", False) for stage in stages
+        ):
             from shmload.pipeline.expanded import ExpandedConveyer  # which is made of Conveyers
 
             return object.__new__(ExpandedConveyer)  # type: ignore[return-value]  # a subclass

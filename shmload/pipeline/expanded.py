@@ -8,22 +8,71 @@ and how many of that block's items lie before it: the same on all ranks, whateve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from functools import partial
 from typing import Any, Self
 
 from shmload.batch.ragged import ragged_of
 from shmload.errors import StateMismatch
 from shmload.modes.passes import collated
-from shmload.pipeline.blocks import FailedItem, MadeBatch
+from shmload.pipeline.blocks import FailedItem, MadeBatch, Scan, saved
 from shmload.pipeline.columns import Block, Piece, batch_of, items_of, length, part_of
 from shmload.pipeline.conveyer import OF_BATCHES, Conveyer
-from shmload.pipeline.stages import DistributedBatchedMap
-from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
+from shmload.pipeline.stages import DistributedBatchedMap, ItemStream, Plan, StreamSchedule
+from shmload.pipeline.streams import StreamedBlocks, StreamRow
+from shmload.schedule.state import check_state, compare_state, make_state, opened, with_checksum
+from shmload.worker.reader import Failure
+from shmload.worker.stage_engine import called
 
 
 def same(item: Any) -> Any:
     """The item: blocks are made by their source."""
     return item
+
+
+class PlacedBlocks:
+    """The blocks of a row, which are read at any place: by a Conveyer of them."""
+
+    def __init__(self, plan: Plan, options: Mapping[str, Any]) -> None:
+        pool = plan.pool
+        workers = [DistributedBatchedMap(same, pool.num_workers, timeout=pool.timeout_s)] if pool.num_workers else []
+        self._source, self._pipeline = plan.source, Conveyer([plan.source, *workers], **options)
+
+    def __call__(self) -> Block:
+        """The next block; StopIteration at the end of the epoch."""
+        block: Block = self._pipeline()
+        return block
+
+    @property
+    def schedule(self) -> StreamSchedule:
+        return self._pipeline._schedule
+
+    @property
+    def place(self) -> int:
+        """The block that comes next."""
+        return self._pipeline._position
+
+    def go(self, epoch: int, block: int, own: str | None = None, *, has_moved: bool = False) -> None:
+        """Goes on there."""
+        (self._pipeline._move if has_moved else self._pipeline._go)(epoch, block)
+
+    def state_at(self, block: int) -> str | None:
+        """What the source needs to go on there: nothing."""
+        return None
+
+    def first(self, epoch: int) -> Generator[Block]:
+        """The epoch's blocks from its start, read here, apart from those that are under way."""
+        with Conveyer([self._source]) as blocks:
+            blocks._move(epoch, 0)
+            yield from blocks
+
+    def stats(self) -> dict[str, Any]:
+        return self._pipeline.stats()
+
+    def close(self) -> None:
+        self._pipeline.close()
 
 
 class ExpandedConveyer(Conveyer):
@@ -36,10 +85,17 @@ class ExpandedConveyer(Conveyer):
                 f"{', '.join(unkept)}: workers make blocks of items here, and not the batches that this is for: leave it out "
                 "behind a stage that makes more or fewer items"
             )
-        plan, pool = self.plan, self.plan.pool
-        workers = [DistributedBatchedMap(same, pool.num_workers, timeout=pool.timeout_s)] if pool.num_workers else []
+        plan = self.plan
         inner = {name: value for name, value in options.items() if name != "block_size"}
-        self._blocks = Conveyer([plan.source, *workers], **inner)
+        self._blocks: StreamedBlocks | PlacedBlocks
+        if isinstance(plan.source, StreamRow):
+            of_one_rank = ItemStream(plan.source, None).schedule(seed=plan.source.seed, uneven="pad", world_size=1)
+            self._blocks = StreamedBlocks(plan.source, plan.pool, inner, of_one_rank)
+        else:
+            self._blocks = PlacedBlocks(plan, inner)
+        self._is_streamed = isinstance(plan.source, StreamRow)
+        self._scans = [stage for _, stage in plan.tail if isinstance(stage, Scan)]
+        self._carried = self._initial()
         self._size = 1 if plan.collate is None else plan.collate.batch_size
         self._ragged = None if plan.collate is None else ragged_of(plan.collate.ragged, None, is_torch_mode=False)
         self._current: Block | None = None  # the items of the block at the place, once it has come
@@ -62,6 +118,27 @@ class ExpandedConveyer(Conveyer):
             self.begin_next_epoch()
         self._has_begun = True
         return self
+
+    def _initial(self) -> list[Any]:
+        return [copy.deepcopy(scan.initial) for scan in self._scans]
+
+    def _behind_scans(self, items: list[Any], carried: list[Any]) -> list[Any]:
+        """What the stages in the trainer make of some items, from these states on, which move."""
+        return [item if type(item) is FailedItem else self._behind_scan(item, carried) for item in items]
+
+    def _behind_scan(self, item: Any, carried: list[Any]) -> Any:
+        which = 0
+        for name, stage in self.plan.tail:
+            try:
+                if isinstance(stage, Scan):
+                    carried[which], item = called(partial(stage, carried[which]), item, name)
+                    which += 1
+                else:
+                    item = stage(item)
+            except Exception as error:
+                error.add_note(f"shmload: {name}, of an item of block {self._block} of epoch {self._epoch}")
+                return FailedItem(Failure.of(error, "in the trainer", ""))
+        return item
 
     def _next_batch(self) -> Any:
         pieces = self._step()
@@ -95,7 +172,8 @@ class ExpandedConveyer(Conveyer):
             each, longer = divmod(num_real, world)
             if rule == "pad":
                 each, longer = each + (longer > 0), 0
-                pieces += self._first(each * world - num_real)
+                if missing := each * world - num_real:
+                    pieces += self._first(missing)
         first = self._rank * each + min(self._rank, longer)
         count = each + (self._rank < longer)
         if not count:
@@ -112,7 +190,10 @@ class ExpandedConveyer(Conveyer):
         while num_taken < count and self._has_more():
             assert self._current is not None
             stop = min(length(self._current), self._offset + count - num_taken)
-            pieces.append((self._current, self._offset, stop))
+            piece: Piece = (self._current, self._offset, stop)
+            if self.plan.tail:
+                piece = (self._behind_scans(items_of([piece]), self._carried), 0, stop - self._offset)
+            pieces.append(piece)
             num_taken += stop - self._offset
             self._offset = stop
         return pieces, num_taken
@@ -126,6 +207,9 @@ class ExpandedConveyer(Conveyer):
                 except StopIteration:
                     self._over = True
                     break
+                except Exception:  # the block is lost, and the next one comes
+                    self._block, self._offset = self._blocks.place, 0
+                    raise
                 if self._offset > (found := length(self._current)):
                     raise StateMismatch(
                         f"the state stands behind item {self._offset} of block {self._block}, which has {found}: what the stages "
@@ -139,10 +223,11 @@ class ExpandedConveyer(Conveyer):
     def _first(self, count: int) -> list[Piece]:
         """The epoch's first items, over and over, which fill up its last step."""
         found: list[Piece] = []
-        with Conveyer([self.plan.source]) as blocks:
-            blocks._move(self._epoch, 0)
+        carried = self._initial()
+        with closing(self._blocks.first(self._epoch)) as blocks:
             for block in blocks:
-                found.append((block, 0, length(block)))
+                items = self._behind_scans(items_of([(block, 0, length(block))]), carried) if self.plan.tail else block
+                found.append((items, 0, length(items)))
                 if sum(stop for _, _, stop in found) >= count:
                     break
         had = sum(stop for _, _, stop in found)
@@ -154,30 +239,59 @@ class ExpandedConveyer(Conveyer):
     # ------------------------------------------------------------ position
 
     def state(self) -> dict[str, Any]:
-        schedule = self._blocks._schedule
-        state = dict(make_state(schedule, epoch=self._epoch, step=schedule.n if self._over else self._block))
+        schedule = self._blocks.schedule
+        step = schedule.n if self._over and not self._is_streamed else self._block
+        state = dict(make_state(schedule, epoch=self._epoch, step=step))
         if self.is_endless:
             state["epoch"], state["position"] = divmod(self._block, schedule.n)
-        return with_checksum({**state, "counters": [0 if self._over else self._offset]})
+        state["counters"] = [0 if self._over else self._offset]
+        if children := self._children():
+            state["children"] = children
+        return with_checksum(state)
 
-    def _place_of(self, state: Mapping[str, Any]) -> tuple[int, int, int]:  # type: ignore[override]  # one number more
+    def _children(self) -> dict[str, str]:
+        """What a place needs besides the numbers."""
+        found = {"scans": saved(self._carried, "what a Scan carries")} if self._scans else {}
+        own = self._blocks.state_at(self._block)
+        return found if own is None else {**found, "source": own}
+
+    def _place_of(self, state: Mapping[str, Any]) -> tuple[int, int, int, dict[str, str]]:  # type: ignore[override]  # and more
         checked = check_state(state)
-        schedule = self._blocks._schedule
+        schedule = self._blocks.schedule
         compare_state(checked, schedule)
         counters: Any = checked.get("counters")
         if not (isinstance(counters, list) and len(counters) == 1 and type(counters[0]) is int and counters[0] >= 0):
             raise StateMismatch(f"the state of a pipeline that expands blocks has one counter, from 0 on; got {counters!r:.200}")
+        children = checked.get("children", {})
+        if self._scans and len(self._opened(children)) != len(self._scans):
+            raise StateMismatch(f"the state is of another number of Scans than {len(self._scans)}")
         epoch, block = checked["epoch"], checked["position"]
-        return (0, epoch * schedule.n + block, counters[0]) if self.is_endless else (epoch, block, counters[0])
+        return (0, epoch * schedule.n + block, counters[0], children) if self.is_endless else (epoch, block, counters[0], children)
 
-    def _move(self, epoch: int, block: int, offset: int = 0) -> None:
-        self._go(epoch, block, offset)
-        self._blocks._move(epoch, block)
+    @staticmethod
+    def _opened(children: Mapping[str, str]) -> list[Any]:
+        """What the Scans carried."""
+        try:
+            carried = opened(children["scans"], is_trusted=False)
+        except (KeyError, ValueError, TypeError) as error:
+            raise StateMismatch(f"the state does not say what the pipeline's Scans carried ({error!r})") from error
+        return carried if isinstance(carried, list) else []
+
+    def _move(self, epoch: int, block: int, offset: int = 0, children: Mapping[str, str] | None = None) -> None:
+        children = children or {}
+        self._place(epoch, block, offset)
+        if self._scans and "scans" in children:
+            self._carried = self._opened(children)
+        self._blocks.go(epoch, block, children.get("source"), has_moved=True)
 
     def _go(self, epoch: int, block: int, offset: int = 0) -> None:
+        self._place(epoch, block, offset)
+        self._blocks.go(epoch, block)
+
+    def _place(self, epoch: int, block: int, offset: int) -> None:
         self._epoch, self._block, self._offset, self._current = epoch, block, offset, None
         self._over, self._has_begun = False, (block, offset) != (0, 0)
-        self._blocks._go(epoch, block)
+        self._carried = self._initial()
 
     def _end(self) -> None:
         self._over = self._has_begun = True
@@ -191,7 +305,7 @@ class ExpandedConveyer(Conveyer):
         return self._over
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "place": (self._epoch, self._block, self._offset)}
+        return {**super().__getstate__(), "place": (self._epoch, self._block, self._offset, self._children())}
 
     # ------------------------------------------------------------ ends
 

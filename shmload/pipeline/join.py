@@ -29,6 +29,7 @@ from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.methods import Fluent
 from shmload.pipeline.sources import SEED, Chained, Interleaved, Keys, Mapped, Zipped, set_whole
 from shmload.pipeline.stages import Plan, PoolOptions, RowProgram, compose
+from shmload.pipeline.streams import StreamRow
 from shmload.schedule.mix import Drawn, Shares, Stop, check_members, exact_weight, length
 from shmload.schedule.schedule import MAX_N, digest
 from shmload.schedule.state import check_checksum, with_checksum
@@ -105,6 +106,11 @@ class Join(Fluent):
                 raise ValueError(f"a Join needs weights above 0; member {number} has {weight!r}: leave it out")
             if _size(pipeline) == 0:
                 raise ValueError(f"member {number} of the Join gives nothing: not even one batch of all ranks is full")
+            if isinstance(pipeline, Conveyer) and (pipeline.plan.tail or isinstance(pipeline.plan.source, StreamRow)):
+                raise ValueError(
+                    f"member {number} has a Stream or a Scan, whose state has no place in a Join's: put a Scan behind the Join, "
+                    "and make Items of a Stream that is not too long"
+                )
             if not pipeline.has_equal_ranks:
                 raise ValueError(
                     f'member {number} gives some ranks more than others (uneven="exact"), and then ranks draw differently: '

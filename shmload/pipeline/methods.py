@@ -59,6 +59,10 @@ class Fluent:
         """`FlatMap(fn)`."""
         return self._then(_stage("FlatMap", fn))
 
+    def scan(self, fn: Callable[[Any, Any], tuple[Any, Any]], initial: Any = None) -> Pipeline:
+        """`Scan(fn, initial)`."""
+        return self._then(_stage("Scan", fn, initial))
+
     def take(self, n: int) -> Pipeline:
         """`Take(n)`."""
         return self._then(_stage("Take", n))

@@ -47,9 +47,11 @@ from shmload.pipeline.blocks import (
     Expanding,
     Expansion,
     FailedItem,
+    Scan,
     columned,
 )
 from shmload.pipeline.sources import Keys, Mapped, Shuffle, set_whole
+from shmload.pipeline.streams import Stream, StreamRow
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, Uneven, stream_end, stream_positions
 from shmload.schedule.state import CHECK, check_checksum
 from shmload.worker.reader import Failure
@@ -535,6 +537,7 @@ class Plan:
     collate: Collate | None
     pool: PoolOptions
     made_batches: list[Each]  # functions of batches where these are made
+    tail: list[tuple[str, Any]]  # behind a Scan, in the trainer: it, and functions of an item
 
     @property
     def collate_fn(self) -> Any:
@@ -546,7 +549,7 @@ class Plan:
     @property
     def is_expanding(self) -> bool:
         """Whether its source's items are blocks of what comes."""
-        return isinstance(self.source, BlockRow)
+        return isinstance(self.source, BlockRow | StreamRow)
 
     @property
     def program(self) -> RowProgram:
@@ -577,7 +580,8 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
     if not stages:
         raise ValueError(f"a pipeline begins with {_SOURCES}; got no stages")
     source, *rest = stages
-    if not _is_source(source):
+    stream = source if isinstance(source, Stream) else None
+    if stream is None and not _is_source(source):
         raise TypeError(f"a pipeline begins with {_SOURCES}; stage 0 is {_name(source)}")
     joined: list[PoolOptions] = []
     if hasattr(source, "as_source"):
@@ -590,6 +594,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
     collate: Collate | None = None
     is_bucketed = False
     expanding: list[tuple[str, Any]] = []  # from the first stage on that makes more or fewer items
+    tail: list[tuple[str, Any]] = []
     pools: list[DistributedBatchedMap] = []
     for number, stage in enumerate(rest, 1):
         where, name = f"stage {number}, {_name(stage)},", f"stage {number} ({_name(stage)})"
@@ -601,10 +606,18 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
         if isinstance(stage, Shuffle) and stage.buffer_size is not None:
             stage = BufferedShuffle(stage.buffer_size)
         if isinstance(stage, Map):
-            if expanding and collate is None:
+            if tail and collate is None:
+                tail.append((name, Each(name, stage.fn)))
+            elif (expanding or stream) and collate is None:
                 expanding.append((name, Each(name, stage.fn)))
             else:
                 (of_items if collate is None else of_batches).append(Each(name, stage.fn))
+        elif tail and collate is None and not isinstance(stage, Scan | Partition | Collate):
+            raise ValueError(
+                f"{where} stands behind {tail[0][0]}, where only Scan, Map, Partition and Collate may: put it before that"
+            )
+        elif isinstance(stage, Scan) and collate is None:
+            tail.append((name, stage))
         elif isinstance(stage, Expanding) and collate is None:
             if is_decoded:
                 raise ValueError(
@@ -615,6 +628,8 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
             expanding.append((name, stage))
             if isinstance(stage, Bucket):
                 collate, is_bucketed = Collate(1, ragged=stage.ragged), True
+        elif hasattr(stage, "over") and collate is None and stream is not None and not expanding:
+            stream = _over(stage, where, stream)
         elif hasattr(stage, "over") and collate is None:
             if expanding:
                 raise ValueError(
@@ -630,10 +645,11 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
         elif collate is not None and (hasattr(stage, "over") or isinstance(stage, Expanding) or type(stage) in _NOT_BEHIND):
             raise ValueError(f"{where} stands behind Collate, where only Map may: {_NOT_BEHIND.get(type(stage), _NO_PLACES)}")
         elif isinstance(stage, DistributedBatchedMap):
-            if expanding and not callable(stage.mapping_fn):
-                raise ValueError(f"{where} decodes into a batch's row (read_into), which is not known behind {expanding[0][0]}")
+            if (expanding or stream) and not callable(stage.mapping_fn):
+                behind = expanding[0][0] if expanding else "a Stream"
+                raise ValueError(f"{where} decodes into a batch's row (read_into), which is not known behind {behind}")
             each = Each(name, stage.mapping_fn)
-            if expanding:
+            if expanding or stream:
                 expanding.append((name, each))
             else:
                 of_items.append(each)
@@ -645,8 +661,9 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
         elif isinstance(stage, Collate):
             collate = stage
         elif isinstance(stage, BatchMap):
-            if collate is None or of_batches or expanding:
-                raise ValueError(f"{where} {_NO_BATCHES if not expanding else _NO_WHOLE_BATCHES}")
+            by_blocks = expanding or tail or stream
+            if collate is None or of_batches or by_blocks:
+                raise ValueError(f"{where} {_NO_WHOLE_BATCHES if by_blocks else _NO_BATCHES}")
             of_made.append(Each(name, stage.fn))
         else:
             raise TypeError(f"{where} is no stage: a function becomes one as Map(function)")
@@ -656,9 +673,13 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
         )
     if of_items and collate is None and not callable(of_items[-1].function):
         raise ValueError("a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function")
-    if expanding:
-        source = BlockRow(source, Expansion(expanding, _finish_of(collate, is_bucketed)), block_size)
-    return Plan(source, of_items, of_batches, partition or Partition(0, 1), collate, PoolOptions.of(pools, joined), of_made)
+    if expanding or tail or stream:
+        if of_items:  # only a Scan stands behind these
+            expanding, of_items = [(each.name, each) for each in of_items], []
+        expansion = Expansion(expanding, None if tail else _finish_of(collate, is_bucketed), [stage for _, stage in tail])
+        source = BlockRow(source, expansion, block_size) if stream is None else StreamRow(stream, expansion, block_size)
+    pool = PoolOptions.of(pools, joined)
+    return Plan(source, of_items, of_batches, partition or Partition(0, 1), collate, pool, of_made, tail)
 
 
 def _finish_of(collate: Collate | None, is_bucketed: bool) -> Any:
@@ -670,10 +691,10 @@ def _finish_of(collate: Collate | None, is_bucketed: bool) -> Any:
     return columned if collate.ragged == "list" else None
 
 
-def _over(stage: Any, where: str, source: Keys) -> Keys:
+def _over(stage: Any, where: str, source: Any) -> Any:
     """What a stage of places makes of a row."""
     try:
-        made: Keys = stage.over(source)
+        made = source.with_step(stage) if isinstance(source, Stream) else stage.over(source)
     except ValueError as error:
         raise ValueError(f"{where} does not go with what it is given: {error}") from None
     return made
@@ -683,7 +704,7 @@ def _is_source(stage: Any) -> bool:
     return isinstance(stage, Keys) or hasattr(stage, "as_source")
 
 
-_SOURCES = "a Range, a Permutation, Items, a Zip, a Chain or a Join"
+_SOURCES = "a Range, a Permutation, Items, a Stream, a Zip, a Chain or a Join"
 _NO_BATCHES = "is a function of batches where they are made: it follows Collate, before any Map of whole batches"
 _NO_WHOLE_BATCHES = (
     "needs batches that workers make whole, which run across blocks behind a stage that makes more or fewer items: use Map"

@@ -258,6 +258,17 @@ def _generator(key: NDArray[np.uint64]) -> np.random.Generator:
 
 
 @contextmanager
+def sample_of(seed: int, epoch: int, index: int, worker: int, *, own: OwnGenerators | None = None) -> Iterator[None]:
+    """Reads what has a key of its own inside of another sample, which goes on behind it; generators stay where they are then."""
+    outer = _now.reading
+    begin_sample(seed, epoch, index, worker, reseed=True, own=own)
+    try:
+        yield
+    finally:
+        _now.reading = outer
+
+
+@contextmanager
 def kept_generators() -> Iterator[None]:
     """Restores the trainer's own global generators: reading in the trainer (`num_workers=0`) must not disturb them."""
     torch = sys.modules.get("torch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
@@ -77,7 +78,7 @@ def made(shape: Any, number: int) -> Any:
 
 def blocks_of(items: list[Any], ends: list[int]) -> list[Any]:
     borders = sorted({0, len(items), *(end % len(items) for end in ends)})
-    parts = [items[start:stop] for start, stop in zip(borders, borders[1:], strict=False)]
+    parts = [items[start:stop] for start, stop in pairwise(borders)]
     return [columns_of(part) or part for part in parts]
 
 

@@ -34,7 +34,10 @@ from shmload.pipeline import (
     Pack,
     Partition,
     Range,
+    Scan,
     Shuffle,
+    Skip,
+    Stream,
     Take,
     Zip,
 )
@@ -64,7 +67,67 @@ class Copies:
         return (x * 10 + number for number in range(x % self.most))
 
 
+@dataclass(frozen=True)
+class Total:
+    """A scan's function."""
+
+    a: int
+
+    def __call__(self, total: int, x: int) -> tuple[int, int]:
+        total = (total + self.a * x) % 1000
+        return total, total
+
+
 Step = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A stream of numbers, some of which are skipped."""
+
+    n: int
+    num_skipped: int
+    is_numbered: bool
+    is_stateful: bool
+    repeating: bool = False
+
+    @property
+    def length(self) -> int:
+        return self.n
+
+    def stages(self) -> list[Any]:
+        end = self.n + self.num_skipped
+        source = Stream(Counting(end + 3) if self.is_stateful else lambda: iter(range(end + 3)))
+        numbered = [Enumerate(5), Map(sum)] if self.is_numbered else []
+        return [source, Take(end), *([Skip(self.num_skipped)] if self.num_skipped else []), *numbered]
+
+    def values(self) -> Iterator[int]:
+        """Its items, epoch after epoch."""
+        while True:
+            yield from (x + self.num_skipped + (x + 5) * self.is_numbered for x in range(self.n))
+
+
+@dataclass
+class Counting:
+    """An iterable that goes on where its own state says: then it must not be read from its start."""
+
+    n: int
+    at: int = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.n:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": np.int64(self.at)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = int(state["at"])
+
+
+STREAMS = st.builds(Streamed, st.integers(1, 25), st.integers(0, 3), st.booleans(), st.booleans())
 
 
 @dataclass(frozen=True)
@@ -85,10 +148,11 @@ class Wide:
             "filter": lambda a: Filter(Divisible(a)),
             "flat": lambda a: FlatMap(Copies(a)),
             "map": lambda a: Map(Add(a)),
+            "scan": lambda a: Scan(Total(a), 0),
         }
         stages = [*self.row.stages(), *(kinds[what](a) for what, a in self.steps)]
         if self.num_workers:
-            stages.append(DistributedBatchedMap(Add(0), self.num_workers))
+            stages.insert(len(self.row.stages()), DistributedBatchedMap(Add(0), self.num_workers))
         if self.world > 1:
             stages.append(Partition(rank, self.world, uneven=self.uneven))
         if self.batch_size:
@@ -104,7 +168,7 @@ class Wide:
         n = self.row.length
         values = self.row.values() if n is None else islice(self.row.values(), number * n, (number + 1) * n)
         for what, a in self.steps:
-            values = {"filter": _filtered, "flat": _flat, "map": _mapped}[what](values, a)
+            values = {"filter": _filtered, "flat": _flat, "map": _mapped, "scan": _scanned}[what](values, a)
         return values
 
     def dealt(self, items: list[int], *, is_endless: bool) -> Iterator[list[list[int]]]:
@@ -143,19 +207,31 @@ def _mapped(values: Iterator[int], a: int) -> Iterator[int]:
     return (x + a for x in values)
 
 
+def _scanned(values: Iterator[int], a: int) -> Iterator[int]:
+    total = 0
+    for x in values:
+        total = (total + a * x) % 1000
+        yield total
+
+
 STEPS = st.lists(st.tuples(st.sampled_from(["filter", "flat", "map"]), st.integers(1, 3)), min_size=1, max_size=4).filter(
     lambda steps: any(what != "map" for what, _ in steps)
 )
 
 
+TAILS = st.lists(st.tuples(st.sampled_from(["map", "scan"]), st.integers(1, 3)), max_size=2)
+
+
 @st.composite
-def wides(draw: Callable[..., Any], rows: Any = ROWS) -> Wide:
-    row = draw(rows)
+def wides(draw: Callable[..., Any]) -> Wide:
+    row = draw(st.one_of(ROWS, STREAMS))
     steps = tuple(draw(STEPS))
     if row.length is None:  # one that leaves nothing out, or it might never come to an item
         steps = tuple((what, a if what == "map" else 1 if what == "filter" else 3) for what, a in steps)
         steps = tuple(step for step in steps if step[0] != "flat") or (("filter", 1),)
         steps = (*steps, ("filter", 1))
+    if draw(st.booleans()):
+        steps = (*steps, ("scan", draw(st.integers(1, 3))), *draw(TAILS))
     return Wide(
         row,
         steps,

@@ -1,0 +1,319 @@
+"""Stream: items of an iterable, which only comes one after the other; the trainer reads it, workers do the rest.
+
+    iterable ──the trainer reads `block_size` items──▶ a block of them ──a worker, by the stages──▶ what comes of them
+
+A block is a sample that a ShmLoader's sampler orders, so workers, crash replay and back-pressure are the loader's, and the iterable
+is read as far ahead as blocks are ordered. A place is (block, offset) as behind every stage that makes more or fewer items. A
+resume reads the iterable up to there again, or has it go on by itself, if it can: by `state_dict` and `load_state_dict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from shmload.errors import StateMismatch
+from shmload.loader import ShmLoader
+from shmload.pipeline.blocks import Expansion, FailedItem, saved, set_position
+from shmload.pipeline.columns import Block
+from shmload.pipeline.methods import Fluent
+from shmload.pipeline.sources import SEED, Enumerate, Row, Skip, Take, set_whole
+from shmload.schedule.schedule import MAX_UINT64
+from shmload.schedule.state import opened
+from shmload.worker.own_generators import OwnGenerators
+from shmload.worker.reader import Failure
+from shmload.worker.sample_rng import sample_info, sample_of
+
+if TYPE_CHECKING:
+    from shmload.pipeline.stages import PoolOptions, StreamSchedule
+
+UNKNOWN = 1 << 52  # blocks of an epoch, as far as anybody knows
+
+
+@dataclass(frozen=True, eq=False)
+class Stream(Fluent):
+    """The items of an iterable, in the order in which it gives them: what has no length, or no index.
+
+    The trainer reads it, each rank all of it; what stages make of its items is made in workers. An epoch is one pass over it. It
+    should give the same items each time, but for what `set_epoch(epoch)` changes, which is called before each pass if it is there.
+
+    Args:
+        iterable: iterated anew for each epoch; or a function that makes an iterator. An iterator has one epoch. If it, or its
+            iterator, has `state_dict()` and `load_state_dict()`, its state is part of the pipeline's, and a resume goes on by it;
+            else a resume reads again what came before.
+        seed: 0 to 2**64 - 1; of what `shmload.sample_rng()` and the global generators draw in a block of items.
+    Raises:
+        ValueError, TypeError: it is no iterable, or has an index: then Items reads it at any place.
+    Example:
+        >>> from shmload.pipeline import Stream
+        >>> list(Stream(lambda: iter("a bc d".split())).filter(lambda word: len(word) < 2).batch(2))
+        [['a', 'd']]
+    """
+
+    iterable: Any
+    seed: int = SEED
+    steps: tuple[Take | Skip | Enumerate, ...] = ()
+
+    def __post_init__(self) -> None:
+        is_function = callable(self.iterable) and not hasattr(self.iterable, "__iter__")
+        if not (is_function or hasattr(self.iterable, "__iter__")):
+            raise TypeError(
+                f"Stream needs an iterable, or a function that makes an iterator; got a {type(self.iterable).__name__}. What has a "
+                "length and an index is Items"
+            )
+        set_whole(self, "Stream(seed)", "seed", 0, MAX_UINT64)
+
+    def with_step(self, step: Any) -> Stream:
+        """Some of its items, or numbered ones.
+
+        Raises:
+            ValueError: a stage that needs to know where items stand.
+        """
+        if not isinstance(step, Take | Skip | Enumerate):
+            remedy = ": give it a buffer_size" if type(step).__name__ == "Shuffle" else ""
+            raise ValueError(f"the items of a Stream have no places to go by{remedy}")
+        return replace(self, steps=(*self.steps, step))
+
+    @property
+    def is_spent_once_read(self) -> bool:
+        """Whether it is an iterator, which cannot be begun again."""
+        return hasattr(self.iterable, "__next__")
+
+
+class StreamRow(Row):
+    """The blocks of a stream, for the schedule: nobody knows how many they are."""
+
+    def __init__(self, stream: Stream, expansion: Expansion, size: int) -> None:
+        steps = "".join(f", {step}" for step in stream.steps)
+        kinds = expansion.kinds or "items"
+        super().__init__(UNKNOWN, f"{kinds} of blocks of {size} of a Stream{steps}", repeating=False, seed=stream.seed)
+        self.stream, self.expansion, self.size = stream, expansion, size
+
+
+class _ItemNames:
+    """What the items of a stream are called."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def key(self, position: int) -> int:
+        return position
+
+    def name(self, key: int) -> str:
+        return f"item {key} of epoch {self._epoch} of the Stream"
+
+
+class StreamProgram:
+    """A dataset whose keys are blocks themselves: (epoch, block, its items)."""
+
+    def __init__(self, row: StreamRow) -> None:
+        self._expansion, self._size, self._seed = row.expansion, row.size, row.seed
+
+    def __len__(self) -> int:
+        return UNKNOWN
+
+    @cached_property
+    def _own(self) -> OwnGenerators:
+        return OwnGenerators(self._expansion)
+
+    def __getitem__(self, key: tuple[int, int, list[Any]]) -> Block:
+        epoch, block, items = key
+        with sample_of(self._seed, epoch, block, sample_info().worker, own=self._own):
+            return self._expansion(_placed(items, block * self._size), _ItemNames(epoch))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_own"}
+
+
+def _placed(items: list[Any], first: int) -> Iterator[Any]:
+    for position, item in enumerate(items, first):
+        set_position(position)
+        yield item
+
+
+class Feed:
+    """Reads a stream, block by block, from a place on: the loader's sampler.
+
+    Attributes:
+        own: the iterable's own state before a block, if it has any, as text.
+    """
+
+    def __init__(self, stream: Stream, size: int) -> None:
+        self._stream, self._size = stream, size
+        self.epoch = self.block = 0  # where the next pass begins
+        self.own: dict[int, str] = {}
+        self._is_spent = False
+        self.pristine = ""  # an iterable's own state before its first pass
+
+    def __iter__(self) -> Iterator[tuple[int, int, list[Any]]]:
+        epoch, block = self.epoch, self.block
+        try:
+            items, state_of = self._begun(epoch, block)
+        except Exception as error:
+            yield epoch, block, [_failed(error)]
+            return
+        while True:
+            if state_of is not None:
+                self.own[block] = saved(state_of(), "the state of the Stream's iterable")
+            chunk: list[Any] = []
+            try:
+                for item in islice(items, self._size):
+                    chunk.append(item)  # noqa: PERF402  # what came before an error is given, too
+            except Exception as error:
+                yield epoch, block, [*chunk, _failed(error)]
+                return
+            if not chunk:
+                return
+            yield epoch, block, chunk
+            block += 1
+
+    def _begun(self, epoch: int, block: int) -> tuple[Iterator[Any], Callable[[], Any] | None]:
+        """The items from a block on, and what says where the iterable stands."""
+        source = self._stream.iterable
+        if self._stream.is_spent_once_read and (self._is_spent or epoch):
+            raise ValueError(
+                "the Stream's iterator can be read only once, and was: give Stream an iterable, or a function that makes iterators"
+            )
+        self._is_spent = True
+        if hasattr(source, "set_epoch"):
+            source.set_epoch(epoch)
+        iterator = _iterator_of(source)
+        holder: Any = next((one for one in (iterator, source) if _is_stateful(one)), None)
+        text = self.own.get(block)
+        if holder is None and text is not None:
+            raise StateMismatch("the state has one of the Stream's iterable in it, and this iterable has no load_state_dict")
+        if holder is source and holder is not None:  # it may stand where an earlier pass has left it
+            self.pristine = self.pristine or saved(source.state_dict(), "the state of the Stream's iterable")
+            source.load_state_dict(opened(text or self.pristine, is_trusted=False))
+            iterator = _iterator_of(source)
+        elif text is not None:
+            holder.load_state_dict(opened(text, is_trusted=False))
+        first = block * self._size
+        return self._stepped(iterator, first, has_moved=text is not None), None if holder is None else holder.state_dict
+
+    def _stepped(self, iterator: Iterator[Any], first: int, *, has_moved: bool) -> Iterator[Any]:
+        """The items behind the stream's steps, from number `first` of these on."""
+        steps = self._stream.steps
+        num_skipped = sum(step.n for step in steps if isinstance(step, Skip))
+        at = first + num_skipped if has_moved and first else 0
+        for number, item in enumerate(iterator, at):
+            for step in steps:
+                if isinstance(step, Skip):
+                    number -= step.n
+                    if number < 0:
+                        break
+                elif isinstance(step, Enumerate):
+                    item = step.start + number, item
+                elif number >= step.n:
+                    return
+            else:
+                if number >= first:
+                    yield item
+
+
+def _iterator_of(source: Any) -> Iterator[Any]:
+    return source() if not hasattr(source, "__iter__") else iter(source)
+
+
+def _is_stateful(one: Any) -> bool:
+    return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+
+
+def _failed(error: Exception) -> FailedItem:
+    return FailedItem(Failure.of(error, "reading the Stream", ""))
+
+
+class StreamedBlocks:
+    """A stream's blocks in their order: what a Conveyer of blocks is for sources that have places."""
+
+    def __init__(self, row: StreamRow, pool: PoolOptions, options: Mapping[str, Any], schedule: StreamSchedule) -> None:
+        self.schedule = schedule
+        self.row, self._pool, self._options = row, pool, dict(options)
+        self.feed = Feed(row.stream, row.size)
+        self._loader: ShmLoader[Any] | None = None
+        self._iterator: Iterator[Any] | None = None
+        self.place = 0  # the block that comes next
+
+    def __call__(self) -> Block:
+        """The next block.
+
+        Raises:
+            StopIteration: the epoch is over.
+        """
+        if self._loader is None:
+            self._loader = self._made()
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+        try:
+            block: Block = next(self._iterator)
+            return block
+        finally:
+            self.place += 1
+
+    def _made(self) -> ShmLoader[Any]:
+        pool, of_pool = self._pool, {}
+        if pool.num_workers:
+            of_pool = {"prefetch_factor": pool.prefetch_factor(self.row.size), "sample_timeout_s": pool.timeout_s}
+        return ShmLoader(
+            StreamProgram(self.row),  # type: ignore[arg-type]  # a dataset by its methods
+            sampler=self.feed,
+            batch_size=None,
+            num_workers=pool.num_workers,
+            collate_fn=_as_it_is,
+            seed=self.row.seed,
+            **{**of_pool, **self._options},
+        )
+
+    def go(self, epoch: int, block: int, own: str | None = None, *, has_moved: bool = False) -> None:
+        """Goes on there.
+
+        Args:
+            own: the iterable's state there.
+        """
+        self._iterator, self.place = None, block
+        self.feed.epoch, self.feed.block = epoch, block
+        self.feed.own = {} if own is None else {block: own}
+
+    def state_at(self, block: int) -> str | None:
+        """The iterable's own state before a block; of earlier ones nobody asks again."""
+        for number in [number for number in self.feed.own if number < block]:
+            del self.feed.own[number]
+        return self.feed.own.get(block)
+
+    def first(self, epoch: int) -> Generator[Block]:
+        """The epoch's blocks from its start, read here, apart from those that are under way.
+
+        Raises:
+            ValueError: the iterator cannot be read again.
+        """
+        if self.row.stream.is_spent_once_read:
+            raise ValueError(
+                "the last step is filled up with the epoch's first items, and the Stream's iterator cannot be read again: give "
+                'Partition uneven="drop" or "exact", or Stream an iterable'
+            )
+        others = StreamedBlocks(self.row, replace(self._pool, num_workers=0), {}, self.schedule)
+        others.go(epoch, 0)
+        others.feed.pristine = self.feed.pristine
+        try:
+            while True:
+                try:
+                    yield others()
+                except StopIteration:
+                    return
+        finally:
+            others.close()
+
+    def stats(self) -> dict[str, Any]:
+        return {} if self._loader is None else self._loader.stats()
+
+    def close(self) -> None:
+        self._iterator = None
+        if self._loader is not None:
+            self._loader.close()
+
+
+def _as_it_is(block: Block) -> Block:
+    return block

@@ -28,7 +28,7 @@ import numpy as np
 
 from shmload.batch.ragged import ragged_of
 from shmload.modes.passes import collated
-from shmload.pipeline.columns import Block, columns_of
+from shmload.pipeline.block_columns import Block, columns_of
 from shmload.pipeline.sources import Keys, Row, set_whole
 from shmload.schedule.state import UsersOwn, sealed
 from shmload.worker.reader import Failure

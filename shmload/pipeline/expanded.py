@@ -17,8 +17,8 @@ from typing import Any, Self
 from shmload.batch.ragged import ragged_of
 from shmload.errors import StateMismatch
 from shmload.modes.passes import collated
+from shmload.pipeline.block_columns import Block, Piece, batch_of, items_of, length, part_of
 from shmload.pipeline.blocks import FailedItem, MadeBatch, Scan, saved
-from shmload.pipeline.columns import Block, Piece, batch_of, items_of, length, part_of
 from shmload.pipeline.conveyer import OF_BATCHES, Conveyer
 from shmload.pipeline.stages import DistributedBatchedMap, ItemStream, Plan, StreamSchedule
 from shmload.pipeline.streams import StreamedBlocks, StreamRow

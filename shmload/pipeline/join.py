@@ -104,13 +104,13 @@ class Join(Fluent):
         for number, (pipeline, weight) in enumerate(members):
             if not weight > 0:
                 raise ValueError(f"a Join needs weights above 0; member {number} has {weight!r}: leave it out")
-            if _size(pipeline) == 0:
-                raise ValueError(f"member {number} of the Join gives nothing: not even one batch of all ranks is full")
             if isinstance(pipeline, Conveyer) and (pipeline.plan.tail or isinstance(pipeline.plan.source, StreamRow)):
                 raise ValueError(
                     f"member {number} has a Stream or a Scan, whose state has no place in a Join's: put a Scan behind the Join, "
                     "and make Items of a Stream that is not too long"
                 )
+            if _size(pipeline) == 0:
+                raise ValueError(f"member {number} of the Join gives nothing: not even one batch of all ranks is full")
             if not pipeline.has_equal_ranks:
                 raise ValueError(
                     f'member {number} gives some ranks more than others (uneven="exact"), and then ranks draw differently: '

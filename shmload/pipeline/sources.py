@@ -211,8 +211,8 @@ class Items(Row):
     def __init__(self, items: Any, *, repeating: bool = False, seed: int = SEED) -> None:
         if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")) or hasattr(items, "keys"):
             raise TypeError(
-                f"Items needs something with a length that is indexed by 0, 1, ...; got a {type(items).__name__}. An iterator "
-                "becomes one by list(...), if it is short"
+                f"Items needs something with a length that is indexed by 0, 1, ...; got a {type(items).__name__}. An iterable "
+                "is Stream(...)"
             )
         if not len(items):
             raise ValueError(f"Items: a pipeline needs at least one item; this {type(items).__name__} has none")

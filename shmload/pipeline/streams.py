@@ -10,15 +10,15 @@ resume reads the iterable up to there again, or has it go on by itself, if it ca
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from shmload.errors import StateMismatch
 from shmload.loader import ShmLoader
+from shmload.pipeline.block_columns import Block
 from shmload.pipeline.blocks import Expansion, FailedItem, saved, set_position
-from shmload.pipeline.columns import Block
 from shmload.pipeline.methods import Fluent
 from shmload.pipeline.sources import SEED, Enumerate, Row, Skip, Take, set_whole
 from shmload.schedule.schedule import MAX_UINT64
@@ -55,7 +55,7 @@ class Stream(Fluent):
 
     iterable: Any
     seed: int = SEED
-    steps: tuple[Take | Skip | Enumerate, ...] = ()
+    steps: tuple[Take | Skip | Enumerate, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         is_function = callable(self.iterable) and not hasattr(self.iterable, "__iter__")
@@ -67,7 +67,7 @@ class Stream(Fluent):
         set_whole(self, "Stream(seed)", "seed", 0, MAX_UINT64)
 
     def with_step(self, step: Any) -> Stream:
-        """Some of its items, or numbered ones.
+        """Some of its items, or numbered ones, as a `step` says.
 
         Raises:
             ValueError: a stage that needs to know where items stand.
@@ -75,7 +75,9 @@ class Stream(Fluent):
         if not isinstance(step, Take | Skip | Enumerate):
             remedy = ": give it a buffer_size" if type(step).__name__ == "Shuffle" else ""
             raise ValueError(f"the items of a Stream have no places to go by{remedy}")
-        return replace(self, steps=(*self.steps, step))
+        stepped = replace(self)
+        object.__setattr__(stepped, "steps", (*self.steps, step))
+        return stepped
 
     @property
     def is_spent_once_read(self) -> bool:

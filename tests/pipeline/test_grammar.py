@@ -18,8 +18,8 @@ WORK = DistributedBatchedMap(Add(1), 1)
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ([], "a pipeline begins with a Range, a Permutation, Items, a Zip, a Chain or a Join; got no stages"),
-        ([Map(Add(1))], "a pipeline begins with a Range, a Permutation, Items, a Zip, a Chain or a Join; stage 0 is a Map"),
+        ([], "a pipeline begins with a Range, a Permutation, Items, a Stream, a Zip, a Chain or a Join; got no stages"),
+        ([Map(Add(1))], "a pipeline begins with a Range, a Permutation, Items, a Stream, a Zip, a Chain or a Join; stage 0 is a Map"),
         ([[1, 2]], "stage 0 is a list"),
         ([Range(3), Range(3)], "stage 1, a Range, gives items of its own, so it can only be the first"),
         ([Range(3), Join([(Conveyer([Range(3)]), 1)])], "stage 1, a Join, gives items of its own"),

@@ -28,7 +28,7 @@ class Texts(NamedTuple):
     values: list[Any]
 
 
-class Columns(NamedTuple):
+class BlockColumns(NamedTuple):
     """Items that are all alike.
 
     Attributes:
@@ -46,7 +46,7 @@ class _Unlike(Exception):
     """The items are not all alike, or not of a kind that columns hold."""
 
 
-def columns_of(items: Sequence[Any]) -> Columns | None:
+def columns_of(items: Sequence[Any]) -> BlockColumns | None:
     """The items as columns; None if they are not all alike, or hold what columns cannot."""
     kinds: list[str] = []
     if not items or registered_functions():
@@ -55,7 +55,7 @@ def columns_of(items: Sequence[Any]) -> Columns | None:
         tree = _column(list(items), kinds)
     except (_Unlike, OverflowError, TypeError, RuntimeError):  # the latter: of dtypes that torch cannot stack, or numpy name
         return None
-    return Columns(len(items), " ".join(kinds), tree)
+    return BlockColumns(len(items), " ".join(kinds), tree)
 
 
 def _column(values: list[Any], kinds: list[str]) -> Any:
@@ -94,13 +94,13 @@ def _column(values: list[Any], kinds: list[str]) -> Any:
     raise _Unlike
 
 
-Block = Columns | list[Any]
+Block = BlockColumns | list[Any]
 Piece = tuple[Block, int, int]  # items start to stop of a block
 
 
 def length(block: Block) -> int:
     """How many items a block has."""
-    return block.size if isinstance(block, Columns) else len(block)
+    return block.size if isinstance(block, BlockColumns) else len(block)
 
 
 def part_of(pieces: Sequence[Piece], first: int, stop: int) -> list[Piece]:
@@ -117,10 +117,10 @@ def part_of(pieces: Sequence[Piece], first: int, stop: int) -> list[Piece]:
 def batch_of(pieces: Sequence[Piece]) -> Any:
     """The batch of some items, if they lie in columns that go together; None if not. That of one piece aliases its block."""
     first = pieces[0][0]
-    if not isinstance(first, Columns):
+    if not isinstance(first, BlockColumns):
         return None
     trees = [
-        (block.tree, start, stop) for block, start, stop in pieces if isinstance(block, Columns) and block.kinds == first.kinds
+        (block.tree, start, stop) for block, start, stop in pieces if isinstance(block, BlockColumns) and block.kinds == first.kinds
     ]
     if len(trees) < len(pieces):
         return None
@@ -157,7 +157,7 @@ def items_of(pieces: Sequence[Piece]) -> list[Any]:
     """The items, as the stages made them."""
     found: list[Any] = []
     for block, start, stop in pieces:
-        if isinstance(block, Columns):
+        if isinstance(block, BlockColumns):
             makers = _makers(block.tree, iter(block.kinds.split()))
             found += [makers(row) for row in range(start, stop)]
         else:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from shmload.batch.ragged import ragged_of
 from shmload.modes.passes import collated
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Filter, Map, Range
-from shmload.pipeline.columns import Columns, batch_of, columns_of, items_of, length, part_of
+from shmload.pipeline.block_columns import BlockColumns, batch_of, columns_of, items_of, length, part_of
 
 RULE = ragged_of("list", None, is_torch_mode=False)
 NUMPY = ["uint8", "int16", "uint16", "int64", "float16", "float32", "complex64", "bool"]
@@ -99,7 +99,7 @@ def test_a_batch_out_of_blocks_is_what_collating_its_items_gives(shapes: Any, n:
 def test_items_that_are_alike_become_columns() -> None:
     items = [{"x": np.full(3, i, np.float32), "y": (i, float(i), f"{i}"), "z": torch.tensor([i])} for i in range(4)]
     columns = columns_of(items)
-    assert isinstance(columns, Columns)
+    assert isinstance(columns, BlockColumns)
     batch = batch_of([(columns, 1, 3)])
     assert batch["x"].tolist() == [[1.0] * 3, [2.0] * 3]
     assert batch["y"][2] == ("1", "2")

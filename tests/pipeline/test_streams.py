@@ -1,0 +1,263 @@
+"""Streams: what only real workers, real kills and other people's iterables show; their items are test_expanded's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import shmload
+from shmload.errors import StateMismatch, WorkerDied
+from shmload.pipeline import (
+    Collate,
+    Conveyer,
+    DistributedBatchedMap,
+    Filter,
+    Items,
+    Join,
+    Map,
+    Partition,
+    Range,
+    Scan,
+    Shuffle,
+    Stream,
+)
+from tests.pipeline.pipeline_kit import Add, plain
+
+WORKERS = [0, 2]
+
+
+def drawn(x: int) -> tuple[int, float, float, float]:
+    return x, float(shmload.sample_rng().random()), float(np.random.rand()), torch.rand(1).item()
+
+
+def numbers(n: int, function: Any, num_workers: int, **options: Any) -> Conveyer:
+    stages = [DistributedBatchedMap(function, num_workers)] if num_workers else [Map(function)]
+    return Conveyer([Stream(range(n), seed=5), *stages], block_size=4, **options)
+
+
+def test_what_a_block_draws_is_its_own_whoever_makes_it() -> None:
+    before = np.random.get_state()[1].tobytes()  # type: ignore[union-attr]  # the legacy form
+    with numbers(20, drawn, 0) as alone, numbers(20, drawn, 2) as shared:
+        first, second = list(alone), list(alone)
+        assert list(shared) == first
+        assert list(shared) == second
+    assert len({value for item in first + second for value in item[1:]}) == 2 * 3 * 20
+    assert np.random.get_state()[1].tobytes() == before  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_an_iterable_that_fails_gives_what_came_before_and_ends(num_workers: int) -> None:
+    def breaks() -> Iterator[int]:
+        yield from range(6)
+        raise ValueError("torn")
+
+    stages = [DistributedBatchedMap(Add(1), num_workers)] if num_workers else []
+    with Conveyer([Stream(breaks), *stages], block_size=4) as pipeline:
+        assert [pipeline() for _ in range(6)] == [x + (num_workers > 0) for x in range(6)]
+        with pytest.raises(ValueError, match="torn"):
+            pipeline()
+        with pytest.raises(StopIteration):
+            pipeline()
+
+
+def fails_at_7(x: int) -> int:
+    if x == 7:
+        raise ValueError("seven")
+    return x
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_an_item_that_fails_is_named_by_its_place_in_the_stream(num_workers: int) -> None:
+    with numbers(10, fails_at_7, num_workers) as pipeline:
+        assert [pipeline() for _ in range(7)] == list(range(7))
+        with pytest.raises(ValueError, match=r"shmload: stage 1 \(a \w+\), of item 7 of epoch 0 of the Stream"):
+            pipeline()
+        assert list(pipeline) == [8, 9]
+
+
+class KillsOnce:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, x: int) -> int:
+        if x == 9 and not self.path.exists():
+            self.path.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+
+def test_a_worker_that_dies_is_replaced_and_nobody_notices(tmp_path: Path) -> None:
+    with numbers(30, KillsOnce(tmp_path / "killed"), 2) as pipeline:
+        assert list(pipeline) == list(range(30))
+
+
+def kills(x: int) -> int:
+    if x == 9:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def test_a_block_that_ends_its_worker_twice_is_lost_and_the_place_stays_right() -> None:
+    with numbers(20, kills, 1) as pipeline:
+        assert [pipeline() for _ in range(8)] == list(range(8))
+        with pytest.raises(WorkerDied):
+            pipeline()
+        assert [pipeline() for _ in range(3)] == [12, 13, 14]
+        state = pipeline.state()
+    assert (state["position"], state["counters"]) == (3, [3])
+
+
+def test_an_iterator_has_one_epoch_and_says_so() -> None:
+    with Conveyer([Stream(iter(range(3)))]) as pipeline:
+        assert list(pipeline) == [0, 1, 2]
+        with pytest.raises(ValueError, match="can be read only once"):
+            next(iter(pipeline))
+
+
+def test_ranks_need_the_first_items_again_to_fill_up_the_last_step() -> None:
+    once = Conveyer([Stream(iter(range(3))), Partition(0, 2)])
+    with once, pytest.raises(ValueError, match="cannot be read again"):
+        list(once)
+    for rank, expected in enumerate(([0, 2], [1, 0])):
+        with Conveyer([Stream(range(3)), Partition(rank, 2)]) as pipeline:
+            assert list(pipeline) == expected
+
+
+class Own:
+    """An iterator with a state of its own."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.at, self.num_read = n, 0, 0
+
+    def __iter__(self) -> Own:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == self.n:
+            raise StopIteration
+        self.at, self.num_read = self.at + 1, self.num_read + 1
+        return self.at - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "words": ["a", b"b", np.arange(2)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["words"][2].tolist() == [0, 1]
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_a_resume_by_its_own_state_reads_nothing_twice_but_a_block(num_workers: int) -> None:
+    stages = [DistributedBatchedMap(Add(0), num_workers)] if num_workers else []
+    with Conveyer([Stream(lambda: Own(100)), *stages, Collate(5)], block_size=8) as pipeline:
+        had = [plain(pipeline()) for _ in range(7)]
+        state = json.loads(json.dumps(pipeline.state()))
+        rest = [plain(batch) for batch in pipeline]
+    made: list[Own] = []
+
+    def own() -> Own:
+        made.append(Own(100))
+        return made[-1]
+
+    with Conveyer([Stream(own), Collate(5)], block_size=8) as again:
+        again.load_state(state)
+        assert again.state() == state
+        assert [plain(batch) for batch in again] == rest
+    assert list(chain.from_iterable(had + rest)) == list(range(100))
+    assert [one.num_read for one in made] == [100 - 32]  # item 35 lies in block 4
+
+
+def test_a_state_that_only_pickle_can_write_is_refused_when_it_is_asked_for() -> None:
+    class Odd(Own):
+        def state_dict(self) -> dict[str, Any]:
+            return {"odd": object}
+
+    with Conveyer([Stream(lambda: Odd(3))]) as pipeline, pytest.raises(TypeError, match="only pickle"):
+        pipeline()
+    with pytest.raises(TypeError, match=r"Scan\(initial\) is saved"):
+        Scan(lambda s, x: (s, x), object())
+
+
+class Epochs:
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (self.epoch * 10 + x for x in range(3))
+
+
+def test_an_iterable_is_given_its_epoch() -> None:
+    with Conveyer([Stream(Epochs())]) as pipeline:
+        assert [list(pipeline) for _ in range(2)] == [[0, 1, 2], [10, 11, 12]]
+
+
+def test_large_items_travel_to_the_workers_and_back() -> None:
+    with Conveyer(
+        [Stream(lambda: (np.full(1 << 20, i, np.uint8) for i in range(6))), DistributedBatchedMap(sum_of, 2)]
+    ) as pipeline:
+        assert list(pipeline) == [i << 20 for i in range(6)]
+
+
+def sum_of(x: Any) -> int:
+    return int(x.sum(dtype=np.int64))
+
+
+def test_a_dataset_of_torchs_iterable_kind_is_read() -> None:
+    class Lines(torch.utils.data.IterableDataset[str]):
+        def __iter__(self) -> Iterator[str]:
+            yield from ("a", "bc", "def")
+
+    assert next(iter(Stream(Lines()).map(len).batch(2))).tolist() == [1, 2]
+
+
+def test_what_makes_no_stream_is_refused_with_the_reason() -> None:
+    with pytest.raises(TypeError, match="Stream needs an iterable"):
+        Stream(3)
+    with pytest.raises(TypeError, match="Stream"):
+        Items(iter([1]))
+    with pytest.raises(ValueError, match=r"stage 1, a Shuffle, .* have no places to go by: give it a buffer_size"):
+        Conveyer([Stream([1, 2]), Shuffle()])
+    with pytest.raises(ValueError, match="a Stream or a Scan, whose state"):
+        Join([(Conveyer([Stream([1])]), 1)])
+    with pytest.raises(ValueError, match=r"stage 2, a Filter, stands behind stage 1 \(a Scan\)"):
+        Conveyer([Range(3), Scan(lambda s, x: (s, x)), Filter(bool)])
+
+
+def total(state: Any, x: int) -> tuple[Any, int]:
+    if x == 3:
+        raise ValueError("three")
+    return state + x, state + x
+
+
+def test_where_a_scan_fails_the_item_is_lost_and_the_state_stays() -> None:
+    with Conveyer([Range(6, repeating=False), Scan(total, 0)], block_size=4) as pipeline:
+        assert [pipeline() for _ in range(3)] == [0, 1, 3]
+        with pytest.raises(ValueError, match=r"three\n(.*\n)*shmload: stage 1 \(a Scan\), of an item of block 0 of epoch 0"):
+            pipeline()
+        assert list(pipeline) == [7, 12]
+
+
+def test_a_scan_gives_a_pair() -> None:
+    with Conveyer([Range(6), Scan(lambda s, x: x, 0)]) as pipeline, pytest.raises(TypeError, match=r"gives \(state, item\)"):
+        pipeline()
+
+
+def test_a_state_without_what_scans_carried_is_refused_and_nothing_is_changed() -> None:
+    with Conveyer([Range(9, repeating=False), Scan(total, 0)]) as pipeline:
+        first = pipeline.state()
+        without = {name: value for name, value in first.items() if name not in ("children", "check")}
+        with pytest.raises(StateMismatch):
+            pipeline.load_state(shmload.schedule.state.with_checksum(without))
+        assert pipeline() == 0

@@ -48,6 +48,7 @@ REFUSED_BY_TORCH = "oqS"
 BY_BATCH = ("lengths", "tokens", "batch_sampler")
 KEYED = ("block", "weighted")
 EXPANDING = "fg"  # stages that make more or fewer items
+OF_BLOCKS = EXPANDING + "mc"  # and a Stream for a source, and a Scan behind all of them
 
 
 MAKE_OF = {
@@ -196,7 +197,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         extra=one(("", 2), ("gzip", 1), ("zlib", 1), ("files", 1), ("bare", 1)),
         bad=one((0, 5), (1, 1), (rng.randint(2, 6), 1)),
         keeps=rng.random() < 0.5,
-        stages="".join(rng.choice("tsewrzfg") for _ in range(rng.randint(0, 3))),
+        stages="".join(rng.choice("tsewrzfgmc") for _ in range(rng.randint(0, 3))),
         mode=one(("seed", 3), ("torch", 2)),
         batch_size=one((1, 1), (3, 2), (4, 2), (6, 2), (rng.randint(7, 33), 1), (None, 0.7)),
         shuffle=rng.random() < 0.65,
@@ -316,14 +317,22 @@ def _of_kind(case: Case) -> Case:
         )
     if case.kind != "pipeline" or case.n < 8:
         case = replace(case, stages="")
-    first = min([at for at, letter in enumerate(case.stages) if letter in EXPANDING] or [len(case.stages)])
-    kept = [letter for at, letter in enumerate(case.stages) if at < first or letter in EXPANDING]  # places are not known behind
-    case = replace(case, stages="".join(kept))
+    case = replace(case, stages=_legal(case.stages))
     if case.wrap and case.n < 2:
         case = replace(case, wrap="")
     if case.n == 0 and case.kind not in PLAIN:
         case = replace(case, n=1)
     return case
+
+
+def _legal(stages: str) -> str:
+    """What of some stages makes a pipeline, a Stream first and a Scan last."""
+    is_streamed, is_scanned = "m" in stages, "c" in stages
+    inner = [letter for letter in stages if letter not in "mc" and not (is_streamed and letter in "wrz")]
+    ends = EXPANDING + ("e" if is_streamed else "")  # a Stream's items are not numbered behind a Map
+    first = min([at for at, letter in enumerate(inner) if letter in ends] or [len(inner)])
+    kept = [letter for at, letter in enumerate(inner) if at < first or letter in EXPANDING or (at == first and letter in ends)]
+    return "m" * is_streamed + "".join(kept) + "c" * is_scanned
 
 
 def _of_mode(case: Case) -> Case:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.crossing.cases import EXPANDING, Case
+from tests.crossing.cases import OF_BLOCKS, Case
 
 if TYPE_CHECKING:
     from tests.crossing.habits import Trial
@@ -54,6 +54,41 @@ def copies(x: int) -> list[int]:
     return [x] * (x % 3)
 
 
+def running(total: int, x: int) -> tuple[int, int]:
+    """Of a Scan."""
+    total = (total + x) % 1000
+    return total, total
+
+
+class Numbers:
+    """The row of an epoch as an iterable, which a resume reads again."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.epoch, self.at = case, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        yield from _numbers(self.case, self.epoch)
+
+
+class Remembering(Numbers):
+    """One that knows where it stands."""
+
+    def __iter__(self) -> Iterator[int]:
+        row = _numbers(self.case, self.epoch)
+        while self.at < len(row):
+            self.at += 1
+            yield row[self.at - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
 def more_stages(case: Case) -> Iterator[Any]:
     """What the letters of a case stand for."""
     from shmload.pipeline import Enumerate, Filter, FlatMap, Map, Repeat, Skip, Take, Window
@@ -67,6 +102,8 @@ def more_stages(case: Case) -> Iterator[Any]:
         "z": [Window(3, 3), Map(summed)],
         "f": [Filter(is_kept)],
         "g": [FlatMap(copies)],
+        "m": [],
+        "c": [],
     }
     for letter in case.stages:
         yield from made[letter]
@@ -84,19 +121,27 @@ def made_by(letter: str, case: Case, epochs: list[list[int]]) -> list[list[int]]
         "z": lambda row: [sum(row[at : at + 3]) for at in range(0, len(row) - 2, 3)],
         "f": lambda row: [x for x in row if x % 3],
         "g": lambda row: [x for x in row for _ in range(x % 3)],
+        "m": lambda row: row,
+        "c": lambda row: list(accumulate(row, lambda a, b: (a + b) % 1000)),
     }[letter]
     return [made(row) for row in epochs]
 
 
 def stages_of(case: Case, rank: int, ranks: int, workers: int, batch_size: int) -> list[Any]:
     """Of a case's pipeline, for one rank."""
-    from shmload.pipeline import Collate, DistributedBatchedMap, Map, Partition, Permutation, Range
+    from shmload.pipeline import Collate, DistributedBatchedMap, Map, Partition, Permutation, Range, Scan, Stream
 
-    source = (Permutation if case.shuffle else Range)(case.n, repeating=False, seed=case.seed)
+    source: Any = (Permutation if case.shuffle else Range)(case.n, repeating=False, seed=case.seed)
+    if "m" in case.stages:
+        source = Stream(Remembering(case) if case.keeps else Numbers(case), seed=case.seed)
     stages: list[Any] = [source, *more_stages(case)]
     if ranks > 1:
         stages.append(Partition(rank, ranks, uneven=case.uneven))
-    stages.append(DistributedBatchedMap(Row(case), workers) if workers else Map(Row(case)))
+    is_scanned = "c" in case.stages
+    made = int if is_scanned else Row(case)
+    stages.append(DistributedBatchedMap(made, workers) if workers else Map(made))
+    if is_scanned:
+        stages += [Scan(running, 0), Map(Row(case))]
     stages.append(Collate(batch_size, not case.drop_last))
     if case.extra in ("stops", "raises"):
         stages.append(Map(Ends(case.extra, _fails_from(case))))
@@ -153,7 +198,7 @@ def run_pipeline(trial: Trial) -> None:
 
     def made(ranks: int, workers: int, batch_size: int) -> list[Any]:
         try:
-            block = {"block_size": 1 + case.seed % 9} if set(case.stages) & set(EXPANDING) else {}
+            block = {"block_size": 1 + case.seed % 9} if set(case.stages) & set(OF_BLOCKS) else {}
             return [Conveyer(stages_of(case, rank, ranks, workers, batch_size), **block) for rank in range(ranks)]
         except (ValueError, TypeError) as error:
             raise Refused(f"{type(error).__name__}: {error}") from error

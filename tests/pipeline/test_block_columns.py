@@ -106,6 +106,14 @@ def test_items_that_are_alike_become_columns() -> None:
     assert batch["z"].data_ptr() == columns.tree["z"][1:].data_ptr()  # a slice, and no copy
 
 
+def test_blocks_of_other_dtypes_are_collated_item_by_item() -> None:
+    blocks = [columns_of([np.arange(2, dtype=dtype)] * 2) for dtype in (np.int32, np.int64)]
+    assert None not in blocks
+    pieces = [(block, 0, 2) for block in blocks if block]
+    assert batch_of(pieces) is None
+    assert [item.dtype for item in items_of(pieces)] == [np.int32, np.int32, np.int64, np.int64]
+
+
 @pytest.mark.parametrize("odd", [None, {1, 2}, 1 << 70, torch.ones(2, requires_grad=True)])
 def test_what_columns_cannot_hold_stays_items(odd: Any) -> None:
     assert columns_of([odd, odd]) is None

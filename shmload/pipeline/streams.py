@@ -10,10 +10,10 @@ resume reads the iterable up to there again, or has it go on by itself, if it ca
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from shmload.errors import StateMismatch
 from shmload.loader import ShmLoader
@@ -41,9 +41,10 @@ class Stream(Fluent):
     should give the same items each time, but for what `set_epoch(epoch)` changes, which is called before each pass if it is there.
 
     Args:
-        iterable: iterated anew for each epoch; or a function that makes an iterator. An iterator has one epoch. If it, or its
-            iterator, has `state_dict()` and `load_state_dict()`, its state is part of the pipeline's, and a resume goes on by it;
-            else a resume reads again what came before.
+        iterable: iterated anew for each epoch; or a function that makes an iterator. An iterator has one epoch.
+        resume: "state": by the iterable's own state, which is part of the pipeline's then, if it, or its iterator, has
+            `state_dict()` and `load_state_dict()`; "count": what came before is read again. Take that for an iterable whose own
+            state is not exact, such as a shuffled one of Hugging Face's, which forgets what is in its buffer.
         seed: 0 to 2**64 - 1; of what `shmload.sample_rng()` and the global generators draw in a block of items.
     Raises:
         ValueError, TypeError: it is no iterable, or has an index: then Items reads it at any place.
@@ -54,6 +55,8 @@ class Stream(Fluent):
     """
 
     iterable: Any
+    _: KW_ONLY
+    resume: Literal["state", "count"] = "state"
     seed: int = SEED
     steps: tuple[Take | Skip | Enumerate, ...] = field(default=(), init=False)
 
@@ -64,6 +67,8 @@ class Stream(Fluent):
                 f"Stream needs an iterable, or a function that makes an iterator; got a {type(self.iterable).__name__}. What has a "
                 "length and an index is Items"
             )
+        if self.resume not in ("state", "count"):
+            raise ValueError(f'Stream(resume) is "state" or "count"; got {self.resume!r}')
         set_whole(self, "Stream(seed)", "seed", 0, MAX_UINT64)
 
     def with_step(self, step: Any) -> Stream:
@@ -157,8 +162,9 @@ class Feed:
         except Exception as error:
             yield epoch, block, [_failed(error)]
             return
+        begun = block
         while True:
-            if state_of is not None:
+            if state_of is not None and block > begun:  # what has not begun to read may show where its last pass ended
                 self.own[block] = saved(state_of(), "the state of the Stream's iterable")
             chunk: list[Any] = []
             try:
@@ -183,10 +189,11 @@ class Feed:
         if hasattr(source, "set_epoch"):
             source.set_epoch(epoch)
         iterator = _iterator_of(source)
-        holder: Any = next((one for one in (iterator, source) if _is_stateful(one)), None)
+        ways = (iterator, source) if self._stream.resume == "state" else ()
+        holder: Any = next((one for one in ways if _is_stateful(one)), None)
         text = self.own.get(block)
         if holder is None and text is not None:
-            raise StateMismatch("the state has one of the Stream's iterable in it, and this iterable has no load_state_dict")
+            raise StateMismatch("the state has one of the Stream's iterable in it, which this one does not go on by")
         if holder is source and holder is not None:  # it may stand where an earlier pass has left it
             self.pristine = self.pristine or saved(source.state_dict(), "the state of the Stream's iterable")
             source.load_state_dict(opened(text or self.pristine, is_trusted=False))

@@ -482,7 +482,7 @@ class Expansion:
                 self._runs.append(("", [stage]))
         self._finish = finish
         kinds = [stage.kind for _, stage in stages if isinstance(stage, Expanding)]
-        self.kinds = ", ".join([*kinds, *("Scan" for stage in behind if isinstance(stage, Scan))])
+        self.kinds = ", ".join([*kinds, *("Scan" for stage in behind if isinstance(stage, Scan))]) or "items"
 
     def __call__(self, items: Iterator[Any], row: Any) -> Block:
         """The block's items.

@@ -81,6 +81,10 @@ class Conveyer:
     def __new__(cls, stages: Sequence[Any] = (), *, block_size: int = BLOCK, **options: Any) -> Self:
         """One of another kind where a stage makes more or fewer items."""
         stages = stages_of(stages)
+        if cls is Conveyer and any(not getattr(stage, "in_order", True) for stage in stages):
+            from shmload.pipeline.unordered import UnorderedConveyer  # the same
+
+            return object.__new__(UnorderedConveyer)  # type: ignore[return-value]  # a subclass
         if cls is Conveyer and any(
             isinstance(stage, Expanding | Scan | Stream) or getattr(stage, "is_buffered", False) for stage in stages
         ):

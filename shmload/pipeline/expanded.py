@@ -9,7 +9,7 @@ and how many of that block's items lie before it: the same on all ranks, whateve
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any, Self
@@ -21,7 +21,7 @@ from shmload.pipeline.block_columns import Block, Piece, batch_of, items_of, len
 from shmload.pipeline.blocks import FailedItem, MadeBatch, Scan, saved
 from shmload.pipeline.conveyer import OF_BATCHES, Conveyer
 from shmload.pipeline.stages import DistributedBatchedMap, ItemStream, Plan, StreamSchedule
-from shmload.pipeline.streams import StreamedBlocks, StreamRow
+from shmload.pipeline.streams import FedBlocks, StreamRow
 from shmload.schedule.state import check_state, compare_state, make_state, opened, with_checksum
 from shmload.worker.reader import Failure
 from shmload.worker.stage_engine import called
@@ -75,6 +75,11 @@ class PlacedBlocks:
         self._pipeline.close()
 
 
+def schedule_of_blocks(plan: Plan) -> StreamSchedule:
+    """Blocks are the same for any number of ranks, and no rank is without one."""
+    return ItemStream(plan.source, None).schedule(seed=plan.source.seed, uneven="pad", world_size=1)
+
+
 class ExpandedConveyer(Conveyer):
     """See Conveyer, which makes it where a stage makes more or fewer items."""
 
@@ -87,12 +92,7 @@ class ExpandedConveyer(Conveyer):
             )
         plan = self.plan
         inner = {name: value for name, value in options.items() if name != "block_size"}
-        self._blocks: StreamedBlocks | PlacedBlocks
-        if isinstance(plan.source, StreamRow):
-            of_one_rank = ItemStream(plan.source, None).schedule(seed=plan.source.seed, uneven="pad", world_size=1)
-            self._blocks = StreamedBlocks(plan.source, plan.pool, inner, of_one_rank)
-        else:
-            self._blocks = PlacedBlocks(plan, inner)
+        self._blocks = self._blocks_of(plan, inner)
         self._is_streamed = isinstance(plan.source, StreamRow)
         self._scans = [stage for _, stage in plan.tail if isinstance(stage, Scan)]
         self._carried = self._initial()
@@ -103,6 +103,11 @@ class ExpandedConveyer(Conveyer):
         self._over = False  # whether the epoch has ended for this rank
         self._has_begun = False  # whether anything was asked for of this epoch
         self._valid: int | None = None
+
+    def _blocks_of(self, plan: Plan, options: Mapping[str, Any]) -> FedBlocks | PlacedBlocks:
+        if isinstance(plan.source, StreamRow):
+            return FedBlocks(plan.source, plan.pool, options, schedule_of_blocks(plan))
+        return PlacedBlocks(plan, options)
 
     def __len__(self) -> int:
         raise TypeError("behind a stage that makes more or fewer items their number is not known before they are read")
@@ -203,7 +208,7 @@ class ExpandedConveyer(Conveyer):
         while not self._over:
             if self._current is None:
                 try:
-                    self._current = self._blocks()
+                    self._current = self._arrived()
                 except StopIteration:
                     self._over = True
                     break
@@ -217,8 +222,16 @@ class ExpandedConveyer(Conveyer):
                     )
             if self._offset < length(self._current):
                 return True
-            self._block, self._offset, self._current = self._block + 1, 0, None
+            self._leave()
         return False
+
+    def _arrived(self) -> Block:
+        """The next block, which is the one at the place."""
+        return self._blocks()
+
+    def _leave(self) -> None:
+        """All of the block at the place has been had."""
+        self._block, self._offset, self._current = self._block + 1, 0, None
 
     def _first(self, count: int) -> list[Piece]:
         """The epoch's first items, over and over, which fill up its last step."""
@@ -240,33 +253,41 @@ class ExpandedConveyer(Conveyer):
 
     def state(self) -> dict[str, Any]:
         schedule = self._blocks.schedule
-        step = schedule.n if self._over and not self._is_streamed else self._block
+        block, counters = self._counted()
+        step = schedule.n if self._over and not self._is_streamed else block
         state = dict(make_state(schedule, epoch=self._epoch, step=step))
         if self.is_endless:
-            state["epoch"], state["position"] = divmod(self._block, schedule.n)
-        state["counters"] = [0 if self._over else self._offset]
+            state["epoch"], state["position"] = divmod(block, schedule.n)
+        state["counters"] = counters
         if children := self._children():
             state["children"] = children
         return with_checksum(state)
 
+    def _counted(self) -> tuple[int, list[int]]:
+        """The place: a block, and how many of its items have been had."""
+        return self._block, [0 if self._over else self._offset]
+
     def _children(self) -> dict[str, str]:
         """What a place needs besides the numbers."""
         found = {"scans": saved(self._carried, "what a Scan carries")} if self._scans else {}
-        own = self._blocks.state_at(self._block)
+        own = self._blocks.state_at(self._counted()[0])
         return found if own is None else {**found, "source": own}
 
-    def _place_of(self, state: Mapping[str, Any]) -> tuple[int, int, int, dict[str, str]]:  # type: ignore[override]  # and more
+    def _place_of(self, state: Mapping[str, Any]) -> tuple[int, int, list[int], dict[str, str]]:  # type: ignore[override]  # more
         checked = check_state(state)
         schedule = self._blocks.schedule
         compare_state(checked, schedule)
         counters: Any = checked.get("counters")
-        if not (isinstance(counters, list) and len(counters) == 1 and type(counters[0]) is int and counters[0] >= 0):
-            raise StateMismatch(f"the state of a pipeline that expands blocks has one counter, from 0 on; got {counters!r:.200}")
+        if not (isinstance(counters, list) and self._are_counters(counters)):
+            raise StateMismatch(f"the state of this pipeline has other counters than {counters!r:.200}")
         children = checked.get("children", {})
         if self._scans and len(self._opened(children)) != len(self._scans):
             raise StateMismatch(f"the state is of another number of Scans than {len(self._scans)}")
         epoch, block = checked["epoch"], checked["position"]
-        return (0, epoch * schedule.n + block, counters[0], children) if self.is_endless else (epoch, block, counters[0], children)
+        return (0, epoch * schedule.n + block, counters, children) if self.is_endless else (epoch, block, counters, children)
+
+    def _are_counters(self, counters: list[Any]) -> bool:
+        return len(counters) == 1 and type(counters[0]) is int
 
     @staticmethod
     def _opened(children: Mapping[str, str]) -> list[Any]:
@@ -277,20 +298,20 @@ class ExpandedConveyer(Conveyer):
             raise StateMismatch(f"the state does not say what the pipeline's Scans carried ({error!r})") from error
         return carried if isinstance(carried, list) else []
 
-    def _move(self, epoch: int, block: int, offset: int = 0, children: Mapping[str, str] | None = None) -> None:
+    def _move(self, epoch: int, block: int, counters: Sequence[int] = (0,), children: Mapping[str, str] | None = None) -> None:
         children = children or {}
-        self._place(epoch, block, offset)
+        self._place(epoch, block, counters)
         if self._scans and "scans" in children:
             self._carried = self._opened(children)
         self._blocks.go(epoch, block, children.get("source"), has_moved=True)
 
-    def _go(self, epoch: int, block: int, offset: int = 0) -> None:
-        self._place(epoch, block, offset)
+    def _go(self, epoch: int, block: int) -> None:
+        self._place(epoch, block, (0,))
         self._blocks.go(epoch, block)
 
-    def _place(self, epoch: int, block: int, offset: int) -> None:
-        self._epoch, self._block, self._offset, self._current = epoch, block, offset, None
-        self._over, self._has_begun = False, (block, offset) != (0, 0)
+    def _place(self, epoch: int, block: int, counters: Sequence[int]) -> None:
+        self._epoch, self._block, self._offset, self._current = epoch, block, counters[0], None
+        self._over, self._has_begun = False, block > 0 or any(counters)
         self._carried = self._initial()
 
     def _end(self) -> None:
@@ -305,7 +326,7 @@ class ExpandedConveyer(Conveyer):
         return self._over
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "place": (self._epoch, self._block, self._offset, self._children())}
+        return {**super().__getstate__(), "place": (self._epoch, *self._counted(), self._children())}
 
     # ------------------------------------------------------------ ends
 

@@ -104,6 +104,8 @@ class Join(Fluent):
         for number, (pipeline, weight) in enumerate(members):
             if not weight > 0:
                 raise ValueError(f"a Join needs weights above 0; member {number} has {weight!r}: leave it out")
+            if isinstance(pipeline, Conveyer) and not pipeline.plan.is_in_order:
+                raise ValueError(f"member {number} comes as it is done (in_order=False), and a Join's items have an order")
             if isinstance(pipeline, Conveyer) and (pipeline.plan.tail or isinstance(pipeline.plan.source, StreamRow)):
                 raise ValueError(
                     f"member {number} has a Stream or a Scan, whose state has no place in a Join's: put a Scan behind the Join, "

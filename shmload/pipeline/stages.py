@@ -441,6 +441,8 @@ class DistributedBatchedMap:
         n_workers: processes, for this rank. Several of these stages share one worker pool of all their processes.
         buffer_size: items loaded ahead; two batches of each worker always are. None: just these.
         timeout: seconds one item may take; then its worker is ended, and the error says where it was. None: for ever.
+        in_order: False: items come as they are done, by blocks of the Conveyer's `block_size`, for uneven work: one that takes
+            long holds up nobody. What they are is the same, a resume has exactly the rest. Of one rank only.
     Raises:
         ValueError, TypeError: an argument is none of these.
     """
@@ -449,6 +451,8 @@ class DistributedBatchedMap:
     n_workers: int
     buffer_size: int | None = None
     timeout: float | None = 60 * 60
+    _: KW_ONLY
+    in_order: bool = True
 
     def __post_init__(self) -> None:
         if not hasattr(self.mapping_fn, "read_into"):
@@ -538,6 +542,7 @@ class Plan:
     pool: PoolOptions
     made_batches: list[Each]  # functions of batches where these are made
     tail: list[tuple[str, Any]]  # behind a Scan, in the trainer: it, and functions of an item
+    is_in_order: bool = True
 
     @property
     def collate_fn(self) -> Any:
@@ -673,13 +678,16 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
         )
     if of_items and collate is None and not callable(of_items[-1].function):
         raise ValueError("a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function")
-    if expanding or tail or stream:
-        if of_items:  # only a Scan stands behind these
+    is_unordered = not all(stage.in_order for stage in pools)
+    if is_unordered and (of_made or (of_items and not callable(of_items[-1].function))):
+        raise ValueError("with in_order=False workers make blocks of items: leave out BatchMap, and a mapping_fn with read_into")
+    if expanding or tail or stream or is_unordered:
+        if of_items:  # no stage before made more or fewer items
             expanding, of_items = [(each.name, each) for each in of_items], []
         expansion = Expansion(expanding, None if tail else _finish_of(collate, is_bucketed), [stage for _, stage in tail])
         source = BlockRow(source, expansion, block_size) if stream is None else StreamRow(stream, expansion, block_size)
     pool = PoolOptions.of(pools, joined)
-    return Plan(source, of_items, of_batches, partition or Partition(0, 1), collate, pool, of_made, tail)
+    return Plan(source, of_items, of_batches, partition or Partition(0, 1), collate, pool, of_made, tail, not is_unordered)
 
 
 def _finish_of(collate: Collate | None, is_bucketed: bool) -> Any:

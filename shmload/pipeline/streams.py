@@ -95,8 +95,7 @@ class StreamRow(Row):
 
     def __init__(self, stream: Stream, expansion: Expansion, size: int) -> None:
         steps = "".join(f", {step}" for step in stream.steps)
-        kinds = expansion.kinds or "items"
-        super().__init__(UNKNOWN, f"{kinds} of blocks of {size} of a Stream{steps}", repeating=False, seed=stream.seed)
+        super().__init__(UNKNOWN, f"{expansion.kinds} of blocks of {size} of a Stream{steps}", repeating=False, seed=stream.seed)
         self.stream, self.expansion, self.size = stream, expansion, size
 
 
@@ -114,7 +113,7 @@ class _ItemNames:
 
 
 class StreamProgram:
-    """A dataset whose keys are blocks themselves: (epoch, block, its items)."""
+    """A dataset whose keys are blocks themselves, (epoch, block, its items): it gives the block's number, and what comes of it."""
 
     def __init__(self, row: StreamRow) -> None:
         self._expansion, self._size, self._seed = row.expansion, row.size, row.seed
@@ -126,10 +125,10 @@ class StreamProgram:
     def _own(self) -> OwnGenerators:
         return OwnGenerators(self._expansion)
 
-    def __getitem__(self, key: tuple[int, int, list[Any]]) -> Block:
+    def __getitem__(self, key: tuple[int, int, list[Any]]) -> tuple[int, Block]:
         epoch, block, items = key
         with sample_of(self._seed, epoch, block, sample_info().worker, own=self._own):
-            return self._expansion(_placed(items, block * self._size), _ItemNames(epoch))
+            return block, self._expansion(_placed(items, block * self._size), _ItemNames(epoch))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_own"}
@@ -235,16 +234,24 @@ def _failed(error: Exception) -> FailedItem:
     return FailedItem(Failure.of(error, "reading the Stream", ""))
 
 
-class StreamedBlocks:
-    """A stream's blocks in their order: what a Conveyer of blocks is for sources that have places."""
+class FedBlocks:
+    """Blocks that the trainer hands to the workers: what a Conveyer of blocks is where it can read them at any place.
 
-    def __init__(self, row: StreamRow, pool: PoolOptions, options: Mapping[str, Any], schedule: StreamSchedule) -> None:
+    Attributes:
+        place: the block that comes next, if they come in their order.
+        number: of the block that came last.
+    """
+
+    def __init__(self, row: Any, pool: PoolOptions, options: Mapping[str, Any], schedule: StreamSchedule) -> None:
         self.schedule = schedule
         self.row, self._pool, self._options = row, pool, dict(options)
-        self.feed = Feed(row.stream, row.size)
+        self.feed = self._made_feed()
         self._loader: ShmLoader[Any] | None = None
         self._iterator: Iterator[Any] | None = None
-        self.place = 0  # the block that comes next
+        self.place = self.number = 0
+
+    def _made_feed(self) -> Any:
+        return Feed(self.row.stream, self.row.size)
 
     def __call__(self) -> Block:
         """The next block.
@@ -257,24 +264,21 @@ class StreamedBlocks:
         if self._iterator is None:
             self._iterator = iter(self._loader)
         try:
-            block: Block = next(self._iterator)
+            block: Block
+            self.number, block = next(self._iterator)
             return block
         finally:
             self.place += 1
 
     def _made(self) -> ShmLoader[Any]:
-        pool, of_pool = self._pool, {}
+        return self._loader_of(StreamProgram(self.row), self.feed, seed=self.row.seed)
+
+    def _loader_of(self, program: Any, feed: Any, **ways: Any) -> ShmLoader[Any]:
+        pool = self._pool
         if pool.num_workers:
-            of_pool = {"prefetch_factor": pool.prefetch_factor(self.row.size), "sample_timeout_s": pool.timeout_s}
-        return ShmLoader(
-            StreamProgram(self.row),  # type: ignore[arg-type]  # a dataset by its methods
-            sampler=self.feed,
-            batch_size=None,
-            num_workers=pool.num_workers,
-            collate_fn=_as_it_is,
-            seed=self.row.seed,
-            **{**of_pool, **self._options},
-        )
+            ways |= {"prefetch_factor": pool.prefetch_factor(self.row.size), "sample_timeout_s": pool.timeout_s}
+        workers: dict[str, Any] = {"num_workers": pool.num_workers, "collate_fn": _as_it_is}
+        return ShmLoader(program, sampler=feed, batch_size=None, **workers, **{**ways, **self._options})
 
     def go(self, epoch: int, block: int, own: str | None = None, *, has_moved: bool = False) -> None:
         """Goes on there.
@@ -290,7 +294,8 @@ class StreamedBlocks:
         """The iterable's own state before a block; of earlier ones nobody asks again."""
         for number in [number for number in self.feed.own if number < block]:
             del self.feed.own[number]
-        return self.feed.own.get(block)
+        own: str | None = self.feed.own.get(block)
+        return own
 
     def first(self, epoch: int) -> Generator[Block]:
         """The epoch's blocks from its start, read here, apart from those that are under way.
@@ -303,7 +308,7 @@ class StreamedBlocks:
                 "the last step is filled up with the epoch's first items, and the Stream's iterator cannot be read again: give "
                 'Partition uneven="drop" or "exact", or Stream an iterable'
             )
-        others = StreamedBlocks(self.row, replace(self._pool, num_workers=0), {}, self.schedule)
+        others = FedBlocks(self.row, replace(self._pool, num_workers=0), {}, self.schedule)
         others.go(epoch, 0)
         others.feed.pristine = self.feed.pristine
         try:

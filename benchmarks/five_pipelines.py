@@ -8,9 +8,11 @@ Method: 2 workers, everything in memory, no shuffle, a fresh process a case in t
 items, or 150 batches of the mixture: batches must be of the same kinds, and hold as many items and tokens in each library. What a
 library has no stage for is written as its users do: windows for torch, torchdata.nodes and datasets, buckets for all of them but
 shmload. Each reads its data as suits it best: Grain without threads, torchdata.nodes in whole batches, datasets images as bytes.
-"Alone" are the functions of items and batches in a loop of one process: nothing is read, packed, collated or handed over. A stage
-that does nothing: ten of Map(lambda x: x) against none, over integers in batches of 256; then the same behind a Filter. A library
-that is not installed is left out. Every process computes with one thread.
+"Alone" are the functions of items and batches in a loop of one process: nothing is packed, collated or handed over, and freed
+memory is kept as shmload's workers keep it, for pages that come anew with every batch cost more than mixing it does. A stage that
+does nothing: ten of Map(lambda x: x) against none, over integers in batches of 256, without workers, since those spend some time on
+waiting for the trainer; then the same behind a Filter. A library that is not installed is left out. Every process computes with one
+thread.
 
 How to read: items/s are documents, images, pairs, texts and samples, by the clock; CPU is of all processes. Where the functions are
 all the work no library is much quicker than another, and CPU over the functions alone says what it adds.
@@ -33,6 +35,7 @@ from torch.utils.data import default_collate
 from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from benchmarks.five import work
 from benchmarks.five.data import data, data_of_datasets
+from shmload._core.watch import keep_freed
 from shmload.pipeline import Items
 from shmload.tools.bench.contestants import LoaderOptions
 from shmload.tools.bench.rounds import BenchJob, run_jobs
@@ -163,6 +166,7 @@ class Alone:
     keeps_order = False
 
     def __init__(self, sources: Sources, options: LoaderOptions) -> None:
+        keep_freed()
         found = data(sources.num_items)
         items = [found[name] for name in PROGRAMS[sources.name].sources]
         self.made = getattr(self, sources.name)(*items)
@@ -216,7 +220,7 @@ class Nothing:
 
 def nothing(sources: Nothing, options: LoaderOptions) -> Any:
     """The pipeline of those."""
-    pipeline = Items(range(LENGTH), repeating=True).map(int, workers=2)
+    pipeline = Items(range(LENGTH), repeating=True).map(int)
     if sources.is_filtered:
         pipeline = pipeline.filter(lambda x: x >= 0)
     for _ in range(sources.num_stages):

@@ -20,6 +20,7 @@ BENCHMARKS = (
     "text",
     "mix",
     "pipeline",
+    "five_pipelines",
     "huggingface",
     "audit",
     "autotune",

@@ -1,0 +1,30 @@
+"""The five pipelines in shmload."""
+
+from benchmarks.five.work import BOUNDARIES, WEIGHTS, WINDOW, augment, fit, mix, of_chat, of_code, of_prose, pair, tokenise
+from shmload import sample_rng
+from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Items, Join
+
+
+def tokenise_and_pack(texts):
+    return Items(texts).map(tokenise, workers=2).pack(WINDOW).batch(16)
+
+
+def augment_and_mix(photos):
+    images = Items(photos).map(lambda photo: augment(photo, sample_rng()), workers=2)
+    return images.batch(128).map_batches(lambda batch: mix(batch, sample_rng()))
+
+
+def pairs(images, captions):
+    return Items(images).zip(Items(captions)).map(pair, workers=2).batch(64)
+
+
+def buckets(texts):
+    of_like_length = Items(texts).map(tokenise, workers=2).bucket(len, BOUNDARIES, 32, ragged="pad")
+    return of_like_length.conveyer(block_size=2048)
+
+
+def mixture(prose, code, chat):
+    sources = [(prose, of_prose), (code, of_code), (chat, of_chat)]
+    members = [Items(texts, repeating=True).map(function).conveyer() for texts, function in sources]
+    weighted = Join(list(zip(members, WEIGHTS.values(), strict=True)))
+    return Conveyer([weighted, DistributedBatchedMap(fit, n_workers=2), Collate(64)])

@@ -1,0 +1,299 @@
+"""Five pipelines, each written in five libraries: how fast are they, and what do they cost over the functions they call?
+
+Tokenise and pack texts into windows of 1,024 tokens; augment images of 32 x 32 and mix them within the batch; pairs of an image and
+a caption; buckets of texts by length; a mixture of prose, code and chat by weight, each with a transform of its own. The programs
+are in benchmarks/five/, a file a library, and in docs/five_pipelines.md.
+
+Method: 2 workers, everything in memory, no shuffle, a fresh process a case in turn. Before that every program is run over 3,000
+items, or 150 batches of the mixture: batches must be of the same kinds, and hold as many items and tokens in each library. What a
+library has no stage for is written as its users do: windows for torch, torchdata.nodes and datasets, buckets for all of them but
+shmload. Each reads its data as suits it best: Grain without threads, torchdata.nodes in whole batches, datasets images as bytes.
+"Alone" are the functions of items and batches in a loop of one process: nothing is packed, collated or handed over, and freed
+memory is kept as shmload's workers keep it, for pages that come anew with every batch cost more than mixing it does. A stage that
+does nothing: ten of Map(lambda x: x) against none, over integers in batches of 256, without workers, since those spend some time on
+waiting for the trainer; then the same behind a Filter. A library that is not installed is left out. Every process computes with one
+thread.
+
+How to read: items/s are documents, images, pairs, texts and samples, by the clock; CPU is of all processes. Where the functions are
+all the work no library is much quicker than another, and CPU over the functions alone says what it adds.
+
+Predicted: the functions are most of the work in all five, so 1.2 to 2 times the best peer's rate, and 1.1 to 1.5 times the
+functions' CPU; packing and buckets the most, as their batches are made in the trainer. An empty stage 0.15 us.
+Result: not measured yet.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import default_collate
+
+from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
+from benchmarks.five import work
+from benchmarks.five.data import data, data_of_datasets
+from shmload._core.watch import keep_freed
+from shmload.pipeline import Items
+from shmload.tools.bench.contestants import LoaderOptions
+from shmload.tools.bench.rounds import BenchJob, run_jobs
+
+NEEDS = {"shmload": "shmload", "torch": "torch", "nodes": "torchdata", "huggingface": "datasets", "grain": "grain"}
+PEERS = {"torch": "torch", "nodes": "torchdata.nodes", "huggingface": "datasets", "grain": "Grain"}
+LENGTH, CHECKED, NUM_STAGES = 1 << 20, 3000, 10
+
+
+class Program(NamedTuple):
+    """One of the five.
+
+    Attributes:
+        title: for people.
+        sources: what it reads.
+        num_items, total: of a batch's columns, how many items it has, and what all libraries must deliver equally much of.
+        ends: whether it has an end.
+    """
+
+    title: str
+    sources: tuple[str, ...]
+    num_items: Callable[[list[Any]], int]
+    total: Callable[[list[Any]], float]
+    ends: bool = True
+
+
+PROGRAMS = {
+    "tokenise_and_pack": Program(
+        "tokenise and pack", ("texts",), lambda batch: int(batch[1].max(1).sum()), lambda batch: (batch[1] > 0).sum()
+    ),
+    "augment_and_mix": Program("augment and mix", ("photos",), lambda batch: len(batch[1]), lambda batch: batch[1].sum().round()),
+    "pairs": Program("pairs", ("images", "captions"), lambda batch: len(batch[1]), lambda batch: (batch[1] > 0).sum()),
+    "buckets": Program("buckets", ("texts",), lambda batch: len(batch[1]), lambda batch: (batch[0] > 0).sum()),
+    "mixture": Program("mixture", ("prose", "code", "chat"), lambda batch: len(batch[1]), lambda batch: len(batch[1]), ends=False),
+}
+
+
+def columns(batch: Any) -> list[np.ndarray]:
+    """The arrays of a batch, of whichever library."""
+    return [np.asarray(column) for column in (batch.values() if isinstance(batch, dict) else batch)]
+
+
+class Sources:
+    """What a job is about: the program of a library, and the items that it reads."""
+
+    def __init__(self, name: str, library: str, num_items: int = LENGTH) -> None:
+        self.name, self.library, self.num_items = name, library, num_items
+
+    def __len__(self) -> int:
+        return self.num_items
+
+    def __getitem__(self, index: int) -> Any:
+        raise TypeError("a program reads its sources itself")
+
+    def batches(self) -> Any:
+        """What the program makes."""
+        found = (data_of_datasets if self.library == "huggingface" else data)(self.num_items)
+        program = getattr(import_module(f"benchmarks.five.{self.library}"), self.name)
+        return program(*(found[name] for name in PROGRAMS[self.name].sources))
+
+
+class Delivered:
+    """The batches of a program, behind an array as long as the items in it."""
+
+    keeps_order = False
+
+    def __init__(self, sources: Sources, options: LoaderOptions) -> None:
+        self.program, self.batches = PROGRAMS[sources.name], sources.batches()
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.batches:
+            found = columns(batch)
+            yield np.empty(self.program.num_items(found), np.uint8), found
+
+
+class Checked:
+    """Compares what a program delivers with what it is to deliver, and is a loader of nothing.
+
+    Raises:
+        ValueError: they differ.
+    """
+
+    def __init__(self, sources: Sources, options: LoaderOptions) -> None:
+        program, name = PROGRAMS[sources.name], sources.name
+        batches = [columns(batch) for batch in islice(sources.batches(), None if program.ends else 150)]
+        kinds = [(column.dtype.kind, column.shape[1:]) for column in batches[0]]
+        if name == "buckets":
+            kinds[0] = (kinds[0][0], ())  # as long as its longest
+        expected = KINDS[name]
+        if kinds != expected:
+            raise ValueError(f"{sources.library}, {name}: batches are {kinds}, expected {expected}")
+        got = sum(map(program.num_items, batches)), sum(float(program.total(batch)) for batch in batches)
+        if program.ends:
+            wanted = CHECKED, self.total(name)
+        else:
+            shares = np.bincount(np.concatenate([batch[1] for batch in batches]), minlength=3) / got[0]
+            if abs(shares - list(work.WEIGHTS.values())).max() > 0.02:
+                raise ValueError(f"{sources.library}, {name}: shares are {shares}")
+            wanted = 150 * 64, 150 * 64.0
+        if got != wanted:
+            raise ValueError(f"{sources.library}, {name}: items and their total are {got}, expected {wanted}")
+
+    @staticmethod
+    def total(name: str) -> float:
+        """What the items of a program that ends come to."""
+        if name == "augment_and_mix":
+            return float(CHECKED)
+        texts = data(CHECKED)[PROGRAMS[name].sources[-1]]
+        most = 16 if name == "pairs" else None
+        return float(sum(len(work.tokenise(text)[:most]) for text in texts))
+
+    def __iter__(self) -> Iterator[Any]:
+        yield np.empty(1, np.uint8)
+
+
+KINDS: dict[str, list[tuple[str, tuple[int, ...]]]] = {
+    "tokenise_and_pack": [("i", (work.WINDOW,))] * 3,
+    "augment_and_mix": [("f", (32, 32, 3)), ("f", (10,))],
+    "pairs": [("f", (3, 32, 32)), ("i", (16,))],
+    "buckets": [("i", ()), ("i", ())],
+    "mixture": [("i", (128,)), ("i", ())],
+}
+
+
+class Alone:
+    """The functions of a program in a loop: what they make goes nowhere."""
+
+    keeps_order = False
+
+    def __init__(self, sources: Sources, options: LoaderOptions) -> None:
+        keep_freed()
+        found = data(sources.num_items)
+        items = [found[name] for name in PROGRAMS[sources.name].sources]
+        self.made = getattr(self, sources.name)(*items)
+
+    def __iter__(self) -> Iterator[Any]:
+        for size in self.made:
+            yield np.empty(size, np.uint8)
+
+    def tokenise_and_pack(self, texts: Any) -> Iterator[int]:
+        for start in count(0, 128):
+            for index in range(start, start + 128):
+                work.tokenise(texts[index % len(texts)])
+            yield 128
+
+    buckets = tokenise_and_pack
+
+    def augment_and_mix(self, photos: Any) -> Iterator[int]:
+        rng, batch = work.own_rng(), default_collate([photos[index] for index in range(128)])
+        for start in count(0, 128):
+            for index in range(start, start + 128):
+                work.augment(photos[index % len(photos)], rng)
+            work.mix(batch, rng)
+            yield 128
+
+    def pairs(self, images: Any, captions: Any) -> Iterator[int]:
+        for start in count(0, 64):
+            for index in range(start, start + 64):
+                work.pair((images[index % len(images)], captions[index % len(images)]))
+            yield 64
+
+    def mixture(self, prose: Any, code: Any, chat: Any) -> Iterator[int]:
+        of_ten = [(prose, work.of_prose)] * 6 + [(code, work.of_code)] * 3 + [(chat, work.of_chat)]
+        for start in count(0, 10):
+            for place, (source, function) in enumerate(of_ten):
+                work.fit(function(source[(start + place) % len(source)]))
+            yield 10
+
+
+class Nothing:
+    """Integers, and behind how many stages that do nothing they are to come."""
+
+    def __init__(self, num_stages: int, is_filtered: bool) -> None:
+        self.num_stages, self.is_filtered = num_stages, is_filtered
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def nothing(sources: Nothing, options: LoaderOptions) -> Any:
+    """The pipeline of those."""
+    pipeline = Items(range(LENGTH), repeating=True).map(int)
+    if sources.is_filtered:
+        pipeline = pipeline.filter(lambda x: x >= 0)
+    for _ in range(sources.num_stages):
+        pipeline = pipeline.map(lambda x: x)
+    return pipeline.batch(256)
+
+
+def check(library: str) -> None:
+    """Runs every program of a library over a few items.
+
+    Raises:
+        SystemExit: one of them delivers something else.
+    """
+    here = "benchmarks.five_pipelines"
+    jobs = [
+        BenchJob(
+            workload=name,
+            dataset=f"{here}:Sources",
+            arguments={"name": name, "library": library, "num_items": CHECKED},
+            loader=f"{here}:Checked",
+            batch_size=1,
+            num_workers=2,
+            seconds=0.0,
+            num_digests=1,
+        )
+        for name in PROGRAMS
+    ]
+    for outcome in run_jobs(jobs):
+        if outcome.error:
+            raise SystemExit(f"{outcome.error}\n{outcome.details}")
+
+
+def measure(settings: Settings) -> Result:
+    """Measures the five in every library that is there, their functions alone, and stages that do nothing."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # of workers that are started anew
+    libraries = [library for library, package in NEEDS.items() if find_spec(package)]
+    for library in libraries:
+        check(library)
+
+    def job(loader: str, dataset: str, **arguments: Any) -> BenchJob:
+        here = "benchmarks.five_pipelines"
+        names = {"dataset": f"{here}:{dataset}", "loader": f"{here}:{loader}"}
+        return forked(settings, workload="five", batch_size=256, arguments=arguments, **names)
+
+    cases = {f"{name}, {lib}": job("Delivered", "Sources", name=name, library=lib) for name in PROGRAMS for lib in libraries}
+    cases |= {f"{name}, alone": job("Alone", "Sources", name=name, library="") for name in PROGRAMS}
+    stages = {f"{n} stages{where}": (n, bool(where)) for n in (0, NUM_STAGES) for where in ("", " behind a Filter")}
+    cases |= {name: job("nothing", "Nothing", num_stages=n, is_filtered=where) for name, (n, where) in stages.items()}
+    measured = in_turn(cases, settings)
+    absent = [PEERS[library] for library in PEERS if library not in libraries]
+    rows = [row for name in PROGRAMS for row in _rows(name, libraries, measured, absent)]
+    for where in ("", " behind a Filter"):
+        few, many = (measured[f"{n} stages{where}"]["cpu_us_per_sample"].median for n in (0, NUM_STAGES))
+        each, beside = (many - few) / NUM_STAGES, f"{few:.2f} us an item without, {many:.2f} with {NUM_STAGES}"
+        rows.append(Row(f"a stage that does nothing{where}, CPU an item", each, "us", beside, "<= 0.3", each <= 0.3))
+    return Result(rows, {"cases": plain(measured), "not installed": absent})
+
+
+def _rows(name: str, libraries: list[str], measured: Any, absent: list[str]) -> Iterator[Row]:
+    """Of one program: its rate beside the best peer's, and its CPU beside the functions'."""
+    title = PROGRAMS[name].title
+    rate = {library: measured[f"{name}, {library}"]["samples_per_s"].median for library in libraries}
+    peers = sorted((rate[library], PEERS[library]) for library in libraries if library in PEERS)
+    cpu = {of: measured[f"{name}, {of}"]["cpu_us_per_sample"].median for of in [*libraries, "alone"]}
+    times, own = rate["shmload"] / peers[-1][0], cpu["shmload"] / cpu["alone"]
+    met = times >= 3 or own <= 1.1
+    found = [f"{peer} {each:,.0f}" for each, peer in reversed(peers)] + [f"{peer} is not installed" for peer in absent]
+    beside = f"{rate['shmload']:,.0f}; {', '.join(found)}"
+    yield Row(f"{title}: items/s over the best peer's", times, "x", beside, ">= 3x, or the next row", met)
+    found = [f"{PEERS[library]} {cpu[library]:.1f}" for library in libraries if library in PEERS]
+    beside = f"{cpu['shmload']:.1f} us; alone {cpu['alone']:.1f}, {', '.join(found)}"
+    yield Row(f"{title}: CPU an item over its functions alone", own, "x", beside, "<= 1.1x, or the row above", met)
+
+
+if __name__ == "__main__":
+    main("five_pipelines", __doc__, measure)

@@ -1,0 +1,112 @@
+"""The five pipelines: the page shows the programs that are measured, they are short, and they deliver what they should."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from benchmarks import five_pipelines
+from benchmarks.common import Settings
+from benchmarks.five_pipelines import NEEDS, PEERS, PROGRAMS
+
+ROOT = Path(__file__).resolve().parents[2]
+FIVE = ROOT / "benchmarks" / "five"
+PAGE = (ROOT / "docs" / "five_pipelines.md").read_text()
+OURS = ("work", "shmload")
+BLOCK = re.compile(r'```(?:python|py title="benchmarks/five/(\w+)\.py")\n(.*?)```', re.DOTALL)
+
+
+class Part(NamedTuple):
+    """Something at the top of a program: a function, a class, a constant or an import."""
+
+    name: str
+    text: str
+
+
+def parts(code: str) -> list[Part]:
+    """All of them, without those that are a program's own business: what it reads and prints."""
+    found = []
+    for node in ast.parse(code).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            if not module.startswith("benchmarks"):
+                found += [Part("", f"{module} {ast.unparse(name)}") for name in node.names]
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            found.append(Part(node.name, "\n".join(code.splitlines()[first - 1 : node.end_lineno])))
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).isupper():
+            found.append(Part(ast.unparse(node.targets[0]), ast.get_source_segment(code, node) or ""))
+    return found
+
+
+MODULES = {path.stem: parts(path.read_text()) for path in sorted(FIVE.glob("*.py")) if path.stem not in ("__init__", "data")}
+SHOWN = [(module or "", part) for module, code in BLOCK.findall(PAGE) for part in parts(code)]
+
+
+def test_there_is_a_file_for_each_library() -> None:
+    assert MODULES.keys() == NEEDS.keys() | {"work"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_page_shows_what_is_measured(module: str) -> None:
+    shown = [part for name, part in SHOWN if name == module or (not name and module in OURS)]
+    everything = MODULES[module] + (MODULES["work"] + MODULES["shmload"] if module in OURS else [])
+    assert [part for part in shown if part not in everything] == []
+    assert [part for part in MODULES[module] if part not in shown] == []
+
+
+@pytest.mark.parametrize("library", NEEDS)
+def test_a_program_has_fewer_than_20_lines(library: str) -> None:
+    lengths = {name: lines(library, name) for name in PROGRAMS}
+    assert {name: length for name, length in lengths.items() if length >= 20} == {}
+
+
+def test_the_page_says_how_many_lines_there_are() -> None:
+    rows = [f"| {PEERS.get(library, library)} | {' | '.join(counted(library, name) for name in PROGRAMS)} |" for library in NEEDS]
+    assert "\n".join(rows) in PAGE
+
+
+def lines(library: str, name: str) -> int:
+    """Of a program, with the classes it has."""
+    return sum(len(text.splitlines()) - text.count("\n\n") for text in needed(library, name).values())
+
+
+def counted(library: str, name: str) -> str:
+    """The same, and of the stages that are written by hand for it."""
+    work = {part.name: part.text for part in MODULES["work"]}
+    text = "\n".join(needed(library, name).values())
+    by_hand = [each for each in ("windows_of", "buckets_of", "padded") if re.search(rf"\b{each}\b", text)]
+    more = sum(len(work[each].splitlines()) for each in by_hand)
+    return f"{lines(library, name)} + {more}" if more else str(lines(library, name))
+
+
+def needed(library: str, name: str) -> dict[str, str]:
+    """The program and its classes."""
+    found = {part.name: part.text for part in MODULES[library] if part.name}
+    classes = {other for other, text in found.items() if text.startswith("class") and re.search(rf"\b{other}\b", found[name])}
+    return {each: found[each] for each in (*classes, name)}
+
+
+@pytest.mark.slow(reason="each program starts workers and reads 3,000 items, in a process that imports torch")
+@pytest.mark.parametrize("library", NEEDS)
+def test_a_program_delivers_what_it_should(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not importlib.util.find_spec(NEEDS[library]):
+        pytest.skip(f"needs {NEEDS[library]}")
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # of libraries among themselves
+    five_pipelines.check(library)
+
+
+@pytest.mark.slow(reason="each case has a process of its own, which imports torch, and a second to warm up")
+def test_a_program_is_measured_beside_its_functions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(five_pipelines, "PROGRAMS", {"pairs": PROGRAMS["pairs"]})
+    monkeypatch.setattr(five_pipelines, "NEEDS", {"shmload": "shmload", "torch": "torch", "nodes": "no_such_package"})
+    result = five_pipelines.measure(Settings(1, 0.05))
+    assert [row.unit for row in result.rows] == ["x", "x", "us", "us"]
+    assert all(row.got > 0 for row in result.rows[:2])
+    assert "torchdata.nodes is not installed" in result.rows[0].beside

@@ -48,6 +48,8 @@ REFUSED_BY_TORCH = "oqS"
 BY_BATCH = ("lengths", "tokens", "batch_sampler")
 KEYED = ("block", "weighted")
 EXPANDING = "fg"  # stages that make more or fewer items
+CHOOSING = "tsr"  # stages that leave items as they are
+DECODED = ("rows", "batches")  # by a pipeline's dataset, in place
 
 
 MAKE_OF = {
@@ -280,7 +282,9 @@ def _of_kind(case: Case) -> Case:
         "tfrecord": case.extra if case.extra in ("gzip", "zlib", "files", "bare") else "",
         "tar": "files" if case.extra else "",
         "remote": case.extra if case.extra in ("gzip", "files") else "",  # gzip: no room for one shard, files: for some
-        "pipeline": {"gzip": "stops", "zlib": "raises"}.get(case.extra, case.extra if case.extra in ("stops", "raises") else ""),
+        "pipeline": {"gzip": "stops", "zlib": "raises", "files": "rows", "bare": "batches"}.get(
+            case.extra, case.extra if case.extra in ("stops", "raises", *DECODED) else ""
+        ),
         "npy": "",
         "iterable": "state" if case.extra else "",
         "tokens": "files" if case.extra else "",
@@ -316,6 +320,8 @@ def _of_kind(case: Case) -> Case:
         )
     if case.kind != "pipeline" or case.n < 8:
         case = replace(case, stages="")
+    if case.extra in DECODED and case.kind == "pipeline":
+        case = replace(case, stages="".join(letter for letter in case.stages if letter in CHOOSING))
     first = min([at for at, letter in enumerate(case.stages) if letter in EXPANDING] or [len(case.stages)])
     kept = [letter for at, letter in enumerate(case.stages) if at < first or letter in EXPANDING]  # places are not known behind
     case = replace(case, stages="".join(kept))

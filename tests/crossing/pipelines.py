@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.crossing.cases import EXPANDING, Case
+from tests.crossing.cases import DECODED, EXPANDING, Case
 
 if TYPE_CHECKING:
     from tests.crossing.habits import Trial
@@ -24,6 +24,36 @@ class Row:
 
     def __call__(self, x: int) -> dict[str, Any]:
         return {"text": f"item {x}", "x": x, "row": np.full(3, x, np.float32)}
+
+
+class Rows:
+    """The same samples as a dataset that decodes them into rows."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.schema = {"text": str, "x": "int64", "row": ("float32", (3,))}
+
+    def __len__(self) -> int:
+        return self.case.n
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        raise AssertionError(f"sample {index} is to be decoded into its row")
+
+    def read_into(self, index: int, out: Any) -> None:
+        for name, value in Row(self.case)(index).items():
+            out[name] = value
+
+
+class Batches(Rows):
+    """The same, several at once, without text: batches have rows at known places."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        del self.schema["text"]
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        out["x"][...] = indices
+        out["row"][...] = indices[:, None]
 
 
 @dataclass(frozen=True)
@@ -90,13 +120,19 @@ def made_by(letter: str, case: Case, epochs: list[list[int]]) -> list[list[int]]
 
 def stages_of(case: Case, rank: int, ranks: int, workers: int, batch_size: int) -> list[Any]:
     """Of a case's pipeline, for one rank."""
-    from shmload.pipeline import Collate, DistributedBatchedMap, Map, Partition, Permutation, Range
+    from shmload.pipeline import Collate, DistributedBatchedMap, Items, Map, Partition, Permutation, Range, Shuffle
 
-    source = (Permutation if case.shuffle else Range)(case.n, repeating=False, seed=case.seed)
-    stages: list[Any] = [source, *more_stages(case)]
+    stages: list[Any]
+    if case.extra in DECODED:
+        dataset = (Rows if case.extra == "rows" else Batches)(case)
+        source: list[Any] = [Items(dataset, n_workers=workers), *([Shuffle(case.seed)] if case.shuffle else [])]
+    else:
+        source = [(Permutation if case.shuffle else Range)(case.n, repeating=False, seed=case.seed)]
+    stages = [*source, *more_stages(case)]
     if ranks > 1:
         stages.append(Partition(rank, ranks, uneven=case.uneven))
-    stages.append(DistributedBatchedMap(Row(case), workers) if workers else Map(Row(case)))
+    if case.extra not in DECODED:
+        stages.append(DistributedBatchedMap(Row(case), workers) if workers else Map(Row(case)))
     stages.append(Collate(batch_size, not case.drop_last))
     if case.extra in ("stops", "raises"):
         stages.append(Map(Ends(case.extra, _fails_from(case))))
@@ -108,16 +144,19 @@ def _fails_from(case: Case) -> int:
 
 
 def _numbers(case: Case, epoch: int) -> list[int]:
-    """The epoch's row: of a Permutation by one rank alone, which must have each number once."""
+    """The epoch's row: of a Permutation or a Shuffle by one rank alone, which must have each number once."""
     if not case.shuffle:
         return list(range(case.n))
-    from shmload.pipeline import Conveyer, Map, Permutation
+    from shmload.pipeline import Conveyer, Items, Map, Permutation, Shuffle
 
-    with Conveyer([Permutation(case.n, repeating=False, seed=case.seed), Map(int)]) as alone:
+    shuffled: list[Any] = [Permutation(case.n, repeating=False, seed=case.seed)]
+    if case.extra in DECODED:
+        shuffled = [Items(range(case.n)), Shuffle(case.seed)]
+    with Conveyer([*shuffled, Map(int)]) as alone:
         for _ in range(epoch + 1):
             row = [int(x) for x in alone]
     if sorted(row) != list(range(case.n)):
-        raise AssertionError(f"a Permutation of {case.n} gives {row}")
+        raise AssertionError(f"a random order of {case.n} gives {row}")
     return row
 
 
@@ -173,8 +212,9 @@ def run_pipeline(trial: Trial) -> None:
         if fails:
             raise Wrong(f"pipeline {where}: a batch where a Map fails")
         got = batch["x"].tolist()
-        if got != wanted or batch["text"] != [f"item {x}" for x in wanted] or batch["row"][:, 1].tolist() != wanted:
-            raise Wrong(f"pipeline {where}: {got}, {batch['text']} and not {wanted}")
+        texts = [f"item {x}" for x in wanted]
+        if got != wanted or batch.get("text", texts) != texts or batch["row"][:, 1].tolist() != wanted:
+            raise Wrong(f"pipeline {where}: {got}, {batch.get('text')} and not {wanted}")
         trial.num_batches += 1
         return True
 

@@ -159,6 +159,11 @@ class RowOut(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def at(self, number: int) -> RowOut:
+        """One of several rows, by its number among these."""
+        assert isinstance(self._row, slice)
+        return RowOut(self._rows, range(len(self._rows[next(iter(self._rows))]))[self._row][number])
+
     def reserve(self, name: str, n: Any) -> Any:
         """The view of a ragged field's row: for schemas that have one."""
         raise KeyError(f"out.reserve({name!r}): the schema has no ragged field; give one the dimension None in its shape")

@@ -28,8 +28,10 @@ from shmload.pipeline.methods import Fluent
 from shmload.schedule import schedule
 from shmload.schedule.schedule import MAX_N, EpochCache, digest
 from shmload.worker.stage_engine import Each, called, through
+from shmload.world import ability_of
 
 SEED = 1234  # of sources that are given none
+MAX_WORKERS = 16000
 
 
 class Keys(Fluent):
@@ -52,7 +54,8 @@ class Keys(Fluent):
     identity: str
     members: Any
     num_counters = 0
-    pools: Sequence[Any] = ()  # workers that it asks for
+    pools: Sequence[Any] = ()  # workers that its members ask for
+    n_workers = 0  # that it asks for itself
 
     def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:
         """The keys at positions [start, stop)."""
@@ -201,29 +204,37 @@ class Items(Row):
     """The items of a sequence or a dataset in their order: whatever has a length and can be indexed.
 
     Args:
-        items: a list, an array, a dataset of torch's or of `shmload.formats`. Workers read it, each its own copy.
+        items: a list, an array, a dataset of torch's or of `shmload.formats`, a `RemoteDataset` (each epoch in its own order of
+            that epoch). Workers read it, each its own copy.
         repeating: whether another epoch follows each.
         seed: 0 to 2**64 - 1; of what `shmload.sample_rng()` and the global generators draw for each item.
+        n_workers: worker processes that it asks for, beside those of DistributedBatchedMap.
     Raises:
         ValueError, TypeError: it is empty, or no such thing.
     """
 
-    def __init__(self, items: Any, *, repeating: bool = False, seed: int = SEED) -> None:
+    def __init__(self, items: Any, *, repeating: bool = False, seed: int = SEED, n_workers: int = 0) -> None:
+        name = type(items).__name__
+        keyed_items = ability_of(items, "keyed_items")
+        self.is_keyed = keyed_items is not None  # its items are asked for by their number in an epoch
+        items = items if keyed_items is None else keyed_items()
         if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")) or hasattr(items, "keys"):
             raise TypeError(
-                f"Items needs something with a length that is indexed by 0, 1, ...; got a {type(items).__name__}. An iterable "
-                "is Stream(...)"
+                f"Items needs something with a length that is indexed by 0, 1, ...; got a {name}. An iterable is Stream(...)"
             )
         if not len(items):
-            raise ValueError(f"Items: a pipeline needs at least one item; this {type(items).__name__} has none")
-        self.items, self.is_fixed = items, True
+            raise ValueError(f"Items: a pipeline needs at least one item; this {name} has none")
+        self.items, self.n_workers = items, n_workers
+        self.is_fixed = not (self.is_keyed and items.order.shuffle)
         n = len(items)
-        made_of = f"Items({type(items).__name__} of {n}, seed={seed}, repeating={repeating})"
+        made_of = f"Items({name} of {n}, seed={seed}, repeating={repeating})"
         super().__init__(n, made_of, repeating=repeating, seed=seed)
         set_whole(self, "Items(seed)", "seed", 0, schedule.MAX_UINT64)
+        set_whole(self, "Items(n_workers)", "n_workers", 0, MAX_WORKERS)
 
     def item(self, key: int) -> Any:
-        return self.items[key % self.n]
+        epoch, place = divmod(key, self.n)
+        return self.items.item(place, epoch) if self.is_keyed else self.items[place]
 
 
 class Generate(Row):
@@ -290,6 +301,12 @@ class Derived(Row):
     def place(self, position: int) -> int:
         """Where in the row below an item stands, or begins."""
         return position
+
+    def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`place` of several."""
+        place: Any = self.place  # arithmetic, which arrays have, too
+        made: NDArray[np.int64] = place(positions)
+        return made
 
     def item(self, key: int) -> Any:
         return self.below.at(self.place(key))
@@ -510,6 +527,14 @@ class Shuffled(Derived):
     def place(self, position: int) -> int:
         epoch, item = divmod(position, self.n)
         return epoch * self.n + self._orders.get(self._order_seed, epoch, self._order)[item]
+
+    def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        epochs, items = np.divmod(positions, self.n)
+        found = epochs * self.n
+        for epoch in set(epochs.tolist()):
+            its = epochs == epoch
+            found[its] += self._orders.get(self._order_seed, epoch, self._order).take(items[its])
+        return found
 
     def _order(self, seed: int, epoch: int) -> schedule.Permutation:
         return schedule.Permutation(self.n, seed=seed, epoch=epoch, stream=_SHUFFLES)

@@ -50,7 +50,7 @@ from shmload.pipeline.blocks import (
     Scan,
     columned,
 )
-from shmload.pipeline.sources import Keys, Mapped, Shuffle, set_whole
+from shmload.pipeline.sources import MAX_WORKERS, Keys, Mapped, Shuffle, set_whole
 from shmload.pipeline.streams import Stream, StreamRow
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, Uneven, stream_end, stream_positions
 from shmload.schedule.state import CHECK, check_checksum
@@ -430,6 +430,9 @@ class BatchProgram:
         return batch
 
 
+TIMEOUT_S = 60 * 60  # that one item may take in a worker, unless a stage says otherwise
+
+
 @dataclass(frozen=True)
 class DistributedBatchedMap:
     """A function of each item, run by worker processes ahead of need, in order.
@@ -450,14 +453,14 @@ class DistributedBatchedMap:
     mapping_fn: Any
     n_workers: int
     buffer_size: int | None = None
-    timeout: float | None = 60 * 60
+    timeout: float | None = TIMEOUT_S
     _: KW_ONLY
     in_order: bool = True
 
     def __post_init__(self) -> None:
         if not hasattr(self.mapping_fn, "read_into"):
             _check_function("DistributedBatchedMap(mapping_fn)", self.mapping_fn)
-        set_whole(self, "DistributedBatchedMap(n_workers)", "n_workers", 1, 16000)
+        set_whole(self, "DistributedBatchedMap(n_workers)", "n_workers", 1, MAX_WORKERS)
         if self.buffer_size is not None:
             set_whole(self, "DistributedBatchedMap(buffer_size)", "buffer_size", 1, 1 << 31)
         if self.timeout is not None and not (isinstance(self.timeout, int | float) and 0 < self.timeout < math.inf):
@@ -560,6 +563,11 @@ class Plan:
     def program(self) -> RowProgram:
         """The dataset that is read."""
         kind = RowProgram
+        if self.collate is not None and not self.item_stages and not self.made_batches:
+            from shmload.pipeline.in_place import Choice, ChosenProgram  # which is made of what is here
+
+            if Choice.of(self.source) is not None:
+                return ChosenProgram(self.source)
         is_decoded = self.item_stages and hasattr(self.item_stages[-1].function, "read_into")
         if self.collate is not None and is_decoded and not self.made_batches:
             kind = InPlaceProgram
@@ -592,6 +600,8 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
     if hasattr(source, "as_source"):
         source = source.as_source()
         joined = list(source.pools)
+    if source.n_workers:
+        joined.append(PoolOptions(source.n_workers, None, TIMEOUT_S))
     of_items: list[Each] = []
     of_batches: list[Each] = []
     of_made: list[Each] = []

@@ -20,7 +20,7 @@ from shmload.loader import ShmLoader
 from shmload.pipeline.block_columns import Block
 from shmload.pipeline.blocks import Expansion, FailedItem, saved, set_position
 from shmload.pipeline.methods import Fluent
-from shmload.pipeline.sources import SEED, Enumerate, Row, Skip, Take, set_whole
+from shmload.pipeline.sources import MAX_WORKERS, SEED, Enumerate, Row, Skip, Take, set_whole
 from shmload.schedule.schedule import MAX_UINT64
 from shmload.schedule.state import opened
 from shmload.worker.own_generators import OwnGenerators
@@ -46,6 +46,7 @@ class Stream(Fluent):
             `state_dict()` and `load_state_dict()`; "count": what came before is read again. Take that for an iterable whose own
             state is not exact, such as a shuffled one of Hugging Face's, which forgets what is in its buffer.
         seed: 0 to 2**64 - 1; of what `shmload.sample_rng()` and the global generators draw in a block of items.
+        n_workers: worker processes that it asks for, beside those of DistributedBatchedMap.
     Raises:
         ValueError, TypeError: it is no iterable, or has an index: then Items reads it at any place.
     Example:
@@ -58,6 +59,7 @@ class Stream(Fluent):
     _: KW_ONLY
     resume: Literal["state", "count"] = "state"
     seed: int = SEED
+    n_workers: int = 0
     steps: tuple[Take | Skip | Enumerate, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +72,7 @@ class Stream(Fluent):
         if self.resume not in ("state", "count"):
             raise ValueError(f'Stream(resume) is "state" or "count"; got {self.resume!r}')
         set_whole(self, "Stream(seed)", "seed", 0, MAX_UINT64)
+        set_whole(self, "Stream(n_workers)", "n_workers", 0, MAX_WORKERS)
 
     def with_step(self, step: Any) -> Stream:
         """Some of its items, or numbered ones, as a `step` says.

@@ -314,7 +314,10 @@ class RemoteUnits:
 
     def __getitem__(self, number: int) -> Any:
         now = seed_and_epoch()
-        epoch = 0 if now is None else now[1]
+        return self.item(number, 0 if now is None else now[1])
+
+    def item(self, number: int, epoch: int) -> Any:
+        """One item of an epoch."""
         positions = self.program.units.samples(int(number), self.order.n)
         source, order, seed = self.source, self.order, self.seed
         indices = taken_at(order, positions, seed, epoch).tolist()

@@ -226,23 +226,23 @@ class InPlace:
         return True
 
 
-class _InPlaceSubset(InPlace):
+class InPlaceSubset(InPlace):
     """torch's Subset of one."""
 
     def __init__(self, inner: InPlace, indices: Sequence[int]) -> None:
         self.schema, self.batch_type = inner.schema, inner.batch_type
         self.reads_rows_alike, self.takes_all = inner.reads_rows_alike, inner.takes_all
-        self._inner, self._indices = inner, indices
+        self.inner, self.indices = inner, indices
         read_into, read_batch_into = inner.read_into, inner.read_batch_into
         self.read_into = read_into and (lambda index, out: read_into(indices[index], out))
         self.read_batch_into = read_batch_into and (lambda keys, out: read_batch_into(self._chosen(keys), out))
 
     def takes(self, keys: Any) -> bool:
         """Whether the inner dataset takes what these keys stand for."""
-        return self.takes_all or (are_integers(keys) and self._inner.takes(self._chosen(keys)))
+        return self.takes_all or (are_integers(keys) and self.inner.takes(self._chosen(keys)))
 
     def _chosen(self, keys: Any) -> list[Any]:
-        indices = self._indices
+        indices = self.indices
         return [indices[key] for key in (keys.tolist() if isinstance(keys, np.ndarray) else keys)]
 
 
@@ -303,11 +303,14 @@ def _row_reader(member: InPlace) -> Callable[[int, Any], None]:
 
 
 def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
-    """The dataset's way of decoding into rows, found through Subset, ConcatDataset and Mix; None if it has none.
+    """The dataset's way of decoding into rows, found through Subset, ConcatDataset, Mix and pipelines; None if it has none.
 
     Args:
         ragged: the loader's rule, which decides what lists of different lengths are in datasets without a schema of their own.
     """
+    if (made := ability_of(dataset, "in_place")) is not None:  # a pipeline that only chooses among a dataset's samples
+        given: InPlace | None = made(ragged)
+        return given
     kind = type(dataset)
     if kind.__module__ in ("datasets.arrow_dataset", "datasets.dataset_dict"):
         from shmload.worker.arrow import arrow_in_place
@@ -316,7 +319,7 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
     is_torchs = kind.__module__ == "torch.utils.data.dataset"
     if is_torchs and kind.__name__ == "Subset":
         inner = in_place_of(dataset.dataset, ragged)
-        return inner and _InPlaceSubset(inner, dataset.indices)
+        return inner and InPlaceSubset(inner, dataset.indices)
     if is_torchs and kind.__name__ == "TensorDataset":
         return tensors_in_place(dataset)
     is_mix = getattr(kind, "is_concatenation", False)

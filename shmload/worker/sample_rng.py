@@ -86,6 +86,20 @@ class _One:
         return self._sample
 
 
+class _Keyed:
+    """Which samples are meant by the indices that a reading of several asks for random numbers by."""
+
+    def __init__(self, indices: Any, keys: Any) -> None:
+        self._made_of = indices, keys
+        self._key_of: dict[int, int] | None = None  # most datasets never ask
+
+    def key(self, index: int) -> int:
+        if self._key_of is None:
+            indices, keys = (np.asarray(each).tolist() for each in self._made_of)
+            self._key_of = dict(zip(indices, keys, strict=True))
+        return self._key_of.get(index, index)
+
+
 class _Now(threading.local):
     """What this thread is reading, and the generator of a sample once it was asked for.
 
@@ -96,6 +110,7 @@ class _Now(threading.local):
     watch: _Watch | None = None
     rng: np.random.Generator | None = None
     rng_of: object = None  # which sample's it is, as `CurrentReading.begun`
+    keyed: _Keyed | None = None
 
 
 _now = _Now()
@@ -141,6 +156,20 @@ def begin_many(*, can_repeat: bool, compares: bool = False, own: OwnGenerators |
     reading = _now.reading
     if reading is not None and reading.sample()[0] is not None:
         _now.watch = _Watch(reading.begun, _states(own) if compares else None, can_repeat, own)
+
+
+@contextmanager
+def keyed_by(indices: Any, keys: Any) -> Iterator[None]:
+    """Has `sample_rng(index)` draw what the sample of another key draws: for a dataset that is read by indices of its own.
+
+    Args:
+        indices, keys: of the samples that are read, in the same order.
+    """
+    _now.keyed = _Keyed(indices, keys)
+    try:
+        yield
+    finally:
+        _now.keyed = None
 
 
 def drew_for_many() -> bool:
@@ -221,6 +250,8 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
     """
     seed, epoch, of, _ = _sample()
     if index is not None and seed is not None:
+        index = int(index)  # of an array it is numpy's, which does not take the mask
+        index = index if _now.keyed is None else _now.keyed.key(index)
         own = sample_key_pair(seed, epoch, index & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
         return np.random.Generator(np.random.Philox(key=np.array(own, np.uint64)))
     watch = _watch()

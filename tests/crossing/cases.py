@@ -48,7 +48,9 @@ REFUSED_BY_TORCH = "oqS"
 BY_BATCH = ("lengths", "tokens", "batch_sampler")
 KEYED = ("block", "weighted")
 EXPANDING = "fg"  # stages that make more or fewer items
-OF_BLOCKS = EXPANDING + "mc"  # and a Stream for a source, and a Scan behind all of them
+OF_BLOCKS = EXPANDING + "mcu"  # and a Stream for a source, a Scan behind all of them, and no order
+CHOOSING = "tsr"  # stages that leave items as they are
+DECODED = ("rows", "batches")  # by a pipeline's dataset, in place
 
 
 MAKE_OF = {
@@ -197,7 +199,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         extra=one(("", 2), ("gzip", 1), ("zlib", 1), ("files", 1), ("bare", 1)),
         bad=one((0, 5), (1, 1), (rng.randint(2, 6), 1)),
         keeps=rng.random() < 0.5,
-        stages="".join(rng.choice("tsewrzfgmc") for _ in range(rng.randint(0, 3))),
+        stages="".join(rng.choice("tsewrzfgmcu") for _ in range(rng.randint(0, 3))),
         mode=one(("seed", 3), ("torch", 2)),
         batch_size=one((1, 1), (3, 2), (4, 2), (6, 2), (rng.randint(7, 33), 1), (None, 0.7)),
         shuffle=rng.random() < 0.65,
@@ -281,7 +283,9 @@ def _of_kind(case: Case) -> Case:
         "tfrecord": case.extra if case.extra in ("gzip", "zlib", "files", "bare") else "",
         "tar": "files" if case.extra else "",
         "remote": case.extra if case.extra in ("gzip", "files") else "",  # gzip: no room for one shard, files: for some
-        "pipeline": {"gzip": "stops", "zlib": "raises"}.get(case.extra, case.extra if case.extra in ("stops", "raises") else ""),
+        "pipeline": {"gzip": "stops", "zlib": "raises", "files": "rows", "bare": "batches"}.get(
+            case.extra, case.extra if case.extra in ("stops", "raises", *DECODED) else ""
+        ),
         "npy": "",
         "iterable": "state" if case.extra else "",
         "tokens": "files" if case.extra else "",
@@ -317,7 +321,12 @@ def _of_kind(case: Case) -> Case:
         )
     if case.kind != "pipeline" or case.n < 8:
         case = replace(case, stages="")
+    if case.extra in DECODED and case.kind == "pipeline":
+        case = replace(case, stages="".join(letter for letter in case.stages if letter in CHOOSING))
     case = replace(case, stages=_legal(case.stages))
+    if "u" in case.stages:  # of one rank, with workers, and no item that chance leaves out
+        case = replace(case, ranks=1, then_ranks=1, workers=case.workers or 2, then_workers=case.then_workers or 1, drop_last=False)
+        case = replace(case, extra="")
     if case.wrap and case.n < 2:
         case = replace(case, wrap="")
     if case.n == 0 and case.kind not in PLAIN:
@@ -327,12 +336,12 @@ def _of_kind(case: Case) -> Case:
 
 def _legal(stages: str) -> str:
     """What of some stages makes a pipeline, a Stream first and a Scan last."""
-    is_streamed, is_scanned = "m" in stages, "c" in stages
-    inner = [letter for letter in stages if letter not in "mc" and not (is_streamed and letter in "wrz")]
+    is_streamed, is_scanned, is_unordered = "m" in stages, "c" in stages and "u" not in stages, "u" in stages
+    inner = [letter for letter in stages if letter not in "mcu" and not (is_streamed and letter in "wrz")]
     ends = EXPANDING + ("e" if is_streamed else "")  # a Stream's items are not numbered behind a Map
     first = min([at for at, letter in enumerate(inner) if letter in ends] or [len(inner)])
     kept = [letter for at, letter in enumerate(inner) if at < first or letter in EXPANDING or (at == first and letter in ends)]
-    return "m" * is_streamed + "".join(kept) + "c" * is_scanned
+    return "m" * is_streamed + "".join(kept) + "c" * is_scanned + "u" * is_unordered
 
 
 def _of_mode(case: Case) -> Case:

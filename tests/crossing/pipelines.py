@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.crossing.cases import OF_BLOCKS, Case
+from tests.crossing.cases import DECODED, OF_BLOCKS, Case
 
 if TYPE_CHECKING:
     from tests.crossing.habits import Trial
@@ -24,6 +24,36 @@ class Row:
 
     def __call__(self, x: int) -> dict[str, Any]:
         return {"text": f"item {x}", "x": x, "row": np.full(3, x, np.float32)}
+
+
+class Rows:
+    """The same samples as a dataset that decodes them into rows."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.schema = {"text": str, "x": "int64", "row": ("float32", (3,))}
+
+    def __len__(self) -> int:
+        return self.case.n
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        raise AssertionError(f"sample {index} is to be decoded into its row")
+
+    def read_into(self, index: int, out: Any) -> None:
+        for name, value in Row(self.case)(index).items():
+            out[name] = value
+
+
+class Batches(Rows):
+    """The same, several at once, without text: batches have rows at known places."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        del self.schema["text"]
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        out["x"][...] = indices
+        out["row"][...] = indices[:, None]
 
 
 @dataclass(frozen=True)
@@ -104,6 +134,7 @@ def more_stages(case: Case) -> Iterator[Any]:
         "g": [FlatMap(copies)],
         "m": [],
         "c": [],
+        "u": [],
     }
     for letter in case.stages:
         yield from made[letter]
@@ -122,6 +153,7 @@ def made_by(letter: str, case: Case, epochs: list[list[int]]) -> list[list[int]]
         "f": lambda row: [x for x in row if x % 3],
         "g": lambda row: [x for x in row for _ in range(x % 3)],
         "m": lambda row: row,
+        "u": lambda row: row,
         "c": lambda row: list(accumulate(row, lambda a, b: (a + b) % 1000)),
     }[letter]
     return [made(row) for row in epochs]
@@ -129,17 +161,24 @@ def made_by(letter: str, case: Case, epochs: list[list[int]]) -> list[list[int]]
 
 def stages_of(case: Case, rank: int, ranks: int, workers: int, batch_size: int) -> list[Any]:
     """Of a case's pipeline, for one rank."""
-    from shmload.pipeline import Collate, DistributedBatchedMap, Map, Partition, Permutation, Range, Scan, Stream
+    from shmload.pipeline import Collate, DistributedBatchedMap, Items, Map, Partition, Permutation, Range, Scan, Shuffle, Stream
 
-    source: Any = (Permutation if case.shuffle else Range)(case.n, repeating=False, seed=case.seed)
-    if "m" in case.stages:
-        source = Stream(Remembering(case) if case.keeps else Numbers(case), seed=case.seed)
-    stages: list[Any] = [source, *more_stages(case)]
+    source: list[Any]
+    if case.extra in DECODED:
+        dataset = (Rows if case.extra == "rows" else Batches)(case)
+        source = [Items(dataset, n_workers=workers), *([Shuffle(case.seed)] if case.shuffle else [])]
+    elif "m" in case.stages:
+        source = [Stream(Remembering(case) if case.keeps else Numbers(case), seed=case.seed)]
+    else:
+        source = [(Permutation if case.shuffle else Range)(case.n, repeating=False, seed=case.seed)]
+    stages: list[Any] = [*source, *more_stages(case)]
     if ranks > 1:
         stages.append(Partition(rank, ranks, uneven=case.uneven))
     is_scanned = "c" in case.stages
-    made = int if is_scanned else Row(case)
-    stages.append(DistributedBatchedMap(made, workers) if workers else Map(made))
+    if case.extra not in DECODED:
+        made = int if is_scanned else Row(case)
+        in_order = "u" not in case.stages
+        stages.append(DistributedBatchedMap(made, workers, in_order=in_order) if workers else Map(made))
     if is_scanned:
         stages += [Scan(running, 0), Map(Row(case))]
     stages.append(Collate(batch_size, not case.drop_last))
@@ -153,16 +192,19 @@ def _fails_from(case: Case) -> int:
 
 
 def _numbers(case: Case, epoch: int) -> list[int]:
-    """The epoch's row: of a Permutation by one rank alone, which must have each number once."""
+    """The epoch's row: of a Permutation or a Shuffle by one rank alone, which must have each number once."""
     if not case.shuffle:
         return list(range(case.n))
-    from shmload.pipeline import Conveyer, Map, Permutation
+    from shmload.pipeline import Conveyer, Items, Map, Permutation, Shuffle
 
-    with Conveyer([Permutation(case.n, repeating=False, seed=case.seed), Map(int)]) as alone:
+    shuffled: list[Any] = [Permutation(case.n, repeating=False, seed=case.seed)]
+    if case.extra in DECODED:
+        shuffled = [Items(range(case.n)), Shuffle(case.seed)]
+    with Conveyer([*shuffled, Map(int)]) as alone:
         for _ in range(epoch + 1):
             row = [int(x) for x in alone]
     if sorted(row) != list(range(case.n)):
-        raise AssertionError(f"a Permutation of {case.n} gives {row}")
+        raise AssertionError(f"a random order of {case.n} gives {row}")
     return row
 
 
@@ -218,15 +260,46 @@ def run_pipeline(trial: Trial) -> None:
         if fails:
             raise Wrong(f"pipeline {where}: a batch where a Map fails")
         got = batch["x"].tolist()
-        if got != wanted or batch["text"] != [f"item {x}" for x in wanted] or batch["row"][:, 1].tolist() != wanted:
-            raise Wrong(f"pipeline {where}: {got}, {batch['text']} and not {wanted}")
+        texts = [f"item {x}" for x in wanted]
+        if got != wanted or batch.get("text", texts) != texts or batch["row"][:, 1].tolist() != wanted:
+            raise Wrong(f"pipeline {where}: {got}, {batch.get('text')} and not {wanted}")
         trial.num_batches += 1
         return True
+
+    def read_unordered(pipeline: Any, num_batches: int) -> list[int]:
+        """What so many batches hold, or all that are left."""
+        found: list[int] = []
+        for _ in range(num_batches):
+            trial.harm()
+            if (batch := trial.watch.timed(lambda: next(pipeline, None))) is None:
+                break
+            if batch["text"] != [f"item {x}" for x in batch["x"].tolist()] or batch["row"][:, 1].tolist() != batch["x"].tolist():
+                raise Wrong(f"pipeline without an order: a batch of {batch['x'].tolist()} has {batch['text']}")
+            found += batch["x"].tolist()
+            trial.num_batches += 1
+        return found
+
+    def run_unordered() -> None:
+        (pipeline,) = made(1, int(case.workers), size)
+        wanted = sorted(x for step in expected_steps(case, 0, 1, size) for x in step[0])
+        num_first = len(wanted) if case.habit == "pass" else int(len(wanted) * case.at) // size
+        found = read_unordered(iter(pipeline), num_first)
+        if case.habit != "pass":
+            (again,) = made(1, case.then_workers, size)
+            again.load_state(json.loads(json.dumps(pipeline.state())))
+            found += read_unordered(iter(again), len(wanted)) if len(found) < len(wanted) else []
+            again.close()
+        pipeline.close()
+        if sorted(found) != wanted:
+            raise Wrong(f"pipeline without an order: {sorted(found)} and not {wanted}")
 
     def ended(pipeline: Any, where: str) -> None:
         if next(pipeline, None) is not None:
             raise Wrong(f"pipeline {where}: a batch too many")
 
+    if "u" in case.stages:
+        run_unordered()
+        return
     pipelines = made(case.ranks, int(case.workers), size)
     steps = list(expected_steps(case, 0, case.ranks, size))
     strikes = len(steps) if case.habit == "pass" else max(min(int(len(steps) * case.at), len(steps) - 1), 0)

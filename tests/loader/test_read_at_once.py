@@ -72,7 +72,7 @@ class InBatches:
         return 12
 
     def read_batch_into(self, indices: Any, out: Any) -> None:
-        out["draw"][...] = [sample_rng(int(index)).random() for index in indices]
+        out["draw"][...] = [sample_rng(index).random() for index in indices]
 
 
 class InTextBatches(InBatches):

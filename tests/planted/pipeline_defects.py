@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.planted.planting import Defect
 
 STREAM, JOIN, WORKERS = (f"tests/pipeline/test_{name}.py::" for name in ("stream", "join", "workers"))
+IN_PLACE = "tests/pipeline/test_in_place.py::"
 
 PIPELINE_DEFECTS = [
     Defect(
@@ -19,9 +20,25 @@ PIPELINE_DEFECTS = [
         "B8",
         "a state forgets what has been had of a block",
         "shmload/pipeline/expanded.py",
-        'state["counters"] = [0 if self._over else self._offset]',
-        'state["counters"] = [0]',
+        "return self._block, [0 if self._over else self._offset]",
+        "return self._block, [0]",
         ("tests/pipeline/test_expanded.py::test_any_number_of_ranks_goes_on_from_any_step",),
+    ),
+    Defect(
+        "B8",
+        "a resume of what comes as it is done has blocks a second time",
+        "shmload/pipeline/unordered.py",
+        "        self._blocks.missing.had = self._had.copy()\n",
+        "",
+        ("tests/pipeline/test_unordered.py::test_a_resume_has_exactly_the_rest",),
+    ),
+    Defect(
+        "B8",
+        "a resume of what comes as it is done forgets what has been had of a block",
+        "shmload/pipeline/unordered.py",
+        "            partial[self._block] = self._offset\n",
+        "            partial[self._block] = 0\n",
+        ("tests/pipeline/test_unordered.py::test_a_resume_has_exactly_the_rest",),
     ),
     Defect(
         "B8",
@@ -78,6 +95,41 @@ PIPELINE_DEFECTS = [
         "    found = [code.co_code, repr(code.co_names).encode()]\n    for constant in code.co_consts:\n",
         "    found: list[bytes] = []\n    for constant in ():\n",
         ("tests/pipeline/test_caching.py::test_the_code_of_functions_counts",),
+    ),
+    Defect(
+        "B1",
+        "a dataset that nothing is done with is asked for its items one by one",
+        "shmload/pipeline/stages.py",
+        "                return ChosenProgram(self.source)\n",
+        "                pass\n",
+        (
+            f"{IN_PLACE}test_a_dataset_decodes_where_nothing_is_done_with_its_items",
+            f"{IN_PLACE}test_ranks_and_resumes_decode_in_place_too",
+        ),
+    ),
+    Defect(
+        "B1",
+        "what is decoded in place draws by the dataset's index, the same in every epoch",
+        "shmload/pipeline/in_place.py",
+        "            with keyed_by(indices, keys):\n                read_batch_into(",
+        "            with keyed_by(indices, indices):\n                read_batch_into(",
+        (f"{IN_PLACE}test_what_items_draw_stays_the_same",),
+    ),
+    Defect(
+        "B1",
+        "a sample that is twice in a batch draws the same both times",
+        "shmload/pipeline/in_place.py",
+        "    return num_indices < len(indices) and num_indices <",
+        "    return num_indices > len(indices) and num_indices <",
+        (f"{IN_PLACE}test_a_batch_that_has_a_sample_twice_is_read_row_by_row", f"{IN_PLACE}test_what_items_draw_stays_the_same"),
+    ),
+    Defect(
+        "B1",
+        "remote shards come in the order of their first epoch in every one",
+        "shmload/pipeline/sources.py",
+        "self.items.item(place, epoch) if",
+        "self.items.item(place, 0) if",
+        ("tests/pipeline/test_remote_items.py::test_items_of_a_remote_dataset_come_in_the_datasets_own_order",),
     ),
     Defect(
         "B4",

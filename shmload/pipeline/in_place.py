@@ -1,0 +1,195 @@
+"""A pipeline that does nothing with items but choose them: its dataset is read as ShmLoader would read it by itself.
+
+    Items(folder), Shuffle(), Take(1000), Collate(32)      key ──places──▶ index ──▶ folder.read_into(index, row of the batch)
+
+The key stays the sample's: what an item draws at random is the same as where the dataset is asked for it by `dataset[index]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.batch.collate import SingleRow
+from shmload.batch.ragged import Ragged, RaggedRows
+from shmload.pipeline.sources import Derived, Items, Keys, Shuffled, Skipped, Taken
+from shmload.pipeline.stages import RowProgram
+from shmload.worker.reader import InPlace, InPlaceSubset, ReadPlan, in_place_of
+from shmload.worker.sample_rng import keyed_by
+from shmload.world import ability_of
+
+_CHOOSING = (Derived, Taken, Skipped, Shuffled)  # their items are those of the row below, each as it is there
+
+
+class Choice:
+    """Which of a dataset's samples the keys of a row stand for.
+
+    Args:
+        rows: from the last stage to the first, each of which chooses among the items of the next; the last is the source.
+    """
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        *self._rows, self._items = rows
+        self.dataset = self._items.items
+
+    @classmethod
+    def of(cls, row: Keys) -> Choice | None:
+        """Of a row; None: its items are not samples of one dataset as they are there."""
+        rows: list[Any] = [row]
+        while type(rows[-1]) in _CHOOSING:
+            rows.append(rows[-1].below)
+        return cls(rows) if type(rows[-1]) is Items and not rows[-1].is_keyed else None
+
+    def index(self, key: int) -> int:
+        """Of one key."""
+        for row in self._rows:
+            key = row.place(key)
+        place: int = key % self._items.n
+        return place
+
+    def indices(self, keys: Any) -> NDArray[np.int64]:
+        """Of several."""
+        places = np.asarray(keys, np.int64)
+        for row in self._rows:
+            places = row.places(places)
+        found: NDArray[np.int64] = places % self._items.n
+        return found
+
+
+class ChosenProgram(RowProgram):
+    """A dataset: key -> the sample that it stands for, read as the dataset itself is best read."""
+
+    def __init__(self, source: Keys) -> None:
+        super().__init__(source, [])
+
+    @property
+    def _choice(self) -> Choice:
+        """Made anew: where the dataset is found says what generators of its own draw, and is as in any other pipeline's program."""
+        found = Choice.of(self._source)
+        assert found is not None
+        return found
+
+    @property
+    def __getitems__(self) -> Callable[[Sequence[int]], list[Any]] | None:
+        """Reads several samples, if the dataset can; else None."""
+        return self._read_several if ability_of(self._choice.dataset, "__getitems__") else None
+
+    def _read_several(self, keys: Sequence[int]) -> list[Any]:
+        choice = self._choice
+        indices = choice.indices(keys)
+        if are_mixed(indices, keys):
+            return [sample for key in keys for sample in self._read_several([key])]
+        try:
+            with keyed_by(indices, keys):
+                samples: list[Any] = choice.dataset.__getitems__(indices.tolist())
+        except Exception as error:
+            if len(keys) > 1:
+                for key in keys:
+                    self._read_several([key])  # raises the item's own, with its name
+            else:
+                error.add_note(f"shmload: {self._source.name(keys[0])}")
+            raise
+        return samples
+
+    def in_place(self, ragged: Ragged | None) -> InPlace | None:
+        """The dataset's way of decoding into rows, by keys; None if it has none.
+
+        Args:
+            ragged: as of `in_place_of`.
+        """
+        choice = self._choice
+        found = in_place_of(choice.dataset, ragged)
+        return found and ChosenInPlace(found, choice, ragged, self._source.name)
+
+
+class ChosenInPlace(InPlace):
+    """A dataset that decodes into rows, by keys that stand for its samples.
+
+    Args:
+        name: key -> the item, for people.
+    """
+
+    def __init__(self, inner: InPlace, choice: Choice, ragged: Ragged | None, name: Callable[[int], str]) -> None:
+        self._subsets: list[Sequence[int]] = []
+        while isinstance(inner, InPlaceSubset):  # the dataset in it asks for random numbers by indices of its own
+            self._subsets.append(inner.indices)
+            inner = inner.inner
+        self.schema, self.batch_type = inner.schema, inner.batch_type
+        self.reads_rows_alike, self.takes_all = inner.reads_rows_alike, inner.takes_all
+        self._inner, self._choice, self._ragged, self._name = inner, choice, ragged, name
+        self.read_into = inner.read_into and self._read_row
+        self.read_batch_into = inner.read_batch_into and self._read_rows
+
+    def takes(self, keys: Any) -> bool:
+        """Whether the dataset takes what these stand for."""
+        return self.takes_all or self._inner.takes(self._indices(keys))
+
+    def read_ragged(self, keys: Any, rows: RaggedRows, begin: Callable[[int], bool]) -> bool:
+        if self.read_batch_into is None or not are_mixed(self._indices(keys), keys):
+            return super().read_ragged(keys, rows, begin)
+        for row, key in enumerate(np.asarray(keys).tolist()):
+            if not begin(row):
+                return False
+            self._read_rows([key], SingleRow(rows.out(row)))
+            rows.check(row + 1)
+        return True
+
+    def _indices(self, keys: Any) -> NDArray[np.int64]:
+        found = self._choice.indices(keys)
+        for chosen in self._subsets:
+            found = np.array([chosen[index] for index in found.tolist()], np.int64)
+        return found
+
+    def _read_row(self, key: int, out: Any) -> None:
+        read_into: Any = self._inner.read_into
+        try:
+            index = self._choice.index(key)
+            for chosen in self._subsets:
+                index = chosen[index]
+            read_into(index, out)
+        except Exception as error:
+            error.add_note(f"shmload: {self._name(key)}")
+            raise
+
+    def _read_rows(self, keys: Any, out: Any) -> None:
+        read_batch_into: Any = self._inner.read_batch_into
+        indices = self._indices(keys)
+        if are_mixed(indices, keys):
+            for row, key in enumerate(keys):
+                self._read_rows([key], SingleRow(out.at(row)))
+            return
+        try:
+            with keyed_by(indices, keys):
+                read_batch_into(indices, out)
+        except Exception as error:
+            if (bad := self._first_bad(keys, indices)) is not None:
+                error.add_note(f"shmload: {self._name(bad)}")
+            raise
+
+    def _first_bad(self, keys: Any, indices: NDArray[np.int64]) -> int | None:
+        """Of keys that could not be read together the first that cannot be read alone."""
+        layout = self.layout()
+        plan = ReadPlan("read_batch_into", layout, self._ragged, is_whole=layout.is_ragged)
+        for key, index in zip(np.asarray(keys).tolist(), indices.tolist(), strict=True):
+            try:
+                plan.try_sample(None, _ByBatch(self._inner), index)
+            except Exception:
+                return int(key)
+        return None
+
+
+class _ByBatch(InPlace):
+    """A dataset's `read_batch_into` alone."""
+
+    def __init__(self, inner: InPlace) -> None:
+        self.schema, self.batch_type = inner.schema, inner.batch_type
+        self.read_into, self.read_batch_into = None, inner.read_batch_into
+
+
+def are_mixed(indices: NDArray[np.int64], keys: Any) -> bool:
+    """Whether an index stands for several keys: a sample comes twice, and draws other numbers each time."""
+    num_indices = len(set(indices.tolist()))
+    return num_indices < len(indices) and num_indices < len(set(np.asarray(keys).tolist()))

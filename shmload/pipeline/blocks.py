@@ -222,13 +222,14 @@ class Pack(Expanding):
         return min(fitting)[1] if fitting else -1
 
     def _made(self, parts: Sequence[np.ndarray[Any, Any]]) -> dict[str, Any]:
-        tokens = np.full(self.window, self.pad, np.int64)
-        segments, positions = np.zeros(self.window, np.int64), np.zeros(self.window, np.int64)
-        at = 0
-        for number, part in enumerate(parts, 1):
-            end = at + len(part)
-            tokens[at:end], segments[at:end], positions[at:end] = part, number, np.arange(len(part))
-            at = end
+        lengths = [len(part) for part in parts]
+        ends = np.cumsum(lengths)
+        filled = ends[-1]
+        tokens, segments, positions = np.zeros((3, self.window), np.int64)
+        np.concatenate(parts, out=tokens[:filled], casting="unsafe")  # any integers
+        tokens[filled:] = self.pad
+        segments[:filled] = np.repeat(np.arange(1, len(parts) + 1), lengths)
+        positions[:filled] = np.arange(filled) - np.repeat(ends - lengths, lengths)
         return {"tokens": tokens, "segment_ids": segments, "position_ids": positions}
 
 

@@ -189,6 +189,7 @@ class Pack(Expanding):
     def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
         windows: list[list[np.ndarray[Any, Any]]] = []
         rooms: list[int] = []
+        is_greedy = self.strategy == "greedy"
         for item in items:
             if isinstance(item, FailedItem):
                 yield item
@@ -201,7 +202,7 @@ class Pack(Expanding):
             for part in parts:
                 place = self._place(rooms, len(part))
                 if place < 0:
-                    if self.strategy == "greedy" and windows:
+                    if is_greedy and windows:
                         yield self._made(windows.pop())
                         rooms.pop()
                     windows.append([])
@@ -215,9 +216,13 @@ class Pack(Expanding):
         tokens = np.asarray(item)
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise ValueError(f"Pack needs sequences of integers; got an array of {tokens.dtype}, shape {tokens.shape}")
+        if 0 < len(tokens) <= self.window:
+            return [tokens]
         return [tokens[first : first + self.window] for first in range(0, len(tokens), self.window)]
 
     def _place(self, rooms: Sequence[int], length: int) -> int:
+        if len(rooms) < 2:
+            return 0 if rooms and rooms[0] >= length else -1
         fitting = [(room, place) for place, room in enumerate(rooms) if room >= length]
         return min(fitting)[1] if fitting else -1
 

@@ -196,6 +196,9 @@ class Row(Keys):
     def key(self, position: int) -> int:
         return position
 
+    def at(self, position: int) -> Any:
+        return self.item(position)
+
     def item(self, key: int) -> Any:
         raise NotImplementedError
 

@@ -216,7 +216,9 @@ def test_the_command_finds_and_says(capsys: pytest.CaptureFixture[str], monkeypa
     run = Run(seed=2, only={"kind": "dict"}, shm_kinds=("usual",))
     for number in range(30):
         run.one(number)
-    assert len(run.found) == len({signature.split()[1] for signature in run.found})  # one of each mode, before they were made smaller
+    assert len(run.found) == len(
+        {signature.split()[1] for signature in run.found}
+    )  # one of each mode, before they were made smaller
     assert all(case.fields == "s" for case, _, _ in run.found.values())
     assert "case = Case(" in capsys.readouterr().out
     assert "30 cases" in run.told()

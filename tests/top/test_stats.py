@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,21 @@ def test_inside_and_outside_say_the_same_under_the_same_names() -> None:
     assert [order["step"] for order in inside["orders"]] == [order["step"] for order in outside["orders"]] == [2, 3, 4, 5]
 
 
-def test_a_worker_that_is_not_up_yet_has_its_processs_pid() -> None:
-    with loader_of(multiprocessing_context="spawn") as loader:
+class Held(Rows):
+    """Rows that a worker is given only when somebody lets go of them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(40)
+        self.path = path
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state["path"].read_bytes()  # of a FIFO: until a writer has closed it
+        self.__dict__.update(state)
+
+
+def test_a_worker_that_is_not_up_yet_has_its_processs_pid(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with ShmLoader(Held(tmp_path / "fifo"), batch_size=4, num_workers=2, seed=1, multiprocessing_context="spawn") as loader:
         stream: Any = loader._passes
         stream.begin()
         engine = stream._made_engine()
@@ -65,6 +79,8 @@ def test_a_worker_that_is_not_up_yet_has_its_processs_pid() -> None:
         assert [worker["state"] for worker in workers] == ["starting", "starting"]
         assert [worker["pid"] for worker in workers] == engine.pool.pids
         assert loader.stats()["limit"] == "start-up"
+        for pid in engine.pool.pids:
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("seed", [None, 1])

@@ -13,8 +13,8 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
-from shmload.pipeline.blocks import BlockRow, Expanding, Expansion, Scan
 from shmload.pipeline.block_columns import length
+from shmload.pipeline.blocks import BlockRow, Expanding, Expansion, Scan
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.in_place import ChosenProgram
 from shmload.pipeline.sources import Keys, Mapped

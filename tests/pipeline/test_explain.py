@@ -439,3 +439,15 @@ def numbers() -> Iterator[int]:
 def test_a_pipeline_of_methods_explains_itself() -> None:
     found = Stream(numbers).filter(is_odd).batch(2).explain()
     assert [stage.num_out for stage in found.stages] == [5, 2, 1]
+
+
+def test_a_pipeline_without_an_order_is_explained() -> None:
+    with Conveyer([Range(64), DistributedBatchedMap(dear, 2, in_order=False), Collate(4)], block_size=4) as pipeline:
+        found = pipeline.explain(items=8, seconds=LONG)
+        assert pipeline.stats() == {}
+    assert [(stage.name, stage.num_out) for stage in found.stages] == [
+        ("Range(64)", 8),
+        ("DistributedBatchedMap(spun, 2, in_order=False)", 8),
+        ("Collate(4)", 2),
+    ]
+    assert found.bound == "workers"

@@ -327,6 +327,7 @@ def _probed(pipeline: Conveyer, items: int, end_ns: int, batch_size: int, block_
     stages = [replace(stage, in_order=True) if not getattr(stage, "in_order", True) else stage for stage in stages]
     probe = Probe(stages, end_ns, {"block_size": block_size})
     place = pipeline.__getstate__()["place"]
+    counters = place[2] if len(place) > 2 else ()
     is_elsewhere = block_size != pipeline.block_size or isinstance(stages[0], Stream) or not pipeline.plan.is_in_order
     num_rows, num_failed = 0, 0
     error: BaseException | None = None
@@ -343,7 +344,7 @@ def _probed(pipeline: Conveyer, items: int, end_ns: int, batch_size: int, block_
                     num_rows += probe.read()
                     seen = probe.seen(), probe.finishing.ns, probe.num_blocks, probe.num_made
                 except StopIteration:
-                    if num_rows or not any(place[1:]) or is_elsewhere:
+                    if num_rows or is_elsewhere or not (place[1] or any(counters)):
                         break
                     is_elsewhere = True  # it stands at the end of its epoch: then the epoch's beginning does
                     probe.conveyer._move(place[0], 0)

@@ -355,6 +355,7 @@ class EngineBuilder:
         tuner: what changes the numbers while they are "auto"; None where nothing may change.
         num_made: engines so far.
         trace: what records the engines, also those still to come.
+        about: of a pipeline: its stages and where each runs, for who looks at its rings.
     """
 
     def __init__(
@@ -372,6 +373,7 @@ class EngineBuilder:
         self.tuner: Autotuner | None = tuner_of(config, on_change)
         self.num_made = 0
         self.trace: Trace | None = None
+        self.about: Sequence[tuple[str, str]] = ()
         self._reaper: finalize[..., Any] | None = None
 
     def make(self, config: LoaderConfig, *, base_seed: int, resume: Sequence[bytes] = (), **of_job: Any) -> BatchSource:
@@ -403,6 +405,7 @@ class EngineBuilder:
                 calls=calls,
                 num_pending_copies=0 if calls is None else NUM_SENT,
                 num_sent=None if config.device is None else NUM_SENT,
+                about=self.about,
                 **of_kind,
             ),
             self.bad_samples,

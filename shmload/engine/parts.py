@@ -41,6 +41,7 @@ from shmload._core.mapping import Mapping
 from shmload._core.trainer import FollowerRing, Order, TrainerRing, control_nbytes
 from shmload.device.calls import LEASED, Calls, PendingCopies, sent
 from shmload.engine.ring import LEAST_SLOTS, NOTHING, Delivery, OrderWriter, RingMemory
+from shmload.engine.stats import about_bytes
 from shmload.errors import CopyFailed, SampleTimeout, ShmloadError, WorkerDied
 from shmload.shm import owners
 from shmload.shm.segment import Doorbell, Group, JointBell
@@ -138,6 +139,7 @@ class EngineOptions:
     affinity: tuple[int, ...] = ()  # processors of the worker pool; none: the trainer's
     backend: Backend = processes  # where workers run
     num_far: int = 0  # of the workers, the first ones: on other machines
+    about: Sequence[tuple[str, str]] = ()  # stages of a pipeline and where they run, for who looks at the ring
 
 
 class Hook:
@@ -231,7 +233,9 @@ class Parts:
         sizes = {"order_capacity": order_capacity, "text_capacity": TEXT_CAPACITY, "layout_capacity": LAYOUT_CAPACITY}
         num_records = options.num_workers + options.num_helpers
         nbytes = control_nbytes(self.num_slots, num_records, **sizes)
-        self.control_segment = group.segment("control", nbytes)
+        about = about_bytes(options.about)
+        self.control_segment = group.segment("control", nbytes + len(about))
+        os.pwrite(self.control_segment.fd, about, nbytes)
         self.control = Mapping(self.control_segment.fd, nbytes)
         self.ring = TrainerRing(
             self.control,

@@ -13,10 +13,12 @@ container which shares /dev/shm. A block is mapped read-only, and nothing in it 
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -29,6 +31,37 @@ from shmload.shm.owners import Leftover
 _CONTROL = "-control"
 _FLOCK = re.compile(r"\d+: FLOCK +\w+ +WRITE (\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ")
 _MEMFD = re.compile(r"/memfd:(.+) \(deleted\)")
+
+
+About = Sequence[tuple[str, str]]  # stages of a pipeline, and where each runs
+
+_ABOUT = struct.Struct("<I8s")  # bytes of the text before it, and a mark
+_MARK = b"stages 1"
+_ABOUT_NBYTES = 4000
+
+
+def about_bytes(about: About) -> bytes:
+    """What stands behind a control block of a pipeline, for who looks at it; nothing of another loader."""
+    if not about:
+        return b""
+    num_shown = len(about)
+    while len(text := json.dumps([*about[:num_shown]]).encode()) > _ABOUT_NBYTES:
+        num_shown -= 1
+    return text + _ABOUT.pack(len(text), _MARK)
+
+
+def about_in(block: memoryview) -> About | None:
+    """What `about_bytes` gave for the end of a block; None if nothing stands there."""
+    first = len(block) - _ABOUT.size
+    if first < 0:
+        return None
+    nbytes, mark = _ABOUT.unpack(block[first:])
+    if mark != _MARK or nbytes > first:
+        return None
+    try:
+        return [(str(name), str(where)) for name, where in json.loads(bytes(block[first - nbytes : first]))]
+    except (ValueError, TypeError):
+        return None
 
 
 class ControlBlock(NamedTuple):
@@ -100,6 +133,11 @@ class RingReader:
     def snapshot(self) -> Snapshot:
         """What the block says now."""
         return self._stats_reader.snapshot()
+
+    @property
+    def about(self) -> About | None:
+        """The stages of the pipeline that has the ring, and where each runs; None: it is no pipeline's."""
+        return about_in(memoryview(self.control))
 
     def report(self) -> Report:
         """What that means, over the ring's whole life."""

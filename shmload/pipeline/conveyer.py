@@ -13,17 +13,21 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from shmload.engine.ring import NOTHING, Turns
 from shmload.errors import StateMismatch
 from shmload.loader import ShmLoader
 from shmload.pipeline.blocks import BLOCK, Expanding, Scan
 from shmload.pipeline.methods import Fluent
+from shmload.pipeline.stage_names import Where, places_of
 from shmload.pipeline.stages import ItemErrors, ItemStream, NamedErrors, Outcome, StreamSchedule, compose, items_of
 from shmload.pipeline.streams import Stream
 from shmload.schedule.schedule import MAX_N
 from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
+
+if TYPE_CHECKING:
+    from shmload.pipeline.explain import Explanation
 
 WORTH_S = 1e-3  # of a worker's time for what is fetched at once: above it, fetching costs little
 MOST = 64
@@ -123,6 +127,7 @@ class Conveyer:
         self._has_moved = False  # to a place that a state says, where nothing was asked for yet
         self._turns = Turns()
         self._is_closed = False
+        self._about: Sequence[tuple[str, Where]] | None = None  # stages that it is shown as, if not its own
 
     # ------------------------------------------------------------ items
 
@@ -256,6 +261,7 @@ class Conveyer:
             ragged="list" if plan.collate is None else plan.collate.ragged,
             **{**options, **self.options},
         )
+        loader._builder.about = places_of(self.stages, plan) if self._about is None else self._about
         if plan.collate is None:
             loader._builder.bad_samples = self._errors
         else:
@@ -384,6 +390,27 @@ class Conveyer:
         return f"{zlib.crc32(repr([state[name] for name in names]).encode()):08x}"
 
     # ------------------------------------------------------------ ends
+
+    def explain(self, *, items: int = 256, seconds: float = 1.0) -> Explanation:
+        """What each stage takes, where it runs, and what bounds the pipeline.
+
+        Some items are made in this process, from where the pipeline stands, without its workers; of a pipeline that runs, it counts
+        as well who waits for whom. Its position and the global random generators stay as they are. Its functions are called, with
+        whatever they do beside.
+
+        Args:
+            items: so many are made, or a batch at least.
+            seconds: or as many as can be in this time; one item goes all the way however long it takes.
+        Returns:
+            figures of this process and moment; `str()` of it is a table.
+        Raises:
+            ValueError: `items` or `seconds` is not above 0.
+        """
+        if not (items > 0 and seconds > 0):
+            raise ValueError(f"explain needs items and seconds above 0; got items={items}, seconds={seconds}")
+        from shmload.pipeline.explain import explained  # which is made of Conveyers
+
+        return explained(self, items, seconds)
 
     def stats(self) -> dict[str, Any]:
         """ShmLoader's stats() of the loader that runs the pipeline; empty before the first item."""

@@ -20,6 +20,7 @@ from shmload.modes.passes import collated
 from shmload.pipeline.block_columns import Block, Piece, batch_of, items_of, length, part_of
 from shmload.pipeline.blocks import FailedItem, MadeBatch, Scan, saved
 from shmload.pipeline.conveyer import OF_BATCHES, Conveyer
+from shmload.pipeline.stage_names import Where, places_of
 from shmload.pipeline.stages import DistributedBatchedMap, ItemStream, Plan, StreamSchedule
 from shmload.pipeline.streams import FedBlocks, StreamRow
 from shmload.schedule.state import check_state, compare_state, make_state, opened, with_checksum
@@ -68,6 +69,10 @@ class PlacedBlocks:
             blocks._move(epoch, 0)
             yield from blocks
 
+    def show_as(self, about: Sequence[tuple[str, Where]]) -> None:
+        """Says which stages it is shown as."""
+        self._pipeline._about = about
+
     def stats(self) -> dict[str, Any]:
         return self._pipeline.stats()
 
@@ -93,6 +98,7 @@ class ExpandedConveyer(Conveyer):
         plan = self.plan
         inner = {name: value for name, value in options.items() if name != "block_size"}
         self._blocks = self._blocks_of(plan, inner)
+        self._blocks.show_as(places_of(self.stages, plan))
         self._is_streamed = isinstance(plan.source, StreamRow)
         self._scans = [stage for _, stage in plan.tail if isinstance(stage, Scan)]
         self._carried = self._initial()

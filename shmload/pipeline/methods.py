@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shmload.pipeline.conveyer import Conveyer
+    from shmload.pipeline.explain import Explanation
     from shmload.schedule.schedule import Uneven
 
 
@@ -42,6 +43,16 @@ class Fluent:
         """
         made: Conveyer = _stage("Conveyer", self.stages, **options)
         return made
+
+    def explain(self, *, items: int = 256, seconds: float = 1.0) -> Explanation:
+        """What each stage takes, where it runs, and what bounds the pipeline: `Conveyer.explain`.
+
+        Args:
+            items: so many are made, or a batch at least.
+            seconds: or as many as can be in this time.
+        """
+        with self.conveyer() as pipeline:
+            return pipeline.explain(items=items, seconds=seconds)
 
     def __iter__(self) -> Iterator[Any]:
         with self.conveyer() as pipeline:

@@ -600,7 +600,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
     if hasattr(source, "as_source"):
         source = source.as_source()
         joined = list(source.pools)
-    if source.n_workers:
+    if stream is None and source.n_workers:
         joined.append(PoolOptions(source.n_workers, None, TIMEOUT_S))
     of_items: list[Each] = []
     of_batches: list[Each] = []

@@ -9,7 +9,7 @@ resume reads the iterable up to there again, or has it go on by itself, if it ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -252,6 +252,7 @@ class FedBlocks:
         self._loader: ShmLoader[Any] | None = None
         self._iterator: Iterator[Any] | None = None
         self.place = self.number = 0
+        self._about: Sequence[tuple[str, str]] = ()
 
     def _made_feed(self) -> Any:
         return Feed(self.row.stream, self.row.size)
@@ -281,7 +282,9 @@ class FedBlocks:
         if pool.num_workers:
             ways |= {"prefetch_factor": pool.prefetch_factor(self.row.size), "sample_timeout_s": pool.timeout_s}
         workers: dict[str, Any] = {"num_workers": pool.num_workers, "collate_fn": _as_it_is}
-        return ShmLoader(program, sampler=feed, batch_size=None, **workers, **{**ways, **self._options})
+        loader: ShmLoader[Any] = ShmLoader(program, sampler=feed, batch_size=None, **workers, **{**ways, **self._options})
+        loader._builder.about = self._about
+        return loader
 
     def go(self, epoch: int, block: int, own: str | None = None, *, has_moved: bool = False) -> None:
         """Goes on there.
@@ -322,6 +325,10 @@ class FedBlocks:
                     return
         finally:
             others.close()
+
+    def show_as(self, about: Sequence[tuple[str, str]]) -> None:
+        """Says which stages it is shown as."""
+        self._about = about
 
     def stats(self) -> dict[str, Any]:
         return {} if self._loader is None else self._loader.stats()

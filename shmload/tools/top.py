@@ -20,7 +20,19 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from shmload.engine.stats import ControlBlock, Found, Process, Report, RingReader, Snapshot, add_memory, command_of, describe, look
+from shmload.engine.stats import (
+    About,
+    ControlBlock,
+    Found,
+    Process,
+    Report,
+    RingReader,
+    Snapshot,
+    add_memory,
+    command_of,
+    describe,
+    look,
+)
 
 HISTORY = 60  # looks of which the samples per second are kept
 FINDING_SHARE = 20  # finding, which searches /proc, takes at most one part in so many of the time
@@ -56,13 +68,14 @@ class Watch:
             if self._pids and self._pids.isdisjoint({block.pid, process and process.parent}):
                 continue
             try:
-                seen = RingReader.open(block.path).snapshot()
+                reader = RingReader.open(block.path)
+                seen, about = reader.snapshot(), reader.about
             except (FileNotFoundError, PermissionError):  # it has closed since, or is another user's
                 continue
             except (OSError, ValueError) as error:
                 unreadable.append({"path": block.path, "uid": block.uid, "pid": block.pid, "why": str(error)})
                 continue
-            reports.append(self._report(block, seen, process))
+            reports.append(self._report(block, seen, process, about))
         self._known = {report["stem"]: self._known[report["stem"]] for report in reports}
         reports.sort(key=lambda report: (report["parent_pid"] or 0, report["rank"], -report["age_s"]))
         return {
@@ -77,7 +90,7 @@ class Watch:
             "unreadable": unreadable,
         }
 
-    def _report(self, block: ControlBlock, seen: Snapshot, process: Process | None) -> Report:
+    def _report(self, block: ControlBlock, seen: Snapshot, process: Process | None, about: About | None) -> Report:
         known = self._known.get(block.stem)
         last, history, command = known or (None, deque(maxlen=HISTORY), command_of(block.pid))
         report = describe(seen, last)
@@ -97,6 +110,7 @@ class Watch:
             "rank": seen["rank"],
             "world_size": seen["world_size"],
             **report,
+            "stages": about and [{"name": name, "where": where} for name, where in about],
             "history": list(history),
         }
 
@@ -196,6 +210,7 @@ def _panel(loader: Report, width: int) -> Panel:
     return Panel(
         Group(
             *(_speed(loader, width), _slots(loader, width), _time(loader, width)),
+            *([_stages(loader)] if loader.get("stages") else []),
             *([_hung(loader)] if loader["is_hung"] else []),
             *([_cluster(loader["cluster"])] if loader["cluster"] is not None else []),
             _workers(loader, width),
@@ -264,6 +279,19 @@ def _time(loader: Report, width: int) -> Text:
     for name, words, colour in TIMES:
         if time[name] >= 1:
             text.append(f" {words} {time[name]:.0f} %", style=colour)
+    return text
+
+
+def _stages(loader: Report) -> Text:
+    """Those of a pipeline; who keeps the whole from being faster is in the colour of the limit."""
+    _, style = LIMITS[loader["limit"]]
+    at_limit = {"workers": "workers", "program": "trainer"}.get(loader["limit"])
+    text = _line().append("stages")
+    for number, stage in enumerate(loader["stages"]):
+        name = stage["name"] if stage["name"].isprintable() else repr(stage["name"])
+        text.append(" → " if number else " ").append(name, style=style if stage["where"] == at_limit else "")
+        if stage["where"] == "trainer":
+            text.append(" in the trainer", style="bright_black")
     return text
 
 

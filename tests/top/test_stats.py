@@ -16,7 +16,20 @@ from shmload.tools.top import Watch
 from tests.top.live_program import Rows
 
 DOCS = next(p / "docs" for p in Path(__file__).parents if (p / "docs").exists())
-OF_THE_PROCESS = {"stem", "kind", "uid", "pid", "owner_pid", "parent_pid", "is_stopped", "command", "rank", "world_size", "history"}
+OF_THE_PROCESS = {
+    "stem",
+    "kind",
+    "uid",
+    "pid",
+    "owner_pid",
+    "parent_pid",
+    "is_stopped",
+    "command",
+    "rank",
+    "world_size",
+    "history",
+    "stages",
+}
 OF_THE_TRAINER = {"num_queued", "num_repacked", "num_taken_back", "bad_samples"}
 GOES_ON = {"interval_s", "age_s", "time", "limit", "samples_per_s", "batches_per_s", "nbytes_per_s", "memory"}
 GOES_ON_IN_A_WORKER = {"busy_share", "samples_per_s", "rss_bytes", "private_bytes", "is_waiting"}

@@ -159,3 +159,10 @@ def test_a_pool_on_a_cluster_has_a_line_and_a_column() -> None:
     assert "node" in text
     assert "0123456789a" in text
     assert "node" not in drawn(look(loader()))
+
+
+def test_the_stages_of_a_pipeline_are_a_line() -> None:
+    stages = [{"name": "Items(list of 3)", "where": "workers"}, {"name": "Map(a\x1b[2J)", "where": "trainer"}]
+    text = drawn(look({**busy_loader(), "stages": stages}))
+    assert "stages Items(list of 3) → 'Map(a\\x1b[2J)' in the trainer" in text
+    assert "stages" not in drawn(look({**busy_loader(), "stages": None}))

@@ -30,6 +30,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
                 raise there[path]
 
         open = classmethod(lambda cls, path: cls(path))
+        about = None
 
         @staticmethod
         def find() -> Found:

@@ -1,0 +1,265 @@
+"""What each stage of a pipeline takes, where it runs, and which of them bounds the whole.
+
+    probe.py: stages with a clock ──▶ a tally a stage ──▶ StageCost ──▶ what so many workers can make, and what the trainer can
+
+What bounds it is worked out from these, and if the pipeline runs from who waits for whom.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from shmload.pipeline.blocks import Bucket, Scan
+from shmload.pipeline.probe import Measured, measure
+from shmload.pipeline.stage_names import Where, places_of
+from shmload.pipeline.stages import Collate
+from shmload.pipeline.streams import Stream
+from shmload.worker.sample_rng import kept_generators
+
+if TYPE_CHECKING:
+    from shmload.pipeline.conveyer import Conveyer
+
+Bound = Literal["workers", "trainer", "source", "consumer", "nothing"]
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """One stage of a pipeline: where it runs and what it takes.
+
+    Attributes:
+        name: the stage with its arguments, as "Map(read)".
+        where: "workers", "trainer", or "by place": it only says which items are meant, and takes next to nothing.
+        us_per_item: microseconds for each item that it is given, behind Collate for each row of a batch; None: not measured.
+        num_in, num_out: items that it was given and that it made, while it was measured; batches behind Collate.
+    """
+
+    name: str
+    where: Where
+    us_per_item: float | None
+    num_in: int
+    num_out: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a pipeline's stages take and what bounds it; `str()` of it is a table for people.
+
+    Attributes:
+        stages: in their order.
+        num_workers: worker processes that the stages ask for, together.
+        bound: what keeps the pipeline from being faster: "workers" (the functions that they run), "source" (reading its items),
+            "trainer" (the functions that it runs), "consumer" (who takes what comes), "nothing": nothing could be measured.
+        why: one line about that, and what would help.
+        items_per_s: items that the pipeline can give a second if whoever takes them is fast enough; None: not known.
+        workers_per_s: of these, what its workers can make; None: it has none, or not known.
+        trainer_per_s: what the trainer can take; None: it does nothing, or not known.
+        trainer_waits: of a running pipeline with workers: per cent of its time in which the trainer waited for a batch; else None.
+        workers_busy: of such a one: per cent of their time in which workers were busy; else None.
+    """
+
+    stages: list[StageCost]
+    num_workers: int
+    bound: Bound
+    why: str
+    items_per_s: float | None
+    workers_per_s: float | None
+    trainer_per_s: float | None
+    trainer_waits: float | None
+    workers_busy: float | None
+
+    def __str__(self) -> str:
+        places = {"workers": _workers(self.num_workers), "trainer": "trainer", "by place": "by place"}
+        rows = [("stage", "where", "us an item", "items in -> out")]
+        rows += [
+            (stage.name, places[stage.where], "-" if stage.us_per_item is None else f"{stage.us_per_item:,.1f}", _flow(stage))
+            for stage in self.stages
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}".rstrip() for row in rows]
+        if self.trainer_waits is not None:
+            lines.append(
+                f"running: the trainer waits {self.trainer_waits:.0f} % of the time, workers are busy {self.workers_busy:.0f} %"
+            )
+        return "\n".join([*lines, self.why])
+
+
+def _flow(stage: StageCost) -> str:
+    if not stage.num_in:
+        return ""
+    text = f"{stage.num_in:,} -> {stage.num_out:,}"
+    if stage.name.startswith(("Collate(", "Bucket(")):
+        return f"{text} batches"
+    return text if stage.num_out == stage.num_in else f"{text} ({100 * stage.num_out / stage.num_in:.0f} %)"
+
+
+def _workers(number: int) -> str:
+    return f"{number} worker{'s' * (number != 1)}"
+
+
+# ------------------------------------------------------------ what it comes to
+
+
+def explained(pipeline: Conveyer, items: int, seconds: float) -> Explanation:
+    """See Conveyer.explain."""
+    places = places_of(pipeline.stages, pipeline.plan)
+    measured: Measured | None = None
+    source = pipeline.stages[0]
+    if isinstance(source, Stream) and (source.is_spent_once_read or hasattr(source.iterable, "state_dict")):
+        reason = "the Stream's iterable has a position, which reading it would change"
+    else:
+        with kept_generators():
+            measured = measure(pipeline, items, seconds)
+        reason = "of the items that were read none came" if measured.error is None else f"items fail: {measured.error!r:.200}"
+    return _Summary(pipeline, places, measured, reason).explanation()
+
+
+class _Summary:
+    """An explanation in the making.
+
+    Args:
+        reason: why nothing was measured, if so.
+    """
+
+    def __init__(self, pipeline: Conveyer, places: Sequence[tuple[str, Where]], measured: Measured | None, reason: str) -> None:
+        plan, stages = pipeline.plan, pipeline.stages
+        self._places, self._measured, self._reason = places, measured, reason
+        self._num_workers, self._num_ranks = plan.pool.num_workers, plan.partition.n_ranks
+        self._is_expanding = plan.is_expanding
+        ends = [number + isinstance(stage, Bucket) for number, stage in enumerate(stages) if isinstance(stage, Collate | Bucket)]
+        self._of_batches = min([*ends, len(stages)])  # the first stage that is given batches, or makes them of single items
+        scans = [number for number, stage in enumerate(stages) if isinstance(stage, Scan)]
+        self._behind_blocks = min([*scans, self._of_batches])
+        self._stats = pipeline.stats()
+        self._num_cpus = len(os.sched_getaffinity(0))
+
+    def explanation(self) -> Explanation:
+        """All of it."""
+        is_live = "time" in self._stats
+        workers_us, trainer_us = self._us("workers"), self._us("trainer")
+        if is_live and not self._is_expanding:
+            workers_us = self._us_of_workers() or workers_us
+        at_work = min(self._num_workers, self._num_cpus)
+        workers_per_s = 1e6 * at_work / workers_us if workers_us else None
+        trainer_per_s = 1e6 / trainer_us if trainer_us else None
+        items_per_s = min((rate for rate in (workers_per_s, trainer_per_s) if rate is not None), default=None)
+        bound = self._bound(workers_per_s, trainer_per_s)
+        busy = [worker["busy_share"] for worker in self._stats.get("workers", []) if worker["started_ns"]]
+        return Explanation(
+            stages=[self._cost(number) for number in range(len(self._places))],
+            num_workers=self._num_workers,
+            bound=bound,
+            why=self._why(bound, items_per_s),
+            items_per_s=items_per_s,
+            workers_per_s=workers_per_s,
+            trainer_per_s=trainer_per_s,
+            trainer_waits=self._stats["time"]["trainer_waits"] if is_live and busy else None,
+            workers_busy=sum(busy) / len(busy) if is_live and busy else None,
+        )
+
+    # ------------------------------------------------------------ costs
+
+    def _cost(self, number: int) -> StageCost:
+        name, where = self._places[number]
+        if self._measured is None:
+            return StageCost(name, where, None, 0, 0)
+        tally = self._measured.tallies[number]
+        num_items = self._measured.num_rows if number >= self._of_batches else tally.num_in
+        us = tally.ns / 1e3 / num_items if num_items and where != "by place" else None
+        return StageCost(name, where, us, tally.num_in, tally.num_out)
+
+    def _us(self, where: Where) -> float | None:
+        """What all stages there take of an item that comes, in microseconds; None: not known."""
+        if self._measured is None or not self._measured.num_rows:
+            return None
+        finishing = self._measured.finishing_ns / 1e3 / self._num_items(0)
+        return finishing * (where == self._maker) + sum(self._shares(where).values())
+
+    @property
+    def _maker(self) -> Where:
+        """Where items are made."""
+        return "workers" if self._num_workers else "trainer"
+
+    def _shares(self, where: Where) -> dict[int, float]:
+        """By stage: microseconds that it takes of an item that comes."""
+        assert self._measured is not None
+        return {
+            number: self._measured.tallies[number].ns / 1e3 / self._num_items(number)
+            for number, (_, place) in enumerate(self._places)
+            if place == where
+        }
+
+    def _num_items(self, number: int) -> float:
+        """How many items that come a stage's work was for. Of blocks each rank has its part, and makes all."""
+        assert self._measured is not None
+        if self._is_expanding and number < self._behind_blocks and self._measured.num_made:
+            return self._measured.num_made / self._num_ranks
+        return self._measured.num_rows
+
+    def _us_of_workers(self) -> float | None:
+        """What an item has taken in the workers that run."""
+        workers = self._stats["workers"]
+        busy_s, num_samples = (sum(worker[name] for worker in workers) for name in ("busy_s", "num_samples"))
+        return 1e6 * busy_s / num_samples if num_samples else None
+
+    # ------------------------------------------------------------ what bounds it
+
+    def _bound(self, workers_per_s: float | None, trainer_per_s: float | None) -> Bound:
+        limit = self._stats.get("limit")
+        if self._measured is None or not self._measured.num_rows:
+            return "workers" if limit == "workers" else "consumer" if limit == "program" else "nothing"
+        if limit == "program":
+            return "trainer" if self._is_trainers_own(trainer_per_s) else "consumer"
+        is_of_workers = workers_per_s is not None and (limit == "workers" or workers_per_s <= (trainer_per_s or workers_per_s))
+        if self._num_workers and not is_of_workers:
+            return "trainer"
+        if self._dearest(self._maker) == 0:
+            return "source"
+        return "workers" if self._num_workers else "trainer"
+
+    def _is_trainers_own(self, trainer_per_s: float | None) -> bool:
+        """Whether the pipeline's own functions are most of what the program does between batches."""
+        time, measured = self._stats["time"], self._measured
+        rate = self._stats["samples_per_s"]
+        if self._is_expanding and measured is not None and measured.num_blocks:  # its samples are blocks
+            rate *= measured.num_made / measured.num_blocks / self._num_ranks
+        if not rate or not trainer_per_s:
+            return False
+        program_s = (100 - time["trainer_waits"] - time["start_up"]) / 100 / rate
+        return bool(1 / trainer_per_s >= program_s / 2)
+
+    def _dearest(self, where: Where) -> int:
+        shares = self._shares(where)
+        return max(shares, key=lambda number: shares[number])
+
+    def _most(self, where: Where) -> str:
+        """Which stage takes most of an item's time there."""
+        dearest, whole = self._dearest(where), self._us(where) or 0.0
+        share = self._shares(where)[dearest]
+        return f"{self._places[dearest][0]} takes {share:,.1f} of the {whole:,.1f} us an item"
+
+    def _why(self, bound: Bound, items_per_s: float | None) -> str:
+        most = "" if items_per_s is None else f"at the most {items_per_s:,.0f} items/s"
+        if bound == "nothing":
+            return f"Nothing could be measured: {self._reason}."
+        if bound == "consumer":
+            known = f", and the pipeline can give {items_per_s:,.0f} items/s" if items_per_s else ""
+            return f"Who takes the items is the limit: workers wait{known}. Fewer workers would do."
+        if self._measured is None or not self._measured.num_rows:
+            return f"The workers are the limit: the trainer waits for them. Their stages could not be measured: {self._reason}."
+        if bound == "trainer" and self._num_workers:
+            remedy = "before Collate, or as a BatchMap, workers would do that"
+            return f"The trainer is the limit: {most}. {self._most('trainer')}; {remedy}."
+        what = "Reading the source" if bound == "source" else f"What {'workers do' if self._num_workers else 'the trainer does'}"
+        if not self._num_workers:
+            is_of_batches = self._dearest("trainer") > self._of_batches
+            remedy = "before Collate, or as a BatchMap, " if is_of_batches else "n_workers says how many "
+            remedy += "workers could do that" if is_of_batches else "workers do that beside the trainer"
+            return f"{what} is the limit: {most}. {self._most('trainer')}; {remedy}."
+        if self._num_workers < self._num_cpus:
+            remedy = f"more workers would help: there are {self._num_cpus} processors"
+        else:
+            remedy = f"only less work would help: there are {self._num_cpus} processors for {_workers(self._num_workers)}"
+        return f"{what} is the limit: {_workers(self._num_workers)} make {most}. {self._most('workers')}; {remedy}."

@@ -1,0 +1,356 @@
+"""A pipeline with a clock: its stages as they are, each timed without what it calls of others, and run here without workers.
+
+It is another Conveyer of the same stages, whose plan has timed copies of rows and functions in it. So items are made, and draw, as
+in a worker. What no stage takes, of a batch, is Collate's, or the source's where a dataset decodes into the batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+from shmload.pipeline.block_columns import length
+from shmload.pipeline.blocks import BlockRow, Expanding, Expansion, Scan
+from shmload.pipeline.conveyer import Conveyer
+from shmload.pipeline.in_place import ChosenProgram
+from shmload.pipeline.sources import Keys, Mapped
+from shmload.pipeline.stages import Collate, PoolOptions
+from shmload.pipeline.streams import Stream, StreamRow
+from shmload.worker.stage_engine import Each
+
+
+class EnoughError(BaseException):
+    """The time for measuring is over. Nobody's `except Exception` is to take it for an item's."""
+
+
+@dataclass
+class Tally:
+    """What a stage has taken so far, and been given, and made."""
+
+    ns: int = 0
+    num_in: int = 0
+    num_out: int = 0
+
+
+class _Clock:
+    """Times what stages do, each without what it calls of others."""
+
+    def __init__(self, end_ns: int) -> None:
+        self._inner = [0]  # of what is running, outermost first: the time that others have taken within it
+        self._own_ns = self._around_ns = 0  # what timing adds to what is timed, and to what calls it
+        self._end_ns = 1 << 63
+        self._own_ns, self._around_ns = self._added()
+        self._end_ns = end_ns
+
+    def _added(self) -> tuple[int, int]:
+        tally, least = Tally(), (1 << 63, 1 << 63)
+        for _ in range(5):
+            tally.ns, begin = 0, perf_counter_ns()
+            for _ in range(100):
+                self.run(tally, int)
+            whole = (perf_counter_ns() - begin) // 100
+            least = min(least, (whole, tally.ns // 100))
+        return least[1], least[0] - least[1]
+
+    def run(self, tally: Tally, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls it."""
+        begin = perf_counter_ns()
+        if begin > self._end_ns and tally.num_in > 1:  # the first item goes all the way, however long it takes
+            raise EnoughError
+        self._inner.append(0)
+        try:
+            return function(*arguments)
+        finally:
+            took = perf_counter_ns() - begin
+            tally.ns += max(took - self._inner.pop() - self._own_ns, 0)
+            self._inner[-1] += took + self._around_ns
+
+    def each(self, tally: Tally, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of an item."""
+
+        def timed(*arguments: Any) -> Any:
+            tally.num_in += 1
+            made = self.run(tally, function, *arguments)
+            tally.num_out += 1
+            return made
+
+        return timed
+
+
+class _TimedDecoder:
+    """What decodes an item into a row of the batch."""
+
+    def __init__(self, clock: _Clock, tally: Tally, decoder: Any) -> None:
+        self.schema, self.batch_type = decoder.schema, getattr(decoder, "batch_type", None)
+        self.read_into, self._called = clock.each(tally, decoder.read_into), clock.each(tally, decoder)
+
+    def __call__(self, item: Any) -> Any:
+        return self._called(item)
+
+
+@dataclass(frozen=True)
+class _TimedStage(Expanding):
+    """A stage that makes more or fewer items."""
+
+    clock: _Clock
+    tally: Tally
+    stage: Expanding
+
+    @property
+    def kind(self) -> str:
+        return self.stage.kind
+
+    def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
+        made = self.stage.run(self._given(items), name)
+        while True:
+            try:
+                item = self.clock.run(self.tally, next, made)
+            except StopIteration:
+                return
+            self.tally.num_out += 1
+            yield item
+
+    def _given(self, items: Iterator[Any]) -> Iterator[Any]:
+        others = Tally()  # what stages before this one take beside their functions
+        while True:
+            try:
+                item = self.clock.run(others, next, items)
+            except StopIteration:
+                return
+            self.tally.num_in += 1
+            yield item
+
+
+class Probe:
+    """A pipeline as another, without workers and with a clock, which stands where that one does.
+
+    Args:
+        options: of the Conveyer.
+    """
+
+    def __init__(self, stages: Sequence[Any], end_ns: int, options: Mapping[str, Any]) -> None:
+        self.tallies = [Tally() for _ in stages]
+        self.finishing = Tally()  # putting blocks' items into the form in which they travel: in workers
+        self.num_blocks = self.num_made = 0  # and the items of these
+        self._num_reads = self._first_ns = 0
+        self._others = Tally()
+        self._stages, self._clock = stages, _Clock(end_ns)
+        self._numbers = {f"stage {number} (a {type(stage).__name__})": number for number, stage in enumerate(stages)}
+        self.conveyer = Conveyer(list(stages), **options)
+        plan = self.conveyer.plan
+        self._collate = next((number for number, stage in enumerate(stages) if isinstance(stage, Collate)), None)
+        self.is_in_place = isinstance(plan.program, ChosenProgram)
+        self.conveyer.plan = replace(
+            plan,
+            pool=PoolOptions(),
+            source=self._row(plan.source, self._row_tallies(plan.source)),
+            item_stages=self._each(plan.item_stages),
+            batch_stages=self._each(plan.batch_stages),
+            made_batches=self._each(plan.made_batches),
+            tail=[(name, self._behind(name, stage)) for name, stage in plan.tail],
+        )
+        if plan.is_expanding:
+            self._expand(self.conveyer)
+
+    def _expand(self, conveyer: Any) -> None:
+        """Has its blocks made by what is timed."""
+        conveyer._blocks = conveyer._blocks_of(conveyer.plan, {})
+
+    def read(self) -> int:
+        """Has the next batch or item made; how many items came.
+
+        Raises:
+            StopIteration: at the end.
+        """
+        rest = self._rest()
+        self._clock.run(rest, self.conveyer)
+        self._num_reads += 1
+        self._first_ns = self._first_ns or rest.ns
+        num_rows = 1 if self.conveyer.plan.collate is None else self.conveyer.valid or 1
+        if self._collate is not None:
+            tally = self.tallies[self._collate]
+            tally.num_in += num_rows
+            tally.num_out += 1
+        if self.is_in_place:
+            self.tallies[0].num_in += num_rows
+            self.tallies[0].num_out += num_rows
+        return num_rows
+
+    def seen(self) -> list[Tally]:
+        """The tallies so far. What is the loader's is that of all batches but the first, which has it begin."""
+        rest = self._rest()
+        made = [replace(tally) for tally in self.tallies]
+        for tally, counted in zip(made, self.tallies, strict=True):
+            if counted is rest and self._num_reads > 1:
+                tally.ns = (rest.ns - self._first_ns) * self._num_reads // (self._num_reads - 1)
+        return made
+
+    def _rest(self) -> Tally:
+        """Whose what no stage takes is."""
+        if self.is_in_place:
+            return self.tallies[0]
+        return self._others if self._collate is None else self.tallies[self._collate]
+
+    # ------------------------------------------------------------ what is timed
+
+    def _row_tallies(self, source: Any) -> dict[int, Tally]:
+        """By the id of a row: the tally of the stage that it is."""
+        rows: list[Any] = []
+        row = source.below if isinstance(source, BlockRow) else source
+        while row is not None and not isinstance(row, StreamRow):
+            if not isinstance(row, Mapped):
+                rows.append(row)
+            row = getattr(row, "below", None)
+        numbers = [0] + [
+            number
+            for number, stage in enumerate(self._stages)
+            if number and hasattr(stage, "over") and not getattr(stage, "is_buffered", False)
+        ]
+        return {id(row): self.tallies[number] for row, number in zip(reversed(rows), numbers, strict=False)}
+
+    def _row(self, row: Any, tallies: Mapping[int, Tally]) -> Any:
+        """A copy of a row whose items are timed, and those of the rows below it."""
+        made = copy.copy(row)
+        held = vars(made)
+        if isinstance(row, StreamRow):
+            held["expansion"] = self._expansion(row.expansion)
+            held["stream"] = self._stream(row.stream)
+            return made
+        if isinstance(getattr(row, "below", None), Keys):
+            held["below"] = self._row(row.below, tallies)
+        if isinstance(row, BlockRow):
+            held["_expansion"] = self._expansion(row._expansion)
+        elif isinstance(row, Mapped):
+            held["_functions"] = {each.name: each for each in self._each(row.functions)}
+        elif id(row) in tallies and not self.is_in_place:
+            held["item"] = self._clock.each(tallies[id(row)], made.item)
+        return made
+
+    def _stream(self, stream: Stream) -> Stream:
+        source = stream.iterable
+
+        def items() -> Iterator[Any]:
+            iterator = iter(source) if hasattr(source, "__iter__") else source()
+            tally = self.tallies[0]
+            while True:
+                try:
+                    item = self._clock.run(tally, next, iterator)
+                except StopIteration:
+                    return
+                tally.num_in += 1
+                tally.num_out += 1
+                yield item
+
+        return replace(stream, iterable=items)
+
+    def _each(self, stages: Sequence[Each]) -> list[Each]:
+        return [replace(each, function=self._function(self.tallies[self._numbers[each.name]], each.function)) for each in stages]
+
+    def _function(self, tally: Tally, function: Any) -> Any:
+        if hasattr(function, "read_into"):
+            return _TimedDecoder(self._clock, tally, function)
+        return self._clock.each(tally, function)
+
+    def _behind(self, name: str, stage: Any) -> Any:
+        tally = self.tallies[self._numbers[name]]
+        if isinstance(stage, Scan):
+            return replace(stage, fn=self._clock.each(tally, stage.fn))
+        return replace(stage, function=self._clock.each(tally, stage.function))
+
+    def _expansion(self, expansion: Expansion) -> Expansion:
+        made = copy.copy(expansion)
+        made._runs = [
+            (name, _TimedStage(self._clock, self.tallies[self._numbers[name]], stage))
+            if isinstance(stage, Expanding)
+            else (name, self._each(stage))
+            for name, stage in expansion._runs
+        ]
+        made._finish = partial(self._finished, expansion._finish)
+        return made
+
+    def _finished(self, finish: Callable[[list[Any]], Any] | None, items: list[Any]) -> Any:
+        """A block, in the form in which it travels; making that is part of collating."""
+        made = items if finish is None else self._clock.run(self.finishing, finish, items)
+        self.num_blocks, self.num_made = self.num_blocks + 1, self.num_made + length(made)
+        return made
+
+
+_MOST_FAILED = 8  # for each item that is wanted
+FIRST_SHARE = 0.6  # of the time, for batches of the pipeline's own size; smaller ones have the rest, if none of these was done
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a probe has found.
+
+    Attributes:
+        num_rows: items that have come, and that what stages took was for.
+        num_blocks, num_made: blocks that were expanded, and the items of these.
+        error: the first that an item failed with.
+        is_whole: there was no time that more would have come in.
+    """
+
+    tallies: list[Tally]
+    finishing_ns: int
+    num_rows: int
+    num_blocks: int
+    num_made: int
+    error: BaseException | None
+    is_whole: bool
+
+
+def measure(pipeline: Conveyer, items: int, seconds: float) -> Measured:
+    """Has some items made, of the pipeline as it is; or fewer at a time, where these take too long.
+
+    Args:
+        items, seconds: as of Conveyer.explain.
+    """
+    begin, whole_ns = perf_counter_ns(), int(seconds * 1e9)
+    plan = pipeline.plan
+    batch_size = min(plan.collate.batch_size, items) if plan.collate is not None else 1
+    block_size, end_ns = pipeline.block_size, begin + int(FIRST_SHARE * whole_ns)
+    while True:
+        found = _probed(pipeline, items, end_ns, batch_size, block_size)
+        size = max(batch_size, block_size if plan.is_expanding else 1)
+        if found.num_rows or found.is_whole or size == 1:
+            return found
+        fewer = max(max(tally.num_out for tally in found.tallies) // 4, 1) if perf_counter_ns() < begin + whole_ns else 1
+        batch_size, block_size, end_ns = min(batch_size, fewer), min(block_size, fewer), begin + whole_ns
+
+
+def _probed(pipeline: Conveyer, items: int, end_ns: int, batch_size: int, block_size: int) -> Measured:
+    stages = [replace(stage, batch_size=batch_size) if isinstance(stage, Collate) else stage for stage in pipeline.stages]
+    stages = [replace(stage, in_order=True) if not getattr(stage, "in_order", True) else stage for stage in stages]
+    probe = Probe(stages, end_ns, {"block_size": block_size})
+    place = pipeline.__getstate__()["place"]
+    counters = place[2] if len(place) > 2 else ()
+    is_elsewhere = block_size != pipeline.block_size or isinstance(stages[0], Stream) or not pipeline.plan.is_in_order
+    num_rows, num_failed = 0, 0
+    error: BaseException | None = None
+    is_whole = True
+    seen = probe.tallies, 0, 0, 0
+    with probe.conveyer:
+        if is_elsewhere:
+            probe.conveyer._move(place[0], 0)
+        else:
+            probe.conveyer._move(*place)
+        try:
+            while num_rows < items and num_failed < _MOST_FAILED * items and (perf_counter_ns() < end_ns or not num_rows):
+                try:
+                    num_rows += probe.read()
+                    seen = probe.seen(), probe.finishing.ns, probe.num_blocks, probe.num_made
+                except StopIteration:
+                    if num_rows or is_elsewhere or not (place[1] or any(counters)):
+                        break
+                    is_elsewhere = True  # it stands at the end of its epoch: then the epoch's beginning does
+                    probe.conveyer._move(place[0], 0)
+                except Exception as failure:
+                    num_failed, error = num_failed + 1, error or failure
+        except EnoughError:
+            is_whole = False
+    tallies, finishing_ns, num_blocks, num_made = seen
+    return Measured(tallies, finishing_ns, num_rows, num_blocks, num_made, error, is_whole)

@@ -1,0 +1,64 @@
+"""Stages as people are shown them: what each is called, with its arguments, and where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import partial
+from typing import Any, Literal
+
+from shmload.pipeline.blocks import Bucket, Scan
+from shmload.pipeline.sources import Enumerate, Items, Repeat, Shuffle, Skip, Take, Window
+from shmload.pipeline.stages import BatchMap, Collate, Partition, Plan
+from shmload.pipeline.streams import Stream
+
+Where = Literal["workers", "trainer", "by place"]
+_BY_PLACE = Take | Skip | Repeat | Enumerate | Window | Shuffle
+
+
+def name_of(stage: Any) -> str:
+    """A stage with its arguments, for people."""
+    kind = type(stage).__name__
+    if isinstance(stage, Items):
+        return f"Items({type(stage.items).__name__} of {stage.n})"
+    if isinstance(stage, Stream):
+        source = stage.iterable
+        return f"Stream({_value(source) if callable(source) else type(source).__name__})"
+    if isinstance(members := getattr(stage, "members", None), Sequence):
+        return f"{kind}({len(members)} members)"
+    if not is_dataclass(stage):
+        return f"{kind}({', '.join(_value(getattr(stage, name)) for name in ('fn', 'n_elements') if hasattr(stage, name))})"
+    given, is_by_name = [], False
+    for each in fields(stage):
+        value = getattr(stage, each.name)
+        if not each.init or (each.default is not MISSING and value == each.default):
+            is_by_name = True
+            continue
+        given.append(f"{each.name}={_value(value)}" if is_by_name or each.kw_only else _value(value))
+    return f"{kind}({', '.join(given)})"
+
+
+def _value(value: Any) -> str:
+    while isinstance(value, partial):
+        value = value.func
+    if callable(value):
+        return getattr(value, "__name__", type(value).__name__)
+    text = repr(value)
+    return text if len(text) <= 24 and " at 0x" not in text else type(value).__name__
+
+
+def places_of(stages: Sequence[Any], plan: Plan) -> list[tuple[str, Where]]:
+    """Each stage's name, and where it runs."""
+    maker: Where = "workers" if plan.pool.num_workers else "trainer"
+    found: list[tuple[str, Where]] = []
+    is_behind = False  # Collate, or a Scan: there the trainer is alone
+    for stage in stages:
+        where = maker
+        is_of_trainer = isinstance(stage, Stream | Scan) or (is_behind and not isinstance(stage, BatchMap))
+        if isinstance(stage, Partition) or (isinstance(stage, _BY_PLACE) and not getattr(stage, "is_buffered", False)):
+            where = "by place"
+        elif is_of_trainer or (plan.is_expanding and isinstance(stage, Collate)):  # of what workers have put into columns
+            where = "trainer"
+        is_behind = is_behind or isinstance(stage, Scan | Collate | Bucket)
+        found.append((name_of(stage), where))
+    return found

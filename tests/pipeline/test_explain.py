@@ -1,0 +1,460 @@
+"""What a pipeline says of itself: what its stages are called, where they run, what they take, and what bounds it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import thread_time, thread_time_ns
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shmload import sample_rng
+from shmload.pipeline import (
+    AsyncMap,
+    BatchMap,
+    Bucket,
+    Cache,
+    Collate,
+    Conveyer,
+    DistributedBatchedMap,
+    Enumerate,
+    Filter,
+    FlatMap,
+    Generate,
+    Items,
+    Join,
+    Map,
+    Pack,
+    Partition,
+    Permutation,
+    Range,
+    Repeat,
+    Scan,
+    Shuffle,
+    Skip,
+    Stream,
+    Take,
+    Window,
+    Zip,
+    probe,
+)
+from tests.pipeline import chosen_items as chosen
+from tests.pipeline.pipeline_kit import Add
+from tests.pipeline.worker_items import Squares
+
+LONG = 60.0  # seconds, where the number of items is what ends it
+
+
+def spun(seconds: float, value: Any) -> Any:
+    """The value, after so much of a processor's time."""
+    end = thread_time() + seconds
+    while thread_time() < end:
+        pass
+    return value
+
+
+@pytest.fixture(autouse=True)
+def by_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else a busy machine does is no stage's."""
+    monkeypatch.setattr(probe, "perf_counter_ns", thread_time_ns)
+
+
+dear, cheap = partial(spun, 500e-6), partial(spun, 0.0)
+
+
+def is_odd(x: int) -> bool:
+    return x % 2 == 1
+
+
+def twice(x: Any) -> list[Any]:
+    return [x, x]
+
+
+async def awaited(x: Any) -> Any:
+    return x
+
+
+def counted(state: int, x: int) -> tuple[int, int]:
+    return state + 1, x
+
+
+class Dataset:
+    """Samples that take a while to read."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> int:
+        number: int = dear(index)
+        return number
+
+
+# ------------------------------------------------------------ names and places
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        (
+            [
+                Items([1] * 8),
+                Shuffle(),
+                Partition(0, 2),
+                DistributedBatchedMap(is_odd, 2),
+                Collate(4),
+                BatchMap(twice),
+                Map(Add(1)),
+            ],
+            [
+                ("Items(list of 8)", "workers"),
+                ("Shuffle()", "by place"),
+                ("Partition(0, 2)", "by place"),
+                ("DistributedBatchedMap(is_odd, 2)", "workers"),
+                ("Collate(4)", "workers"),
+                ("BatchMap(twice)", "workers"),
+                ("Map(Add)", "trainer"),
+            ],
+        ),
+        (
+            [Range(9), Take(8), Skip(1), Repeat(), Enumerate(1), Window(2), Map(dear)],
+            [
+                ("Range(9)", "trainer"),
+                ("Take(8)", "by place"),
+                ("Skip(1)", "by place"),
+                ("Repeat()", "by place"),
+                ("Enumerate(1)", "by place"),
+                ("Window(2)", "by place"),
+                ("Map(spun)", "trainer"),
+            ],
+        ),
+        (
+            [
+                Range(9, seed=3, repeating=False),
+                DistributedBatchedMap(cheap, 1),
+                Filter(is_odd),
+                Shuffle(buffer_size=4),
+                Collate(2),
+            ],
+            [
+                ("Range(9, repeating=False, seed=3)", "workers"),
+                ("DistributedBatchedMap(spun, 1)", "workers"),
+                ("Filter(is_odd)", "workers"),
+                ("Shuffle(buffer_size=4)", "workers"),
+                ("Collate(2)", "trainer"),
+            ],
+        ),
+        (
+            [Stream([1, 2], seed=1), DistributedBatchedMap(cheap, 1), Scan(counted, 0), Map(cheap), Collate(2)],
+            [
+                ("Stream(list)", "trainer"),
+                ("DistributedBatchedMap(spun, 1)", "workers"),
+                ("Scan(counted, 0)", "trainer"),
+                ("Map(spun)", "trainer"),
+                ("Collate(2)", "trainer"),
+            ],
+        ),
+        (
+            [Items([1, 2]), Cache(), DistributedBatchedMap(cheap, 1), Bucket(abs, [4], 2), Map(cheap)],
+            [
+                ("Items(list of 2)", "workers"),
+                ("Cache()", "workers"),
+                ("DistributedBatchedMap(spun, 1)", "workers"),
+                ("Bucket(abs, (4,), 2)", "workers"),
+                ("Map(spun)", "trainer"),
+            ],
+        ),
+        (
+            [Zip(Items([1]), Range(2)), FlatMap(list), AsyncMap(awaited, 4), Pack(8)],
+            [
+                ("Zip(2 members)", "trainer"),
+                ("FlatMap(list)", "trainer"),
+                ("AsyncMap(awaited, 4)", "trainer"),
+                ("Pack(8)", "trainer"),
+            ],
+        ),
+        ([Generate(cheap, 9)], [("Generate(spun, 9)", "trainer")]),
+        ([Join([(Conveyer([Range(3)]), 1.0)])], [("Join(1 members)", "trainer")]),
+    ],
+)
+def test_stages_are_named_and_placed(stages: list[Any], expected: list[tuple[str, str]]) -> None:
+    with Conveyer(stages) as pipeline:
+        found = pipeline.explain(items=1, seconds=0.01)
+    assert [(stage.name, stage.where) for stage in found.stages] == expected
+    text = str(found)
+    assert all(name in text for name, _ in expected)
+    assert text.splitlines()[-1] == found.why
+
+
+# ------------------------------------------------------------ costs
+
+
+def flow(pipeline: Any, items: int = 16) -> list[tuple[int, int]]:
+    """What each stage is given and makes."""
+    return [(stage.num_in, stage.num_out) for stage in pipeline.explain(items=items, seconds=LONG).stages]
+
+
+def test_items_are_counted_where_stages_make_more_or_fewer() -> None:
+    pipeline = Items(list(range(40))).map(cheap).filter(is_odd).flat_map(twice).batch(8).map(cheap)
+    assert flow(Conveyer(pipeline, block_size=16)) == [(16, 16), (16, 16), (16, 8), (8, 16), (16, 2), (2, 2)]
+    assert flow(Permutation(40).window(2).map(sum).batch(4)) == [(32, 32), (16, 16), (16, 16), (16, 4)]
+    assert flow(Items([2, 3, 4, 5]).bucket(abs, [3], 2).map(cheap), 4) == [(4, 4), (4, 2), (2, 2)]
+    assert flow(Stream([1, 2, 3]).map(cheap).batch(2)) == [(3, 3), (3, 3), (3, 2)]
+    assert flow(Conveyer([Range(9, repeating=False), Scan(counted, 0), Map(cheap)])) == [(9, 9), (9, 9), (9, 9)]
+
+
+@pytest.mark.parametrize(
+    ("dearest", "stages"),
+    [
+        (2, [Range(64), Map(cheap), Map(dear), Map(cheap), Collate(4), Map(cheap)]),
+        (2, [Range(64), Map(cheap), Map(dear), Shuffle(), Map(cheap), Collate(4)]),
+        (2, [Range(64), FlatMap(twice), Map(dear), Filter(is_odd), Collate(4)]),
+        (2, [Range(64), Map(cheap), Filter(dear), Shuffle(buffer_size=4), Collate(4), Map(cheap)]),
+        (2, [Range(64), Map(cheap), Scan(lambda state, x: (state, dear(x)), 0), Collate(4)]),
+        (2, [Stream(range(64)), Map(cheap), Map(dear)]),
+        (0, [Items(Dataset()), Map(cheap), Shuffle(), FlatMap(twice)]),
+        (0, [Zip(Items(Dataset()), [Range(64), Map(cheap)]), Map(sum), Collate(4)]),
+    ],
+)
+def test_a_stages_time_is_its_own(dearest: int, stages: list[Any]) -> None:
+    with Conveyer(stages, block_size=8) as pipeline:
+        found = pipeline.explain(items=16, seconds=LONG)
+    costs = [stage.us_per_item or 0.0 for stage in found.stages]
+    assert costs.index(max(costs)) == dearest
+    assert costs[dearest] >= 500
+    assert found.stages[dearest].name in found.why
+    assert found.items_per_s is not None
+    assert found.items_per_s <= 4000
+
+
+def test_a_stage_that_leaves_items_out_has_those_before_it_work_for_more() -> None:
+    with Conveyer([Range(64), Map(dear), Filter(is_odd)], block_size=8) as pipeline:
+        rate = pipeline.explain(items=16, seconds=LONG).items_per_s
+        assert rate is not None
+        assert rate <= 1000
+    with Conveyer([Range(64), Map(dear), FlatMap(twice), Partition(0, 2)], block_size=8) as pipeline:
+        rate = pipeline.explain(items=16, seconds=LONG).items_per_s
+        assert rate is not None
+        assert rate <= 2000, "each of two ranks makes all items, and has half of them"
+
+
+def test_functions_of_batches_cost_a_row() -> None:
+    with Conveyer([Range(64), Collate(8), Map(partial(spun, 4e-3))]) as pipeline:
+        found = pipeline.explain(items=24, seconds=LONG)
+    assert 500 <= (found.stages[2].us_per_item or 0) < 4000
+    assert (found.stages[2].num_in, found.stages[2].num_out) == (3, 3)
+
+
+@pytest.mark.parametrize("kind", [chosen.Into, chosen.ByIndexInto, chosen.Getting])
+def test_a_dataset_that_decodes_into_the_batch_is_the_source(kind: Any) -> None:
+    with Conveyer([Items(kind()), Shuffle(), Collate(4)]) as pipeline:
+        found = pipeline.explain(items=12, seconds=LONG)
+    source, _, collate = found.stages
+    assert (source.num_in, collate.num_in, collate.num_out) == (12, 12, 3)
+    assert (source.us_per_item or 0) > 0 == collate.us_per_item
+    assert found.bound == "source"
+
+
+def test_a_decoder_is_timed() -> None:
+    with Conveyer([Range(64), DistributedBatchedMap(Squares(), 2), Collate(4)]) as pipeline:
+        found = pipeline.explain(items=8, seconds=LONG)
+    assert found.stages[1].num_out == 8
+    assert (found.stages[1].us_per_item or 0) > 0
+
+
+# ------------------------------------------------------------ what bounds it
+
+
+@pytest.mark.parametrize(
+    ("stages", "bound", "said"),
+    [
+        ([Range(64), Map(dear), Collate(4)], "trainer", "What the trainer does is the limit"),
+        ([Range(64), Collate(4), Map(dear)], "trainer", "before Collate, or as a BatchMap, workers could do that"),
+        ([Items(Dataset()), Map(cheap), Collate(4)], "source", "Reading the source is the limit"),
+        ([Items(Dataset(), n_workers=2), Collate(4)], "source", "2 workers make at the most"),
+        ([Range(64), DistributedBatchedMap(dear, 1), Collate(4)], "workers", "DistributedBatchedMap(spun, 1) takes"),
+        ([Range(64), DistributedBatchedMap(cheap, 2), Collate(4), Map(dear)], "trainer", "The trainer is the limit"),
+    ],
+)
+def test_what_bounds_a_pipeline_is_named(stages: list[Any], bound: str, said: str) -> None:
+    with Conveyer(stages) as pipeline:
+        found = pipeline.explain(items=12, seconds=LONG)
+        assert pipeline.stats() == {}, "no workers have been started"
+    assert (found.bound, found.trainer_waits, found.workers_busy) == (bound, None, None)
+    assert said in found.why
+    assert (found.workers_per_s is None) == (found.num_workers == 0)
+
+
+def running(limit: str, **time: float) -> Callable[[], dict[str, Any]]:
+    """Figures of a running pipeline."""
+    shares = {"start_up": 0.0, "trainer_waits": 0.0, "workers_wait": 0.0, "free": 0.0, **time}
+    worker = {"busy_share": 40.0, "busy_s": 4.0, "num_samples": 10_000, "started_ns": 1}
+    return lambda: {"time": shares, "limit": limit, "samples_per_s": 1000.0, "workers": [worker, {**worker, "busy_share": 60.0}]}
+
+
+@pytest.mark.parametrize(
+    ("limit", "behind", "bound"),
+    [("program", cheap, "consumer"), ("program", partial(spun, 4e-3), "trainer"), ("workers", partial(spun, 4e-3), "workers")],
+)
+def test_a_running_pipelines_own_figures_decide(limit: str, behind: Any, bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Conveyer([Range(64), DistributedBatchedMap(dear, 2), Collate(4), Map(behind)]) as pipeline:
+        monkeypatch.setattr(pipeline, "stats", running(limit, trainer_waits=10.0, workers_wait=50.0))
+        found = pipeline.explain(items=8, seconds=LONG)
+    assert (found.bound, found.trainer_waits, found.workers_busy) == (bound, 10.0, 50.0)
+    assert "running: the trainer waits 10 % of the time, workers are busy 50 %" in str(found)
+    assert found.workers_per_s is not None
+    assert found.workers_per_s <= 2 * 2500, "an item has taken 400 us of workers that run, whatever it takes here"
+
+
+@pytest.mark.slow(reason="starts workers")
+@pytest.mark.parametrize("more", [[], [Filter(bool)]])
+def test_a_pipeline_that_runs_is_explained_and_goes_on(more: list[Any]) -> None:
+    with Conveyer([Items(list(range(1, 41))), DistributedBatchedMap(cheap, 2), *more, Collate(4)], block_size=8) as pipeline:
+        got = [pipeline().tolist(), pipeline().tolist()]
+        found = pipeline.explain(items=8)
+        got += [batch.tolist() for batch in pipeline]
+    assert [x for batch in got for x in batch] == list(range(1, 41))
+    assert found.trainer_waits is not None
+    assert found.workers_busy is not None
+
+
+# ------------------------------------------------------------ what it leaves as it was
+
+
+class Drawing:
+    """Draws, and tells what."""
+
+    def __init__(self) -> None:
+        self.drawn: list[tuple[int, float, float]] = []
+
+    def __call__(self, x: int) -> int:
+        self.drawn.append((x, sample_rng().random(), random.random()))
+        return x
+
+
+@pytest.mark.parametrize("stages", [[], [Filter(bool)], [Collate(3)], [FlatMap(twice), Collate(3)]])
+@pytest.mark.parametrize("num_had", [0, 4])
+def test_it_draws_as_the_pipeline_does_and_moves_nothing(stages: list[Any], num_had: int) -> None:
+    function = Drawing()
+    with Conveyer([Permutation(50, seed=5), Map(function), *stages], block_size=4) as pipeline:
+        for _ in range(num_had):
+            pipeline()
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        states = random.getstate(), np.random.get_state(legacy=True)[1].tolist(), torch.get_rng_state().tolist()
+        state = pipeline.state()
+        function.drawn.clear()
+        pipeline.explain(items=4, seconds=LONG)
+        drawn = list(function.drawn)
+        assert pipeline.state() == state
+        assert states == (random.getstate(), np.random.get_state(legacy=True)[1].tolist(), torch.get_rng_state().tolist())
+        with Conveyer(pipeline.stages, block_size=4) as again:
+            again.load_state(state)
+            function.drawn.clear()
+            for _ in range(4):
+                again()
+    assert drawn
+    assert drawn == function.drawn[: len(drawn)]
+
+
+def test_functions_of_batches_leave_the_global_generators_alone() -> None:
+    with Conveyer([Range(8), Collate(2), Map(lambda batch: batch + random.random())]) as pipeline:
+        random.seed(3)
+        pipeline.explain(items=4, seconds=LONG)
+        drawn = random.random()
+    random.seed(3)
+    assert drawn == random.random()
+
+
+def test_what_a_scan_carries_stays() -> None:
+    with Conveyer([Range(8, repeating=False), Scan(lambda total, x: (total + x, total + x), 0)]) as pipeline:
+        got = [pipeline(), pipeline(), pipeline()]
+        pipeline.explain(items=3, seconds=LONG)
+        got += pipeline
+    assert got == [0, 1, 3, 6, 10, 15, 21, 28]
+
+
+def test_an_iterator_that_is_read_once_is_not_read() -> None:
+    with Conveyer([Stream(iter([1, 2, 3])), Map(cheap)]) as pipeline:
+        found = pipeline.explain()
+        assert found.bound == "nothing"
+        assert found.why == "Nothing could be measured: the Stream's iterable has a position, which reading it would change."
+        assert [stage.us_per_item for stage in found.stages] == [None, None]
+        assert list(pipeline) == [1, 2, 3]
+
+
+# ------------------------------------------------------------ ends
+
+
+def test_at_its_end_a_pipeline_is_measured_at_its_beginning() -> None:
+    with Conveyer([Range(6, repeating=False), Map(cheap), Collate(2)]) as pipeline:
+        for _ in pipeline:
+            pass
+        assert flow(pipeline, 4) == [(4, 4), (4, 4), (4, 2)]
+    with Conveyer([Range(6, repeating=False), Filter(is_odd)]) as pipeline:
+        assert list(pipeline) == [1, 3, 5]
+        assert flow(pipeline, 3) == [(6, 6), (6, 3)]
+
+
+def test_the_time_is_limited_and_functions_of_batches_are_measured_all_the_same() -> None:
+    function = Map(partial(spun, 2e-3))
+    for stages in (
+        [Range(9999), function, Collate(1000), Map(cheap)],
+        [Range(9999), function, Filter(bool), Collate(1000), Map(cheap)],
+    ):
+        with Conveyer(stages, block_size=1000) as pipeline:
+            began = thread_time()
+            found = pipeline.explain(items=1000, seconds=0.05)
+            assert thread_time() - began < 1.0
+        assert all(stage.us_per_item is not None for stage in found.stages)
+
+
+def failing(x: int) -> int:
+    raise KeyError(x)
+
+
+def test_items_that_fail_are_no_reason_to_fail() -> None:
+    for stages in ([Range(8), Map(failing)], [Range(8), Map(failing), Collate(2)], [Range(8), Map(failing), Filter(bool)]):
+        with Conveyer(stages) as pipeline:
+            found = pipeline.explain(items=4)
+        assert found.bound == "nothing"
+        assert found.why.startswith("Nothing could be measured: items fail: KeyError(")
+    assert Range(8).map(lambda x: x if x > 3 else failing(x)).explain(items=4).bound == "trainer"
+
+
+def test_where_no_item_comes_nothing_is_known() -> None:
+    found = Range(8, repeating=False).filter(lambda x: False).batch(4).explain(seconds=LONG)
+    assert found.why == "Nothing could be measured: of the items that were read none came."
+    assert [(stage.num_in, stage.num_out) for stage in found.stages] == [(8, 8), (8, 0), (0, 0)]
+
+
+def test_arguments_that_measure_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="items and seconds above 0; got items=0, seconds=1"):
+        Range(3).explain(items=0)
+    with pytest.raises(ValueError, match="got items=256, seconds=0"):
+        Range(3).explain(seconds=0)
+
+
+def numbers() -> Iterator[int]:
+    yield from range(5)
+
+
+def test_a_pipeline_of_methods_explains_itself() -> None:
+    found = Stream(numbers).filter(is_odd).batch(2).explain()
+    assert [stage.num_out for stage in found.stages] == [5, 2, 1]
+
+
+def test_a_pipeline_without_an_order_is_explained() -> None:
+    with Conveyer([Range(64), DistributedBatchedMap(dear, 2, in_order=False), Collate(4)], block_size=4) as pipeline:
+        found = pipeline.explain(items=8, seconds=LONG)
+        assert pipeline.stats() == {}
+    assert [(stage.name, stage.num_out) for stage in found.stages] == [
+        ("Range(64)", 8),
+        ("DistributedBatchedMap(spun, 2, in_order=False)", 8),
+        ("Collate(4)", 2),
+    ]
+    assert found.bound == "workers"

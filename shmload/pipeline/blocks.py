@@ -31,7 +31,7 @@ from shmload.modes.passes import collated
 from shmload.pipeline.block_columns import Block, columns_of
 from shmload.pipeline.sources import Keys, Row, set_whole
 from shmload.schedule.state import UsersOwn, sealed
-from shmload.worker.reader import Failure
+from shmload.worker.reader import Failure, no_end
 from shmload.worker.sample_rng import sample_rng
 from shmload.worker.stage_engine import Each, called, through
 
@@ -435,6 +435,8 @@ def failed(error: Exception, stage: str, position: int | None = None) -> FailedI
     """
     row = _reading.row
     name = _reading.name() if position is None else row.name(row.key(position))
+    if isinstance(error, StopIteration):  # of somebody's dataset: it would end the items
+        error = no_end(error, "reading the source")
     error.add_note(f"shmload: {stage}, of {name}" if stage else f"shmload: {name}")
     return FailedItem(Failure.of(error, IN_WORKER, ""))
 
@@ -546,7 +548,7 @@ def _mapped(stages: list[Each], items: Iterator[Any]) -> Iterator[Any]:
     for item in items:
         if type(item) is not FailedItem:
             try:
-                item = through(stages, item, _reading, 0)
+                item = through(stages, item, _reading.name)
             except Exception as error:
                 item = FailedItem(Failure.of(error, IN_WORKER, ""))
         yield item

@@ -25,6 +25,7 @@ from shmload.pipeline.stages import ItemErrors, ItemStream, NamedErrors, Outcome
 from shmload.pipeline.streams import Stream
 from shmload.schedule.schedule import MAX_N
 from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
+from shmload.worker.stage_engine import through
 
 if TYPE_CHECKING:
     from shmload.pipeline.explain import Explanation
@@ -150,16 +151,9 @@ class Conveyer:
             raise StopIteration
         if self.plan.collate is None:
             return self._next_item()
-        batch = self._next_batch()
-        try:
-            for stage in self.plan.batch_stages:
-                batch = stage(batch)
-        except Exception as error:
-            error.add_note(f"shmload: {self._where()}")
-            raise
-        return batch
+        return through(self.plan.batch_stages, self._next_batch(), self._where)
 
-    def _where(self) -> str:
+    def _where(self, _: int = 0) -> str:
         """The batch given last, for people."""
         step, stride, n = self._position - self._schedule.stride, self._schedule.stride, self._schedule.n
         epoch, first = divmod(step, n) if self.is_endless else (self._epoch, step)

@@ -252,7 +252,7 @@ class ExpandedConveyer(Conveyer):
         had = sum(stop for _, _, stop in found)
         return part_of(found * -(-count // had), 0, count)
 
-    def _where(self) -> str:
+    def _where(self, _: int = 0) -> str:
         return f"a batch that ends with item {self._offset} of block {self._block} of epoch {self._epoch}"
 
     # ------------------------------------------------------------ position

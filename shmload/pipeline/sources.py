@@ -284,7 +284,7 @@ class Mapped(Row):
     def item(self, key: int) -> Any:
         below = self.below
         of_below = below.key(key)
-        return through(self._functions.values(), below.item(of_below), below, of_below)
+        return through(self._functions.values(), below.item(of_below), below.name, of_below)
 
 
 class Derived(Row):

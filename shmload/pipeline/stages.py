@@ -1,24 +1,19 @@
-"""The stages a pipeline is composed of. They are plain values: what they mean together is the plan's.
+"""What pipelines are composed of, and what a composition comes to.
 
-Names and arguments are those of the Conveyer library (https://github.com/neonbjb/conveyer); integers beyond the first are given
-by name, and what it has no word for (`uneven`, `ragged`) is ShmLoader's.
-
-What becomes of items that fail: each single item has its own outcome, also where several were fetched together.
-
-What a worker does with one item: the pipeline's functions, one after the other, as a dataset of the loader's.
-
-The grammar of pipelines, and what one comes to: where keys come from, what is done with an item, what with a batch.
-
-docs/pipelines.md has the grammar. Stages of places have `over` (sources.py), and stand before those that make more or fewer items
-(blocks.py) and before a Partition.
-
-Which items a rank is given at a step: the pipeline's form of shmload's schedule.
+    reconcile        one state for a job whose ranks saved theirs at different steps
+    ItemStream       which items a rank is given at a step: the pipeline's form of shmload's schedule
+    ItemErrors       what becomes of items that fail: each has its own outcome, also where several were fetched together
+    RowProgram       what a worker does with one item: the pipeline's functions, as a dataset of the loader's
+    Map, Collate...  the stages, plain values: what they mean together is the plan's
+    compose          the grammar (docs/pipelines.md): stages in a row ──▶ a Plan
 
 A source is one row of keys, epoch after epoch. A step goes by its first position (schedule/schedule.py), which is also what
 a state holds: the items that all ranks have had are those before it. If the source repeats, positions count on across the ends of
 epochs, and for the loader that reads it all of it is one epoch; else they begin anew with each.
 
-One state for a job whose ranks saved theirs at different steps.
+Names and arguments of stages are those of the Conveyer library (https://github.com/neonbjb/conveyer); integers beyond the first are
+given by name, and what it has no word for (`uneven`, `ragged`) is ShmLoader's. Stages of places have `over` (sources.py), and stand
+before those that make more or fewer items (blocks.py) and before a Partition.
 """
 
 from __future__ import annotations
@@ -54,7 +49,7 @@ from shmload.pipeline.sources import MAX_WORKERS, Keys, Mapped, Shuffle, set_who
 from shmload.pipeline.streams import Stream, StreamRow
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, Uneven, stream_end, stream_positions
 from shmload.schedule.state import CHECK, check_checksum
-from shmload.worker.reader import Failure
+from shmload.worker.reader import Failure, no_end
 from shmload.worker.stage_engine import Each, through
 
 log = logging.getLogger("shmload")
@@ -319,9 +314,11 @@ class RowProgram:
         try:
             item = self._source.item(key)
         except Exception as error:
+            if isinstance(error, StopIteration):  # of somebody's dataset: it would end the items
+                error = no_end(error, "reading the source")
             error.add_note(f"shmload: {self._source.name(key)}")
-            raise
-        return through(self._stages.values(), item, self._source, key)
+            raise error
+        return through(self._stages.values(), item, self._source.name, key)
 
 
 class InPlaceProgram(RowProgram):
@@ -338,7 +335,7 @@ class InPlaceProgram(RowProgram):
     def read_into(self, key: int, out: Any) -> None:
         """Decodes an item into a row."""
         last = Each(self._last, lambda item: self._decoder.read_into(item, out))
-        through((last,), self[key], self._source, key)
+        through((last,), self[key], self._source.name, key)
 
 
 class ItemProgram(RowProgram):
@@ -424,10 +421,7 @@ class BatchProgram:
         self._ragged, self._stages = ragged_of(ragged, None, is_torch_mode=False), {stage.name: stage for stage in stages}
 
     def __call__(self, items: list[Any]) -> Any:
-        batch = collated(items, self._ragged)
-        for stage in self._stages.values():
-            batch = stage(batch)
-        return batch
+        return through(self._stages.values(), collated(items, self._ragged))
 
 
 TIMEOUT_S = 60 * 60  # that one item may take in a worker, unless a stage says otherwise

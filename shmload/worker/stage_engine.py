@@ -22,7 +22,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,14 +74,12 @@ class Each:
                 yield made
 
 
-class Names(Protocol):
-    """Who knows what a key stands for, for people."""
+def through(stages: Iterable[Each], value: Any, name: Callable[[int], str] | None = None, key: int = 0) -> Any:
+    """The value behind some functions, one after the other. Of an exception a note says whose it is, and of what.
 
-    def name(self, key: int) -> str: ...
-
-
-def through(stages: Iterable[Each], value: Any, names: Names, key: int) -> Any:
-    """The value behind some functions, one after the other. Of an exception a note says whose it is, and of which key."""
+    Args:
+        name: key -> what it stands for, for people.
+    """
     stage = None
     try:
         for stage in stages:
@@ -90,7 +88,7 @@ def through(stages: Iterable[Each], value: Any, names: Names, key: int) -> Any:
         assert stage is not None
         if isinstance(error, StopIteration):  # which would end the items
             error = no_end(error, f"the function of {stage.name}")
-        error.add_note(f"shmload: {stage.name}, of {names.name(key)}")
+        error.add_note(f"shmload: {stage.name}{'' if name is None else f', of {name(key)}'}")
         raise error
     return value
 

@@ -112,7 +112,7 @@ def test_stop_iteration_behind_collate_does_not_end_the_pipeline(n_workers: int)
         got = outcomes(pipeline)
     assert got[:2] + got[3:] == [[0, 1], [2, 3], [6, 7]]
     assert f"the function of stage {2 + n_workers} (a Map) raised StopIteration" in str(got[2])
-    assert got[2].__notes__ == ["shmload: batch 2, whose step begins with item 4 of epoch 0"]
+    assert got[2].__notes__ == [f"shmload: stage {2 + n_workers} (a Map), of batch 2, whose step begins with item 4 of epoch 0"]
 
 
 def test_stop_iteration_of_a_member_behind_collate_does_not_end_its_epoch_in_a_join() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -30,6 +28,7 @@ from shmload.pipeline import (
     Shuffle,
     Stream,
 )
+from tests.pipeline import worker_items as items
 from tests.pipeline.pipeline_kit import Add, plain
 
 WORKERS = [0, 2]
@@ -69,45 +68,22 @@ def test_an_iterable_that_fails_gives_what_came_before_and_ends(num_workers: int
             pipeline()
 
 
-def fails_at_7(x: int) -> int:
-    if x == 7:
-        raise ValueError("seven")
-    return x
-
-
 @pytest.mark.parametrize("num_workers", WORKERS)
 def test_an_item_that_fails_is_named_by_its_place_in_the_stream(num_workers: int) -> None:
-    with numbers(10, fails_at_7, num_workers) as pipeline:
+    with numbers(10, items.fails_at_7, num_workers) as pipeline:
         assert [pipeline() for _ in range(7)] == list(range(7))
         with pytest.raises(ValueError, match=r"shmload: stage 1 \(a \w+\), of item 7 of epoch 0 of the Stream"):
             pipeline()
         assert list(pipeline) == [8, 9]
 
 
-class KillsOnce:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __call__(self, x: int) -> int:
-        if x == 9 and not self.path.exists():
-            self.path.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return x
-
-
 def test_a_worker_that_dies_is_replaced_and_nobody_notices(tmp_path: Path) -> None:
-    with numbers(30, KillsOnce(tmp_path / "killed"), 2) as pipeline:
+    with numbers(30, items.KillsOnce(str(tmp_path)), 2) as pipeline:
         assert list(pipeline) == list(range(30))
 
 
-def kills(x: int) -> int:
-    if x == 9:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return x
-
-
 def test_a_block_that_ends_its_worker_twice_is_lost_and_the_place_stays_right() -> None:
-    with numbers(20, kills, 1) as pipeline:
+    with numbers(20, items.kills_at_9, 1) as pipeline:
         assert [pipeline() for _ in range(8)] == list(range(8))
         with pytest.raises(WorkerDied):
             pipeline()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from shmload.pipeline import (
     Scan,
     Stream,
 )
+from tests.pipeline import worker_items as items
 from tests.pipeline.pipeline_kit import Add, plain
 
 
@@ -107,31 +107,14 @@ def test_a_state_of_a_pipeline_in_order_is_one() -> None:
         assert sorted(other) == list(range(7, 20))
 
 
-class KillsOnce:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __call__(self, x: int) -> int:
-        if x == 9 and not self.path.exists():
-            self.path.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return x
-
-
 def test_a_worker_that_dies_is_replaced_and_no_item_is_lost(tmp_path: Path) -> None:
-    workers = DistributedBatchedMap(KillsOnce(tmp_path / "killed"), 2, in_order=False)
+    workers = DistributedBatchedMap(items.KillsOnce(str(tmp_path)), 2, in_order=False)
     with Conveyer([Range(30, repeating=False), workers], block_size=2) as pipeline:
         assert sorted(pipeline) == list(range(30))
 
 
-def kills(x: int) -> int:
-    if x == 9:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return x
-
-
 def test_a_block_that_ends_its_worker_twice_is_lost_alone() -> None:
-    workers = DistributedBatchedMap(kills, 1, in_order=False)
+    workers = DistributedBatchedMap(items.kills_at_9, 1, in_order=False)
     found, lost = [], 0
     with Conveyer([Range(20, repeating=False), workers], block_size=2) as pipeline:
         while True:
@@ -145,14 +128,8 @@ def test_a_block_that_ends_its_worker_twice_is_lost_alone() -> None:
     assert sorted(found) == [x for x in range(20) if x not in (8, 9)]
 
 
-def fails_at_7(x: int) -> int:
-    if x == 7:
-        raise ValueError("seven")
-    return x
-
-
 def test_an_item_that_fails_is_raised_and_the_others_come() -> None:
-    workers = DistributedBatchedMap(fails_at_7, 2, in_order=False)
+    workers = DistributedBatchedMap(items.fails_at_7, 2, in_order=False)
     found = []
     with Conveyer([Range(20, repeating=False), workers], block_size=3) as pipeline:
         with pytest.raises(ValueError, match="of item 7 of epoch 0"):

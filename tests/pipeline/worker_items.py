@@ -81,3 +81,15 @@ def as_array(x: int) -> Any:
 
 def as_dict(x: int) -> dict[str, int]:
     return {"x": x}
+
+
+def kills_at_9(x: int) -> int:
+    if x == 9:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def fails_at_7(x: int) -> int:
+    if x == 7:
+        raise ValueError("seven")
+    return x

@@ -63,6 +63,9 @@ class PlacedBlocks:
         """What the source needs to go on there: nothing."""
         return None
 
+    def forget(self, block: int) -> None:
+        """Nothing is kept for resumes."""
+
     def first(self, epoch: int) -> Generator[Block]:
         """The epoch's blocks from its start, read here, apart from those that are under way."""
         with Conveyer([self._source]) as blocks:
@@ -238,6 +241,7 @@ class ExpandedConveyer(Conveyer):
     def _leave(self) -> None:
         """All of the block at the place has been had."""
         self._block, self._offset, self._current = self._block + 1, 0, None
+        self._blocks.forget(self._block)
 
     def _first(self, count: int) -> list[Piece]:
         """The epoch's first items, over and over, which fill up its last step."""

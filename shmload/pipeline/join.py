@@ -368,6 +368,11 @@ def _plan_of(number: int, member: Any, name: str = "Join") -> Plan:
             f"member {number} of the {name} has options ({', '.join(options)}), and the Conveyer that the {name} begins reads "
             "for it: give them to that"
         )
+    if isinstance(plan.source, StreamRow):
+        raise ValueError(
+            f"member {number} of the {name} is a Stream, and the {name} needs to know where each item stands: make Items of it, if "
+            "it is not too long"
+        )
     if plan.is_expanding:
         raise ValueError(
             f"member {number} of the {name} has a stage that makes more or fewer items, and the {name} needs to know where each "

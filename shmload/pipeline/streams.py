@@ -297,11 +297,14 @@ class FedBlocks:
         self.feed.own = {} if own is None else {block: own}
 
     def state_at(self, block: int) -> str | None:
-        """The iterable's own state before a block; of earlier ones nobody asks again."""
-        for number in [number for number in self.feed.own if number < block]:
-            del self.feed.own[number]
+        """The iterable's own state before a block."""
         own: str | None = self.feed.own.get(block)
         return own
+
+    def forget(self, block: int) -> None:
+        """Drops what only a resume before that block would need."""
+        for number in [number for number in self.feed.own if number < block]:
+            del self.feed.own[number]
 
     def first(self, epoch: int) -> Generator[Block]:
         """The epoch's blocks from its start, read here, apart from those that are under way.

@@ -131,6 +131,7 @@ class UnorderedConveyer(ExpandedConveyer):
             self._had.remove(self._low)
             self._low += 1
         self._offset, self._current = 0, None
+        self._blocks.forget(self._low)
 
     def _counted(self) -> tuple[int, list[int]]:
         partial = dict(self._partial)

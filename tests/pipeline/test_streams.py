@@ -27,6 +27,7 @@ from shmload.pipeline import (
     Scan,
     Shuffle,
     Stream,
+    Zip,
 )
 from tests.pipeline import worker_items as items
 from tests.pipeline.pipeline_kit import Add, plain
@@ -152,6 +153,13 @@ def test_a_resume_by_its_own_state_reads_nothing_twice_but_a_block(num_workers: 
     assert [one.num_read for one in made] == [100 - 32]  # item 35 lies in block 4
 
 
+def test_own_states_are_kept_for_blocks_that_a_resume_may_begin_with() -> None:
+    with Conveyer([Stream(lambda: Own(1000))], block_size=2) as pipeline:
+        for _ in range(500):
+            pipeline()
+        assert len(pipeline._blocks.feed.own) < 10  # type: ignore[attr-defined]  # of what it is made
+
+
 def test_a_state_that_only_pickle_can_write_is_refused_before_anybody_saves_it() -> None:
     class Odd(Own):
         def state_dict(self) -> dict[str, Any]:
@@ -207,6 +215,8 @@ def test_what_makes_no_stream_is_refused_with_the_reason() -> None:
         Conveyer([Stream([1, 2]), Shuffle()])
     with pytest.raises(ValueError, match="a Stream or a Scan, whose state"):
         Join([(Conveyer([Stream([1])]), 1)])
+    with pytest.raises(ValueError, match="member 1 of the Zip is a Stream"):
+        Zip(Range(3), Stream([1]))
     with pytest.raises(ValueError, match=r"stage 2, a Filter, stands behind stage 1 \(a Scan\)"):
         Conveyer([Range(3), Scan(lambda s, x: (s, x)), Filter(bool)])
 

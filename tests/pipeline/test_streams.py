@@ -216,7 +216,7 @@ def test_what_makes_no_stream_is_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match="a Stream or a Scan, whose state"):
         Join([(Conveyer([Stream([1])]), 1)])
     with pytest.raises(ValueError, match="member 1 of the Zip is a Stream"):
-        Zip(Range(3), Stream([1]))
+        Conveyer([Zip(Range(3), Stream([1]))])
     with pytest.raises(ValueError, match=r"stage 2, a Filter, stands behind stage 1 \(a Scan\)"):
         Conveyer([Range(3), Scan(lambda s, x: (s, x)), Filter(bool)])
 

@@ -2,7 +2,7 @@
 
 from benchmarks.five.work import BOUNDARIES, WEIGHTS, WINDOW, augment, fit, mix, of_chat, of_code, of_prose, pair, tokenise
 from shmload import sample_rng
-from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Items, Join
+from shmload.pipeline import Items, Join
 
 
 def tokenise_and_pack(texts):
@@ -25,6 +25,5 @@ def buckets(texts):
 
 def mixture(prose, code, chat):
     sources = [(prose, of_prose), (code, of_code), (chat, of_chat)]
-    members = [Items(texts, repeating=True).map(function).conveyer() for texts, function in sources]
-    weighted = Join(list(zip(members, WEIGHTS.values(), strict=True)))
-    return Conveyer([weighted, DistributedBatchedMap(fit, n_workers=2), Collate(64)])
+    members = [Items(texts, repeating=True).map(function) for texts, function in sources]
+    return Join(list(zip(members, WEIGHTS.values(), strict=True))).map(fit, workers=2).batch(64)

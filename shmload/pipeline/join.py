@@ -76,7 +76,7 @@ class Join(Fluent):
     """Pipelines joined by weights: `Join([(imagenet, 0.7), (lsun, 0.25), (cifar, 0.05)])`.
 
     Args:
-        members: (pipeline, weight) pairs; a pipeline is a Conveyer or a Join. Weights are positive and finite and need not add up
+        members: (pipeline, weight) pairs; a pipeline is a Conveyer, a source, a pipeline as methods make it, or a Join. Weights are positive and finite and need not add up
             to 1; the members' lengths as weights give exactly one epoch of each.
         stop: when an epoch of the Join ends. "first": before a member that does not repeat would begin its next epoch; "all": when
             each has been read whole, those that end sooner beginning their next epoch; "repeat": never. In the Join's next epoch
@@ -91,14 +91,17 @@ class Join(Fluent):
         TypeError, ValueError: for what cannot be joined.
     Source: R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980.
     Example:
-        >>> from shmload.pipeline import Conveyer, Join, Range
-        >>> joined = Join([(Conveyer([Range(3, repeating=False)]), 3), (Conveyer([Range(1, repeating=False)]), 1)])
+        >>> from shmload.pipeline import Items, Join
+        >>> joined = Join([(Items([0, 1, 2]), 3), (Items([5]).map(lambda x: x - 5), 1)])
         >>> len(joined), sorted(joined)
         (4, [0, 0, 1, 2])
     """
 
     def __init__(self, members: Sequence[tuple[Any, float]], *, stop: Stop = "first", seed: int = SEED) -> None:
-        check_members(members, stop, "Join", "pipeline", "Conveyer or Join", lambda pipeline: isinstance(pipeline, Conveyer | Join))
+        check_members(
+            members, stop, "Join", "pipeline", "Conveyer, pipeline or Join", lambda one: isinstance(one, Conveyer | Fluent)
+        )
+        members = [(one if isinstance(one, Conveyer | Join) else Conveyer(one), weight) for one, weight in members]
         self.members = [pipeline for pipeline, _ in members]
         self.weights = [weight for _, weight in members]
         for number, (pipeline, weight) in enumerate(members):

@@ -178,8 +178,8 @@ def refusals() -> dict[str, Any]:
     twice = once(3)
     return {
         "a Join needs at least one (pipeline, weight); got none": [],
-        "a Join needs pairs of a Conveyer or Join and its weight; member 0 is 3": [3],
-        "a Join needs pairs of a Conveyer or Join and its weight; member 1 is (Range(": [(once(1), 1), (Range(3), 1)],
+        "a Join needs pairs of a Conveyer, pipeline or Join and its weight; member 0 is 3": [3],
+        "a Join needs pairs of a Conveyer, pipeline or Join and its weight; member 1 is ([1], 1)": [(once(1), 1), ([1], 1)],
         "the same pipeline is in a Join twice: make one for each, or add up the weights": [(twice, 1), (twice, 1)],
         'member 0 gives some ranks more than others (uneven="exact")': [
             (Conveyer([Range(3, repeating=False), Partition(0, 2, uneven="exact")]), 1)

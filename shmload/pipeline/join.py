@@ -76,8 +76,8 @@ class Join(Fluent):
     """Pipelines joined by weights: `Join([(imagenet, 0.7), (lsun, 0.25), (cifar, 0.05)])`.
 
     Args:
-        members: (pipeline, weight) pairs; a pipeline is a Conveyer, a source, a pipeline as methods make it, or a Join. Weights are positive and finite and need not add up
-            to 1; the members' lengths as weights give exactly one epoch of each.
+        members: (pipeline, weight) pairs; a pipeline is a Conveyer, a source, a pipeline as methods make it, or a Join. Weights are
+            positive and finite and need not add up to 1; the members' lengths as weights give exactly one epoch of each.
         stop: when an epoch of the Join ends. "first": before a member that does not repeat would begin its next epoch; "all": when
             each has been read whole, those that end sooner beginning their next epoch; "repeat": never. In the Join's next epoch
             its members go on where they stand.

@@ -106,9 +106,9 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a StopIteration behind Collate ends a pipeline",
-        "shmload/pipeline/conveyer.py",
-        "                batch = stage(batch)\n",
-        "                batch = stage.function(batch)\n",
+        "shmload/worker/stage_engine.py",
+        "        if isinstance(error, StopIteration):  # which would end the items\n",
+        "        if False:\n",
         (
             f"{WORKERS}test_stop_iteration_behind_collate_does_not_end_the_pipeline",
             f"{WORKERS}test_stop_iteration_of_a_member_behind_collate_does_not_end_its_epoch_in_a_join",

@@ -156,4 +156,4 @@ def test_no_sanitizer_has_anything_to_report_of_ranks_that_read_one_ring(build: 
 )
 def test_a_planted_mistake_between_ranks_is_reported(build: Build, plant: int, codes: set[int]) -> None:
     binary = build("thread", plant, "share_race.c")
-    assert any(run(binary, "8", str(seed))[0] in codes for seed in range(1, 5))
+    assert any(run(binary, "8", str(seed))[0] in codes for seed in range(1, 41))  # a race need not show itself in each run

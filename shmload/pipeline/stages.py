@@ -594,7 +594,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
     if hasattr(source, "as_source"):
         source = source.as_source()
         joined = list(source.pools)
-    if stream is None and source.n_workers:
+    if source.n_workers:
         joined.append(PoolOptions(source.n_workers, None, TIMEOUT_S))
     of_items: list[Each] = []
     of_batches: list[Each] = []
@@ -610,7 +610,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
         if _is_source(stage):
             raise ValueError(f"{where} gives items of its own, so it can only be the first")
         is_decoded = of_items and hasattr(of_items[-1].function, "read_into") and collate is None
-        if is_decoded and isinstance(stage, Map | DistributedBatchedMap):
+        if is_decoded and (isinstance(stage, Map | DistributedBatchedMap | Scan | Expanding) or hasattr(stage, "over")):
             raise ValueError(f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate")
         if isinstance(stage, Shuffle) and stage.buffer_size is not None:
             stage = BufferedShuffle(stage.buffer_size)
@@ -628,10 +628,6 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
         elif isinstance(stage, Scan) and collate is None:
             tail.append((name, stage))
         elif isinstance(stage, Expanding) and collate is None:
-            if is_decoded:
-                raise ValueError(
-                    f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate"
-                )
             if not expanding:
                 source, of_items = Mapped(source, of_items) if of_items else source, []
             expanding.append((name, stage))
@@ -646,10 +642,6 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
                 )
             if partition is not None:
                 raise ValueError(f"{where} stands behind Partition: which items there are is settled before ranks share them")
-            if is_decoded:
-                raise ValueError(
-                    f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate"
-                )
             source, of_items = _over(stage, where, Mapped(source, of_items) if of_items else source), []
         elif collate is not None and (hasattr(stage, "over") or isinstance(stage, Expanding) or type(stage) in _NOT_BEHIND):
             raise ValueError(f"{where} stands behind Collate, where only Map may: {_NOT_BEHIND.get(type(stage), _NO_PLACES)}")

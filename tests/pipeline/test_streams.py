@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -91,6 +92,11 @@ def test_a_block_that_ends_its_worker_twice_is_lost_and_the_place_stays_right() 
         assert [pipeline() for _ in range(3)] == [12, 13, 14]
         state = pipeline.state()
     assert (state["position"], state["counters"]) == (3, [3])
+
+
+def test_a_stream_asks_for_workers_itself() -> None:
+    with Conveyer([Stream(range(6), n_workers=1), Map(lambda x: os.getpid())]) as pipeline:
+        assert os.getpid() not in list(pipeline)
 
 
 def test_an_iterator_has_one_epoch_and_says_so() -> None:
@@ -215,6 +221,8 @@ def test_what_makes_no_stream_is_refused_with_the_reason() -> None:
         Conveyer([Stream([1, 2]), Shuffle()])
     with pytest.raises(ValueError, match="a Stream or a Scan, whose state"):
         Join([(Conveyer([Stream([1])]), 1)])
+    with pytest.raises(ValueError, match=r"stage 2, a Scan, follows one that decodes into the batch"):
+        Conveyer([Range(3), DistributedBatchedMap(items.Squares(), 1), Scan(lambda s, x: (s, x)), Collate(2)])
     with pytest.raises(ValueError, match="member 1 of the Zip is a Stream"):
         Conveyer([Zip(Range(3), Stream([1]))])
     with pytest.raises(ValueError, match=r"stage 2, a Filter, stands behind stage 1 \(a Scan\)"):

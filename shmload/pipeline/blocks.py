@@ -62,6 +62,20 @@ class Expanding:
         raise NotImplementedError
 
 
+def _answered(fn: Callable[[Any], Any], items: Iterator[Any], name: str) -> Iterator[tuple[Any, Any]]:
+    """Each item with what a function says of it; what stands for one that failed comes alone."""
+    for item in items:
+        if type(item) is FailedItem:
+            yield item, None
+            continue
+        try:
+            answer = called(fn, item, name)
+        except Exception as error:
+            yield failed(error, name), None
+        else:
+            yield item, answer
+
+
 @dataclass(frozen=True)
 class Filter(Expanding):
     """Only the items of which a function says True.
@@ -79,16 +93,8 @@ class Filter(Expanding):
             raise TypeError(f"Filter(fn) is a function of one item; got {self.fn!r}")
 
     def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
-        for item in items:
-            if isinstance(item, FailedItem):
-                yield item
-                continue
-            try:
-                stays = called(self.fn, item, name)
-            except Exception as error:
-                yield failed(error, name)
-                continue
-            if stays:
+        for item, stays in _answered(self.fn, items, name):
+            if stays or type(item) is FailedItem:
                 yield item
 
 
@@ -109,14 +115,9 @@ class FlatMap(Expanding):
             raise TypeError(f"FlatMap(fn) is a function of one item; got {self.fn!r}")
 
     def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
-        for item in items:
-            if isinstance(item, FailedItem):
+        for item, made in _answered(lambda item: iter(self.fn(item)), items, name):
+            if type(item) is FailedItem:
                 yield item
-                continue
-            try:
-                made = iter(called(self.fn, item, name))
-            except Exception as error:
-                yield failed(error, name)
                 continue
             while True:
                 try:
@@ -190,14 +191,9 @@ class Pack(Expanding):
         windows: list[list[np.ndarray[Any, Any]]] = []
         rooms: list[int] = []
         is_greedy = self.strategy == "greedy"
-        for item in items:
-            if isinstance(item, FailedItem):
+        for item, parts in _answered(self._parts, items, name):
+            if type(item) is FailedItem:
                 yield item
-                continue
-            try:
-                parts = called(self._parts, item, name)
-            except Exception as error:
-                yield failed(error, name)
                 continue
             for part in parts:
                 place = self._place(rooms, len(part))
@@ -385,14 +381,9 @@ class Bucket(Expanding):
     def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
         held: list[list[Any]] = [[] for _ in range(len(self.boundaries) + 1)]
         longest = [0] * len(held)
-        for item in items:
-            if isinstance(item, FailedItem):
+        for item, length in _answered(lambda item: int(self.length(item)), items, name):
+            if type(item) is FailedItem:
                 yield item
-                continue
-            try:
-                length = int(called(self.length, item, name))
-            except Exception as error:
-                yield failed(error, name)
                 continue
             bucket = bisect_left(self.boundaries, length)
             most = max(longest[bucket], length)

@@ -40,9 +40,12 @@ if sanitizer:
 
 
 def included(source: Path) -> set[str]:
-    """The files beside it that a file includes, and those that they do."""
-    names = re.findall(r'(?:include|from) "([\w.]+)"', source.read_text())
-    files = {source.with_name(name) for name in names if source.with_name(name).exists()}
+    """The files that a file includes or cimports, and those that they do."""
+    text = source.read_text()
+    files = {source.with_name(name) for name in re.findall(r'(?:include|from) "([\w.]+)"', text)}
+    files |= {Path("shmload/_core", f"{name}.pxd") for name in re.findall(r"from shmload\._core\.(\w+) cimport", text)}
+    files |= {Path("shmload/_core", f"{source.stem}.pxd")} if source.suffix == ".pyx" else set()
+    files = {file for file in files if file.exists()}
     return {str(file) for file in files}.union(*(included(file) for file in files))
 
 

@@ -1,4 +1,4 @@
-"""A worker's end of a ring: claim a chunk of rows, say which row is being decoded, finish.
+"""A worker's end of a ring: claim a chunk of rows, say which row is being decoded, write it, finish.
 
 A claim ends in exactly one finish. Everything an order says is read after the claim: only then it cannot change.
 """
@@ -7,6 +7,9 @@ include "ring.pxi"
 
 from cpython.long cimport PyLong_CheckExact
 from libc.string cimport memcpy
+
+from shmload._core.rows cimport Part
+from shmload._core.twister cimport Reseeder
 
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
@@ -186,6 +189,9 @@ cdef class WorkerRing:
         Returns:
             whether somebody waits for the claimed order.
         """
+        return self._begin(row, key)
+
+    cdef bint _begin(self, int row, object key) except -1:
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
         cdef int has_overflown = 0
         global num_begun
@@ -348,3 +354,59 @@ cdef class WorkerRing:
         memcpy(self._ring.layout, <const char *>text, len(text))
         self._ring.header.layout_nbytes = len(text)
         self._ring.header.layout_state = SHML_LAYOUT_PROPOSED
+
+
+cdef class ChunkWriter:
+    """Writes the samples of a claimed chunk into their rows, one after another, and begins the one behind each.
+
+    All of it is one call a sample: for small samples the calls cost more than the bytes.
+
+    Args:
+        keys: of the batch's samples.
+        row: of the sample that has been begun.
+        begin: begins a sample, as `WorkerRing.begin_row`; None: this does.
+        reseeder: seeds the global generators before a sample; None: nobody does, or `begin`.
+        seed_rest: (left, seed, epoch, index, keys, row), for the generators that `reseeder` has left.
+
+    Attributes:
+        row: of the sample that has been begun; the chunk's last, plus 1, once all are written.
+        fits: False if the sample of `row` is not of the kind that its place takes.
+    """
+
+    cdef WorkerRing _ring
+    cdef Part _part
+    cdef list _keys
+    cdef object _begin, _seed_rest
+    cdef Reseeder _reseeder
+    cdef uint64_t _seed
+    cdef int _end
+    cdef readonly int row
+    cdef readonly bint fits
+
+    def __cinit__(self, WorkerRing ring not None, Part part not None, list keys not None, int row, *, begin=None,
+                  Reseeder reseeder=None, uint64_t seed=0, seed_rest=None):
+        if not ring._is_claimed or ring.end_row > len(keys):
+            raise ValueError(f"rows {row} to {ring.end_row} of a claim, given {len(keys)} keys")
+        self._ring, self._part, self._keys, self.row, self._end = ring, part, keys, row, ring.end_row
+        self._begin, self._reseeder, self._seed, self._seed_rest = begin, reseeder, seed, seed_rest
+        self.fits = True
+
+    def put(self, sample):
+        """Writes the sample that has been begun, and begins the next one. False: that sample does not fit, or nobody waits."""
+        if not self._part.write(sample, self.row):
+            self.fits = False
+            return False
+        self.row += 1
+        if self.row >= self._end:
+            return True
+        cdef object key = self._keys[self.row]
+        if self._begin is not None:
+            return self._begin(self.row, key)
+        cdef WorkerRing ring = self._ring
+        cdef bint is_wanted = ring._begin(self.row, key)
+        cdef int left
+        if self._reseeder is not None:
+            left = self._reseeder.seed(self._seed, <uint64_t>ring.epoch, ring.index, self._keys, self.row)
+            if left:
+                self._seed_rest(left, self._seed, ring.epoch, ring.index, self._keys, self.row)
+        return is_wanted

@@ -8,9 +8,6 @@ cdef extern from "twister.h" nogil:
     const int SHML_TWISTER_WORDS, SHML_TWISTER_NBYTES, SHML_LANES
     ctypedef struct shml_words:
         uint64_t word[4]
-    ctypedef struct shml_twisters:
-        uint32_t plain[16][624]
-        uint32_t mixed[16][624]
     shml_words shml_sample_words(uint64_t seed, uint64_t epoch, uint64_t index, uint64_t stream)
     int shml_best_isa()
     void shml_twister_base(uint32_t *base)
@@ -67,16 +64,6 @@ cdef class Reseeder:
         torch_at: address of the words of torch's, within ATen's CPUGeneratorImpl; 0: unknown.
     """
 
-    cdef readonly uint64_t key
-    cdef public size_t random_at, numpy_at, gauss_at, torch_at
-    cdef object _random, _numpys_own, _numpy, _torch_module, _torch
-    cdef dict _modules
-    cdef uint64_t _stream, _seed, _epoch
-    cdef int64_t _indices[16]
-    cdef uint64_t _keys[16]
-    cdef int _next, _count, _isa
-    cdef shml_twisters *_states
-
     def __cinit__(self, uint64_t stream):
         self._stream = stream
         self._isa = shml_best_isa()
@@ -95,12 +82,12 @@ cdef class Reseeder:
             numpys_own: () -> numpy's bit generator.
             modules: sys.modules, where torch may appear later.
         """
-        self._random, self._numpys_own, self._modules = random, numpys_own, modules
+        self._randoms, self._numpys_own, self._modules = random.__dict__, numpys_own, modules
         self._numpy = numpys_own()
 
     def watch_torch(self, module):
         """Takes note of torch's generator."""
-        self._torch_module, self._torch = module, module.default_generator
+        self._torchs, self._torch = module.__dict__, module.default_generator
 
     def begin(self, uint64_t seed, uint64_t epoch, int64_t index, list keys, Py_ssize_t row):
         """Seeds the generators for a sample.
@@ -110,6 +97,9 @@ cdef class Reseeder:
         Returns:
             which generators are left to be seeded with `key` by their public calls; TORCH, too, when torch is first seen.
         """
+        return self.seed(seed, epoch, index, keys, row)
+
+    cdef int seed(self, uint64_t seed, uint64_t epoch, int64_t index, list keys, Py_ssize_t row) except -1:
         cdef int left = 0, at = self._next
         cdef uint8_t *words
         if at >= self._count or self._indices[at] != index or self._seed != seed or self._epoch != epoch:
@@ -122,7 +112,7 @@ cdef class Reseeder:
         if words != NULL:
             (<int32_t *>(words - 4))[0] = SHML_TWISTER_WORDS
             memcpy(words, self._states.mixed[at], SHML_TWISTER_NBYTES)
-            self._random.gauss_next = None
+            self._randoms["gauss_next"] = None
         else:
             left |= 1
 
@@ -134,12 +124,12 @@ cdef class Reseeder:
         else:
             left |= 2
 
-        if self._torch_module is None:
+        if self._torchs is None:
             if "torch" in self._modules:
                 left |= 4
             return left
         words = <uint8_t *>self.torch_at
-        if words != NULL and _is_fresh(words) and self._torch_module.default_generator is self._torch:
+        if words != NULL and _is_fresh(words) and self._torchs.get("default_generator") is self._torch:
             memcpy(words - 20, &self.key, 8)
             memcpy(words, self._states.plain[at], SHML_TWISTER_NBYTES)
         else:

@@ -1,4 +1,9 @@
+from collections.abc import Callable
+from typing import Any
+
 from shmload._core.mapping import Mapping
+from shmload._core.rows import Part
+from shmload._core.twister import Reseeder
 
 DONE: int
 VOID: int
@@ -77,3 +82,20 @@ class WorkerRing:
     def ask_layout(self) -> bool: ...
     def give_up_layout(self) -> None: ...
     def propose_layout(self, text: bytes) -> None: ...
+
+class ChunkWriter:
+    row: int
+    fits: bool
+    def __new__(
+        cls,
+        ring: WorkerRing,
+        part: Part,
+        keys: list[Any],
+        row: int,
+        *,
+        begin: Callable[[int, Any], bool] | None = None,
+        reseeder: Reseeder | None = None,
+        seed: int = 0,
+        seed_rest: Callable[[int, int, int, int, list[Any], int], None] | None = None,
+    ) -> ChunkWriter: ...
+    def put(self, sample: object) -> bool: ...

@@ -119,7 +119,8 @@ class RowPlacer:
             _column(f, self.rows[f.name], memory, memory.address + offset + at)
             for f, at in zip(layout.fields, offsets, strict=True)
         ]
-        self.put = _part(layout.tree, columns).put
+        self.part = _part(layout.tree, columns)
+        self.put = self.part.put
 
     def get(self, row: int) -> Any:
         """The sample that `put` wrote into a row, as objects like those it came from."""

@@ -1,18 +1,20 @@
 """A client: the endpoint of an object store, who asks, and how patiently. Frozen, small, picklable; it opens nothing by itself.
 
-Names of stores and of what is in them: paths, file://, http(s)://, s3://bucket/folder.
+Names of stores and of what is in them: paths, file://, http(s)://, s3://bucket/folder, and what fsspec knows.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from shmload.errors import StoreError
+from shmload.storage.filesystem import FilesystemStore
 from shmload.storage.http import HttpStore
 from shmload.storage.local import LocalStore, Store, checked_key
 from shmload.storage.s3 import Credentials, S3Store, find_credentials
@@ -194,9 +196,10 @@ def open_store(url: str | os.PathLike[str], client: Any = None) -> Store:
     """The store that a path or URL names.
 
     Args:
-        url: a folder's path; file:///folder; http:// or https://, to be read only; s3://bucket or s3://bucket/folder.
+        url: a folder's path; file:///folder; http:// or https://, to be read only; s3://bucket or s3://bucket/folder; or of
+            another scheme that fsspec knows: gs://, az://, abfs://, hf://, oci://, sftp:// and others, each with its own library.
         client: for s3://, of `make_client`, or boto3's S3 client; None: one made of the environment. Of http:// and https:// it
-            says how patiently.
+            says how patiently. For other schemes a dict of what their library takes, which fsspec calls storage options.
     Raises:
         StoreError: the URL is none, or the environment has no credentials.
     """
@@ -221,7 +224,9 @@ def open_store(url: str | os.PathLike[str], client: Any = None) -> Store:
         if parts.netloc not in ("", "localhost"):
             raise StoreError(f"{text} is on another host: a file:// URL has three slashes before the path")
         return LocalStore(Path(unquote(parts.path)))
-    raise StoreError(f"{scheme}:// names no store that is known: give a folder, file://, http://, https:// or s3://bucket/folder")
+    if client is not None and not isinstance(client, Mapping):
+        raise TypeError(f"{scheme}:// takes client={{...}}, a dict of its library's options, not {type(client).__name__}")
+    return FilesystemStore(text, client)
 
 
 def split_url(url: str | os.PathLike[str]) -> tuple[str, str]:

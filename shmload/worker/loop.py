@@ -27,7 +27,7 @@ from shmload import faults
 from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.neighbour import Neighbour
-from shmload.batch.collate import pack_samples, registered_functions
+from shmload.batch.collate import RowPlacer, pack_samples, registered_functions
 from shmload.batch.layout import Layout
 from shmload.batch.ragged import Arenas, PackedBatch, RaggedRows, pack
 from shmload.errors import RingTooSmall
@@ -192,23 +192,30 @@ class WorkerLoop:
         if ring.is_packed_only or (samples is not None and len(samples) != end - first):
             return self._ask_repack(keys, [head] if samples is None else samples)
         placer = self._memory.placer()
-        dataset, has_getitem, begin = self._job.dataset, not self._plan.has_getitems, reader.beginning()
-        for row in range(first, end):
-            if samples is not None:
-                if ring.is_abandoned:
-                    return VOID
-                sample = samples[row - first]
-            elif row == first:
-                sample = head
-            elif begin(row, key := keys[row]):
+        if samples is not None:
+            return self._place_all(keys, samples, placer)
+        dataset, has_getitem = self._job.dataset, not self._plan.has_getitems
+        writer = reader.writer(placer, keys, first)
+        put, sample = writer.put, head
+        if put(head):
+            for key in keys[first + 1 : end]:
                 sample = dataset[key] if has_getitem else reader.read(key)  # what is kept is the head
-            else:
+                if not put(sample):
+                    break
+        if writer.fits:
+            return DONE if writer.row == end else VOID
+        self._num_misfits += 1
+        read = [*map(placer.get, range(writer.row)), sample] if ring.nchunks == 1 else []
+        return self._ask_repack(keys, read)
+
+    def _place_all(self, keys: list[Any], samples: list[Any], placer: RowPlacer) -> int:
+        ring = self._ring
+        for row, sample in enumerate(samples, ring.first_row):
+            if ring.is_abandoned:
                 return VOID
             if not placer.put(sample, row):
                 self._num_misfits += 1
-                if samples is None and ring.nchunks == 1:
-                    samples = [placer.get(r) for r in range(row)] + [sample]
-                return self._ask_repack(keys, samples or [])
+                return self._ask_repack(keys, samples)
         return DONE
 
     def _read_into(self, keys: list[Any]) -> int:

@@ -45,13 +45,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload import faults
-from shmload._core.filler import WorkerRing
+from shmload._core.filler import ChunkWriter, WorkerRing
 from shmload._core.mapping import Mapping as MemoryMapping
-from shmload.batch.collate import ArrayRows, RowOut, SingleRow, private_rows, typed_array
+from shmload.batch.collate import ArrayRows, RowOut, RowPlacer, SingleRow, private_rows, typed_array
 from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.ragged import AS_LISTS, Arenas, AsTorchOrList, Ragged, RaggedRows, ragged_of
 from shmload.worker.own_generators import OwnGenerators
-from shmload.worker.sample_rng import Sample, begin_many, begin_sample, drew_for_many, end_samples, seed_globals
+from shmload.worker.sample_rng import Sample, begin_many, begin_sample, drew_for_many, end_samples, generators, seed_globals
 from shmload.world import ability_of
 
 
@@ -563,6 +563,17 @@ class SampleReader:
             return is_wanted
 
         return begin
+
+    def writer(self, placer: RowPlacer, keys: list[Any], row: int) -> ChunkWriter:
+        """What writes the chunk's samples from `row` on, which has been begun."""
+        seed = self._job.seed
+        if faults.armed or self._own is not None:
+            return ChunkWriter(self._ring, placer.part, keys, row, begin=self.begin)
+        if not self._reseeds or seed is None:
+            return ChunkWriter(self._ring, placer.part, keys, row)
+        return ChunkWriter(
+            self._ring, placer.part, keys, row, reseeder=generators.reseeder, seed=seed, seed_rest=generators.seed_rest
+        )
 
     def begin(self, row: int, key: Any) -> bool:
         """Says which sample is read next, and seeds its randomness. False: nobody waits for the batch any more."""

@@ -50,8 +50,12 @@ class GlobalGenerators:
     """Seeds them, sample by sample."""
 
     def __init__(self) -> None:
-        self._reseeder: Reseeder | None = None
         self._knows_torch = False
+
+    @functools.cached_property
+    def reseeder(self) -> Reseeder:
+        """What seeds those whose place is known."""
+        return _reseeder()
 
     def begin(self, seed: int, epoch: int, index: int, keys: list[Any] | None, row: int) -> None:
         """Seeds them for a sample.
@@ -59,15 +63,16 @@ class GlobalGenerators:
         Args:
             keys: of the samples that are read with it, which is at `row`, as far as is known. The next ones are prepared for.
         """
-        if self._reseeder is None:
-            self._reseeder = _reseeder()
-        left = self._reseeder.begin(seed, epoch, index, keys, row)
-        if left:
-            if left & TORCH and not self._knows_torch:
-                _find_torch(self._reseeder, sys.modules["torch"])
-                self._knows_torch = True
-                left = self._reseeder.begin(seed, epoch, index, keys, row)
-            _seed_publicly(left, self._reseeder.key)
+        if left := self.reseeder.begin(seed, epoch, index, keys, row):
+            self.seed_rest(left, seed, epoch, index, keys, row)
+
+    def seed_rest(self, left: int, seed: int, epoch: int, index: int, keys: list[Any] | None, row: int) -> None:
+        """Seeds those that the reseeder has left."""
+        if left & TORCH and not self._knows_torch:
+            _find_torch(self.reseeder, sys.modules["torch"])
+            self._knows_torch = True
+            left = self.reseeder.begin(seed, epoch, index, keys, row)
+        _seed_publicly(left, self.reseeder.key)
 
 
 def _seed_publicly(left: int, key: int) -> None:

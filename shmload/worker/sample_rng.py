@@ -114,7 +114,8 @@ class _Now(threading.local):
 
 
 _now = _Now()
-seed_globals = GlobalGenerators().begin
+generators = GlobalGenerators()
+seed_globals = generators.begin
 
 
 def begin_reading(reading: CurrentReading) -> None:

@@ -168,8 +168,7 @@ def test_where_they_keep_their_words_is_found() -> None:
     """Else all is right, and twelve times as slow: CPython, numpy and torch keep them where they are looked for."""
     generators = GlobalGenerators()
     generators.begin(1, 2, 0, None, 0)
-    reseeder = generators._reseeder
-    assert reseeder is not None
+    reseeder = generators.reseeder
     assert all((reseeder.random_at, reseeder.numpy_at, reseeder.gauss_at, reseeder.torch_at))
     assert [reseeder.begin(1, 2, index, [3, 4, 5], index - 3) for index in (3, 4, 5)] == [0, 0, 0]
     torch.rand(1)
@@ -188,8 +187,7 @@ def test_one_whose_place_is_not_found_is_seeded_by_its_call(monkeypatch: pytest.
     monkeypatch.setattr(reseeding, name, lambda *args: ctypes.addressof(elsewhere) + 1004 if is_wrong else 0)
     generators = GlobalGenerators()
     generators.begin(7, 0, 0, None, 0)
-    assert generators._reseeder is not None
-    assert generators._reseeder.begin(7, 0, 1, None, 0) == PLACES[name]
+    assert generators.reseeder.begin(7, 0, 1, None, 0) == PLACES[name]
     for index in range(3):
         generators.begin(7, 0, index, [0, 1, 2], index)
         began, drawn = states(), draws()

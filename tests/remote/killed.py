@@ -23,10 +23,12 @@ from pathlib import Path
 
 from shmload import faults
 from shmload.remote import RemoteDataset
+from shmload.remote.fetch import shards_in
 from shmload.storage.cache import Cache
 from shmload.storage.ledger import NEW
+from shmload.storage.local import Store
 from tests.faults.points import STORAGE_POINTS
-from tests.remote.remote_kit import labels, uploaded, write_packed
+from tests.remote.remote_kit import labels, upload, write_packed
 from tests.storage.store_kit import Server, s3_server
 
 COUNTS = (9, 14, 5, 12, 11, 8)
@@ -35,31 +37,37 @@ RUNS_OF_KILLS = 4  # until the reader is left alone
 DEADLINE_S = 60
 
 
-def read(server: Server, place: tuple[str, str], cache: Path, capacity: int, epoch: int, out: int) -> None:
+def read(store: Store, cache: Path, capacity: int, epoch: int, out: int) -> None:
     """The reader: says every label as it comes."""
-    dataset = RemoteDataset(server.client(), *place, cache_folder=cache, cache_bytes=capacity, window=1, seed=5)
+    dataset = RemoteDataset(None, shards_in(store), cache_folder=cache, cache_bytes=capacity, window=1, seed=5)
     dataset.set_epoch(epoch)
     for sample in dataset:
         os.write(out, int(sample["cls"]).to_bytes(2, "little"))
+
+
+def new_folder(server: Server) -> Store:
+    """Of an S3 server."""
+    return server.store(server.bucket("reading"), os.urandom(6).hex())
 
 
 class Readers:
     """Readers over one folder.
 
     Args:
-        server: with the shards.
+        store: for the shards.
         folder: for files and cache.
         seed: of the moments.
     """
 
-    def __init__(self, server: Server, folder: Path, seed: int) -> None:
+    def __init__(self, store: Store, folder: Path, seed: int) -> None:
         self.rng = random.Random(seed)
         files = folder / "files"
         files.mkdir()
         write_packed(files, COUNTS, nbytes=4000)
         self.shards = {hashlib.sha256(path.read_bytes()).digest() for path in files.rglob("*.tar")}
         self.capacity = 3 * max(path.stat().st_size for path in files.rglob("*.tar"))
-        self.server, self.place = server, uploaded(server, files)
+        self.store = store
+        upload(store, files)
         self.cache, self.charges = folder / "cache", folder / "charges"
         self.charges.mkdir()
         self.expected = [self.epoch(epoch) for epoch in range(2)]
@@ -67,7 +75,7 @@ class Readers:
 
     def epoch(self, number: int) -> list[int]:
         """The labels of an epoch that nobody disturbs."""
-        dataset = RemoteDataset(self.server.client(), *self.place, window=1, seed=5)
+        dataset = RemoteDataset(None, shards_in(self.store), window=1, seed=5)
         dataset.set_epoch(number)
         return labels(dataset)
 
@@ -85,7 +93,7 @@ class Readers:
             try:
                 os.close(reading)
                 faults._folder, faults.armed = str(self.charges), True
-                read(self.server, self.place, self.cache, self.capacity, epoch, writing)
+                read(self.store, self.cache, self.capacity, epoch, writing)
                 status = 0
             finally:
                 os._exit(status)
@@ -141,7 +149,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        readers = Readers(s3_server(), Path(folder), given.seed)
+        readers = Readers(new_folder(s3_server()), Path(folder), given.seed)
         while sum(readers.kills.values()) < given.kills:
             readers.once()
         print(json.dumps({"seed": given.seed, "kills": readers.kills, "shards": len(COUNTS)}))

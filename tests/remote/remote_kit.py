@@ -17,7 +17,7 @@ from shmload.formats import TarWriter
 from shmload.formats.tar.shards import pack_index
 from shmload.remote import RemoteDataset
 from shmload.remote.fetch import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry, Shards, shards_in
-from shmload.storage.local import LocalStore, StoredObject
+from shmload.storage.local import LocalStore, Store, StoredObject
 
 NBYTES = 20480  # of a shard with five of the samples here
 
@@ -61,11 +61,15 @@ def write_packed(folder: Path, counts: Sequence[int], generation: str = "0" * 16
 def uploaded(server: Any, files: Path) -> tuple[str, str]:
     """A folder's files in a store: bucket and folder."""
     bucket, folder = server.bucket("reading"), os.urandom(6).hex()
-    store = server.store(bucket, folder)
+    upload(server.store(bucket, folder), files)
+    return bucket, folder
+
+
+def upload(store: Store, files: Path) -> None:
+    """A folder's files into a store."""
     for path in sorted(files.rglob("*")):
         if path.is_file():
             store.put_file(str(path.relative_to(files)), path)
-    return bucket, folder
 
 
 def label(item: Any) -> int:

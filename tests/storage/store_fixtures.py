@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from shmload.storage import transport
+from shmload.storage.client import open_store
+from shmload.storage.local import Store
+from tests.storage import store_kit
 from tests.storage.fault_proxy import FaultProxy, fault_proxy
 from tests.storage.store_kit import Server, s3_server
 
-__all__ = ["pauses", "proxy", "server"]
+__all__ = ["elsewhere", "pauses", "proxy", "server"]
+
+
+def elsewhere(scheme: str, through: Callable[[str], str] = str) -> Store:
+    """A new folder in a store that fsspec reaches; the test is skipped where its server is not installed."""
+    try:
+        return open_store(*store_kit.elsewhere(scheme, through))
+    except LookupError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

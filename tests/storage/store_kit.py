@@ -7,6 +7,7 @@ import functools
 import hashlib
 import http.server
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -22,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from shmload.remote import Client, make_client
+from shmload.storage.filesystem import FilesystemStore
 from shmload.storage.local import Store
 from shmload.storage.s3 import S3Store
 
@@ -121,6 +123,73 @@ def rclone_program() -> str | None:
     """Where rclone is, if it is."""
     beside = Path(sys.executable).parent / "rclone"
     return str(beside) if beside.exists() else shutil.which("rclone")
+
+
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # everybody's: its default
+
+
+@functools.cache
+def gcs_endpoint() -> str:
+    """An emulator of Google's storage, with a bucket `tests`."""
+    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # asks for kinds of buckets by gRPC, which no emulator speaks
+    port = _free_port()
+    program = str(Path(sys.executable).with_name("gcp-storage-emulator"))
+    _spawn([program, "start", "--host=127.0.0.1", f"--port={port}", "--in-memory", "--default-bucket=tests"], port)
+    return f"http://127.0.0.1:{port}"
+
+
+@functools.cache
+def azure_endpoint() -> str:
+    """Microsoft's emulator of Azure's blobs, with a container `tests`.
+
+    Raises:
+        LookupError: it is not installed.
+    """
+    program = shutil.which(os.environ.get("SHMLOAD_AZURITE") or "azurite-blob")
+    if program is None:
+        raise LookupError("needs azurite-blob (npm install azurite), or its path in SHMLOAD_AZURITE")
+    port = _free_port()
+    place = ["--inMemoryPersistence", "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    _spawn([program, "--silent", "--disableTelemetry", "--skipApiVersionCheck", *place], port)
+    endpoint = f"http://127.0.0.1:{port}"
+    FilesystemStore("az://tests", azure_options(endpoint))._opened().mkdir("tests")
+    return endpoint
+
+
+def azure_options(endpoint: str, key: str = AZURITE_KEY) -> dict[str, Any]:
+    """What az:// needs to reach the emulator."""
+    at = f"BlobEndpoint={endpoint}/devstoreaccount1"
+    return {"connection_string": f"DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey={key};{at};"}
+
+
+@functools.cache
+def sftp_port() -> int:
+    """Of an SFTP server over an empty folder."""
+    port = _free_port()
+    folder = tempfile.mkdtemp(prefix="shmload-sftp-", dir="/tmp")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _spawn([sys.executable, str(_HERE / "sftp_server.py"), str(port), folder, SECRET_KEY], port)
+    return port
+
+
+OTHERS = ("gs", "az", "sftp")  # schemes of stores that fsspec reaches, and a server of each runs here
+
+
+def elsewhere(scheme: str, through: Callable[[str], str] = str) -> tuple[str, dict[str, Any]]:
+    """The URL of a new folder in such a store, and what its library needs to reach it.
+
+    Args:
+        through: endpoint -> that of a proxy before it.
+    Raises:
+        LookupError: its server is not installed.
+    """
+    folder = f"tests/folder {os.urandom(6).hex()}"
+    if scheme == "gs":
+        return f"gs://{folder}", {"endpoint_url": through(gcs_endpoint()), "token": "anon"}
+    if scheme == "az":
+        return f"az://{folder}", azure_options(through(azure_endpoint()))
+    login = {"username": "tests", "password": SECRET_KEY, "look_for_keys": False, "allow_agent": False}
+    return f"sftp://127.0.0.1:{sftp_port()}/{folder}", login
 
 
 def _spawn(command: list[str], port: int) -> None:
@@ -239,6 +308,80 @@ def web_server(
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Hub(_Files):
+    """What Hugging Face's hub answers about one dataset, `team/photos`; an object is elsewhere, at an address that runs out."""
+
+    def _serve(self, *, with_body: bool) -> None:
+        server: Any = self.server
+        path = unquote(self.path.split("?")[0])
+        about = re.fullmatch(r"/api/datasets/team/photos(?:/(revision|tree)/([^/]+))?(/.*)?", path)
+        at = re.fullmatch(r"/datasets/team/photos/resolve/([^/]+)/(.*)", path)
+        if at is not None and server.commit(at[1]) and (server.root / server.commit(at[1]) / at[2]).is_file():
+            there = quote(f"/elsewhere/{server.commit(at[1])}/{at[2]}")
+            self._send(302, b"", {"Location": f"{there}?signature=x", "X-Repo-Commit": server.commit(at[1])}, with_body)
+        elif path.startswith("/elsewhere/"):
+            self.path = quote(path.removeprefix("/elsewhere"))
+            super()._serve(with_body=with_body)
+        elif about is not None and (sha := server.commit(about[2] or "main")):
+            if about[1] == "tree":
+                found = server.tree(sha, (about[3] or "").strip("/"), "recursive=true" in self.path.lower())
+                self._json(found, with_body) if found is not None else self._send(
+                    404, b"{}", {"X-Error-Code": "EntryNotFound"}, with_body
+                )
+            else:
+                self._json(
+                    {"id": "team/photos", "sha": sha, "private": False, "tags": [], "siblings": [], "downloads": 0}, with_body
+                )
+        else:
+            code = "RevisionNotFound" if about or at else "RepoNotFound"
+            self._send(404, b"{}", {"X-Error-Code": code}, with_body)
+
+    def _json(self, found: Any, with_body: bool) -> None:
+        self._send(200, json.dumps(found).encode(), {"Content-Type": "application/json"}, with_body)
+
+
+class _HubServer(http.server.ThreadingHTTPServer):
+    """Commits are folders of `root`, the newest of which `main` is."""
+
+    root: Path
+    main: str
+
+    def commit(self, revision: str) -> str:
+        sha = self.main if revision == "main" else revision
+        return sha if (self.root / sha).is_dir() else ""
+
+    def tree(self, sha: str, folder: str, is_deep: bool) -> list[dict[str, Any]] | None:
+        place = self.root / sha / folder
+        if not place.is_dir():
+            return None
+        paths = sorted(place.rglob("*") if is_deep else place.iterdir())
+        return [self._entry(path, str(path.relative_to(self.root / sha))) for path in paths]
+
+    @staticmethod
+    def _entry(path: Path, name: str) -> dict[str, Any]:
+        if path.is_dir():
+            return {"type": "directory", "path": name, "oid": "d" * 40, "size": 0}
+        return {"type": "file", "path": name, "oid": hashlib.sha1(path.read_bytes()).hexdigest(), "size": path.stat().st_size}
+
+
+@contextmanager
+def hub_server(root: Path) -> Iterator[_HubServer]:
+    """A hub with the dataset `team/photos`: each folder of `root` is a commit; set `main` to the newest one's name."""
+    server = _HubServer(("127.0.0.1", 0), _Hub)
+    made: Any = server
+    server.daemon_threads = True
+    made.handle_error = lambda *_: None  # a client that goes away
+    server.root, made.ranges, made.headers_of = root, True, etag_only
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
     finally:
         server.shutdown()
         server.server_close()

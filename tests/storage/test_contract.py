@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from shmload.storage.client import open_store
 from shmload.storage.http import HttpStore
 from shmload.storage.local import LocalStore, Store, StoredObject
 from tests.storage import store_kit
+from tests.storage.store_fixtures import elsewhere
 
 KEYS = ["a", "a b/c+d=e&f?g#h%20i.tar", "a/b", "a-b", "ab", "ä/日本.txt", "deep/er/and/deeper", "it's <x>"]
 NOT_KEYS = ["", "/a", "a/", "a//b", "../a", "a/../b", ".", "a/./b", "a\nb", "a\0b", "x" * 1025]
@@ -32,6 +33,7 @@ class Place:
 
     store: Store
     fill: Callable[[str, bytes], object]
+    keys: Sequence[str] = tuple(KEYS)
 
 
 def s3_place(server: store_kit.Server) -> Place:
@@ -40,7 +42,7 @@ def s3_place(server: store_kit.Server) -> Place:
     return Place(store, store.put)
 
 
-@pytest.fixture(params=["local", "file", "http", "http without ranges", "s3", "rclone", "moto"])
+@pytest.fixture(params=["local", "file", "http", "http without ranges", "s3", "rclone", "moto", "memory", *store_kit.OTHERS])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """An empty store."""
     name = request.param
@@ -61,23 +63,35 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         if store_kit.rclone_program() is None:
             pytest.skip("needs rclone")
         yield s3_place(store_kit.rclone())
-    else:
+    elif name == "moto":
         pytest.importorskip("moto.server", reason="needs moto[server]")
         yield s3_place(store_kit.moto())
+    elif name == "memory":
+        store = open_store(f"memory://tests/{uuid.uuid4().hex}")
+        yield Place(store, store.put)
+    else:
+        store = elsewhere(name)
+        yield Place(store, store.put, [key for key in KEYS if name != "az" or "?" not in key])
 
 
 @pytest.fixture
-def writable(place: Place) -> Store:
+def writable_place(place: Place) -> Place:
     """An empty store that can be written."""
     if isinstance(place.store, HttpStore):
         pytest.skip("a web server can only be read")
-    return place.store
+    return place
+
+
+@pytest.fixture
+def writable(writable_place: Place) -> Store:
+    """The same."""
+    return writable_place.store
 
 
 def test_what_is_written_is_read(place: Place) -> None:
-    for key in KEYS[1:]:
+    for key in place.keys[1:]:
         place.fill(key, key.encode())
-    for key in KEYS[1:]:
+    for key in place.keys[1:]:
         assert key.encode() == bytes(place.store.get(key))
         head = place.store.head(key)
         assert (key, len(key.encode())) == (head.key, head.nbytes)
@@ -189,11 +203,12 @@ def test_a_file_is_written_whole(writable: Store, tmp_path: Path, nbytes: int, m
     assert path.read_bytes() == bytes(writable.get("folder/x", etag=written.etag))
 
 
-def test_a_listing_is_in_order_of_keys(writable: Store) -> None:
-    for key in reversed(KEYS[1:]):
+def test_a_listing_is_in_order_of_keys(writable_place: Place) -> None:
+    writable, keys = writable_place.store, writable_place.keys[1:]
+    for key in reversed(keys):
         writable.put(key, key.encode())
     found = list(writable.list_objects())
-    assert sorted(KEYS[1:]) == [each.key for each in found]
+    assert sorted(keys) == [each.key for each in found]
     assert [writable.head(each.key) for each in found] == found
 
 
@@ -208,14 +223,15 @@ def test_a_folder_holds_what_is_below_it_and_no_namesakes(writable: Store) -> No
         list(writable.list_objects("../a"))
 
 
-def test_deleting_takes_away_what_is_there(writable: Store) -> None:
-    for key in KEYS[1:]:
+def test_deleting_takes_away_what_is_there(writable_place: Place) -> None:
+    writable, keys = writable_place.store, writable_place.keys[1:]
+    for key in keys:
         writable.put(key, b"")
-    writable.delete([*KEYS[2:], "never there"])
-    assert [KEYS[1]] == [each.key for each in writable.list_objects()]
+    writable.delete([*keys[1:], "never there"])
+    assert [keys[0]] == [each.key for each in writable.list_objects()]
     writable.delete([])
     with pytest.raises(ObjectMissing):
-        writable.head(KEYS[2])
+        writable.head(keys[1])
 
 
 def test_a_listing_of_many_pages_is_whole(writable: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from shmload.storage import http
+from shmload.storage import filesystem, http
 from shmload.storage.local import Store
 from tests.storage import store_kit
+from tests.storage.store_fixtures import elsewhere
 
 DATA = np.random.default_rng(7).bytes(200_000)
 DEADLINE_S = 30
@@ -33,11 +34,16 @@ def use(store: Store, number: int) -> bool:
     )
 
 
-@pytest.fixture
-def store(server: store_kit.Server, monkeypatch: pytest.MonkeyPatch) -> Store:
+@pytest.fixture(params=["s3", *store_kit.OTHERS])
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store that this process has used, so that it has open connections."""
     monkeypatch.setattr(http, "_PART_NBYTES", 50_000)
-    made = server.store("tests", f"processes {os.urandom(4).hex()}")
+    monkeypatch.setattr(filesystem, "_PART_NBYTES", 50_000)
+    made: Store
+    if request.param == "s3":
+        made = request.getfixturevalue("server").store("tests", f"processes {os.urandom(4).hex()}")
+    else:
+        made = elsewhere(request.param)
     made.put("x", DATA)
     assert use(made, 0)
     return made
@@ -120,6 +126,6 @@ def test_a_process_started_anew_uses_a_store_that_was_sent_to_it(store: Store, m
 
 
 def test_no_thread_stays_behind(store: Store) -> None:
-    before = threading.active_count()
+    before = threading.active_count()  # fsspec keeps one, for all of its stores, from their first use on
     use(store, 3)
     assert before == threading.active_count()

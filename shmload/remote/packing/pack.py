@@ -871,6 +871,6 @@ def store_of(client: Any, bucket: str, base_folder: str) -> Store:
     """
     if not bucket:
         raise ValueError("bucket is needed: its name, or without a client a folder or a URL")
-    if client is None:
-        return open_store("/".join(part.rstrip("/") for part in (os.fspath(bucket), base_folder) if part))
+    if client is None or isinstance(client, Mapping):
+        return open_store("/".join(part.rstrip("/") for part in (os.fspath(bucket), base_folder) if part), client)
     return client_of(client).store(bucket, base_folder)

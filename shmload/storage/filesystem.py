@@ -1,0 +1,389 @@
+"""Stores that a library of their own reaches: gs://, az://, abfs://, hf://, oci://, sftp:// and whatever else fsspec knows.
+
+A file system is opened in the process that uses it, and never handed on: what fsspec's libraries hold (connections, an event loop
+with its thread) does not live through a fork. A child leaves its parent's alone and opens its own.
+
+What they all have in common is little: ranges, a listing, and some name of an object's version, if only its time. None of them
+reads on condition that an object is still the same. So its version is asked for behind each read: what was replaced meanwhile is
+an error, as elsewhere. Of Hugging Face's hub a store stands for one commit, the newest when it was first asked: nothing in it
+changes.
+
+S3 and web servers have stores of their own (s3.py, http.py), at a fraction of the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+from typing_extensions import Buffer
+
+from shmload.errors import ObjectMissing, StoreError
+from shmload.storage.local import HALF, StoredObject, checked_key, checked_prefix
+from shmload.storage.transport import Retry, RetryPolicy, TransientError, words
+
+__all__ = ["FilesystemStore"]
+
+# Schemes whose objects appear whole or not at all. In the others, files are written beside their place and renamed.
+_OBJECTS = ("abfs", "abfss", "adl", "az", "gcs", "gs", "hf", "memory", "oci", "ocilake", "oss", "r2", "s3a")
+_PACKAGES = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "hf": "huggingface", "sftp": "sftp"}
+_VERSIONS = ("etag", "ETag", "generation", "blob_id", "sha", "checksum")  # what a version is called, by whom
+_TIMES = ("mtime", "last_modified", "LastModified", "updated", "modified", "created")
+_PART_NBYTES = 8 << 20  # of a large read, several of which are under way at once
+T = TypeVar("T")
+
+
+class FilesystemStore:
+    """A folder of a file system of fsspec's.
+
+    Args:
+        url: its scheme, host or bucket, and folder. No password: options are for those.
+        options: what the file system takes besides, by name: fsspec calls them storage options.
+        retry_policy: how often and how long is tried again.
+        parallel: ranges of one large object that are read at once.
+    Raises:
+        StoreError: fsspec or the scheme's own library is not installed, no such scheme is known, or the URL holds a password.
+    """
+
+    def __init__(
+        self, url: str, options: Mapping[str, Any] | None = None, *, retry_policy: RetryPolicy | None = None, parallel: int = 4
+    ) -> None:
+        parts = urlsplit(url)
+        self.scheme = parts.scheme
+        if parts.password is not None:
+            raise StoreError(f"the URL of a {self.scheme}:// store has a password in it: give it in client={{'password': ...}}")
+        self.url = url.rstrip("/")
+        self.options = dict(options or {})
+        self.retry_policy = retry_policy or RetryPolicy()
+        self.parallel = parallel
+        self._root: str | None = None  # the folder as the file system calls it
+        self._pool = _Pool()
+        _class_of(self.scheme)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_pool"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = {**state, "_pool": _Pool()}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FilesystemStore) and (self.url, self.options) == (other.url, other.options)
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def __repr__(self) -> str:
+        return f"FilesystemStore({self.url!r})"
+
+    # ------------------------------------------------------------ reading
+
+    def head(self, key: str) -> StoredObject:
+        return self._asked(key, "look at", lambda system, path: self._described(system, key, path))
+
+    def get(self, key: str, *, etag: str | None = None) -> Buffer:
+        found = self.head(key)
+        out = np.empty(found.nbytes, np.uint8).data
+        self.read_into(key, out, etag=found.etag if etag is None else etag)
+        return out.toreadonly()
+
+    def read_into(self, key: str, out: Buffer, *, offset: int = 0, etag: str | None = None) -> None:
+        view = memoryview(out).cast("B")
+        if offset < 0:
+            raise StoreError(f"{self._name(key)} has no bytes at {offset:,}: offsets begin at 0")
+        is_alone = len(view) <= _PART_NBYTES and self.scheme in _OBJECTS  # one request, which has all of one version
+        version = self.head(key).etag if etag is None and not is_alone else etag
+        got = self._asked(key, "read", lambda system, path: self._read(system, path, view, offset))
+        if version is None and got == len(view) > 0:
+            return
+        now = self.head(key)
+        if version not in (None, now.etag):
+            raise StoreError(
+                f"{self._name(key)} has changed: version {version} was asked for, {now.etag} is there. Read its version anew"
+            )
+        if got < len(view) or offset > now.nbytes:
+            raise StoreError(f"{self._name(key)} has {now.nbytes:,} bytes: there are no {len(view):,} at {offset:,}")
+
+    def _read(self, system: Any, path: str, out: memoryview, offset: int) -> int:
+        """As many bytes of a range as there are; how many these were."""
+        num_parts = -(-len(out) // _PART_NBYTES)
+        bounds = list(pairwise(len(out) * number // num_parts for number in range(num_parts + 1))) if num_parts else []
+        try:
+            return sum(_put(out, begin, data) for begin, data in self._parts(system, path, bounds, offset))
+        except Exception as error:
+            if _status_of(error) != 416:  # no part of the range is there
+                raise
+            return 0
+
+    def _parts(self, system: Any, path: str, bounds: list[tuple[int, int]], offset: int) -> Iterator[tuple[int, bytes]]:
+        """Where each part of a range begins in it, and its bytes."""
+        if not system.async_impl:
+            with system.open(path, "rb", cache_type="none", block_size=_PART_NBYTES) as file:
+                for begin, end in bounds:
+                    file.seek(offset + begin)
+                    yield begin, file.read(end - begin)
+            return
+        for first in range(0, len(bounds), self.parallel):
+            some = bounds[first : first + self.parallel]
+            starts, ends = ([offset + bound[side] for bound in some] for side in (0, 1))
+            found = system.cat_ranges([path] * len(some), starts, ends, on_error="raise")
+            yield from zip([begin for begin, _ in some], found, strict=True)
+
+    def list_objects(self, prefix: str = "") -> Iterator[StoredObject]:
+        folder = checked_prefix(prefix, self.url)
+
+        def find(system: Any, root: str) -> list[StoredObject]:
+            self._forget(system)
+            try:
+                found = system.find(f"{root}/{folder}".rstrip("/"), detail=True)
+            except FileNotFoundError:
+                return []
+            objects = []
+            for path, info in found.items():
+                key = path.removeprefix(root).lstrip("/")
+                if info["type"] == "file" and key.startswith(folder) and HALF not in key:
+                    objects.append(_object(key, info))
+            return sorted(objects, key=lambda each: each.key)
+
+        return iter(self._asked(None, "list", find))
+
+    # ------------------------------------------------------------ writing
+
+    def put(self, key: str, data: Buffer) -> StoredObject:
+        return self._written(key, lambda system, path: system.pipe_file(path, bytes(memoryview(data).cast("B"))))
+
+    def put_file(self, key: str, path: Path) -> StoredObject:
+        return self._written(key, lambda system, to: system.put_file(str(path), to))
+
+    def _written(self, key: str, write: Callable[[Any, str], object]) -> StoredObject:
+        def once(system: Any, path: str) -> StoredObject:
+            if self.scheme in _OBJECTS:
+                write(system, path)
+            else:
+                folder = path.rpartition("/")[0]
+                system.makedirs(folder, exist_ok=True)
+                half = f"{folder}/{HALF}{secrets.token_hex(8)}"
+                try:
+                    write(system, half)
+                    system.mv(half, path)
+                except BaseException:
+                    with contextlib.suppress(Exception):
+                        system.rm_file(half)
+                    raise
+            return self._described(system, key, path)
+
+        return self._asked(key, "write", once)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            with contextlib.suppress(ObjectMissing):
+                self._asked(key, "delete", lambda system, path: system.rm_file(path))
+
+    def close(self) -> None:
+        """Ends this process's connections; the store opens others when it is used again."""
+        self._pool.close()
+
+    # ------------------------------------------------------------ the file system
+
+    def _path(self, system: Any, key: str | None) -> str:
+        """What the file system calls an object; None: the folder itself."""
+        root = self._rooted(system)
+        if key is None:
+            return root
+        path = f"{root}/{key}"
+        if key.rpartition("/")[2].startswith(HALF):
+            raise StoreError(f"{key!r} cannot be a key of {self.url}: names that begin with {HALF!r} are of files being written")
+        if system._strip_protocol(path) != path:
+            raise StoreError(f"{key!r} cannot be a key of {self.url}: its library takes part of it for something else")
+        return path
+
+    def _name(self, key: str | None) -> str:
+        return self.url if key is None else f"{self.url}/{key}"
+
+    def _described(self, system: Any, key: str, path: str) -> StoredObject:
+        self._forget(system)
+        info = system.info(path)
+        if info["type"] != "file":
+            raise FileNotFoundError(path)
+        return _object(key, info)
+
+    def _forget(self, system: Any) -> None:
+        """Has it ask anew, where something may have changed."""
+        if self.scheme != "hf":
+            system.invalidate_cache()
+
+    def _rooted(self, system: Any) -> str:
+        """The folder as the file system calls it; of the hub, in the commit that is the newest now."""
+        if self._root is None:
+            root: str = system._strip_protocol(self.url)
+            if self.scheme == "hf":
+                at = system.resolve_path(root)
+                if hasattr(at, "repo_id"):
+                    sha = system._api.repo_info(at.repo_id, repo_type=at.repo_type, revision=at.revision).sha
+                    kind = "" if at.repo_type == "model" else f"{at.repo_type}s/"
+                    root = "/".join(part for part in (f"{kind}{at.repo_id}@{sha}", at.path_in_repo) if part)
+            self._root = root.rstrip("/")
+        return self._root
+
+    def _opened(self) -> Any:
+        """A file system of this process."""
+        made = _class_of(self.scheme)
+        return made(**{**made._get_kwargs_from_urls(self.url), **self.options}, skip_instance_cache=True)
+
+    def _asked(self, key: str | None, verb: str, ask: Callable[[Any, str], T]) -> T:
+        """What the file system answers; what may pass is tried again, over a new connection where it is the caller's alone.
+
+        Args:
+            key: of the object; None: the folder.
+            ask: (file system, path).
+        Raises:
+            ObjectMissing, StoreError: it does not.
+        """
+        if key is not None:
+            checked_key(key, self.url)  # before anything is opened
+        tries = Retry(self.retry_policy, f"{verb} {self._name(key)}")
+        while True:
+            try:
+                with self._pool.one(self._opened) as system:
+                    return ask(system, self._path(system, key))
+            except StoreError:
+                raise
+            except Exception as error:
+                failure = self._failure(error, key, verb)
+            if isinstance(failure, StoreError):
+                raise failure
+            tries.failed(failure)
+
+    def _failure(self, error: Exception, key: str | None, verb: str) -> StoreError | TransientError:
+        """What a library's error means: of an object, of the store, or that it may pass."""
+        status = _status_of(error)
+        if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError) or status == 404:
+            return ObjectMissing(f"no such object: {self._name(key)}")
+        said = self._without_secrets(words(error))
+        if isinstance(error, PermissionError) or status in (401, 403) or "uthenticat" in type(error).__name__:
+            remedy = "look at the credentials, in the environment, where the scheme's library looks, or in client={...}"
+        elif status in (408, 429) or (status or 0) >= 500 or (status is None and _is_of_network(error)):
+            return TransientError(said)
+        else:
+            remedy = "look at the URL and at client={...}, which has the file system's options"
+        return StoreError(f"cannot {verb} {self._name(key)}: {said}; {remedy}")
+
+    def _without_secrets(self, text: str) -> str:
+        """What a library says, without what it was given in confidence."""
+        for value in self.options.values():
+            for part in re.findall(r"[^;&=\s]{8,}", value) if isinstance(value, str) else ():
+                text = text.replace(part, "...")
+        return re.sub(r"\?\S+", "?...", text)
+
+
+class _Pool:
+    """The file systems of each process that has used a store. Its parents' are kept: their end here would reach theirs. Its own end
+    with it.
+
+    One that is asynchronous serves all threads at once; of the others each serves one at a time. No lock, which a fork might find
+    taken: each step is one of a list's own.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, list[Any]] = {}  # process -> those that are idle, or serve all
+
+    @contextmanager
+    def one(self, make: Callable[[], Any]) -> Iterator[Any]:
+        """A file system, for as long as the context lasts; one whose use has failed is not used again, unless it serves all."""
+        idle = self._of.setdefault(os.getpid(), [])
+        try:
+            system = idle.pop()
+        except IndexError:
+            system = make()
+        if serves_all := system.async_impl or "hf" in system.protocol:
+            idle.append(system)
+        yield system
+        if not serves_all:
+            idle.append(system)
+
+    def close(self) -> None:
+        """Ends this process's; what is asynchronous ends with its last reference."""
+        for system in self._of.pop(os.getpid(), []):
+            client: Any = getattr(system, "client", None)
+            if hasattr(client, "close"):
+                client.close()  # SSH's, which has a thread
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _class_of(scheme: str) -> Any:
+    """The class of a scheme's file systems.
+
+    Raises:
+        StoreError: there is none, or its library is not here.
+    """
+    try:
+        import fsspec
+
+        return fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        extra = _PACKAGES.get(scheme)
+        remedy = f"pip install 'shmload[{extra}]'" if extra else "install it"
+        raise StoreError(f"{scheme}:// needs a library that is not installed ({error}): {remedy}") from None
+    except ValueError:
+        raise StoreError(
+            f"{scheme}:// names no store that is known: give a folder, file://, http://, https://, s3://bucket/folder, or a scheme "
+            "of fsspec's, as gs://, az://, hf:// or sftp://"
+        ) from None
+
+
+def _object(key: str, info: Mapping[str, Any]) -> StoredObject:
+    """What a file system says of an object. Its version is the name of it, else its time and length."""
+    nbytes = int(info["size"])
+    for name in _VERSIONS:
+        if info.get(name):
+            return StoredObject(key, nbytes, str(info[name]).strip('"'))
+    for name in _TIMES:
+        if when := info.get(name):
+            return StoredObject(key, nbytes, f"{when.timestamp() if isinstance(when, datetime) else when}-{nbytes:x}")
+    return StoredObject(key, nbytes, f"{nbytes:x}")
+
+
+def _put(out: memoryview, begin: int, data: bytes) -> int:
+    out[begin : begin + len(data)] = data
+    return len(data)
+
+
+def _status_of(error: BaseException) -> int | None:
+    """The HTTP status in a library's error, however it keeps it."""
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("status_code", "status", "code"):
+            found = getattr(holder, name, None)
+            if isinstance(found, int) and 100 <= found < 600:
+                return found
+            if isinstance(found, str) and re.fullmatch(r"[1-5]\d\d", found):
+                return int(found)
+    return None
+
+
+def _is_of_network(error: BaseException) -> bool:
+    """Whether an error is one of a network or of the system, not of what was asked for."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(
+        names
+        & {
+            "OSError",
+            "EOFError",
+            "TimeoutError",
+            "ClientError",
+            "ServiceRequestError",
+            "ServiceResponseError",
+            "TransportError",
+            "SSHException",
+        }
+    )

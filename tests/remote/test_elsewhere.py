@@ -1,0 +1,215 @@
+"""Datasets in stores that fsspec reaches, over a server of each: packed there, read by ranks and workers, killed, harmed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import shmload
+from shmload import ShmLoader
+from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
+from shmload.formats import ImageFolder
+from shmload.remote import RemoteDataset, upload_cv_dataset
+from shmload.remote.fetch import shards_in
+from shmload.storage.client import open_store
+from shmload.storage.filesystem import FilesystemStore
+from shmload.storage.local import Store
+from tests.remote.killed import Readers
+from tests.remote.remote_kit import joined, labels, upload, write_packed
+from tests.storage import store_kit
+from tests.storage.fault_proxy import FaultProxy, Refuse, Reset, Status, fault_proxy
+from tests.storage.store_fixtures import elsewhere
+
+COUNTS = (11, 30, 23)
+NUM_SAMPLES = sum(COUNTS)
+PICTURES = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
+
+
+@pytest.fixture(params=store_kit.OTHERS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """One with packed shards."""
+    made = elsewhere(request.param)
+    (tmp_path / "files").mkdir()
+    write_packed(tmp_path / "files", COUNTS, nbytes=4000)
+    upload(made, tmp_path / "files")
+    return made
+
+
+@pytest.mark.parametrize("scheme", store_kit.OTHERS)
+def test_pictures_are_packed_there_and_read_again(scheme: str, tmp_path: Path) -> None:
+    for number, path in enumerate(PICTURES):
+        (tmp_path / f"{number:02d}").mkdir()
+        shutil.copy(path, tmp_path / f"{number:02d}" / "0.jpg")
+    store: Any = elsewhere(scheme)
+    manifest = upload_cv_dataset(ImageFolder(tmp_path), store.options, store.url, "packed", maxcount=2, workers=0)
+    assert manifest.num_samples == len(PICTURES)
+    dataset = RemoteDataset.from_urls(f"{store.url}/packed", store.options).decode("rgb8").to_tuple("jpg;png", "cls")
+    found = {int(number): picture for picture, number in dataset}
+    assert sorted(found) == list(range(len(PICTURES)))
+    assert all(np.array_equal(found[number], np.asarray(Image.open(path).convert("RGB"))) for number, path in enumerate(PICTURES))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_read_every_sample_exactly_once_through_a_cache_that_holds_less(
+    store: Store, world_size: int, tmp_path: Path
+) -> None:
+    largest = max(path.stat().st_size for path in (tmp_path / "files").rglob("*.tar"))
+    options = {"cache_folder": tmp_path / "cache", "cache_bytes": largest * 3 // 2, "window": 1, "uneven": "exact"}
+    ranks = [RemoteDataset(None, shards_in(store), rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+    for _ in range(2):
+        assert sorted(joined(labels(rank) for rank in ranks)) == list(range(NUM_SAMPLES))
+
+
+def test_workers_read_it_and_go_on_where_they_were(store: Store) -> None:
+    def made() -> ShmLoader[Any]:
+        dataset = RemoteDataset(None, shards_in(store), seed=3).decode().to_tuple("npy", "cls").batched(4)
+        return ShmLoader(dataset, batch_size=None, num_workers=2)
+
+    def numbers(batches: Any) -> list[int]:
+        return joined(np.asarray(cls).tolist() for _, cls in batches)
+
+    with made() as loader:
+        expected = numbers(loader)
+    assert sorted(expected) == list(range(NUM_SAMPLES))
+    with made() as loader:
+        batches = iter(loader)
+        begun = numbers(next(batches) for _ in range(5))
+        state = loader.state_dict()
+    with made() as loader:
+        loader.load_state_dict(state)
+        assert begun + numbers(loader) == expected
+
+
+def test_single_samples_are_read_by_ranges(store: Store) -> None:
+    samples = RemoteDataset(None, shards_in(store), cache_bytes=0).indexed()
+    assert [int(samples[index]["cls"]) for index in (0, 40, 63, 10)] == [0, 40, 63, 10]
+
+
+@pytest.mark.slow(reason="readers are processes that are killed, over three servers")
+@pytest.mark.parametrize("scheme", store_kit.OTHERS)
+def test_a_reader_that_was_killed_reads_exactly_the_epoch_when_it_is_begun_again(scheme: str, tmp_path: Path) -> None:
+    readers = Readers(elsewhere(scheme), tmp_path, seed=1)
+    readers.once()
+    assert sum(readers.kills.values()) >= 1, readers.kills
+
+
+def test_a_damaged_shard_is_said_to_be(store: Store, tmp_path: Path) -> None:
+    (path, *_) = (tmp_path / "files").rglob("shard-000001.tar")
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 1
+    store.put(str(path.relative_to(tmp_path / "files")), data)
+    with pytest.raises(ShardCorrupt, match=r"shard-000001\.tar: its checksum is .* upload the dataset again"):
+        labels(RemoteDataset(None, shards_in(store)))
+
+
+@pytest.mark.parametrize("scheme", store_kit.OTHERS)
+def test_plain_shards_that_are_replaced_while_they_are_read_are_no_mix(scheme: str, tmp_path: Path) -> None:
+    store = elsewhere(scheme)
+    store.put("x.tar", tar(tmp_path, 9))
+    dataset = RemoteDataset(None, shards_in(store), cache_bytes=0)
+    samples = iter(dataset)
+    next(samples)
+    store.put("x.tar", tar(tmp_path, 12))
+    with pytest.raises(ShardCorrupt, match=r"x\.tar: was removed or written to since the dataset was made"):
+        list(samples)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A hub whose dataset has packed shards in one commit, and others in a second, which is not the newest yet."""
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    for commit, counts in (("a" * 40, COUNTS), ("b" * 40, (5, 4))):
+        (tmp_path / commit / "packed").mkdir(parents=True)
+        write_packed(tmp_path / commit / "packed", counts, nbytes=4000)
+    with store_kit.hub_server(tmp_path) as server:
+        server.main = "a" * 40
+        yield server
+
+
+def on_hub(server: Any, revision: str = "") -> Store:
+    options = {"endpoint": f"http://127.0.0.1:{server.server_port}", "token": False}
+    return open_store(f"hf://datasets/team/photos{revision}/packed", options)
+
+
+def test_a_dataset_of_the_hub_stays_at_its_commit_in_all_processes(hub: Any) -> None:
+    dataset = RemoteDataset(None, shards_in(on_hub(hub)))
+    hub.main = "b" * 40
+    with ShmLoader(dataset.decode().to_tuple("npy", "cls").batched(4), batch_size=None, num_workers=2) as loader:
+        assert sorted(joined(np.asarray(cls).tolist() for _, cls in loader)) == list(range(NUM_SAMPLES))
+    assert sorted(labels(RemoteDataset(None, shards_in(on_hub(hub))))) == list(range(9))
+    old = RemoteDataset(None, shards_in(on_hub(hub, "@" + "a" * 40)), cache_bytes=0).indexed()
+    assert [int(old[index]["cls"]) for index in (40, 3)] == [40, 3]
+
+
+def test_what_the_hub_has_not_is_missing(hub: Any) -> None:
+    for store, key in ((on_hub(hub), "nothing"), (on_hub(hub, "@nowhere"), "x")):
+        with pytest.raises(ObjectMissing, match=rf"no such object: hf://datasets/team/photos.*/packed/{key}"):
+            store.get(key)
+    assert [each.key for each in on_hub(hub).list_objects()][-1] == "manifest.json"
+
+
+def tar(folder: Path, count: int) -> bytes:
+    """A plain shard of so many samples."""
+    from tests.remote.remote_kit import write_plain
+
+    (place := folder / f"plain{count}").mkdir()
+    write_plain(place, [count])
+    return next(place.glob("*.tar")).read_bytes()
+
+
+# ---------------------------------------------------------------- a store that does not answer as it should
+
+
+@pytest.mark.slow(reason="the libraries' own pauses between tries: some seconds")
+@pytest.mark.parametrize("scheme", ["gs", "az"])
+def test_a_store_that_is_away_for_a_moment_costs_nothing(scheme: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        proxies: list[FaultProxy] = []
+
+        def through(endpoint: str) -> str:
+            proxies.append(stack.enter_context(fault_proxy(endpoint)))
+            return proxies[0].url
+
+        store = elsewhere(scheme, through)
+        write_packed(tmp_path, COUNTS)
+        upload(store, tmp_path)
+        proxies[0].script(Refuse(), None, Reset(after=300), None, Status(503))
+        dataset = RemoteDataset(None, shards_in(store))
+        assert sorted(labels(dataset)) == list(range(NUM_SAMPLES))
+        dataset.close()
+
+
+def test_wrong_credentials_are_an_error_that_has_none_of_them(tmp_path: Path) -> None:
+    wrong = "d3Jvbmcga2V5IG9mIGFuIGFjY291bnQ="
+    try:
+        stores = [FilesystemStore("az://tests/x", store_kit.azure_options(store_kit.azure_endpoint(), wrong))]
+    except LookupError:
+        stores = []
+    url, options = store_kit.elsewhere("sftp")
+    stores.append(FilesystemStore(url, {**options, "password": wrong}))
+    for store in stores:
+        with pytest.raises(StoreError, match=r"cannot read|cannot look at .*; look at the credentials") as caught:
+            store.head("x")
+        assert wrong not in str(caught.value)
+
+
+def test_a_url_that_holds_a_password_is_refused() -> None:
+    with pytest.raises(StoreError, match=r"has a password in it: give it in client=\{'password': \.\.\.\}") as caught:
+        FilesystemStore("sftp://me:secret@host/folder")
+    assert "secret@" not in str(caught.value)
+
+
+def test_a_scheme_that_nobody_knows_and_one_whose_library_is_missing_are_said() -> None:
+    with pytest.raises(StoreError, match=r"nonsense:// names no store that is known"):
+        FilesystemStore("nonsense://x")
+    with pytest.raises(StoreError, match=r"oci:// needs a library that is not installed .*: install it"):
+        FilesystemStore("oci://bucket@namespace/x")
+    with pytest.raises(TypeError, match=r"gs:// takes client=\{...\}, a dict of its library's options, not int"):
+        RemoteDataset.from_urls("gs://tests", client=7)

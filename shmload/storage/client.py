@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -224,8 +223,6 @@ def open_store(url: str | os.PathLike[str], client: Any = None) -> Store:
         if parts.netloc not in ("", "localhost"):
             raise StoreError(f"{text} is on another host: a file:// URL has three slashes before the path")
         return LocalStore(Path(unquote(parts.path)))
-    if client is not None and not isinstance(client, Mapping):
-        raise TypeError(f"{scheme}:// takes client={{...}}, a dict of its library's options, not {type(client).__name__}")
     return FilesystemStore(text, client)
 
 

@@ -53,6 +53,7 @@ class FilesystemStore:
         parallel: ranges of one large object that are read at once.
     Raises:
         StoreError: fsspec or the scheme's own library is not installed, no such scheme is known, or the URL holds a password.
+        TypeError: `options` is no dict.
     """
 
     def __init__(
@@ -60,6 +61,9 @@ class FilesystemStore:
     ) -> None:
         parts = urlsplit(url)
         self.scheme = parts.scheme
+        _class_of(self.scheme)
+        if options is not None and not isinstance(options, Mapping):
+            raise TypeError(f"{self.scheme}:// takes client={{...}}, a dict of its library's options, not {type(options).__name__}")
         if parts.password is not None:
             raise StoreError(f"the URL of a {self.scheme}:// store has a password in it: give it in client={{'password': ...}}")
         self.url = url.rstrip("/")
@@ -68,7 +72,6 @@ class FilesystemStore:
         self.parallel = parallel
         self._root: str | None = None  # the folder as the file system calls it
         self._pool = _Pool()
-        _class_of(self.scheme)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_pool"}
@@ -266,12 +269,17 @@ class FilesystemStore:
     def _failure(self, error: Exception, key: str | None, verb: str) -> StoreError | TransientError:
         """What a library's error means: of an object, of the store, or that it may pass."""
         status = _status_of(error)
-        if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError) or status == 404:
+        kinds = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)  # the second: a file is no folder
+        if (isinstance(error, kinds) and verb != "write") or status == 404:
             return ObjectMissing(f"no such object: {self._name(key)}")
         said = self._without_secrets(words(error))
         if isinstance(error, PermissionError) or status in (401, 403) or "uthenticat" in type(error).__name__:
             remedy = "look at the credentials, in the environment, where the scheme's library looks, or in client={...}"
-        elif status in (408, 429) or (status or 0) >= 500 or (status is None and _is_of_network(error)):
+        elif (
+            status in (408, 429)
+            or (status or 0) >= 500
+            or (status is None and not isinstance(error, kinds) and _is_of_network(error))
+        ):
             return TransientError(said)
         else:
             remedy = "look at the URL and at client={...}, which has the file system's options"

@@ -30,6 +30,8 @@ from shmload.storage.filesystem import FilesystemStore
 from shmload.storage.local import Store
 from shmload.storage.s3 import S3Store
 
+# gcsfs looks at this when it is imported, and asks for the kinds of buckets by gRPC else, which no emulator speaks, for a minute each
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 ACCESS_KEY, SECRET_KEY = "AKIDSHMLOADTEST", "SECRETwJalrXUtnFEMI/K7MDENG+bPx"
 _HERE = Path(__file__).parent
 _PACKAGES = ("radosgw", "ceph-mon", "ceph-osd", "ceph-authtool")
@@ -131,10 +133,14 @@ AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 @functools.cache
 def gcs_endpoint() -> str:
     """An emulator of Google's storage, with a bucket `tests`."""
-    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # asks for kinds of buckets by gRPC, which no emulator speaks
     port = _free_port()
-    program = str(Path(sys.executable).with_name("gcp-storage-emulator"))
-    _spawn([program, "start", "--host=127.0.0.1", f"--port={port}", "--in-memory", "--default-bucket=tests"], port)
+    # which by itself serves one connection after another
+    program = (
+        "from http import server; server.HTTPServer = server.ThreadingHTTPServer; server.HTTPServer.request_queue_size = 64; "
+        "from gcp_storage_emulator.__main__ import main; main()"
+    )
+    options = ["start", "--host=127.0.0.1", f"--port={port}", "--in-memory", "--default-bucket=tests"]
+    _spawn([sys.executable, "-c", program, *options], port)
     return f"http://127.0.0.1:{port}"
 
 

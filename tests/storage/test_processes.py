@@ -128,4 +128,4 @@ def test_a_process_started_anew_uses_a_store_that_was_sent_to_it(store: Store, m
 def test_no_thread_stays_behind(store: Store) -> None:
     before = threading.active_count()  # fsspec keeps one, for all of its stores, from their first use on
     use(store, 3)
-    assert before == threading.active_count()
+    assert threading.active_count() <= before

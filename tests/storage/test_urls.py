@@ -54,7 +54,7 @@ def test_the_environment_makes_a_client_when_none_is_given(server: store_kit.Ser
     ("url", "said"),
     [
         ("", "an empty path names no store: give a folder, file://, http://, https:// or s3://bucket/folder"),
-        ("gs://bkt", "gs:// names no store that is known: give a folder"),
+        ("nonsense://bkt", "nonsense:// names no store that is known: give a folder"),
         ("file://elsewhere/a", "is on another host: a file:// URL has three slashes"),
         ("s3://", "'' is no bucket's name"),
         ("s3://key@bkt/a", "has credentials or options in it: give them to make_client"),

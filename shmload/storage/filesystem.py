@@ -71,13 +71,13 @@ class FilesystemStore:
         self.retry_policy = retry_policy or RetryPolicy()
         self.parallel = parallel
         self._root: str | None = None  # the folder as the file system calls it
-        self._pool = _Pool()
+        self._pool = _Systems()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_pool"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = {**state, "_pool": _Pool()}
+        self.__dict__ = {**state, "_pool": _Systems()}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FilesystemStore) and (self.url, self.options) == (other.url, other.options)
@@ -293,7 +293,7 @@ class FilesystemStore:
         return re.sub(r"\?\S+", "?...", text)
 
 
-class _Pool:
+class _Systems:
     """The file systems of each process that has used a store. Its parents' are kept: their end here would reach theirs. Its own end
     with it.
 

@@ -184,7 +184,7 @@ STATE_DEFECTS = [
         "E4",
         "a gaussian that Python has left is the next sample's",
         "src/twister.pyx",
-        "            self._random.gauss_next = None\n",
+        '            self._randoms["gauss_next"] = None\n',
         "            pass\n",
         (f"{RESEEDED}where_they_keep_their_words_is_found",),
         modules=("twister",),

@@ -177,4 +177,28 @@ STORAGE_DEFECTS = [
         "        return not os.path.isdir(self.path)\n",
         ("tests/remote/test_local_shards.py::test_what_is_fetched_while_its_folder_is_closed_leaves_nothing[a copy]",),
     ),
+    Defect(
+        "N5",
+        "a store of fsspec's does not look whether an object was replaced under a read",
+        "shmload/storage/filesystem.py",
+        "        if version not in (None, now.etag):\n",
+        "        if False:\n",
+        ("tests/storage/test_contract.py::test_another_version_than_the_one_asked_for_is_an_error[memory]",),
+    ),
+    Defect(
+        "N5",
+        "a store of the hub follows its branch",
+        "shmload/storage/filesystem.py",
+        '                if hasattr(at, "repo_id"):\n',
+        "                if False:\n",
+        ("tests/remote/test_elsewhere.py::test_a_dataset_of_the_hub_stays_at_its_commit_in_all_processes",),
+    ),
+    Defect(
+        "N5",
+        "a child goes on with its parent's connections",
+        "shmload/storage/filesystem.py",
+        "        idle = self._of.setdefault(os.getpid(), [])\n",
+        "        idle = self._of.setdefault(0, [])\n",
+        ("tests/storage/test_processes.py::test_children_of_a_process_that_used_a_store_use_it_while_it_goes_on[sftp]",),
+    ),
 ]

@@ -39,6 +39,8 @@ _OBJECTS = ("abfs", "abfss", "adl", "az", "gcs", "gs", "hf", "memory", "oci", "o
 _PACKAGES = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "hf": "huggingface", "sftp": "sftp"}
 _VERSIONS = ("etag", "ETag", "generation", "blob_id", "sha", "checksum")  # what a version is called, by whom
 _TIMES = ("mtime", "last_modified", "LastModified", "updated", "modified", "created")
+_PASSING = {"OSError", "EOFError", "TimeoutError", "ClientError", "ServiceRequestError", "ServiceResponseError", "TransportError"}
+_PASSING |= {"SSHException"}  # by name, as nobody has all of these libraries
 _PART_NBYTES = 8 << 20  # of a large read, several of which are under way at once
 T = TypeVar("T")
 
@@ -381,17 +383,4 @@ def _status_of(error: BaseException) -> int | None:
 
 def _is_of_network(error: BaseException) -> bool:
     """Whether an error is one of a network or of the system, not of what was asked for."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(
-        names
-        & {
-            "OSError",
-            "EOFError",
-            "TimeoutError",
-            "ClientError",
-            "ServiceRequestError",
-            "ServiceResponseError",
-            "TransportError",
-            "SSHException",
-        }
-    )
+    return not _PASSING.isdisjoint(kind.__name__ for kind in type(error).__mro__)

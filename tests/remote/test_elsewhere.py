@@ -168,6 +168,7 @@ def tar(folder: Path, count: int) -> bytes:
 
 
 @pytest.mark.slow(reason="the libraries' own pauses between tries: some seconds")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")  # gcsfs leaves what broke
 @pytest.mark.parametrize("scheme", ["gs", "az"])
 def test_a_store_that_is_away_for_a_moment_costs_nothing(scheme: str, tmp_path: Path) -> None:
     with ExitStack() as stack:

@@ -122,11 +122,12 @@ class FaultProxy:
         self._ready.set()
         self._loop.run_forever()
         server.close()
+        self._loop.run_until_complete(_turns())  # what was accepted last becomes a connection, which can be closed
         while tasks := asyncio.all_tasks(self._loop):
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0))  # connections end a turn after they are closed
+            self._loop.run_until_complete(_turns())  # connections end a turn after they are closed
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -201,6 +202,12 @@ class FaultProxy:
         if isinstance(fault, Stall):
             await self._never.wait()  # until the proxy ends; the client may go when it likes
         return again and not isinstance(fault, Truncate | Length | Garbage)
+
+
+async def _turns() -> None:
+    """Some of the loop's."""
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 def _reset(writer: asyncio.StreamWriter) -> bool:

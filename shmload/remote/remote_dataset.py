@@ -176,7 +176,8 @@ class RemoteDataset(IterableDataset[Any]):
     follows from `seed` and the epoch's number. Shards are fetched ahead of need into a folder within `cache_bytes`.
 
     Args:
-        client: of make_client, or boto3's; None: `bucket` is a folder of this machine, or a URL.
+        client: of make_client, or boto3's; None: `bucket` is a folder of this machine, or a URL; a dict: a URL of another
+            cloud, whose library takes that (`open_store`).
         bucket, folder: where the dataset is.
         shuffle: False reads shards and samples in their own order.
         seed: 0 to 2^64 - 1; of all orders.
@@ -240,7 +241,7 @@ class RemoteDataset(IterableDataset[Any]):
 
         Args:
             urls: of .tar objects, in which braces expand, or of a folder.
-            client: for s3://; None: one that goes by the environment.
+            client: for s3://, or a dict for other clouds, as of `open_store`; None: one that goes by the environment.
             shuffle: as of the class.
             seed: as of the class.
             options: `cache_folder`, `cache_bytes`, `window`, `uneven`, `rank`, `world_size`, as of the class.

@@ -22,7 +22,7 @@ from shmload.storage.client import open_store
 from shmload.storage.filesystem import FilesystemStore
 from shmload.storage.local import Store
 from tests.remote.killed import Readers
-from tests.remote.remote_kit import joined, labels, upload, write_packed
+from tests.remote.remote_kit import joined, labels, upload, write_packed, write_plain
 from tests.storage import store_kit
 from tests.storage.fault_proxy import FaultProxy, Refuse, Reset, Status, fault_proxy
 from tests.storage.store_fixtures import elsewhere
@@ -157,8 +157,6 @@ def test_what_the_hub_has_not_is_missing(hub: Any) -> None:
 
 def tar(folder: Path, count: int) -> bytes:
     """A plain shard of so many samples."""
-    from tests.remote.remote_kit import write_plain
-
     (place := folder / f"plain{count}").mkdir()
     write_plain(place, [count])
     return next(place.glob("*.tar")).read_bytes()

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import socket
+import socketserver
 import ssl
 import subprocess
 import sys
@@ -156,6 +157,7 @@ def azure_endpoint() -> str:
         raise LookupError("needs azurite-blob (npm install azurite), or its path in SHMLOAD_AZURITE")
     port = _free_port()
     place = ["--inMemoryPersistence", "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    # a client newer than the emulator asks by a version of the protocol that it would refuse
     _spawn([program, "--silent", "--disableTelemetry", "--skipApiVersionCheck", *place], port)
     endpoint = f"http://127.0.0.1:{port}"
     FilesystemStore("az://tests", azure_options(endpoint))._opened().mkdir("tests")
@@ -296,6 +298,19 @@ def etag_only(etag: str) -> dict[str, str]:
 
 
 @contextmanager
+def served(server: socketserver.BaseServer) -> Iterator[None]:
+    """A server in a thread of its own, for as long as the block lasts."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
 def web_server(
     root: Path,
     *,
@@ -310,14 +325,8 @@ def web_server(
     if context is not None:
         server.socket = context.wrap_socket(server.socket, server_side=True)
     server.root, server.ranges, server.headers_of = root, ranges, headers_of
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with served(server):
         yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class _Hub(_Files):
@@ -384,14 +393,8 @@ def hub_server(root: Path) -> Iterator[_HubServer]:
     server.daemon_threads = True
     made.handle_error = lambda *_: None  # a client that goes away
     server.root, made.ranges, made.headers_of = root, True, etag_only
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with served(server):
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def read_range(store: Store, key: str, offset: int, nbytes: int, etag: str | None = None) -> bytes:

@@ -823,7 +823,8 @@ def upload_cv_dataset(
 
     Args:
         ds: map-style; samples are (image, label), an image, or dicts.
-        client: of `make_client`, or boto3's; None: `bucket` is a folder of this machine, or a URL.
+        client: of `make_client`, or boto3's; None: `bucket` is a folder of this machine, or a URL; a dict: a URL of another
+            cloud, whose library takes that (`open_store`).
         bucket, base_folder: where the dataset goes; one folder for each dataset.
         maxsize: bytes of a shard's file, exceeded only by a sample that is larger alone.
         maxcount: samples of a shard.

@@ -111,7 +111,7 @@ def pack_into(store: Any) -> None:
     from shmload._core.crc32c import crc32c
     from shmload.formats import TarWriter
     from shmload.formats.tar.shards import ShardIndex, pack_index
-    from shmload.remote.fetch import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
+    from shmload.remote.manifest import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
 
     if list(store.list_objects()):
         return

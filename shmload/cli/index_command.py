@@ -1,9 +1,10 @@
-"""`shmload index`: builds the indexes beside files, so that the first start of a training need not.
+"""`shmload index`: builds the indexes beside files and objects, so that the first start of a training need not.
 
 Exit code 0: fine; 1: an index could not be kept; 2: a path is missing, of no known format, empty or damaged, or bad usage.
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +13,38 @@ import typer
 from shmload.cli.terminal import refusing, shown
 
 
-def index(paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="TFRecord files and tar shards.")]) -> None:
+def index(
+    places: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="TFRecord files, tar shards; folders and URLs of shards of any layout.")
+    ],
+    layout: Annotated[str | None, typer.Option(help="Of the shards of folders and URLs, where their names do not tell.")] = None,
+    cache_folder: Annotated[
+        Path | None,
+        typer.Option(help="Keep indexes of folders and URLs there, as RemoteDataset's cache_folder, not beside shards."),
+    ] = None,
+) -> None:
     """Build the index beside each file, and say what was written, how large it is and how long it took."""
+    from shmload.storage.client import is_url
     from shmload.tools.inspect import index as build
 
     with refusing("index", OSError, ValueError, RuntimeError, ModuleNotFoundError), shown(sys.stderr.isatty()) as progress:
-        found = [build(path) for path in progress.over(paths, lambda path: path.name)]
+        found = []
+        for place in progress.over(places, str):
+            if is_url(place) or (Path(place).is_dir() and any(Path(place).iterdir())):
+                found += [(line, False) for line in _of_shards(place, layout, cache_folder)]
+            else:
+                found.append(build(Path(place)))
     for line, _ in found:
         typer.echo(line)
     if any(is_refused for _, is_refused in found):
         raise typer.Exit(1)
+
+
+def _of_shards(place: str, layout: str | None, cache_folder: Path | None) -> Iterator[str]:
+    from shmload.remote.listing import indexes_beside, indexes_kept, shards_of_urls
+    from shmload.storage.client import open_store
+
+    shards = shards_of_urls(place, open_store, layout)
+    made = indexes_beside(shards) if cache_folder is None else indexes_kept(shards, cache_folder)
+    for shard, what in made:
+        yield f"{shard.url}: {what}"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from shmload.world import lazy_names
 
 if TYPE_CHECKING:
-    from shmload.remote.fetch import Manifest
     from shmload.remote.fluent import (
         Continue,
         default_collation_fn,
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
         warn_and_stop,
     )
     from shmload.remote.indexed import RemoteSamples
+    from shmload.remote.manifest import Manifest
     from shmload.remote.packing.pack import upload_cv_dataset
     from shmload.remote.remote_dataset import RemoteDataset
     from shmload.schedule.samplers import ShardShuffle
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _STAGES = "shmload.remote.fluent"
 _PLACES = {
     "Client": "shmload.storage.client",
-    "Manifest": "shmload.remote.fetch",
+    "Manifest": "shmload.remote.manifest",
     "RemoteDataset": "shmload.remote.remote_dataset",
     "RemoteSamples": "shmload.remote.indexed",
     "ShardShuffle": "shmload.schedule.samplers",

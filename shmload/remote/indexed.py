@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
@@ -19,17 +19,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Buffer
 
 from shmload._core.tar_rows import TarRows
 from shmload.formats.columns import checked_indices
 from shmload.formats.tar.members import Decode
 from shmload.formats.tar.shards import KEY, ShardIndex, TarDataset, TarSamples
+from shmload.remote.layouts import members_span
 from shmload.remote.local_shards import LocalShards
 from shmload.schedule.samplers import ShardShuffle
 from shmload.worker.sample_rng import seed_and_epoch
 from shmload.worker.stage_engine import Program
 
-__all__ = ["RemoteSamples", "RemoteSource", "RemoteUnits", "span", "taken_at"]
+__all__ = ["RemoteRecords", "RemoteSamples", "RemoteSource", "RemoteUnits", "taken_at"]
 
 _WINDOW = 16  # shards mixed, unless there is no room for three times as many
 _AHEAD = 3  # windows that are fetched: the one that is read and those behind it, as far as there is room
@@ -103,19 +105,31 @@ class RemoteSource:
     def read(self, index: int) -> dict[str, Any]:
         """A sample's members, as bytes, with its key and URL."""
         shard, sample = self.place(index)
-        local = self.local
-        found = local.index(shard)
-        members = found.members(sample)
-        made: dict[str, Any] = {"__key__": found.key(sample), "__url__": found.path}
-        copy = local.copy(shard)
-        if copy is not None:
-            for extension, offset, size in members:
-                made[extension] = copy[offset : offset + size].tobytes()
-            return made
-        begin, nbytes = span(members)
-        data = memoryview(local.range(shard, begin, nbytes))
-        for extension, offset, size in members:
-            made[extension] = bytes(data[offset - begin : offset - begin + size])
+        found = self.local.index(shard)
+        layout = self.local.shards.all[shard].layout
+        fields = layout.sample(found, sample, lambda offset, nbytes: self.local.range(shard, offset, nbytes))
+        return {"__key__": found.key(sample), "__url__": found.path, **fields}
+
+    def read_some(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """As `read`, of several: what of them is not here is read by as many ranges at once as pay."""
+        places = [self.place(index) for index in indices]
+        local, shards = self.local, self.local.shards.all
+        spans = {
+            (shard, *shards[shard].layout.span(local.index(shard), sample))
+            for shard, sample in places
+            if not shards[shard].layout.has_groups
+        }
+        alone = sorted(each for each in spans if local.copy(each[0]) is None)
+        ranges = dict(zip(alone, local.ranges(alone), strict=True))
+        made = []
+        for shard, sample in places:
+            found = local.index(shard)
+
+            def read(offset: int, nbytes: int, shard: int = shard) -> Buffer:
+                known = ranges.get((shard, offset, nbytes))
+                return local.range(shard, offset, nbytes) if known is None else known
+
+            made.append({"__key__": found.key(sample), "__url__": found.path, **shards[shard].layout.sample(found, sample, read)})
         return made
 
     def __getstate__(self) -> dict[str, Any]:
@@ -124,12 +138,6 @@ class RemoteSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
-
-
-def span(members: list[tuple[str, int, int]]) -> tuple[int, int]:
-    """The (offset, nbytes) of a sample's members, which lie next to each other; as ranges are given everywhere."""
-    begin = min(offset for _, offset, _ in members)
-    return begin, max(offset + size for _, offset, size in members) - begin
 
 
 def taken_at(order: ShardShuffle, positions: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
@@ -176,7 +184,83 @@ class _Held(TarSamples):
         return data, None, None  # nobody writes to a copy
 
 
-class RemoteSamples(TarDataset):
+class _Ordered:
+    """What knows in which order its shards will be needed, where a block shuffle says that."""
+
+    _source: RemoteSource
+    _order: ShardShuffle | None = None
+
+    def block_shuffle(self, window: int | None = None) -> ShardShuffle:
+        """An order for `sampler=` that reads each shard within one window of a few, which are fetched before they are needed.
+
+        Args:
+            window: shards whose samples are mixed; None: as the dataset has it.
+        Returns:
+            the order; the view goes by the last one it has made.
+        """
+        self._order = self._source.order(shuffle=True, window=window)
+        return self._order
+
+    def _enter(self, index: int) -> None:
+        """Has what comes next fetched, if a block shuffle says what that is."""
+        now = seed_and_epoch()
+        if self._order is None:
+            self._source.local.announce_all()
+        elif now is not None and now[0] is not None:
+            self._source.enter(self._order, index, now[0], now[1])
+
+
+class RemoteRecords(_Ordered):
+    """The samples of remote shards of any layout by index: what RemoteDataset.indexed() gives where those are no tar files.
+
+    For ShmLoader: `shuffle=True` is an exact shuffle over all samples; `sampler=view.block_shuffle()` reads shards whole, a few at
+    a time, and knows which come next. Both resume on any number of ranks and workers by the loader's own state.
+
+    Args:
+        source: of the RemoteDataset.
+        fields: those that samples have, of the layout's and of "__key__" and "__url__"; None: all of the layout's.
+        decode: a function of a field's value, by field: {"image": ImageDecoder(...)}.
+    Raises:
+        ValueError: on reading: a sample lacks a field.
+        ShardCorrupt: on reading: a shard is not what its layout says, or was written to since.
+        StoreError: on reading: the store does not answer.
+    Thread/process safety: any number of readers.
+    """
+
+    def __init__(
+        self, source: RemoteSource, *, fields: Sequence[str] | None = None, decode: Mapping[str, Callable[[Any], Any]] | None = None
+    ) -> None:
+        self._source = source
+        self._fields = None if fields is None else list(fields)
+        self._decode = dict(decode or {})
+
+    def __len__(self) -> int:
+        return self._source.num_samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        numbers = checked_indices(indices, len(self)).tolist()
+        self._source.begin()
+        for number in numbers:
+            self._enter(number)
+        return [self._sample(made) for made in self._source.read_some(numbers)]
+
+    def _sample(self, made: dict[str, Any]) -> dict[str, Any]:
+        names = self._fields if self._fields is not None else [name for name in made if name not in ("__key__", "__url__")]
+        try:
+            return {name: self._decode[name](made[name]) if name in self._decode else made[name] for name in names}
+        except KeyError as error:
+            if error.args[0] in made:
+                raise
+            raise ValueError(f"{made['__key__']} of {made['__url__']} has no field {error}; it has {sorted(made)}") from error
+
+    def __repr__(self) -> str:
+        return f"<RemoteRecords of {len(self._source.local.shards.all)} shards>"
+
+
+class RemoteSamples(_Ordered, TarDataset):
     """The samples of remote shards by index: what RemoteDataset.indexed() gives.
 
     For ShmLoader: `shuffle=True` is an exact shuffle over all samples; `sampler=view.block_shuffle()` reads shards whole, a few at
@@ -200,23 +284,11 @@ class RemoteSamples(TarDataset):
         super().__init__(map(PurePath, urls), fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
         self.paths = urls  # as they stand: nothing in them expands
         self._source = source
-        self._order: ShardShuffle | None = None
         self._samples: _Held | None = None
         self._spans = threading.local()
 
     def __len__(self) -> int:
         return self._source.num_samples
-
-    def block_shuffle(self, window: int | None = None) -> ShardShuffle:
-        """An order for `sampler=` that reads each shard within one window of a few, which are fetched before they are needed.
-
-        Args:
-            window: shards whose samples are mixed; None: as the dataset has it.
-        Returns:
-            the order; the view goes by the last one it has made.
-        """
-        self._order = self._source.order(shuffle=True, window=window)
-        return self._order
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         self._source.begin()
@@ -243,8 +315,8 @@ class RemoteSamples(TarDataset):
         spans: dict[tuple[int, int], tuple[int, int, int]] = {}  # the range that a member is read with: (shard, begin, nbytes)
         for shard, sample in places:
             named = [each for each in local.index(shard).members(sample) if each[0] in wanted]
+            begin, nbytes = members_span(named) if named else (0, 0)
             for _, offset, size in named:
-                begin, nbytes = span(named)
                 is_near = nbytes <= _GAP_NBYTES + sum(each[2] for each in named)
                 spans[shard, offset] = (shard, begin, nbytes) if is_near else (shard, offset, size)
         ranges = list(dict.fromkeys(spans.values()))
@@ -270,14 +342,6 @@ class RemoteSamples(TarDataset):
             return bytes(self._source.local.range(shard, offset, size))
         begin, data = found
         return bytes(memoryview(data)[offset - begin : offset - begin + size])
-
-    def _enter(self, index: int) -> None:
-        """Has what comes next fetched, if a block shuffle says what that is."""
-        now = seed_and_epoch()
-        if self._order is None:
-            self._source.local.announce_all()
-        elif now is not None and now[0] is not None:
-            self._source.enter(self._order, index, now[0], now[1])
 
     def _opened(self) -> TarSamples:
         held = self._samples

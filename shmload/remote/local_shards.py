@@ -40,8 +40,8 @@ from typing_extensions import Buffer
 
 from shmload._core.mapped_file import MappedFile
 from shmload.errors import CacheFull, StoreError
-from shmload.formats.tar.shards import ShardIndex
-from shmload.remote.fetch import Shards, fetch_index, fetch_of, fetch_range, name_of
+from shmload.remote.fetch import fetch_index, fetch_of, fetch_range, name_of
+from shmload.remote.manifest import Shards
 from shmload.storage.cache import Cache
 from shmload.storage.folder import Lease
 
@@ -185,7 +185,7 @@ class LocalShards:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._copies: dict[int, tuple[NDArray[np.uint8], Lease]] = {}  # shards that are here as long as they stand there
-        self._indexes: dict[int, ShardIndex] = {}
+        self._indexes: dict[int, Any] = {}
         self._wanted: list[int] = []  # in the order they are needed
         self._prefetcher: Prefetcher | None = None
         self._pool: ThreadPoolExecutor | None = None
@@ -208,13 +208,13 @@ class LocalShards:
             self._counts = np.array([self._indexes[n].num_samples if c is None else c for n, c in enumerate(said)])
         return self._counts
 
-    def index(self, number: int) -> ShardIndex:
-        """Where a shard's samples lie."""
+    def index(self, number: int) -> Any:
+        """Where a shard's samples lie, as its layout has it."""
         self._here()
         found = self._indexes.get(number)
         if found is None:
             shard = self.shards.all[number]
-            is_scanned = shard.index is None and self.keeps_all  # as all of it is needed here anyway
+            is_scanned = shard.index is None and (self.keeps_all or bool(shard.packing))  # as all of it is needed here anyway
             is_known = os.path.exists(f"{self._indexes_folder}/{name_of(shard)}.index")
             copy = self.copy(number) if is_scanned and not is_known else None
             found = self._indexes[number] = fetch_index(self.shards, shard, self._indexes_folder, copy)
@@ -236,7 +236,9 @@ class LocalShards:
         if held is not None:
             return held[0]
         if not self.keeps_all and number not in self._wanted:
-            return None
+            if not self.shards.all[number].packing:
+                return None
+            self._let_go(self._copies.keys() - set(self._wanted))  # it is expanded whole, in place of another of its kind
         wait_s = 0.0
         while True:
             try:
@@ -300,11 +302,14 @@ class LocalShards:
 
     def let_go_passed(self) -> None:
         """Lets go of what was announced before and is not any more."""
+        if not self.keeps_all:
+            self._let_go(self._copies.keys() - set(self._wanted))
+
+    def _let_go(self, numbers: set[int]) -> None:
         with self._lock:
-            passed = set() if self.keeps_all else self._copies.keys() - set(self._wanted)
-            for number in passed:
+            for number in numbers & self._copies.keys():
                 del self._copies[number]
-            self.num_dropped += len(passed)
+                self.num_dropped += 1
 
     def _obtain(self, number: int, timeout_s: float) -> NDArray[np.uint8]:
         """A shard's bytes; fetches them unless someone else does.

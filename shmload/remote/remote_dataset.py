@@ -47,10 +47,12 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shmload.remote import fluent
-from shmload.remote.fetch import Shards, shards_in, shards_of_urls
+from shmload.remote.block_index import Layout
 from shmload.remote.fluent import MemberHandler, SampleDecoder, default_collation_fn, reraise_exception
-from shmload.remote.indexed import RemoteSamples, RemoteSource, RemoteUnits, taken_at
+from shmload.remote.indexed import RemoteRecords, RemoteSamples, RemoteSource, RemoteUnits, taken_at
+from shmload.remote.listing import shards_in, shards_of_urls
 from shmload.remote.local_shards import LocalShards
+from shmload.remote.manifest import Shards
 from shmload.remote.packing.pack import store_of
 from shmload.schedule.samplers import ShardShuffle
 from shmload.schedule.schedule import Uneven
@@ -189,6 +191,8 @@ class RemoteDataset(IterableDataset[Any]):
             out, "exact" lets the last ranks have one less.
         rank: of this process.
         world_size: of how many ranks; by default both as torch.distributed or the environment say, when iteration begins.
+        layout: of the shards: "tar", "tfrecord", "jsonl", "npy", "parquet", "mds", "files", or an object of
+            shmload.remote.layouts; None: as their names and the folder's index say.
     Raises:
         ObjectMissing: there are no shards.
         ShardCorrupt: the manifest is damaged.
@@ -211,8 +215,9 @@ class RemoteDataset(IterableDataset[Any]):
         uneven: Uneven = "pad",
         rank: int | None = None,
         world_size: int | None = None,
+        layout: str | Layout | None = None,
     ) -> None:
-        shards = bucket if isinstance(bucket, Shards) else shards_in(store_of(client, bucket, folder))
+        shards = bucket if isinstance(bucket, Shards) else shards_in(store_of(client, bucket, folder), layout)
         if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
             raise ValueError(f"seed is an int from 0 to 2**64 - 1; got {seed!r}")
         if uneven not in ("pad", "drop", "exact"):
@@ -227,6 +232,11 @@ class RemoteDataset(IterableDataset[Any]):
             raise ValueError(
                 f"window={window} shards of up to {shards.largest} bytes need {needed} bytes at once, and cache_bytes is "
                 f"{int(cache_bytes)}: give it three times that, to fetch ahead too, or a smaller window"
+            )
+        if (too_large := shards.too_large(int(cache_bytes))) is not None:
+            raise ValueError(
+                f"{too_large.url} is compressed, and its samples are read out of the {too_large.nbytes} bytes that it expands to: "
+                f"cache_bytes has to hold those, and is {int(cache_bytes)}"
             )
         self.program = Program()
         self.shuffled, self.seed, self.uneven = shuffle, seed, uneven
@@ -244,11 +254,12 @@ class RemoteDataset(IterableDataset[Any]):
             client: for s3://, or a dict for other clouds, as of `open_store`; None: one that goes by the environment.
             shuffle: as of the class.
             seed: as of the class.
-            options: `cache_folder`, `cache_bytes`, `window`, `uneven`, `rank`, `world_size`, as of the class.
+            options: `cache_folder`, `cache_bytes`, `window`, `uneven`, `rank`, `world_size`, `layout`, as of the class.
         Raises:
             ObjectMissing: a shard is not there.
         """
-        return cls(None, shards_of_urls(urls, lambda url: open_store(url, client)), "", shuffle, seed, **options)
+        layout = options.pop("layout", None)
+        return cls(None, shards_of_urls(urls, lambda url: open_store(url, client), layout), "", shuffle, seed, **options)
 
     # ------------------------------------------------------------ what there is
 
@@ -268,11 +279,12 @@ class RemoteDataset(IterableDataset[Any]):
         rank, world_size = self._world()
         return self.program.count(self._share(rank, world_size))
 
-    def indexed(self, **options: Any) -> RemoteSamples:
+    def indexed(self, **options: Any) -> RemoteSamples | RemoteRecords:
         """The same shards as a map-style dataset: any sample by its index, for ShmLoader's own shuffle, ranks and resume.
 
         Args:
-            options: `fields`, `schema`, `decode` and `allow_pickle`, as of TarDataset.
+            options: `fields`, `schema`, `decode` and `allow_pickle`, as of TarDataset; of shards that are no tar files `fields`,
+                and `decode` as functions by field (RemoteRecords).
         Raises:
             ValueError: there are stages already.
         """
@@ -280,7 +292,8 @@ class RemoteDataset(IterableDataset[Any]):
             raise ValueError(
                 "indexed() reads the shards themselves: call it on the dataset as it was made, before decode and the other stages"
             )
-        return RemoteSamples(self._source, **options)
+        is_tar = all(shard.layout.name == "tar" for shard in self._source.local.shards.all)
+        return RemoteSamples(self._source, **options) if is_tar else RemoteRecords(self._source, **options)
 
     def keyed_items(self) -> RemoteUnits:
         """The items as a map-style dataset, the k-th of an epoch by k: what ShmLoader reads in seed mode.

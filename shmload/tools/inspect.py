@@ -621,7 +621,7 @@ def _describe_megatron(head: Head, num_samples: int) -> Summary:
 
 def _manifest_at(path: Path) -> Path | None:
     """The manifest of a packed dataset that a path is, or has in it."""
-    from shmload.remote.fetch import FORMAT, MANIFEST_NAME
+    from shmload.remote.manifest import FORMAT, MANIFEST_NAME
 
     if path.is_dir():
         path = path / MANIFEST_NAME
@@ -633,7 +633,7 @@ def _manifest_at(path: Path) -> Path | None:
 
 def _packed(path: Path, num_samples: int) -> Summary:
     """All that a manifest says, and the first samples of its first shard."""
-    from shmload.remote.fetch import Manifest
+    from shmload.remote.manifest import Manifest
 
     manifest = Manifest.parse(path.read_bytes(), name=str(path))
     notes = [f"generation {manifest.generation}, packed in the order of seed {manifest.seed}"]

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from shmload import faults
 from shmload.remote import RemoteDataset
-from shmload.remote.fetch import shards_in
+from shmload.remote.listing import shards_in
 from shmload.storage.cache import Cache
 from shmload.storage.ledger import NEW
 from shmload.storage.local import Store

@@ -16,7 +16,8 @@ from shmload.errors import StoreError
 from shmload.formats import TarWriter
 from shmload.formats.tar.shards import pack_index
 from shmload.remote import RemoteDataset
-from shmload.remote.fetch import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry, Shards, shards_in
+from shmload.remote.listing import shards_in
+from shmload.remote.manifest import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry, Shards
 from shmload.storage.local import LocalStore, Store, StoredObject
 
 NBYTES = 20480  # of a shard with five of the samples here

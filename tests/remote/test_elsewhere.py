@@ -17,7 +17,7 @@ from shmload import ShmLoader
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.formats import ImageFolder
 from shmload.remote import RemoteDataset, upload_cv_dataset
-from shmload.remote.fetch import shards_in
+from shmload.remote.listing import shards_in
 from shmload.storage.client import open_store
 from shmload.storage.filesystem import FilesystemStore
 from shmload.storage.local import Store

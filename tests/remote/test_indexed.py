@@ -13,7 +13,7 @@ from shmload import ShmLoader
 from shmload.errors import ShardCorrupt
 from shmload.formats import TarDataset, TarWriter
 from shmload.remote import RemoteDataset, RemoteSamples
-from shmload.remote.fetch import shards_in
+from shmload.remote.listing import shards_in
 from tests.remote.remote_kit import NBYTES, CountedStore, dataset_of, joined, watched, write_packed, write_plain
 
 slow = pytest.mark.slow(reason="starts workers, which fetch the samples one by one")

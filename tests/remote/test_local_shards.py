@@ -20,7 +20,8 @@ import pytest
 from shmload import ShmLoader
 from shmload.errors import ShardCorrupt, StoreError
 from shmload.remote import RemoteDataset
-from shmload.remote.fetch import fetch_of, shards_in
+from shmload.remote.fetch import fetch_of
+from shmload.remote.listing import shards_in
 from shmload.remote.local_shards import Fetched, LocalShards, Prefetcher, PrivateFolder, remove_abandoned
 from shmload.storage.cache import Cache
 from shmload.storage.folder import BudgetedFolder
@@ -124,7 +125,7 @@ def test_an_index_of_another_shard_is_an_error(tmp_path: Path) -> None:
     text = (tmp_path / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(text.replace('"num_samples": 5', '"num_samples": 4'))
     dataset, _ = watched(tmp_path)
-    with pytest.raises(ShardCorrupt, match=r"its index says 5 samples, and the manifest 4 samples in 20480 bytes"):
+    with pytest.raises(ShardCorrupt, match=r"its index says 5 samples, and manifest.json 4 samples in 20480 bytes"):
         labels(dataset)
     dataset.close()
     assert manifest.num_samples == 5

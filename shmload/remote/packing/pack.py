@@ -67,7 +67,7 @@ from shmload.formats.images.image_folder import ImageFolder
 from shmload.formats.tar.shards import KEY, ShardIndex, pack_index
 from shmload.formats.tar.writer import BLOCK, archive_nbytes, member_header, member_name
 from shmload.loader import ShmLoader
-from shmload.remote.fetch import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
+from shmload.remote.manifest import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
 from shmload.remote.packing.encoding import Members, file_member, members_of, value_member
 from shmload.schedule.schedule import Permutation
 from shmload.shm.segment import available_bytes

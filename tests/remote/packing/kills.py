@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from shmload.remote.fetch import Manifest
+from shmload.remote.manifest import Manifest
 from shmload.storage.local import LocalStore
 from tests.remote.packing.kill_kit import NUM_SAMPLES, finished, killed_after
 from tests.remote.packing.packing_kit import packed

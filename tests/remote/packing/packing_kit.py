@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from shmload.formats import TarDataset
-from shmload.remote.fetch import Manifest
+from shmload.remote.manifest import Manifest
 from shmload.remote.packing.pack import Packing, PackOptions
 from shmload.storage.local import LocalStore, StoredObject
 

@@ -15,7 +15,7 @@ from shmload.cli import app
 from shmload.cli.pack_command import progress_on
 from shmload.cli.terminal import shown
 from shmload.formats import TarWriter, TFRecordWriter
-from shmload.remote.fetch import Manifest
+from shmload.remote.manifest import Manifest
 from shmload.remote.packing.pack import PackProgress
 from shmload.storage.local import LocalStore
 from tests.remote.packing.packing_kit import names_in, names_of, samples_in

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload import ShardCorrupt
-from shmload.remote.fetch import IndexEntry, Manifest, ShardEntry
+from shmload.remote.manifest import IndexEntry, Manifest, ShardEntry
 from shmload.remote.packing.pack import Record
 
 GENERATION = "0123456789abcdef"

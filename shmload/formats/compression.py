@@ -1,0 +1,80 @@
+"""Files and objects that are compressed as a whole, expanded as they are read: .gz, .bz2, .xz, .zst."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+from shmload.formats.columns import library
+
+__all__ = ["expanded_pieces", "packing_of"]
+
+_STEP = 1 << 20  # bytes that are given at a time
+_INPUT = 128 << 10  # bytes of zstd taken at a time: they may expand to many
+_OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+_ENDINGS = {".gz": "gz", ".tgz": "gz", ".bz2": "bz2", ".xz": "xz", ".zst": "zst", ".zstd": "zst"}
+
+
+def packing_of(key: str) -> tuple[str, str]:
+    """What a name says of compression: the name without its ending, and "gz", "bz2", "xz", "zst" or nothing."""
+    for ending, kind in _ENDINGS.items():
+        if key.lower().endswith(ending):
+            return key[: -len(ending)] + (".tar" if ending == ".tgz" else ""), kind
+    return key, ""
+
+
+def expanded_pieces(kind: str, file: Any) -> Iterator[bytes]:
+    """What a compressed file expands to, a piece at a time. Streams may follow each other.
+
+    Args:
+        kind: as of `packing_of`.
+        file: gives its bytes by `read(n)`.
+    Raises:
+        ValueError: it is damaged or cut.
+        ModuleNotFoundError: there is nothing that reads zstd (extra `zstd`).
+    """
+    errors: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
+    total = 0
+    try:
+        for piece in _zstd(file) if kind == "zst" else _opened(kind, file):
+            total += len(piece)
+            yield piece
+    except errors as error:
+        raise ValueError(f"the {kind} stream is damaged or cut after {total} expanded bytes: {error}") from error
+
+
+def _opened(kind: str, file: Any) -> Iterator[bytes]:
+    with _OPENERS[kind](file) as source:
+        while piece := source.read(_STEP):
+            yield piece
+
+
+def _zstd(file: Any) -> Iterator[bytes]:
+    """Frame by frame: what ends within one is an error, which a reader of streams would not tell."""
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+
+        begin, error = zstd.ZstdDecompressor, zstd.ZstdError
+    else:
+        module = library("zstandard", "zstd")
+        begin, error = module.ZstdDecompressor().decompressobj, module.ZstdError
+    frame: Any = None
+    data = b""
+    while data or (data := bytes(file.read(_INPUT))):
+        frame = frame or begin()
+        try:
+            piece = frame.decompress(data)
+        except error as cause:
+            raise EOFError(str(cause)) from cause
+        data = b""
+        if frame.eof:
+            frame, data = None, frame.unused_data
+        if piece:
+            yield piece
+    if frame is not None:
+        raise EOFError("its last frame does not end")

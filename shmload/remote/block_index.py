@@ -1,0 +1,223 @@
+"""Where the blocks of a shard lie, and what a layout of shards is.
+
+A layout finds the *blocks* of a shard: what is read and decoded at once. That is one sample, but for a row group of Parquet, which
+holds many. Where blocks begin is the shard's index: made once, out of headers or a footer that are read through ranges where the
+format has any, and kept beside the copies. Nothing in a shard or an index is believed unchecked.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Buffer
+
+from shmload._core.crc32c import crc32c
+from shmload.errors import ShardCorrupt
+from shmload.formats.compression import packing_of
+
+__all__ = ["PIECE", "BlockLayout", "Bounds", "Index", "Layout", "Pieces", "Read", "RecordIndex"]
+
+Read = Callable[[int, int], Buffer]  # (offset, nbytes) -> the bytes there
+Bounds = NDArray[np.int64]
+
+_MAGIC = b"SHMLOAD BLOCK INDEX 1\n"
+PIECE = 4 << 20  # bytes a request, where one block follows the other
+_PEEK = 64 << 10  # bytes a request, where most of what follows is passed over
+
+
+class Index(Protocol):
+    """Where the samples of a shard lie."""
+
+    path: str
+
+    @property
+    def num_samples(self) -> int: ...
+    def key(self, sample: int) -> str: ...
+
+
+class Layout(Protocol):
+    """A format of shards. Picklable."""
+
+    name: ClassVar[str]
+    has_groups: ClassVar[bool]  # whether samples are decoded many at a time, and kept
+
+    def scan(self, url: str, nbytes: int, read: Read) -> bytes:
+        """The packed index of a shard, of which only what is needed is read.
+
+        Raises:
+            ShardCorrupt: it is not what the format says; names place and cause.
+        """
+
+    def pack(self, url: str, data: Any) -> bytes:
+        """The same of a shard that is here."""
+
+    def unpack(self, url: str, packed: Any, nbytes: int) -> Any | None:
+        """An index that was packed for a shard of so many bytes, if it can be believed."""
+
+    def known(self, url: str, nbytes: int) -> Any | None:
+        """The index of a shard of which nothing need be read; None where something must."""
+
+    def sample(self, index: Any, number: int, read: Read) -> dict[str, Any]:
+        """One sample's fields, in memory of their own.
+
+        Raises:
+            ShardCorrupt: its bytes are not what the format says.
+        """
+
+    def span(self, index: Any, number: int) -> tuple[int, int]:
+        """(offset, nbytes) of what a sample is read from."""
+
+
+@dataclass(frozen=True)
+class RecordIndex:
+    """Where the blocks of a shard lie, end to end.
+
+    Attributes:
+        path: the shard's URL.
+        bounds: where each block begins and, behind the last, where that ends; shape `(blocks + 1,)`.
+        firsts: the sample that each block begins with, and how many there are; None: each block is one sample.
+        extra: what the layout needs to decode a block: the shard's header or footer.
+    """
+
+    path: str
+    bounds: Bounds
+    firsts: Bounds | None = None
+    extra: bytes = b""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.bounds) - 1 if self.firsts is None else int(self.firsts[-1])
+
+    def key(self, sample: int) -> str:
+        """Of a sample that has no name: its shard's and its number there."""
+        return f"{_stem(self.path)}-{sample}"
+
+    def block(self, sample: int) -> tuple[int, int]:
+        """(block, row within it)."""
+        if self.firsts is None:
+            return sample, 0
+        block = bisect_right(self.firsts, sample) - 1
+        return block, sample - int(self.firsts[block])
+
+    def span(self, block: int) -> tuple[int, int]:
+        """(offset, nbytes) of a block."""
+        begin = int(self.bounds[block])
+        return begin, int(self.bounds[block + 1]) - begin
+
+    def pack(self, layout: str, nbytes: int) -> bytes:
+        """As it is kept. Blocks of equal length take no room."""
+        steps = np.diff(self.bounds)
+        is_even = len(steps) > 1 and bool(np.all(steps == steps[0]))
+        arrays = [] if is_even else [self.bounds]
+        body = b"".join(a.astype("<i8").tobytes() for a in (*arrays, *(() if self.firsts is None else (self.firsts,)))) + self.extra
+        head = {
+            "layout": layout,
+            "nbytes": nbytes,
+            "blocks": len(steps),
+            "even": [int(self.bounds[0]), int(steps[0])] if is_even else None,
+            "grouped": self.firsts is not None,
+            "crc32c": crc32c(body),
+        }
+        return _MAGIC + json.dumps(head).encode() + b"\n" + body
+
+    @classmethod
+    def unpack(cls, path: str, packed: Any, layout: str, nbytes: int) -> RecordIndex | None:
+        """What was packed for a shard of this layout and length, if it can be believed."""
+        text = bytes(packed)
+        head_text, _, body = text.removeprefix(_MAGIC).partition(b"\n")
+        try:
+            head = json.loads(head_text)
+            num_blocks, even, is_grouped = head["blocks"], head["even"], head["grouped"]
+            said = (head["layout"], head["nbytes"], head["crc32c"])
+            if not text.startswith(_MAGIC) or said != (layout, nbytes, crc32c(body)) or not 0 <= num_blocks <= nbytes:
+                return None
+            at = 0
+            if even is None:
+                bounds = np.frombuffer(body, "<i8", num_blocks + 1)
+                at = bounds.nbytes
+            else:
+                bounds = even[0] + even[1] * np.arange(num_blocks + 1, dtype=np.int64)
+            firsts = np.frombuffer(body, "<i8", num_blocks + 1, at) if is_grouped else None
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+            return None
+        found = cls(path, bounds, firsts, body[at + (0 if firsts is None else firsts.nbytes) :])
+        return found if found.is_sound(nbytes) else None
+
+    def is_sound(self, nbytes: int) -> bool:
+        """Whether all blocks lie inside the shard, one behind the other."""
+        bounds, firsts = self.bounds, self.firsts
+        inside = bounds[0] >= 0 and bounds[-1] <= nbytes and bool(np.all(bounds[1:] >= bounds[:-1]))
+        return inside and (firsts is None or (firsts[0] == 0 and bool(np.all(firsts[1:] >= firsts[:-1]))))
+
+
+def _stem(url: str) -> str:
+    name = packing_of(url.rsplit("/", 1)[-1])[0]
+    return name.rpartition(".")[0] or name
+
+
+class Pieces:
+    """A shard that is read from its begin on, a piece at a time. What is passed over is not read."""
+
+    def __init__(self, nbytes: int, read: Read) -> None:
+        self._nbytes, self._read = nbytes, read
+        self._begin, self._data = 0, memoryview(b"")
+
+    def __call__(self, offset: int, size: int) -> memoryview:
+        """Bytes of the shard; fewer than asked for where it ends."""
+        at, end = offset - self._begin, min(offset + size, self._nbytes)
+        if at < 0 or end > self._begin + len(self._data):
+            is_near = offset - (self._begin + len(self._data)) < PIECE
+            end = min(max(end, offset + (PIECE if is_near else _PEEK)), self._nbytes)
+            self._begin, at = offset, 0
+            self._data = memoryview(self._read(offset, end - offset)).cast("B")
+        return self._data[at : at + size]
+
+
+class BlockLayout(ABC):
+    """What the layouts have in common whose shards are blocks end to end."""
+
+    name: ClassVar[str]
+    has_groups: ClassVar[bool] = False
+
+    @abstractmethod
+    def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
+        """The shard's index."""
+
+    @abstractmethod
+    def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
+        """A sample of a block's bytes."""
+
+    def scan(self, url: str, nbytes: int, read: Read) -> bytes:
+        return self._packed(url, nbytes, self.find(url, nbytes, read))
+
+    def pack(self, url: str, data: Any) -> bytes:
+        whole = memoryview(data).cast("B")
+        return self.scan(url, len(whole), lambda offset, nbytes: whole[offset : offset + nbytes])
+
+    def unpack(self, url: str, packed: Any, nbytes: int) -> RecordIndex | None:
+        return RecordIndex.unpack(url, packed, self.name, nbytes)
+
+    def known(self, url: str, nbytes: int) -> RecordIndex | None:
+        return None
+
+    def sample(self, index: RecordIndex, number: int, read: Read) -> dict[str, Any]:
+        try:
+            return self.decode(index, memoryview(read(*self.span(index, number))).cast("B"), number)
+        except (ValueError, KeyError, TypeError, IndexError, struct.error, OverflowError, EOFError) as error:
+            raise ShardCorrupt(f"{index.path}: sample {number}, at byte {self.span(index, number)[0]}: {error}") from error
+
+    def span(self, index: RecordIndex, number: int) -> tuple[int, int]:
+        return index.span(index.block(number)[0])
+
+    def _packed(self, url: str, nbytes: int, found: RecordIndex) -> bytes:
+        if not found.is_sound(nbytes):
+            raise ShardCorrupt(f"{url}: its {self.name} header names samples beyond its {nbytes} bytes, or out of order")
+        return found.pack(self.name, nbytes)

@@ -1,0 +1,532 @@
+"""Data as they lie: how samples are found and decoded in shards that other programs wrote.
+
+    layout     object                           a sample is
+    tar        .tar                             the members of one key, as bytes
+    tfrecord   .tfrecord, .tfrecords            a record, with the features of its Example
+    jsonl      .jsonl, .ndjson                  a line: the fields of its object
+    npy        .npy                             a row of the first axis, as "data"
+    parquet    .parquet                         a row: its columns
+    mds        .mds, named by an index.json     a sample of MosaicML Streaming
+    litdata    .bin, named by an index.json     an item of LitData
+    files      an image, a sound, anything      the object itself, under its extension
+
+The index of a tar shard that nobody has indexed is made out of its headers. A file's worth of address space stands for the shard.
+What is read is put where it belongs, and the scan of a whole shard goes over it: the same checks, the same index. Pieces of a few
+MiB are read while members are small, for those hold many headers; what a large member holds is passed over and takes no memory, as
+nobody looks at it.
+
+Formats: https://www.tensorflow.org/tutorials/load_data/tfrecord, https://parquet.apache.org/docs/file-format/,
+https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, https://jsonlines.org.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import mmap
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from shmload._core import tar
+from shmload._core.crc32c import crc32c, masked
+from shmload._core.records import record_starts
+from shmload.errors import ShardCorrupt
+from shmload.formats.columns import BlockCache, PerProcess, library
+from shmload.formats.paths import npy_head
+from shmload.formats.tar.shards import ShardIndex, pack_index, unpack_index
+from shmload.remote.block_index import PIECE, BlockLayout, Bounds, Layout, Pieces, Read, RecordIndex
+from shmload.remote.chunk_layouts import SCALARS, LitData, Mds, litdata_of
+
+__all__ = [
+    "Files",
+    "JsonLines",
+    "LitData",
+    "Mds",
+    "NumpyRows",
+    "Parquet",
+    "TFRecords",
+    "Tar",
+    "layout_named",
+    "layout_of",
+    "litdata_of",
+    "members_span",
+    "scan_remote",
+]
+
+_BLOCK = 512
+_PEEK = 64 << 10  # bytes that the header of an array lies within
+_META_LIMIT = 1 << 20  # bytes of a long name or PAX header
+
+
+def scan_remote(url: str, nbytes: int, read: Read) -> bytes:
+    """The packed index of a shard.
+
+    Args:
+        url: for errors.
+        nbytes: of the shard.
+        read: (offset, nbytes) -> the bytes there.
+    Raises:
+        ShardCorrupt: it is no sound tar file; names offset and cause.
+    """
+    if nbytes < _BLOCK:
+        raise ShardCorrupt(f"{url}: at byte 0: a tar file has at least one block of {_BLOCK} bytes, this has {nbytes}")
+    shard = mmap.mmap(-1, nbytes)
+    headers = tar.TarHeaders()
+    have, at = range(0), 0  # the piece that is there: all before it has been passed
+
+    def need(offset: int, size: int) -> bytes:
+        """Bytes of the shard; fewer than asked for where it ends."""
+        nonlocal have
+        end = min(offset + size, nbytes)
+        while not (offset in have and end <= have.stop) and offset < end:
+            begin = have.stop if offset in have else offset
+            stop = min(max(end, begin + PIECE), nbytes)
+            shard[begin:stop] = bytes(read(begin, stop - begin))
+            have = range(have.start if begin == have.stop else begin, stop)
+        return shard[offset:end]
+
+    while at + _BLOCK <= nbytes:
+        kind = headers.read_header(need(at, _BLOCK))
+        if kind < 0:
+            break  # the scan says what is wrong with it
+        at += _BLOCK
+        if kind == tar.END:
+            need(at, nbytes - at)  # nothing but zeros, which the scan sees to
+            break
+        if kind not in (tar.FILE, tar.OTHER):
+            if headers.size > _META_LIMIT:
+                raise ShardCorrupt(f"{url}: at byte {at}: a name of {headers.size} bytes; at most {_META_LIMIT} are read")
+            if not headers.read_payload(kind, need(at, headers.size)):
+                break
+        at += -(-headers.size // _BLOCK) * _BLOCK
+    return pack_index(url, shard)
+
+
+@dataclass(frozen=True)
+class Tar:
+    """Tar files, as WebDataset has them."""
+
+    name: ClassVar[str] = "tar"
+    has_groups: ClassVar[bool] = False
+
+    def scan(self, url: str, nbytes: int, read: Read) -> bytes:
+        return scan_remote(url, nbytes, read)
+
+    def pack(self, url: str, data: Any) -> bytes:
+        return pack_index(url, data)
+
+    def unpack(self, url: str, packed: Any, nbytes: int) -> ShardIndex | None:
+        return unpack_index(url, packed, nbytes)
+
+    def known(self, url: str, nbytes: int) -> None:
+        return None
+
+    def sample(self, index: ShardIndex, number: int, read: Read) -> dict[str, Any]:
+        begin, nbytes = self.span(index, number)
+        data = memoryview(read(begin, nbytes))
+        return {extension: bytes(data[offset - begin : offset - begin + size]) for extension, offset, size in index.members(number)}
+
+    def span(self, index: ShardIndex, number: int) -> tuple[int, int]:
+        return members_span(index.members(number))
+
+
+def members_span(members: list[tuple[str, int, int]]) -> tuple[int, int]:
+    """The (offset, nbytes) of a sample's members, which lie next to each other; as ranges are given everywhere."""
+    begin = min(offset for _, offset, _ in members)
+    return begin, max(offset + size for _, offset, size in members) - begin
+
+
+# ------------------------------------------------------------ one sample each
+
+
+@dataclass(frozen=True)
+class Files(BlockLayout):
+    """Objects that are a sample each: images, sounds. The field is the object's extension, the key its name without that."""
+
+    name: ClassVar[str] = "files"
+
+    def known(self, url: str, nbytes: int) -> RecordIndex:
+        return RecordIndex(url, np.array([0, nbytes], np.int64))
+
+    def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
+        return self.known(url, nbytes)
+
+    def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
+        name = index.path.rsplit("/", 1)[-1]
+        extension = name.rpartition(".")[2].lower() if "." in name else "data"
+        return {"__key__": index.path.rpartition(".")[0] if "." in name else index.path, extension: bytes(data)}
+
+
+@dataclass(frozen=True)
+class JsonLines(BlockLayout):
+    """Lines of JSON. What is no object becomes the field "value". Blank lines are passed over."""
+
+    name: ClassVar[str] = "jsonl"
+
+    def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
+        ends: list[Bounds] = []
+        before = b""  # of the line that the piece begins in, if that may be blank
+        for at in range(0, nbytes, PIECE):
+            piece = bytes(memoryview(read(at, min(PIECE, nbytes - at))).cast("B"))
+            found = np.flatnonzero(np.frombuffer(piece, np.uint8) == 10) + 1
+            starts = np.concatenate([[0], found[:-1]]) if len(found) else found
+            short = np.flatnonzero(found - starts <= _BLANK)
+            blank = [k for k in short.tolist() if not ((before if k == 0 else b"") + piece[starts[k] : found[k]]).strip()]
+            before = (piece[found[-1] :] if len(found) else before + piece)[:_BLANK]
+            ends.append(np.delete(found, blank) + at)  # a blank line goes with the line behind it
+        if before.strip():
+            ends.append(np.array([nbytes]))
+        bounds = np.concatenate([np.zeros(1, np.int64), *ends]).astype(np.int64)
+        return RecordIndex(url, bounds)
+
+    def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
+        found = json.loads(bytes(data))
+        return found if isinstance(found, dict) else {"value": found}
+
+
+_BLANK = 256  # bytes of white space that may be a blank line
+
+
+@dataclass(frozen=True)
+class NumpyRows(BlockLayout):
+    """Rows of an array in C order, counted by its first axis, as the field "data"."""
+
+    name: ClassVar[str] = "npy"
+
+    def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
+        file = io.BytesIO(bytes(memoryview(read(0, min(_PEEK, nbytes))).cast("B")))
+        try:
+            shape, is_fortran, dtype = npy_head(file)
+        except (ValueError, EOFError) as error:
+            raise ShardCorrupt(f"{url}: is no .npy file: {error}") from error
+        if (is_fortran and len(shape) > 1) or dtype.kind not in "biufc" or not shape:
+            raise ShardCorrupt(
+                f"{url}: rows of an array in C order, of numbers, are needed; this is {dtype} of shape {shape}"
+                f"{', in Fortran order' if is_fortran else ''}: save it again with numpy.ascontiguousarray"
+            )
+        stride = dtype.itemsize * int(np.prod(shape[1:]))
+        bounds = file.tell() + stride * np.arange(shape[0] + 1, dtype=np.int64)
+        if bounds[-1] != nbytes:
+            raise ShardCorrupt(f"{url}: {dtype} of shape {shape} ends at byte {bounds[-1]}, and the object has {nbytes}")
+        return RecordIndex(url, bounds, extra=json.dumps([dtype.str, shape[1:]]).encode())
+
+    def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
+        stored, native, shape = _row_of(index.extra)
+        return {"data": np.frombuffer(data, stored).reshape(shape).astype(native)[()]}
+
+
+@lru_cache(maxsize=16)
+def _row_of(extra: bytes) -> tuple[np.dtype[Any], np.dtype[Any], list[int]]:
+    dtype, shape = json.loads(extra)
+    return np.dtype(dtype), np.dtype(dtype).newbyteorder("="), shape
+
+
+# ------------------------------------------------------------ TFRecord
+
+
+@dataclass(frozen=True)
+class TFRecords(BlockLayout):
+    """Records of Examples. Checksums are compared.
+
+    Args:
+        schema: the features that samples have, with type and shape as TFRecordDataset's: {"label": "int64", "name": str, "x":
+            ("float32", (3,)), "image": bytes}. None: all there are, numbers as arrays of shape `(n,)`, bytes as bytes or a list.
+        is_example: False: the record itself, as the field "data".
+    """
+
+    name: ClassVar[str] = "tfrecord"
+    schema: Mapping[str, Any] | None = None
+    is_example: bool = True
+
+    def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
+        pieces = Pieces(nbytes, read)
+        bounds, at = [0], 0
+        while at < nbytes:
+            head = bytes(pieces(at, 12))
+            if len(head) < 12 or masked(crc32c(head[:8])) != int.from_bytes(head[8:], "little"):
+                what = "the record's header is cut" if len(head) < 12 else "the checksum of the record's length differs"
+                raise ShardCorrupt(f"{url}: record {len(bounds) - 1}, at byte {at}: {what}, or this is no TFRecord file")
+            at += 16 + int.from_bytes(head[:8], "little")
+            bounds.append(at)
+        return self._whole(url, nbytes, np.array(bounds, np.int64))
+
+    def pack(self, url: str, data: Any) -> bytes:
+        text, problem, at = record_starts(data)
+        bounds = np.frombuffer(text, np.int64)
+        if problem:
+            raise ShardCorrupt(f"{url}: record {len(bounds) - 1}, at byte {at}: {problem}, or this is no TFRecord file")
+        nbytes = memoryview(data).nbytes
+        return self._packed(url, nbytes, self._whole(url, nbytes, bounds))
+
+    def _whole(self, url: str, nbytes: int, bounds: Bounds) -> RecordIndex:
+        if bounds[-1] != nbytes:
+            raise ShardCorrupt(f"{url}: record {len(bounds) - 2}, at byte {bounds[-2]}: goes beyond the end of the object")
+        return RecordIndex(url, bounds)
+
+    def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
+        record = bytes(data[12:-4])
+        if masked(crc32c(record)) != int.from_bytes(data[-4:], "little"):
+            raise ValueError("the checksum of its data differs")
+        if not self.is_example:
+            return {"data": record}
+        try:
+            found = example_features(record)
+        except (ValueError, IndexError, struct.error) as error:
+            raise ValueError(f"is no Example ({error}): TFRecords(is_example=False) gives its bytes") from error
+        if self.schema is None:
+            return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in found.items()}
+        return {name: _of_schema(name, spec, found) for name, spec in self.schema.items()}
+
+
+def _of_schema(name: str, spec: Any, features: Mapping[str, Any]) -> Any:
+    """A feature as the schema has it."""
+    if name not in features:
+        raise ValueError(f"has no feature {name!r}; it has {sorted(features)}")
+    values = features[name]
+    if spec in (str, bytes):
+        if not isinstance(values, list) or len(values) != 1:
+            raise ValueError(f"feature {name!r}: one value of bytes is needed for {spec.__name__}; it has {_shown(values)}")
+        return values[0].decode() if spec is str else values[0]
+    dtype, shape = (spec, ()) if isinstance(spec, str) else spec
+    if isinstance(values, list):
+        values = np.frombuffer(b"".join(values), dtype)
+    sizes = [-1 if size is None else int(size) for size in shape]
+    if sizes.count(-1) <= 1 and (values.size == np.prod(sizes, dtype=int) or -1 in sizes):
+        return values.astype(dtype).reshape(sizes)[()]
+    raise ValueError(f"feature {name!r}: {dtype} of shape {tuple(shape)} is needed; it has {_shown(values)}")
+
+
+def _shown(values: Any) -> str:
+    return f"{len(values)} values of bytes" if isinstance(values, list) else f"{values.size} values of {values.dtype}"
+
+
+def example_features(record: bytes) -> dict[str, Any]:
+    """The features of a tf.train.Example: float32 or int64 arrays of shape `(n,)`, lists of bytes.
+
+    Raises:
+        ValueError, IndexError: it is none.
+    """
+    found: dict[str, Any] = {}
+    for number, features in _message(record):
+        for inner, entry in _message(features) if number == 1 else ():
+            pair = dict(_message(entry)) if inner == 1 else {}
+            if pair:
+                found[pair.get(1, b"").decode()] = _feature(pair.get(2, b""))
+    return found
+
+
+def _feature(data: bytes) -> Any:
+    for kind, values in _message(data):
+        parts = [value for number, value in _message(values) if number == 1]
+        if kind == 1:
+            return parts
+        if kind == 2:
+            return np.concatenate([np.zeros(0, "<f4"), *(np.frombuffer(part, "<f4") for part in parts)])
+        if kind == 3:
+            numbers = [n for part in parts for n in ([part] if isinstance(part, int) else _varints(part))]
+            return np.array(numbers, np.uint64).view(np.int64)
+    return []
+
+
+def _message(data: Any) -> Iterator[tuple[int, Any]]:
+    """(field, value) of a message of protocol buffers: an int for a varint, else bytes."""
+    if isinstance(data, int):
+        raise ValueError("a number stands where a message is needed")
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        if tag & 7 == 0:
+            value, at = _varint(data, at)
+            yield tag >> 3, value
+            continue
+        if tag & 7 == 2:
+            size, at = _varint(data, at)
+        elif tag & 7 in (1, 5):
+            size = 8 if tag & 7 == 1 else 4
+        else:
+            raise ValueError(f"wire type {tag & 7} at byte {at}")
+        if at + size > len(data):
+            raise ValueError(f"a field of {size} bytes at byte {at} of {len(data)}")
+        yield tag >> 3, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at
+        shift += 7
+        if shift > 63:
+            raise ValueError(f"a number of more than 10 bytes ends at byte {at}")
+
+
+def _varints(data: bytes) -> list[int]:
+    if not data or max(data) < 128:
+        return list(data)
+    found, at = [], 0
+    while at < len(data):
+        value, at = _varint(data, at)
+        found.append(value)
+    return found
+
+
+# ------------------------------------------------------------ Parquet
+
+_NUMBERS = {*SCALARS, "float", "double", "halffloat", "bool"}  # types whose columns are arrays
+
+
+@dataclass(frozen=True)
+class Parquet(BlockLayout):
+    """Rows of Parquet. A row group is read by one range, decoded whole, and kept by this process while there is room.
+
+    Lists of numbers become arrays; what else a column holds, what pyarrow makes of it.
+
+    Args:
+        columns: those that samples have; None: all.
+        cache_bytes: of decoded row groups, in each process.
+    """
+
+    name: ClassVar[str] = "parquet"
+    has_groups: ClassVar[bool] = True
+    columns: tuple[str, ...] | None = None
+    cache_bytes: int = 1 << 28
+    _decoded: PerProcess[BlockCache] = field(default_factory=PerProcess, compare=False, repr=False)
+
+    def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
+        tail = bytes(memoryview(read(max(nbytes - 8, 0), min(nbytes, 8))).cast("B"))
+        size = int.from_bytes(tail[:4], "little")
+        if tail[4:] != b"PAR1" or size + 12 > nbytes:
+            raise ShardCorrupt(f"{url}: at byte {max(nbytes - 8, 0)}: the end of a Parquet file is needed; there is {tail!r}")
+        begin = nbytes - 8 - size
+        footer = bytes(memoryview(read(begin, size + 8)).cast("B"))
+        metadata = _metadata(url, footer)
+        firsts, starts = [0], []
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            chunks = [group.column(k) for k in range(group.num_columns)]
+            places = [min(c.data_page_offset, c.dictionary_page_offset or c.data_page_offset) for c in chunks]
+            starts.append(min(places, default=0))
+            firsts.append(firsts[-1] + group.num_rows)
+        bounds = np.array([*starts, begin], np.int64)
+        return RecordIndex(url, bounds, np.array(firsts, np.int64), footer)
+
+    def sample(self, index: RecordIndex, number: int, read: Read) -> dict[str, Any]:
+        block, row = index.block(number)
+        cache = self._decoded.get(lambda: BlockCache(self.cache_bytes))
+        columns = cache.get((index.path, index.extra[-64:], block), lambda: self._group(index, block, read))
+        return {name: _cell(column, row) for name, column in columns.items()}
+
+    def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
+        raise NotImplementedError("rows come out of a row group")
+
+    def _group(self, index: RecordIndex, block: int, read: Read) -> tuple[dict[str, Any], int]:
+        """The columns of a row group, and the bytes they take."""
+        arrow, parquet = library("pyarrow", "parquet"), library("pyarrow.parquet", "parquet")
+        begin, nbytes = index.span(block)
+        try:
+            source = arrow.PythonFile(_Part(begin, bytes(memoryview(read(begin, nbytes)).cast("B")), int(index.bounds[-1])), "r")
+            file = parquet.ParquetFile(source, metadata=_metadata(index.path, index.extra))
+            table = file.read_row_group(block, columns=None if self.columns is None else list(self.columns), use_threads=False)
+        except (arrow.ArrowException, OSError, ValueError) as error:
+            raise ShardCorrupt(f"{index.path}: row group {block}, at byte {begin}: {error}") from error
+        if missing := set(self.columns or ()).difference(table.column_names):
+            raise ValueError(f"{index.path}: has no column {', '.join(sorted(missing))}; it has {', '.join(table.column_names)}")
+        return {name: _column(table.column(name).combine_chunks()) for name in table.column_names}, table.nbytes
+
+
+class _Part(io.RawIOBase):
+    """A file of which one part is there."""
+
+    def __init__(self, begin: int, data: bytes, nbytes: int) -> None:
+        self._begin, self._data, self._nbytes, self._at = begin, data, nbytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._nbytes)[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        at = self._at - self._begin
+        if at < 0 or at > len(self._data):
+            raise ValueError(f"byte {self._at} belongs to another row group")
+        found = self._data[at:] if size < 0 else self._data[at : at + size]
+        self._at += len(found)
+        return found
+
+
+def _metadata(url: str, footer: bytes) -> Any:
+    arrow, parquet = library("pyarrow", "parquet"), library("pyarrow.parquet", "parquet")
+    try:
+        return parquet.read_metadata(arrow.BufferReader(b"PAR1" + footer))
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        raise ShardCorrupt(f"{url}: the footer of its Parquet is damaged: {error}") from error
+
+
+def _column(values: Any) -> Any:
+    """Numbers as an array, all else as pyarrow has it."""
+    if values.null_count == 0 and str(values.type) in _NUMBERS:
+        return values.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _cell(column: Any, row: int) -> Any:
+    value = column[row]
+    if isinstance(column, np.ndarray):
+        return value
+    inner = getattr(value, "values", None)  # of a list
+    if inner is not None and not inner.null_count and isinstance(numbers := _column(inner), np.ndarray):
+        return numbers.copy()
+    return value.as_py()
+
+
+# ------------------------------------------------------------ which is it?
+
+_SUFFIXES: dict[str, type[Any]] = {
+    ".tar": Tar,
+    ".tfrecord": TFRecords,
+    ".tfrecords": TFRecords,
+    ".jsonl": JsonLines,
+    ".ndjson": JsonLines,
+    ".npy": NumpyRows,
+    ".parquet": Parquet,
+    ".mds": Mds,
+    **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"), Files),
+    **dict.fromkeys((".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".mp4"), Files),
+}
+_NAMED = {each.name: each for each in (Tar, TFRecords, JsonLines, NumpyRows, Parquet, Mds, Files)}
+
+
+def layout_of(key: str) -> Layout | None:
+    """What a name, without the ending of a compression, tells of an object's layout."""
+    name = key.rsplit("/", 1)[-1].lower()
+    return next((kind() for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
+
+
+def layout_named(given: str | Layout) -> Layout:
+    """The layout of a name; one that is there already stays.
+
+    Raises:
+        ValueError: none has that name.
+    """
+    if not isinstance(given, str):
+        return given
+    if given not in _NAMED:
+        raise ValueError(f"layout is one of {', '.join(_NAMED)}, or of the classes of shmload.remote.layouts; got {given!r}")
+    return _NAMED[given]()

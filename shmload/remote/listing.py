@@ -1,0 +1,228 @@
+"""Which shards a dataset is made of: by its manifest, by listing a folder, or by their names.
+
+It is looked up once, where the dataset is made, and goes with it to every worker: so all of them read the same shards, whatever
+happens in the store meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
+from shmload.formats.compression import packing_of
+from shmload.formats.paths import shard_paths
+from shmload.remote.block_index import Layout
+from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, pack_beside
+from shmload.remote.layouts import Files, LitData, Mds, Parquet, Tar, layout_named, layout_of, litdata_of
+from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, Shards
+from shmload.storage.client import split_url
+from shmload.storage.local import Store, StoredObject, checked_key
+
+__all__ = ["indexes_beside", "indexes_kept", "shards_in", "shards_of_urls"]
+
+INDEX_NAME = "index.json"  # of MosaicML Streaming and LitData
+_AT_ONCE = 16  # heads under way
+
+
+def shards_in(store: Store, layout: str | Layout | None = None) -> Shards:
+    """The shards of a folder: those of its manifest, of the index.json of another loader, or all objects of one layout in it.
+
+    Args:
+        layout: which; None: what names and index tell.
+    Raises:
+        ObjectMissing: there is none.
+        ShardCorrupt: its manifest is damaged.
+        ValueError: it holds several layouts.
+    """
+    try:
+        data = store.get(MANIFEST_NAME)
+    except ObjectMissing:
+        return _foreign(store, layout)
+    manifest = Manifest.parse(data, name=f"{store.url}/{MANIFEST_NAME}")
+    if not manifest.shards:
+        raise ObjectMissing(f"{store.url}: its manifest names no shard: pack at least one sample")
+    found = tuple(
+        RemoteShard(store, entry.name, entry.nbytes, "", entry.num_samples, entry.crc32c, entry.index) for entry in manifest.shards
+    )
+    return Shards(found, manifest.generation, store)
+
+
+def _foreign(store: Store, layout: str | Layout | None) -> Shards:
+    """The shards of a folder that nobody has packed with shmload."""
+    asked = None if layout is None else layout_named(layout)
+    try:
+        listed = list(store.list_objects())
+    except StoreError as error:  # a web server
+        try:
+            return _named_by_index(store, asked)
+        except ObjectMissing:
+            raise error from None
+    names = {entry.key for entry in listed}
+    if INDEX_NAME in names and not isinstance(asked, (Tar, Files)):
+        return _named_by_index(store, asked)
+    groups: dict[str, list[StoredObject]] = {}
+    for entry in listed:
+        kind = _kind(entry.key, asked)
+        if kind is not None and not entry.key.endswith(SIDECAR):
+            groups.setdefault(kind.name, []).append(entry)
+    if not groups:
+        raise ObjectMissing(
+            f"{store.url}: holds no shards, neither {MANIFEST_NAME} nor files of a layout that is known, only {len(listed)} other "
+            "objects: check bucket and folder, say which layout= they have, or pack a dataset into it with upload_cv_dataset or "
+            "`shmload pack`"
+        )
+    if len(groups) > 1:
+        if "tar" not in groups:
+            found = ", ".join(f"{len(entries)} of {name}" for name, entries in sorted(groups.items()))
+            raise ValueError(f"{store.url} holds {found}: say which are the dataset, layout={next(iter(groups))!r} or another")
+        groups = {"tar": groups["tar"]}  # what lies beside tar files is theirs
+    ((_, entries),) = groups.items()
+    kind = asked or _kind(entries[0].key, None) or TAR
+    return Shards(
+        tuple(_sized(RemoteShard(store, e.key, e.nbytes, e.etag, has_index=e.key + SIDECAR in names), kind) for e in entries)
+    )
+
+
+def _kind(key: str, asked: Layout | None) -> Layout | None:
+    """The layout of an object: what its name says; if it says nothing, what was asked for; None: not one that was asked for."""
+    said = layout_of(packing_of(key)[0])
+    if asked is None:
+        return said
+    return asked if said is None or said.name == asked.name or isinstance(asked, Files) else None
+
+
+def _sized(shard: RemoteShard, layout: Layout) -> RemoteShard:
+    """A shard with its layout; of a compressed one it is found out what it expands to, once, if no index beside it says so."""
+    packing = "" if isinstance(layout, Files) else packing_of(shard.key)[1]
+    one = 1 if isinstance(layout, Files) else None
+    shard = replace(shard, layout=layout, packing=packing, packed_nbytes=shard.nbytes, num_samples=one)
+    if not packing:
+        return shard
+    kept = index_beside(shard)
+    return replace(shard, nbytes=sum(map(len, expanded(shard))) if kept is None else kept[0], has_index=kept is not None)
+
+
+_Named = tuple[str, int, int | None, str]  # key, nbytes, samples, compression
+
+
+def _named_by_index(store: Store, asked: Layout | None) -> Shards:
+    """The shards that the index.json of MosaicML Streaming or LitData names."""
+    where = f"{store.url}/{INDEX_NAME}"
+    try:
+        index = json.loads(bytes(store.get(INDEX_NAME)))
+        if "shards" in index:
+            named: list[_Named] = [_mds_entry(one, where) for one in index["shards"]]
+            layout: Layout = asked if isinstance(asked, Mds) else Mds()
+        elif "chunks" in index:
+            config = index["config"]
+            is_tables = config.get("item_loader") == "ParquetLoader"
+            of_chunks = Parquet if is_tables else LitData
+            layout = asked if isinstance(asked, of_chunks) else of_chunks()
+            if isinstance(layout, LitData):
+                layout = litdata_of(config, layout, where)
+            packing = "zst" if str(config.get("compression") or "").startswith("zstd") and not is_tables else ""
+            tokens = isinstance(layout, LitData) and layout.block_size is not None
+            named = [
+                (str(c["filename"]), int(c["chunk_bytes"]), None if tokens else int(c["chunk_size"]), packing)
+                for c in index["chunks"]
+            ]
+        else:
+            raise KeyError("neither shards nor chunks")
+    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+        raise ShardCorrupt(f"{where}: is no index of MosaicML Streaming or LitData: {error!r}") from error
+    if not named:
+        raise ObjectMissing(f"{where}: names no shard")
+
+    def look(one: _Named) -> RemoteShard:
+        key, nbytes, num_samples, packing = one
+        found = store.head(checked_key(key, where))
+        if not packing and found.nbytes != nbytes:
+            raise ShardCorrupt(
+                f"{store.url}/{key}: has {found.nbytes} bytes, and {INDEX_NAME} says {nbytes}: it is another version"
+            )
+        return RemoteShard(store, key, nbytes, found.etag, num_samples, None, None, layout, packing, found.nbytes)
+
+    with ThreadPoolExecutor(min(len(named), _AT_ONCE), "shmload-head") as pool:
+        return Shards(tuple(pool.map(look, named)))
+
+
+def _mds_entry(one: Mapping[str, Any], where: str) -> _Named:
+    """A shard of MosaicML's."""
+    if one["format"] != "mds" or one["version"] != 2:
+        raise ValueError(f"{where}: has shards of {one['format']} in version {one['version']}; mds in version 2 is read here")
+    zipped = one["zip_data"]
+    packing = packing_of(zipped["basename"])[1] if zipped else ""
+    if zipped and not packing:
+        raise ValueError(f"{where}: shards are compressed by {one['compression']}; zstd, gz and bz2 are read here")
+    return str((zipped or one["raw_data"])["basename"]), int(one["raw_data"]["bytes"]), int(one["samples"]), packing
+
+
+def shards_of_urls(urls: str | Iterable[str], open_store: Callable[[str], Store], layout: str | Layout | None = None) -> Shards:
+    """The shards that URLs name: objects of one layout, in whose names braces expand, or one folder.
+
+    Args:
+        open_store: (URL of a folder) -> the store.
+        layout: of the objects; None: as their names say.
+    Raises:
+        ObjectMissing: one is not there.
+        ValueError: a folder stands among others; shards of several layouts.
+    """
+    names = shard_paths(urls)
+    asked = None if layout is None else layout_named(layout)
+    kinds = {name: layout_of(packing_of(name)[0]) for name in names}
+    folders = [name for name, kind in kinds.items() if kind is None]
+    if folders and len(names) > 1 and asked is None:
+        raise ValueError(
+            f"{folders[0]!r} is no shard of a layout that is known, and a folder stands alone: give its URL, or those of shards"
+        )
+    if folders and len(names) == 1:
+        return shards_in(open_store(names[0]), layout)
+    if asked is None and len(found := {kind.name for kind in kinds.values() if kind is not None}) > 1:
+        raise ValueError(f"a dataset has shards of one layout; these have {', '.join(sorted(found))}")
+    kind = asked or kinds[names[0]] or TAR
+    places = [split_url(name) for name in names]
+    stores = {parent: open_store(parent) for parent, _ in places}
+
+    def look(place: tuple[str, str]) -> RemoteShard:
+        store, key = stores[place[0]], place[1]
+        found = store.head(key)
+        return _sized(RemoteShard(store, key, found.nbytes, found.etag), kind)
+
+    with ThreadPoolExecutor(min(len(places), _AT_ONCE), "shmload-head") as pool:
+        return Shards(tuple(pool.map(look, places)))
+
+
+def indexes_beside(shards: Shards) -> Iterator[tuple[RemoteShard, str]]:
+    """Makes the index of each shard that needs one and has none of its version beside it; says what was done.
+
+    Raises:
+        StoreError: it cannot be written there.
+        ShardCorrupt: a shard is not what its layout says.
+    """
+    for shard in shards.all:
+        if shard.num_samples is not None:
+            yield shard, "needs no index"
+        elif index_beside(shard) is not None:
+            yield shard, "has its index beside it"
+        else:
+            text, num_samples = pack_beside(shards, shard)
+            shard.store.put(shard.key + SIDECAR, text)
+            yield shard, f"{num_samples} samples, index of {len(text)} bytes written beside it"
+
+
+def indexes_kept(shards: Shards, cache_folder: str | os.PathLike[str]) -> Iterator[tuple[RemoteShard, str]]:
+    """Makes the indexes that a RemoteDataset with this `cache_folder` would make at its first use.
+
+    Raises:
+        ShardCorrupt: a shard is not what its layout says.
+    """
+    folder = f"{os.path.abspath(cache_folder)}/indexes"
+    os.makedirs(folder, exist_ok=True)
+    for shard in shards.all:
+        found = fetch_index(shards, shard, folder, None)
+        yield shard, f"{found.num_samples} samples, index in {folder}"

@@ -1,0 +1,294 @@
+"""The manifest of a packed dataset: which shards it is made of, how large they are, and their checksums.
+
+It is one JSON object, `manifest.json` in the dataset's folder, and it is written last, by one atomic put: what it names is
+there, whole. Shards lie in a folder named after their *generation*. Another packing has another one, so that a reader that goes
+by one manifest never sees shards of two.
+
+    manifest.json                           this
+    <generation>/shard-000000.tar           samples
+    <generation>/shard-000000.tar.index     where they lie in it: `formats.tar.shard.ShardIndex`, packed
+
+What is read here decides what is fetched and how much memory it gets, and may come from anywhere. So nothing in it is believed
+unchecked, and what is not known is an error rather than left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from typing_extensions import Buffer
+
+from shmload.errors import ObjectMissing, ShardCorrupt
+from shmload.remote.block_index import Layout
+from shmload.remote.layouts import Tar
+from shmload.storage.local import Store
+
+__all__ = ["MANIFEST_NAME", "TAR", "IndexEntry", "Manifest", "RemoteShard", "ShardEntry", "Shards"]
+
+MANIFEST_NAME = "manifest.json"
+FORMAT = "shmload-shards"
+VERSION = 1
+INDEX_SUFFIX = ".index"
+_SHARD = re.compile(r"shard-[0-9]{6,9}\.tar")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """The packed index of a shard, an object of its own.
+
+    Attributes:
+        name: relative to the dataset's folder.
+        nbytes: of it.
+        crc32c: of its bytes, 8 hexadecimal digits.
+    """
+
+    name: str
+    nbytes: int
+    crc32c: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """One shard.
+
+    Attributes:
+        name: relative to the dataset's folder: "<generation>/shard-000000.tar".
+        nbytes: of the whole file.
+        num_samples: in it.
+        crc32c: of its bytes, 8 hexadecimal digits.
+        index: the object beside it that says where its samples lie.
+    """
+
+    name: str
+    nbytes: int
+    num_samples: int
+    crc32c: str
+    index: IndexEntry
+
+    @classmethod
+    def of(cls, given: Any, generation: str, where: str, place: str = "") -> Self:
+        """An entry from what JSON has kept of it.
+
+        Raises:
+            ShardCorrupt: it is none, or of another generation; the text begins with `where` and names the place in that.
+        """
+        before = f"{place}." if place else ""
+        _check(given, _SHARD_KINDS, where, place)
+        name, index = given["name"], given["index"]
+        folder, _, file = name.partition("/") if isinstance(name, str) else ("", "", "")
+        if folder != generation or not _SHARD.fullmatch(file):
+            raise _wrong(where, f"{before}name", f"{generation}/shard-000000.tar or the like is needed; got {name!r}")
+        _check(index, _INDEX_KINDS, where, f"{before}index")
+        if index["name"] != name + INDEX_SUFFIX:
+            raise _wrong(where, f"{before}index.name", f"{name + INDEX_SUFFIX} is needed; got {index['name']!r}")
+        return cls(**{**given, "index": IndexEntry(**index)})
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a packed dataset is made of.
+
+    Attributes:
+        generation: of these shards, 16 hexadecimal digits; other contents have another.
+        seed: of the order in which samples were packed.
+        num_samples: in all shards.
+        nbytes: of all shards, without their indexes.
+        extensions: of all members, sorted.
+        shards: in their order.
+    """
+
+    generation: str
+    seed: int
+    num_samples: int
+    nbytes: int
+    extensions: tuple[str, ...]
+    shards: tuple[ShardEntry, ...]
+
+    @classmethod
+    def parse(cls, data: Buffer, *, name: str = MANIFEST_NAME) -> Self:
+        """Reads a manifest.
+
+        Args:
+            data: the object's bytes.
+            name: of the object, for errors: its URL.
+        Raises:
+            ShardCorrupt: it is none, of an unknown version, or contradicts itself; the text says where.
+        """
+        try:
+            given = json.loads(bytes(data), object_pairs_hook=_without_doubles)
+        except (ValueError, RecursionError) as error:
+            raise ShardCorrupt(f"{name}: is no manifest of shards: {error}") from error
+        if not isinstance(given, dict) or given.get("format") != FORMAT:
+            raise _wrong(name, "", f"a manifest of shards, with format {FORMAT!r}, is needed; this is something else")
+        if given.get("version") != VERSION or type(given["version"]) is not int:
+            raise _wrong(name, "version", f"{VERSION} is known here, got {given.get('version')!r}; a newer shmload may read it")
+        _check(given, _MANIFEST_KINDS, name, "")
+        generation, extensions = given["generation"], given["extensions"]
+        for number, one in enumerate(extensions):
+            if not isinstance(one, str) or not one or one != one.lower() or "/" in one or "\0" in one:
+                raise _wrong(
+                    name, f"extensions[{number}]", f"an extension in lower case, without a slash, is needed; got {_short(one)}"
+                )
+        if extensions != sorted(set(extensions)):
+            raise _wrong(name, "extensions", "they are sorted and each is there once; these are not")
+        shards = tuple(ShardEntry.of(one, generation, name, f"shards[{number}]") for number, one in enumerate(given["shards"]))
+        found = cls(generation, given["seed"], given["num_samples"], given["nbytes"], tuple(extensions), shards)
+        if len({shard.name for shard in shards}) != len(shards):
+            raise _wrong(name, "shards", "two of them have the same name")
+        for what in ("num_samples", "nbytes"):
+            said, summed = getattr(found, what), sum(getattr(shard, what) for shard in shards)
+            if said != summed:
+                raise _wrong(name, what, f"it says {said}, and its {len(shards)} shards have {summed}")
+        return found
+
+    def dump(self) -> bytes:
+        """Its bytes: the same ones for equal manifests."""
+        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        return (json.dumps(content, indent=1) + "\n").encode("ascii")
+
+
+def _wrong(name: str, place: str, what: str) -> ShardCorrupt:
+    """What is wrong in a manifest, and where."""
+    return ShardCorrupt(f"{name}: {place}: {what}" if place else f"{name}: {what}")
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError(f"an object of it says something twice, among {sorted(name for name, _ in pairs)}")
+    return found
+
+
+Kind = tuple[Callable[[Any], bool], str]  # what a value has to be: a test, and its words
+
+
+def _text(pattern: str, needed: str) -> Kind:
+    return lambda given: isinstance(given, str) and re.fullmatch(pattern, given) is not None, f"{needed} are"
+
+
+def _number(at_least: int = 0, at_most: int = (1 << 63) - 1) -> Kind:
+    return lambda given: type(given) is int and at_least <= given <= at_most, f"an integer from {at_least} to {at_most} is"
+
+
+_ANY: Kind = (lambda _: True, "")
+_LIST: Kind = (lambda given: isinstance(given, list), "a list is")
+_DIGEST = _text("[0-9a-f]{8}", "8 hexadecimal digits")
+_INDEX_KINDS = {"name": _ANY, "nbytes": _number(1), "crc32c": _DIGEST}
+_SHARD_KINDS = {"name": _ANY, "nbytes": _number(1), "num_samples": _number(1), "crc32c": _DIGEST, "index": _ANY}
+_MANIFEST_KINDS = {
+    "format": _ANY,
+    "version": _ANY,
+    "generation": _text("[0-9a-f]{16}", "16 hexadecimal digits"),
+    "seed": _number(at_most=(1 << 64) - 1),
+    "num_samples": _number(),
+    "nbytes": _number(),
+    "extensions": _LIST,
+    "shards": _LIST,
+}
+
+
+def _check(given: Any, kinds: dict[str, Kind], name: str, where: str) -> None:
+    """Whether it is an object that has these values and no others."""
+    if not isinstance(given, dict):
+        raise _wrong(name, where, f"an object with {', '.join(kinds)} is needed; got {_short(given)}")
+    if absent := [key for key in kinds if key not in given]:
+        raise _wrong(name, where, f"{', '.join(absent)} is missing")
+    if unknown := sorted(key for key in given if key not in kinds):
+        raise _wrong(name, where, f"{_short(unknown[0])} is not known in version {VERSION}")
+    for key, (is_right, needed) in kinds.items():
+        if not is_right(given[key]):
+            raise _wrong(name, f"{where}.{key}" if where else key, f"{needed} needed; got {_short(given[key])}")
+
+
+def _short(given: Any) -> str:
+    shown = repr(given)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+TAR = Tar()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteShard:
+    """One shard in a store.
+
+    Attributes:
+        key: in the store.
+        nbytes: of the object, expanded if it is compressed.
+        etag: of the object; "" where a manifest stands for it.
+        num_samples, crc32c, index: as the manifest says; None: there is none.
+        layout: how its samples lie in it.
+        packing: its compression, "" where there is none; `stored_nbytes` has its bytes then.
+        has_index: whether an index that `shmload index` has made lies beside it.
+    """
+
+    store: Store
+    key: str
+    nbytes: int
+    etag: str
+    num_samples: int | None = None
+    crc32c: str | None = None
+    index: IndexEntry | None = None
+    layout: Layout = TAR
+    packing: str = ""
+    packed_nbytes: int = 0
+    has_index: bool = False
+
+    @property
+    def url(self) -> str:
+        return f"{self.store.url.rstrip('/')}/{self.key}"
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes of the object as it lies there."""
+        return self.packed_nbytes if self.packing else self.nbytes
+
+    @property
+    def version(self) -> str:
+        """What another content would have another of."""
+        return self.etag or f"crc32c-{self.crc32c}"
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The shards of a dataset, in their order.
+
+    Attributes:
+        generation: of the manifest; None: there is none.
+        home: the store that the manifest is in.
+    """
+
+    all: tuple[RemoteShard, ...]
+    generation: str | None = None
+    home: Store | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(shard.nbytes for shard in self.all)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest shard."""
+        return max(shard.nbytes for shard in self.all)
+
+    def too_large(self, nbytes: int) -> RemoteShard | None:
+        """A compressed shard that expands to more than that."""
+        return next((shard for shard in self.all if shard.packing and shard.nbytes > nbytes), None)
+
+    def gone(self, shard: RemoteShard, error: Exception) -> Exception:
+        """The error for a shard that is not there, or not the same any more: what has happened, as far as can be told."""
+        if self.home is not None:
+            try:
+                now = Manifest.parse(self.home.get(MANIFEST_NAME), name=f"{self.home.url}/{MANIFEST_NAME}").generation
+            except (ObjectMissing, ShardCorrupt):
+                now = "none"
+            if now != self.generation:
+                return ShardCorrupt(
+                    f"{shard.url}: the dataset was packed anew while it was read: this is of generation {self.generation}, and "
+                    f"{self.home.url} holds {now} by now. Make the dataset anew; a state of the old one does not fit the new one"
+                )
+        return ShardCorrupt(f"{shard.url}: was removed or written to since the dataset was made: {error}. Make it anew")

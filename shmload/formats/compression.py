@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
+from shmload.errors import ShmloadError
 from shmload.formats.columns import library
 
 __all__ = ["expanded_pieces", "packing_of"]
@@ -44,6 +45,8 @@ def expanded_pieces(kind: str, file: Any) -> Iterator[bytes]:
         for piece in _zstd(file) if kind == "zst" else _opened(kind, file):
             total += len(piece)
             yield piece
+    except ShmloadError:  # the file's own, as of a store
+        raise
     except errors as error:
         raise ValueError(f"the {kind} stream is damaged or cut after {total} expanded bytes: {error}") from error
 

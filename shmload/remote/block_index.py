@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from shmload._core.crc32c import crc32c
-from shmload.errors import ShardCorrupt
+from shmload.errors import ShardCorrupt, ShmloadError
 from shmload.formats.compression import packing_of
 
-__all__ = ["PIECE", "BlockLayout", "Bounds", "Index", "Layout", "Pieces", "Read", "RecordIndex"]
+__all__ = ["PIECE", "BlockLayout", "Bounds", "Index", "Pieces", "Read", "RecordIndex", "ShardLayout"]
 
 Read = Callable[[int, int], Buffer]  # (offset, nbytes) -> the bytes there
 Bounds = NDArray[np.int64]
@@ -43,7 +43,7 @@ class Index(Protocol):
     def key(self, sample: int) -> str: ...
 
 
-class Layout(Protocol):
+class ShardLayout(Protocol):
     """A format of shards. Picklable."""
 
     name: ClassVar[str]
@@ -146,6 +146,8 @@ class RecordIndex:
             else:
                 bounds = even[0] + even[1] * np.arange(num_blocks + 1, dtype=np.int64)
             firsts = np.frombuffer(body, "<i8", num_blocks + 1, at) if is_grouped else None
+        except ShmloadError:
+            raise
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             return None
         found = cls(path, bounds, firsts, body[at + (0 if firsts is None else firsts.nbytes) :])
@@ -211,6 +213,8 @@ class BlockLayout(ABC):
     def sample(self, index: RecordIndex, number: int, read: Read) -> dict[str, Any]:
         try:
             return self.decode(index, memoryview(read(*self.span(index, number))).cast("B"), number)
+        except ShmloadError:
+            raise
         except (ValueError, KeyError, TypeError, IndexError, struct.error, OverflowError, EOFError) as error:
             raise ShardCorrupt(f"{index.path}: sample {number}, at byte {self.span(index, number)[0]}: {error}") from error
 

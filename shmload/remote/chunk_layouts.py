@@ -3,7 +3,7 @@
 Both begin with the number of samples and a table of offsets. What a sample's bytes mean, MDS says in each shard, and LitData in
 the index.json beside them.
 
-Formats: https://github.com/mosaicml/streaming (format/mds), https://github.com/Lightning-AI/litData (streaming/writer.py).
+Formats: https://github.com/mosaicml/streaming (its MDSWriter), https://github.com/Lightning-AI/litData (its BinaryWriter).
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def _made(shards: Shards, shard: RemoteShard, copy: Any) -> bytes:
         if shard.has_index and (kept := index_beside(shard)) is not None and kept[0] == shard.nbytes:
             return kept[1]
         if copy is None and shard.packing:
-            copy = b"".join(expanded(shard))
+            copy = fetch_range(shards, shard, 0, shard.nbytes)
         if copy is not None:
             return shard.layout.pack(shard.url, copy)
         return shard.layout.scan(shard.url, shard.nbytes, lambda at, nbytes: fetch_range(shards, shard, at, nbytes))

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
@@ -39,16 +40,16 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.columns import BlockCache, PerProcess, library
 from shmload.formats.paths import npy_head
 from shmload.formats.tar.shards import ShardIndex, pack_index, unpack_index
-from shmload.remote.block_index import PIECE, BlockLayout, Bounds, Layout, Pieces, Read, RecordIndex
+from shmload.remote.block_index import PIECE, BlockLayout, Bounds, Pieces, Read, RecordIndex, ShardLayout
 from shmload.remote.chunk_layouts import SCALARS, LitData, Mds, litdata_of
 
 __all__ = [
-    "Files",
     "JsonLines",
     "LitData",
     "Mds",
     "NumpyRows",
     "Parquet",
+    "PlainFiles",
     "TFRecords",
     "Tar",
     "layout_named",
@@ -145,7 +146,7 @@ def members_span(members: list[tuple[str, int, int]]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Files(BlockLayout):
+class PlainFiles(BlockLayout):
     """Objects that are a sample each: images, sounds. The field is the object's extension, the key its name without that."""
 
     name: ClassVar[str] = "files"
@@ -202,17 +203,19 @@ class NumpyRows(BlockLayout):
         file = io.BytesIO(bytes(memoryview(read(0, min(_PEEK, nbytes))).cast("B")))
         try:
             shape, is_fortran, dtype = npy_head(file)
-        except (ValueError, EOFError) as error:
+        except Exception as error:  # numpy's parser raises whatever a hostile header provokes
             raise ShardCorrupt(f"{url}: is no .npy file: {error}") from error
         if (is_fortran and len(shape) > 1) or dtype.kind not in "biufc" or not shape:
             raise ShardCorrupt(
                 f"{url}: rows of an array in C order, of numbers, are needed; this is {dtype} of shape {shape}"
                 f"{', in Fortran order' if is_fortran else ''}: save it again with numpy.ascontiguousarray"
             )
-        stride = dtype.itemsize * int(np.prod(shape[1:]))
-        bounds = file.tell() + stride * np.arange(shape[0] + 1, dtype=np.int64)
-        if bounds[-1] != nbytes:
-            raise ShardCorrupt(f"{url}: {dtype} of shape {shape} ends at byte {bounds[-1]}, and the object has {nbytes}")
+        begin, stride = file.tell(), dtype.itemsize * math.prod(shape[1:])
+        if begin + stride * shape[0] != nbytes or min(shape) < 0 or shape[0] > nbytes:
+            raise ShardCorrupt(
+                f"{url}: {dtype} of shape {shape} takes {begin + stride * shape[0]} bytes, and the object has {nbytes}"
+            )
+        bounds = begin + stride * np.arange(shape[0] + 1, dtype=np.int64)
         return RecordIndex(url, bounds, extra=json.dumps([dtype.str, shape[1:]]).encode())
 
     def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
@@ -256,12 +259,11 @@ class TFRecords(BlockLayout):
         return self._whole(url, nbytes, np.array(bounds, np.int64))
 
     def pack(self, url: str, data: Any) -> bytes:
-        text, problem, at = record_starts(data)
-        bounds = np.frombuffer(text, np.int64)
+        text, problem, _ = record_starts(data)
         if problem:
-            raise ShardCorrupt(f"{url}: record {len(bounds) - 1}, at byte {at}: {problem}, or this is no TFRecord file")
+            return super().pack(url, data)  # which says what and where
         nbytes = memoryview(data).nbytes
-        return self._packed(url, nbytes, self._whole(url, nbytes, bounds))
+        return self._packed(url, nbytes, self._whole(url, nbytes, np.frombuffer(text, np.int64)))
 
     def _whole(self, url: str, nbytes: int, bounds: Bounds) -> RecordIndex:
         if bounds[-1] != nbytes:
@@ -435,11 +437,11 @@ class Parquet(BlockLayout):
         try:
             source = arrow.PythonFile(_Part(begin, bytes(memoryview(read(begin, nbytes)).cast("B")), int(index.bounds[-1])), "r")
             file = parquet.ParquetFile(source, metadata=_metadata(index.path, index.extra))
+            if missing := set(self.columns or ()).difference(file.schema_arrow.names):
+                raise ValueError(f"has no column {', '.join(sorted(missing))}; it has {', '.join(file.schema_arrow.names)}")
             table = file.read_row_group(block, columns=None if self.columns is None else list(self.columns), use_threads=False)
         except (arrow.ArrowException, OSError, ValueError) as error:
             raise ShardCorrupt(f"{index.path}: row group {block}, at byte {begin}: {error}") from error
-        if missing := set(self.columns or ()).difference(table.column_names):
-            raise ValueError(f"{index.path}: has no column {', '.join(sorted(missing))}; it has {', '.join(table.column_names)}")
         return {name: _column(table.column(name).combine_chunks()) for name in table.column_names}, table.nbytes
 
 
@@ -507,19 +509,19 @@ _SUFFIXES: dict[str, type[Any]] = {
     ".npy": NumpyRows,
     ".parquet": Parquet,
     ".mds": Mds,
-    **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"), Files),
-    **dict.fromkeys((".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".mp4"), Files),
+    **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"), PlainFiles),
+    **dict.fromkeys((".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".mp4"), PlainFiles),
 }
-_NAMED = {each.name: each for each in (Tar, TFRecords, JsonLines, NumpyRows, Parquet, Mds, Files)}
+_NAMED = {each.name: each for each in (Tar, TFRecords, JsonLines, NumpyRows, Parquet, Mds, PlainFiles)}
 
 
-def layout_of(key: str) -> Layout | None:
+def layout_of(key: str) -> ShardLayout | None:
     """What a name, without the ending of a compression, tells of an object's layout."""
     name = key.rsplit("/", 1)[-1].lower()
     return next((kind() for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
 
 
-def layout_named(given: str | Layout) -> Layout:
+def layout_named(given: str | ShardLayout) -> ShardLayout:
     """The layout of a name; one that is there already stays.
 
     Raises:

@@ -16,9 +16,9 @@ from typing import Any
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.formats.compression import packing_of
 from shmload.formats.paths import shard_paths
-from shmload.remote.block_index import Layout
+from shmload.remote.block_index import ShardLayout
 from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, pack_beside
-from shmload.remote.layouts import Files, LitData, Mds, Parquet, Tar, layout_named, layout_of, litdata_of
+from shmload.remote.layouts import LitData, Mds, Parquet, PlainFiles, Tar, layout_named, layout_of, litdata_of
 from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, Shards
 from shmload.storage.client import split_url
 from shmload.storage.local import Store, StoredObject, checked_key
@@ -29,7 +29,7 @@ INDEX_NAME = "index.json"  # of MosaicML Streaming and LitData
 _AT_ONCE = 16  # heads under way
 
 
-def shards_in(store: Store, layout: str | Layout | None = None) -> Shards:
+def shards_in(store: Store, layout: str | ShardLayout | None = None) -> Shards:
     """The shards of a folder: those of its manifest, of the index.json of another loader, or all objects of one layout in it.
 
     Args:
@@ -52,7 +52,7 @@ def shards_in(store: Store, layout: str | Layout | None = None) -> Shards:
     return Shards(found, manifest.generation, store)
 
 
-def _foreign(store: Store, layout: str | Layout | None) -> Shards:
+def _foreign(store: Store, layout: str | ShardLayout | None) -> Shards:
     """The shards of a folder that nobody has packed with shmload."""
     asked = None if layout is None else layout_named(layout)
     try:
@@ -63,7 +63,7 @@ def _foreign(store: Store, layout: str | Layout | None) -> Shards:
         except ObjectMissing:
             raise error from None
     names = {entry.key for entry in listed}
-    if INDEX_NAME in names and not isinstance(asked, (Tar, Files)):
+    if INDEX_NAME in names and not isinstance(asked, (Tar, PlainFiles)):
         return _named_by_index(store, asked)
     groups: dict[str, list[StoredObject]] = {}
     for entry in listed:
@@ -88,18 +88,18 @@ def _foreign(store: Store, layout: str | Layout | None) -> Shards:
     )
 
 
-def _kind(key: str, asked: Layout | None) -> Layout | None:
+def _kind(key: str, asked: ShardLayout | None) -> ShardLayout | None:
     """The layout of an object: what its name says; if it says nothing, what was asked for; None: not one that was asked for."""
     said = layout_of(packing_of(key)[0])
     if asked is None:
         return said
-    return asked if said is None or said.name == asked.name or isinstance(asked, Files) else None
+    return asked if said is None or said.name == asked.name or isinstance(asked, PlainFiles) else None
 
 
-def _sized(shard: RemoteShard, layout: Layout) -> RemoteShard:
+def _sized(shard: RemoteShard, layout: ShardLayout) -> RemoteShard:
     """A shard with its layout; of a compressed one it is found out what it expands to, once, if no index beside it says so."""
-    packing = "" if isinstance(layout, Files) else packing_of(shard.key)[1]
-    one = 1 if isinstance(layout, Files) else None
+    packing = "" if isinstance(layout, PlainFiles) else packing_of(shard.key)[1]
+    one = 1 if isinstance(layout, PlainFiles) else None
     shard = replace(shard, layout=layout, packing=packing, packed_nbytes=shard.nbytes, num_samples=one)
     if not packing:
         return shard
@@ -110,14 +110,14 @@ def _sized(shard: RemoteShard, layout: Layout) -> RemoteShard:
 _Named = tuple[str, int, int | None, str]  # key, nbytes, samples, compression
 
 
-def _named_by_index(store: Store, asked: Layout | None) -> Shards:
+def _named_by_index(store: Store, asked: ShardLayout | None) -> Shards:
     """The shards that the index.json of MosaicML Streaming or LitData names."""
     where = f"{store.url}/{INDEX_NAME}"
     try:
         index = json.loads(bytes(store.get(INDEX_NAME)))
         if "shards" in index:
             named: list[_Named] = [_mds_entry(one, where) for one in index["shards"]]
-            layout: Layout = asked if isinstance(asked, Mds) else Mds()
+            layout: ShardLayout = asked if isinstance(asked, Mds) else Mds()
         elif "chunks" in index:
             config = index["config"]
             is_tables = config.get("item_loader") == "ParquetLoader"
@@ -162,7 +162,9 @@ def _mds_entry(one: Mapping[str, Any], where: str) -> _Named:
     return str((zipped or one["raw_data"])["basename"]), int(one["raw_data"]["bytes"]), int(one["samples"]), packing
 
 
-def shards_of_urls(urls: str | Iterable[str], open_store: Callable[[str], Store], layout: str | Layout | None = None) -> Shards:
+def shards_of_urls(
+    urls: str | Iterable[str], open_store: Callable[[str], Store], layout: str | ShardLayout | None = None
+) -> Shards:
     """The shards that URLs name: objects of one layout, in whose names braces expand, or one folder.
 
     Args:

@@ -214,9 +214,9 @@ class LocalShards:
         found = self._indexes.get(number)
         if found is None:
             shard = self.shards.all[number]
-            is_scanned = shard.index is None and (self.keeps_all or bool(shard.packing))  # as all of it is needed here anyway
-            is_known = os.path.exists(f"{self._indexes_folder}/{name_of(shard)}.index")
-            copy = self.copy(number) if is_scanned and not is_known else None
+            is_known = shard.has_index or os.path.exists(f"{self._indexes_folder}/{name_of(shard)}.index")
+            is_needed = self.keeps_all or bool(shard.packing)  # all of the shard, whether it is indexed or not
+            copy = self.copy(number) if shard.index is None and is_needed and not is_known else None
             found = self._indexes[number] = fetch_index(self.shards, shard, self._indexes_folder, copy)
         return found
 

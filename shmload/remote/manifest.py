@@ -23,7 +23,7 @@ from typing import Any, Self
 from typing_extensions import Buffer
 
 from shmload.errors import ObjectMissing, ShardCorrupt
-from shmload.remote.block_index import Layout
+from shmload.remote.block_index import ShardLayout
 from shmload.remote.layouts import Tar
 from shmload.storage.local import Store
 
@@ -233,7 +233,7 @@ class RemoteShard:
     num_samples: int | None = None
     crc32c: str | None = None
     index: IndexEntry | None = None
-    layout: Layout = TAR
+    layout: ShardLayout = TAR
     packing: str = ""
     packed_nbytes: int = 0
     has_index: bool = False

@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shmload.remote import fluent
-from shmload.remote.block_index import Layout
+from shmload.remote.block_index import ShardLayout
 from shmload.remote.fluent import MemberHandler, SampleDecoder, default_collation_fn, reraise_exception
 from shmload.remote.indexed import RemoteRecords, RemoteSamples, RemoteSource, RemoteUnits, taken_at
 from shmload.remote.listing import shards_in, shards_of_urls
@@ -215,7 +215,7 @@ class RemoteDataset(IterableDataset[Any]):
         uneven: Uneven = "pad",
         rank: int | None = None,
         world_size: int | None = None,
-        layout: str | Layout | None = None,
+        layout: str | ShardLayout | None = None,
     ) -> None:
         shards = bucket if isinstance(bucket, Shards) else shards_in(store_of(client, bucket, folder), layout)
         if not isinstance(seed, int) or not 0 <= seed < 1 << 64:

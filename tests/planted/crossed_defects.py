@@ -126,7 +126,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "where a sample lies is told by its end",
-        "shmload/remote/indexed.py",
+        "shmload/remote/layouts.py",
         "    return begin, max(offset + size for _, offset, size in members) - begin\n",
         "    return begin, max(offset + size for _, offset, size in members)\n",
         (

@@ -1,0 +1,455 @@
+"""Data as they lie: the samples that other libraries wrote come back whole, in each order, on any ranks, through any cache."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shmload import ShmLoader
+from shmload.errors import ObjectMissing, ShardCorrupt, ShmloadError
+from shmload.formats.compression import expanded_pieces
+from shmload.remote import RemoteDataset
+from shmload.remote.block_index import RecordIndex
+from shmload.remote.fetch import SIDECAR
+from shmload.remote.indexed import RemoteRecords
+from shmload.remote.layouts import JsonLines, LitData, Mds, NumpyRows, Parquet, TFRecords, example_features
+from shmload.remote.listing import shards_in
+from shmload.storage.local import LocalStore
+from tests.remote.layout_kit import CASES, DATA, NUM_SAMPLES, Case, array, each, identity, known, lines, records, same, table
+from tests.remote.remote_kit import WatchedStore
+
+BY_NAME = {case.name: case for case in CASES}
+EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@pytest.fixture
+def data(case: Case, tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    case.write(folder)
+    return folder
+
+
+def opened(case: Case, folder: Path, **options: Any) -> RemoteDataset:
+    return RemoteDataset(None, str(folder), **{**case.options(), **options})
+
+
+def small(case: Case, folder: Path) -> int:
+    """Bytes of a cache that holds one shard, and not two."""
+    return shards_in(LocalStore(folder), case.layout).largest + 1
+
+
+def plain(sample: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sample.items() if not name.startswith("__")}
+
+
+@EVERY
+def test_samples_are_what_was_written(case: Case, data: Path) -> None:
+    dataset = opened(case, data, shuffle=False)
+    found = list(dataset)
+    assert len(found) == len(dataset) == NUM_SAMPLES
+    if case.name == "files":  # in the order of their names
+        found.sort(key=lambda sample: sample["__key__"][-5:])
+    for number, sample in enumerate(found):
+        assert same(plain(sample), case.sample(number)), number
+    assert len({sample["__key__"] for sample in found}) == NUM_SAMPLES
+    assert all(sample["__url__"].startswith(str(data)) for sample in found)
+    dataset.close()
+
+
+@EVERY
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("cache", ["none", "small", "large"])
+def test_each_sample_comes_once_an_epoch(case: Case, data: Path, world_size: int, cache: str) -> None:
+    cache_bytes = {"none": 0, "small": small(case, data), "large": 1 << 30}[cache]
+    if case.is_compressed and not cache_bytes:
+        with pytest.raises(ValueError, match=r"is compressed, and its samples are read out of the \d+ bytes that it expands to"):
+            opened(case, data, cache_bytes=0)
+        return
+    numbers = known(case)
+    options = {"cache_bytes": cache_bytes, "uneven": "exact", "seed": 5, "cache_folder": data.parent / "cache"}
+    ranks = [opened(case, data, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+    orders = []
+    for _ in range(2):
+        order = [numbers[identity(sample)] for rank in ranks for sample in rank]
+        assert sorted(order) == list(range(NUM_SAMPLES))
+        orders.append(order)
+    assert orders[0] != orders[1]
+    for rank in ranks:
+        rank.close()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name[:3] != "tar"], ids=lambda case: case.name)
+def test_samples_by_their_index(case: Case, data: Path) -> None:
+    order = list(range(NUM_SAMPLES)) * 2
+    random.Random(3).shuffle(order)
+    unshuffled = opened(case, data, shuffle=False)
+    expected = [plain(sample) for sample in unshuffled]
+    unshuffled.close()
+    for cache_bytes in (small(case, data), 1 << 30):
+        dataset = opened(case, data, cache_bytes=cache_bytes)
+        view = dataset.indexed()
+        assert isinstance(view, RemoteRecords)
+        assert len(view) == NUM_SAMPLES
+        for index in order:
+            assert same(view[index], expected[index])
+        assert all(itertools.starmap(same, zip(view.__getitems__(order), [expected[i] for i in order], strict=True)))
+        dataset.close()
+
+
+LABELLED = ["jsonl", "jsonl.zst", "parquet", "tfrecord, schema", "mds", "mds.zstd", "litdata", "litdata.zstd"]
+
+
+@pytest.mark.parametrize("case", [BY_NAME[name] for name in LABELLED], ids=LABELLED)
+@pytest.mark.parametrize("block", [False, True])
+def test_a_loader_resumes_with_other_workers(case: Case, data: Path, block: bool) -> None:
+    dataset = opened(case, data, cache_bytes=small(case, data))
+
+    def loader(num_workers: int) -> ShmLoader[Any]:
+        view: Any = dataset.indexed(fields=["label", "name"])
+        order = {"sampler": view.block_shuffle(2)} if block else {"shuffle": True}
+        return ShmLoader(view, batch_size=4, seed=7, num_workers=num_workers, **order)
+
+    with loader(2) as whole:
+        expected = [(batch["label"].tolist(), batch["name"]) for batch in whole]
+    assert sorted(name for _, names in expected for name in names) == sorted(case.sample(n)["name"] for n in range(NUM_SAMPLES))
+    with loader(1) as first:
+        items = iter(first)
+        begun = [(batch["label"].tolist(), batch["name"]) for batch in itertools.islice(items, 2)]
+        state = first.state_dict()
+        del items
+    with loader(2) as second:
+        second.load_state_dict(state)
+        rest = [(batch["label"].tolist(), batch["name"]) for batch in second]
+    assert begun + rest == expected
+    dataset.close()
+
+
+# ------------------------------------------------------------ indexes
+
+
+PIECES = st.sampled_from([1, 7, 64, 1000, 1 << 20])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    piece=PIECES,
+    texts=st.lists(st.sampled_from(["", " ", "\t\r", "7", '{"a": 1}', '"' + "x" * 300 + '"']), max_size=12),
+    end=st.booleans(),
+)
+def test_lines_are_found_however_they_are_cut(piece: int, texts: list[str], end: bool) -> None:
+    from shmload.remote import layouts
+
+    data = ("\n".join(texts) + "\n" * end).encode()
+    before, layouts.PIECE = layouts.PIECE, piece
+    try:
+        layout = JsonLines()
+        index: Any = layout.unpack("x", layout.scan("x", len(data), lambda at, n: data[at : at + n]), len(data))
+    finally:
+        layouts.PIECE = before
+    found = [layout.sample(index, number, lambda at, n: data[at : at + n]) for number in range(index.num_samples)]
+    parsed = [json.loads(text) for text in texts if text.strip()]
+    assert found == [value if isinstance(value, dict) else {"value": value} for value in parsed]
+
+
+@pytest.mark.parametrize("name", ["tfrecord", "npy", "parquet", "mds", "litdata", "jsonl"])
+def test_an_index_through_ranges_is_that_of_the_whole(name: str, tmp_path: Path) -> None:
+    case = BY_NAME[name]
+    case.write(tmp_path)
+    shard = shards_in(LocalStore(tmp_path), case.layout).all[1]
+    data = (tmp_path / shard.key).read_bytes()
+    asked: list[int] = []
+
+    def read(offset: int, nbytes: int) -> bytes:
+        asked.append(nbytes)
+        return data[offset : offset + nbytes]
+
+    packed = shard.layout.scan(shard.url, len(data), read)
+    assert packed == shard.layout.pack(shard.url, data)
+    assert shard.layout.unpack(shard.url, packed, len(data)) is not None
+    assert shard.layout.unpack(shard.url, packed, len(data) + 1) is None
+    assert all(asked)
+
+
+def test_large_records_are_passed_over() -> None:
+    record = b"x" * (20 << 20)
+    from shmload._core.crc32c import crc32c, masked
+
+    head = len(record).to_bytes(8, "little")
+    one = head + masked(crc32c(head)).to_bytes(4, "little") + record + masked(crc32c(record)).to_bytes(4, "little")
+    data, read = one * 3, [0]
+
+    def ranges(offset: int, nbytes: int) -> bytes:
+        read[0] += nbytes
+        return data[offset : offset + nbytes]
+
+    index: Any = TFRecords().unpack("x", TFRecords().scan("x", len(data), ranges), len(data))
+    assert index.num_samples == 3
+    assert read[0] < len(one)
+
+
+def test_an_index_of_even_blocks_is_small() -> None:
+    even = RecordIndex("x", np.arange(0, 8_000_008, 8, dtype=np.int64))
+    packed = even.pack("npy", 8_000_000)
+    assert len(packed) < 200
+    found = RecordIndex.unpack("x", packed, "npy", 8_000_000)
+    assert found is not None
+    assert np.array_equal(found.bounds, even.bounds)
+    assert RecordIndex.unpack("x", packed, "jsonl", 8_000_000) is None
+
+
+def test_an_index_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
+    case = BY_NAME["jsonl"]
+    (tmp_path / "data").mkdir()
+    case.write(tmp_path / "data")
+    for _ in range(2):
+        dataset = opened(case, tmp_path / "data", cache_folder=tmp_path / "cache", shuffle=False)
+        assert [sample["label"] for sample in dataset] == list(range(NUM_SAMPLES))
+        dataset.close()
+        for path in (tmp_path / "cache/indexes").glob("*.index"):
+            text = bytearray(path.read_bytes())
+            text[-1] ^= 1
+            path.write_bytes(text)
+
+
+def test_an_index_beside_a_shard_is_read_in_place_of_its_bytes(tmp_path: Path) -> None:
+    BY_NAME["jsonl.gz"].write(tmp_path)
+    command = [sys.executable, "-m", "shmload.cli", "index", str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(said) == 4
+    assert all("samples, index of" in line for line in said)
+    assert "has its index beside it" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    store = WatchedStore(LocalStore(tmp_path))
+    shards = shards_in(store)
+    assert [shard.has_index for shard in shards.all] == [True] * 4
+    dataset = RemoteDataset(None, shards)
+    assert len(dataset) == NUM_SAMPLES
+    assert not any(what == "read_into" for what, *_ in getattr(store, "asked", []))
+    dataset.close()
+    path = next(tmp_path.glob(f"*{SIDECAR}"))
+    text = path.read_text(errors="surrogateescape")
+    path.write_text(text.replace('"version": "', '"version": "x', 1), errors="surrogateescape")  # of another version
+    dataset = RemoteDataset.from_urls(str(tmp_path))
+    assert sorted(sample["label"] for sample in dataset) == list(range(NUM_SAMPLES))
+    dataset.close()
+
+
+def test_indexes_can_be_kept_in_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    each(records, ".tfrecord")(tmp_path / "data")
+    command = [sys.executable, "-m", "shmload.cli", "index", f"file://{tmp_path}/data", "--cache-folder", str(tmp_path / "cache")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"7 samples, index in {tmp_path}/cache/indexes" in said
+    assert not list((tmp_path / "data").glob(f"*{SIDECAR}"))
+    assert len(list((tmp_path / "cache/indexes").glob("*.index"))) == 4
+
+
+# ------------------------------------------------------------ what is refused
+
+
+def test_several_layouts_in_a_folder_are_said(tmp_path: Path) -> None:
+    each(lines, ".jsonl")(tmp_path)
+    each(array, ".npy")(tmp_path)
+    with pytest.raises(ValueError, match=r"holds 4 of jsonl, 4 of npy: say which are the dataset, layout='jsonl' or another"):
+        RemoteDataset.from_urls(str(tmp_path))
+    assert len(RemoteDataset.from_urls(str(tmp_path), layout="npy")) == NUM_SAMPLES
+    with pytest.raises(ValueError, match="a dataset has shards of one layout; these have jsonl, npy"):
+        RemoteDataset.from_urls([str(tmp_path / "part-000.jsonl"), str(tmp_path / "part-000.npy")])
+    with pytest.raises(ValueError, match="layout is one of tar, tfrecord, jsonl, npy, parquet, mds, files"):
+        RemoteDataset.from_urls(str(tmp_path), layout="csv")
+
+
+def test_what_a_shard_is_not_is_said(tmp_path: Path) -> None:
+    for name, message in (
+        ("x.parquet", "the end of a Parquet file is needed; there is b'no shard'"),
+        ("x.npy", r"is no \.npy file"),
+        ("x.tfrecord", "record 0, at byte 0: the checksum of the record's length differs, or this is no TFRecord file"),
+        ("x.mds", "at byte 0: it says 544501614 samples"),
+        ("x.jsonl", "sample 0, at byte 0: Expecting value"),
+        ("x.jsonl.gz", "the gz stream is damaged or cut after 0 expanded bytes"),
+        ("x.jsonl.zst", "the zst stream is damaged or cut after 0 expanded bytes"),
+    ):
+        (tmp_path / name).write_bytes(b"not no shard")
+        with pytest.raises(ShardCorrupt, match=f"{name}: .*{message}" if name != "x.jsonl" else message):
+            list(RemoteDataset.from_urls(str(tmp_path / name)))
+    for fortran, words in ((np.asfortranarray(np.zeros((3, 2))), "in Fortran order"), (np.array("x"), "<U1 of shape")):
+        np.save(tmp_path / "y.npy", fortran)
+        with pytest.raises(ShardCorrupt, match=words):
+            list(RemoteDataset.from_urls(str(tmp_path / "y.npy")))
+
+
+def test_pickles_are_read_only_where_that_is_said(tmp_path: Path) -> None:
+    import pickle
+
+    config = {"column_names": ["x"], "column_encodings": ["pkl"], "column_sizes": [None]}
+    head = json.dumps(config).encode()
+    body = pickle.dumps([1, 2])
+    sample = len(body).to_bytes(4, "little") + body
+    begin = 12 + len(head)
+    bounds = np.array([begin, begin + len(sample)], "<u4").tobytes()
+    (tmp_path / "x.mds").write_bytes((1).to_bytes(4, "little") + bounds + head + sample)
+    with pytest.raises(ShardCorrupt, match=r"column 'x' \(pkl\): it is a pickle, which can run any code"):
+        list(RemoteDataset.from_urls(str(tmp_path / "x.mds")))
+    (found,) = RemoteDataset.from_urls(str(tmp_path / "x.mds"), layout=Mds(allow_pickle=True))
+    assert found["x"] == [1, 2]
+
+
+def test_chunks_of_litdata_that_are_not_read_are_said(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "litdata", tmp_path, dirs_exist_ok=True)
+    index = json.loads((tmp_path / "index.json").read_text())
+    for change, words in (
+        ({"encryption": {"algorithm": "fernet"}}, "was written with encryption, which is not read here"),
+        ({"compression_level": "batch"}, "compression_level='batch'"),
+        ({"item_loader": "TemporalArrayLoader"}, "item_loader=TemporalArrayLoader"),
+        ({"item_loader": "TokensLoader"}, r"say how many make a sample, layout=LitData\(block_size=...\)"),
+    ):
+        (tmp_path / "index.json").write_text(json.dumps({**index, "config": {**index["config"], **change}}))
+        with pytest.raises(ValueError, match=words):
+            RemoteDataset.from_urls(str(tmp_path))
+    (tmp_path / "index.json").write_text("[]")
+    with pytest.raises(ShardCorrupt, match="is no index of MosaicML Streaming or LitData"):
+        RemoteDataset.from_urls(str(tmp_path))
+    (tmp_path / "index.json").write_text(json.dumps({**index, "chunks": []}))
+    with pytest.raises(ObjectMissing, match="names no shard"):
+        RemoteDataset.from_urls(str(tmp_path))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name != "files"], ids=lambda case: case.name)
+def test_a_shard_that_is_replaced_while_it_is_read_is_an_error(case: Case, data: Path) -> None:
+    dataset = opened(case, data, cache_bytes=small(case, data) if case.is_compressed else 0, shuffle=False)
+    items = iter(dataset)
+    next(items)
+    paths = sorted(path for path in data.iterdir() if path.name != "index.json")
+    last = paths[-2 if case.is_compressed and len(paths) == 4 and case.layout is None else -1]  # the last may be here: indexed
+    text = last.read_bytes()
+    last.unlink()
+    last.write_bytes(text[:-1] + bytes([text[-1] ^ 1]))
+    with pytest.raises(ShardCorrupt, match=f"{last.name}: was removed or written to since the dataset was made"):
+        list(items)
+    dataset.close()
+
+
+FUZZED = ["jsonl", "npy", "parquet", "tfrecord", "mds", "litdata", "jsonl.zst", "tar.gz"]
+
+
+@pytest.mark.parametrize("case", [BY_NAME[name] for name in FUZZED], ids=FUZZED)
+def test_damage_is_an_error_or_leaves_samples_as_they_were(case: Case, data: Path) -> None:
+    """Bytes changed, cut and added anywhere in a shard: what is read is a sample of before, changed in its values, or one error."""
+    dice = random.Random(11)
+    shard = next(path for path in sorted(data.iterdir()) if path.name != "index.json")
+    whole, num_errors = shard.read_bytes(), 0
+    for _ in range(150):
+        text = bytearray(whole)
+        for _ in range(dice.randint(1, 4)):
+            at = dice.randrange(len(text))
+            text[at : at + dice.choice([1, 1, 1, 4])] = dice.randbytes(dice.choice([0, 1, 1, 4]))
+            if not text:
+                break
+        if dice.random() < 0.3:
+            text = text[: dice.randrange(len(text) + 1)]
+        shard.write_bytes(text)
+        with suppress(ShmloadError, ValueError):
+            num_errors += 1
+            dataset = opened(case, data, shuffle=False)
+            found = list(dataset)
+            dataset.close()
+            num_errors -= 1
+            assert len(found) <= NUM_SAMPLES + 150
+    assert num_errors > 30
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_are_an_example_by_accident(data: bytes) -> None:
+    with suppress(ValueError, IndexError):
+        assert isinstance(example_features(data), dict)
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zst"])
+def test_a_compressed_stream_that_is_cut_is_said(kind: str, tmp_path: Path) -> None:
+    BY_NAME[f"jsonl.{kind}"].write(tmp_path)
+    text = (tmp_path / f"part-001.jsonl.{kind}").read_bytes()
+
+    class Source:
+        def __init__(self, data: bytes) -> None:
+            self._data = data
+
+        def read(self, size: int = -1) -> bytes:
+            taken, self._data = self._data[:size], self._data[size:]
+            return taken
+
+    whole = b"".join(expanded_pieces(kind, Source(text)))
+    assert whole.count(b"label") == 7
+    for end in (len(text) - 1, len(text) * 3 // 4, 5):
+        with pytest.raises(ValueError, match=f"the {kind} stream is damaged or cut after"):
+            list(expanded_pieces(kind, Source(text[:end])))
+
+
+# ------------------------------------------------------------ options
+
+
+def test_columns_of_parquet(tmp_path: Path) -> None:
+    each(table, ".parquet")(tmp_path)
+    found = list(RemoteDataset.from_urls(str(tmp_path), layout=Parquet(columns=("label",)), shuffle=False))
+    assert [plain(sample) for sample in found] == [{"label": number} for number in range(NUM_SAMPLES)]
+    with pytest.raises(ValueError, match="has no column nothing; it has label"):
+        list(RemoteDataset.from_urls(str(tmp_path), layout=Parquet(columns=("nothing",))))
+
+
+def test_fields_and_functions_of_them(tmp_path: Path) -> None:
+    each(lines, ".jsonl")(tmp_path)
+    dataset = RemoteDataset.from_urls(str(tmp_path))
+    view = dataset.indexed(fields=["__key__", "name"], decode={"name": str.upper})
+    assert view[8] == {"__key__": "part-001-1", "name": "NÄME 8"}
+    with pytest.raises(ValueError, match=r"part-000-0 of .* has no field 'nothing'; it has "):
+        dataset.indexed(fields=["nothing"])[0]
+    assert repr(view) == "<RemoteRecords of 4 shards>"
+    dataset.close()
+
+
+def test_a_feature_that_does_not_fit_its_schema_is_said(tmp_path: Path) -> None:
+    each(records, ".tfrecord")(tmp_path)
+    for schema, words in (
+        ({"nothing": "int64"}, "has no feature 'nothing'; it has"),
+        ({"x": str}, "feature 'x': one value of bytes is needed for str; it has 1 values of float32"),
+        ({"ids": ("int64", (2,))}, r"feature 'ids': int64 of shape \(2,\) is needed; it has 3 values of int64"),
+    ):
+        with pytest.raises(ShardCorrupt, match=f"sample 0, at byte 0: {words}"):
+            list(RemoteDataset.from_urls(str(tmp_path), layout=TFRecords(schema), shuffle=False))
+    raw = next(iter(RemoteDataset.from_urls(str(tmp_path), layout=TFRecords(is_example=False), shuffle=False)))
+    assert example_features(raw["data"])["label"] == [-3]
+
+
+def test_rows_of_each_kind(tmp_path: Path) -> None:
+    for made in (np.arange(5), np.arange(10).reshape(5, 2) > 3, np.arange(5, dtype=">c16"), np.zeros((5, 0), np.float16)):
+        np.save(tmp_path / "x.npy", made)
+        found = [sample["data"] for sample in RemoteDataset.from_urls(str(tmp_path / "x.npy"), shuffle=False, layout=NumpyRows())]
+        assert np.array_equal(np.array(found), made)
+
+
+@pytest.mark.slow(reason="starts two libraries that import for seconds")
+def test_what_the_libraries_write_today_is_read(tmp_path: Path) -> None:
+    folder = os.environ.get("SHMLOAD_OTHER_LOADERS")
+    if not folder:
+        pytest.skip("needs mosaicml-streaming and litdata in a folder that SHMLOAD_OTHER_LOADERS names")
+    script = Path(__file__).with_name("write_foreign.py")
+    subprocess.run([sys.executable, str(script), str(tmp_path)], env={**os.environ, "PYTHONPATH": folder}, check=True)
+    for name in ("mds", "mds_zstd", "mds_gz", "litdata", "litdata_zstd"):
+        case = BY_NAME[name.replace("_", ".")]
+        found = list(RemoteDataset.from_urls(str(tmp_path / name), shuffle=False))
+        assert len(found) == NUM_SAMPLES
+        assert all(same(plain(sample), case.sample(number)) for number, sample in enumerate(found))
+    tokens = RemoteDataset.from_urls(str(tmp_path / "litdata_tokens"), layout=LitData(block_size=10), shuffle=False)
+    assert np.array_equal(np.concatenate([sample["value"] for sample in tokens]), np.arange(10 * NUM_SAMPLES))

@@ -18,7 +18,7 @@ NATIVE = ("tfrecord", "tar", "arrays", "npy", "tokens", "tensordataset", "images
 COLUMNS = ("parquet", "hdf5", "zarr", "safetensors", "hf")
 REMOTE = ("remote",)
 FORMATS = NATIVE + COLUMNS + REMOTE + ("growing",)
-KINDS = (*PLAIN, *IN_PLACE, *FORMATS, "mix", "iterable", "pipeline")
+KINDS = (*PLAIN, *IN_PLACE, *FORMATS, "lies", "mix", "iterable", "pipeline")
 
 # one letter a field; datasets.py says what each holds
 ALL_FIELDS = "iaturbsyvwehxkdlcNoqSCPg"
@@ -31,6 +31,7 @@ FIELDS_OF: dict[str, str] = {
     "growing": "iasyv",
     "tar": "iasv",
     "remote": "iasv",
+    "lies": "iasv",
     "arrays": "iaruhke",
     "npy": "iaruk",
     "tensordataset": "iatk",
@@ -57,6 +58,7 @@ MAKE_OF = {
     "tfrecord": "TFRecordDataset",
     "tar": "TarDataset",
     "remote": "RemoteDataset.from_urls(folder, cache_bytes=...).indexed(...)",
+    "lies": "RemoteDataset.from_urls(folder, ...).indexed() of shards in another layout",
     "arrays": "ArrayDataset of arrays",
     "npy": "ArrayDataset of .npy files",
     "growing": "SampleCache(...).dataset(...)",
@@ -169,6 +171,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         *[(kind, 0.7) for kind in NATIVE[1:]],
         *[(kind, 0.5) for kind in COLUMNS],
         ("remote", 1.5),
+        ("lies", 1.5),
         ("growing", 0.8),
         ("mix", 0.8),
         ("iterable", 1.5),
@@ -283,6 +286,7 @@ def _of_kind(case: Case) -> Case:
         "tfrecord": case.extra if case.extra in ("gzip", "zlib", "files", "bare") else "",
         "tar": "files" if case.extra else "",
         "remote": case.extra if case.extra in ("gzip", "files") else "",  # gzip: no room for one shard, files: for some
+        "lies": case.extra,
         "pipeline": {"gzip": "stops", "zlib": "raises", "files": "rows", "bare": "batches"}.get(
             case.extra, case.extra if case.extra in ("stops", "raises", *DECODED) else ""
         ),
@@ -293,12 +297,14 @@ def _of_kind(case: Case) -> Case:
     }.get(case.kind, "")
     if case.kind == "tfrecord" and extra == "bare":
         letters = "y"
+    if case.kind == "lies" and extra in ("gzip", "bare"):  # lines of JSON: what is in them has no dtype
+        letters = "".join(letter for letter in letters if letter in "is") or "i"
     case = replace(case, fields=letters, extra=extra)
     if case.kind not in (*PLAIN, *IN_PLACE):
         case = replace(case, bad=0)
-    if case.kind in (*FORMATS, "mix", "pipeline"):
+    if case.kind in (*FORMATS, "lies", "mix", "pipeline"):
         case = replace(case, n=max(case.n, 1))
-    if case.kind in ("growing", "mix", "iterable", "pipeline", "remote", "images", "hf"):
+    if case.kind in ("growing", "mix", "iterable", "pipeline", "remote", "lies", "images", "hf"):
         case = replace(case, wrap="")
     if case.kind in ("growing", "mix"):
         case = replace(case, mode="seed", order="", batch_size=case.batch_size or 4)
@@ -376,7 +382,7 @@ def _of_fields(case: Case) -> Case:
     letters = case.fields
     if case.kind == "bare" and letters in "dl":
         letters = "a"
-    if case.size == 0 and case.kind in FORMATS:
+    if case.size == 0 and case.kind in (*FORMATS, "lies"):
         case = replace(case, size=1)  # the writers of several formats have no arrays of nothing
     if "k" in letters and case.size > 1000:
         case = replace(case, size=1000)
@@ -512,7 +518,7 @@ def _of_habit(case: Case) -> Case:
         case = replace(case, then_ranks=1, then_workers=1)
     if case.habit == "living":
         case = replace(case, then_ranks=case.ranks)
-    is_native = case.kind in ("tfrecord", "tar", "growing", "parquet", "remote", *IN_PLACE)
+    is_native = case.kind in ("tfrecord", "tar", "growing", "parquet", "remote", "lies", *IN_PLACE)
     loaders = 1 if not is_native or case.workers in (0, 1) else 24 if case.fields[0] in "sy" and case.is_seeded else 4
     if case.start != "fork" or case.harm != "none" or case.ranks > 2:
         loaders = 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,78 @@ def _remote(case: Case, folder: Path) -> Any:
     return RemoteDataset.from_urls(str(folder), cache_bytes=room).indexed(**_tar_options(case))
 
 
+def _lies(case: Case, folder: Path) -> Any:
+    from shmload.remote import RemoteDataset
+    from shmload.remote.layouts import TFRecords
+    from shmload.remote.listing import shards_in
+    from shmload.storage.local import LocalStore
+
+    layout = {"": "parquet", "gzip": "jsonl.gz", "zlib": "tfrecord", "files": "mds", "bare": "jsonl"}[case.extra]
+    num_files = min(case.n, 4)
+    for number in range(num_files):
+        indices = range(number * case.n // num_files, (number + 1) * case.n // num_files)
+        LYING[layout](case, folder / f"part-{number}.{layout}", [_written(case, index) for index in indices])
+    asked = TFRecords(schema_of(case)) if layout == "tfrecord" else None
+    shards = shards_in(LocalStore(folder), asked)
+    room = (shards.largest + 1, shards.largest * 2, shards.nbytes * 2)[case.seed % 3]
+    return RemoteDataset(None, shards, cache_bytes=room).indexed()
+
+
+def _lying_parquet(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds = {"i": pa.int64(), "a": pa.list_(pa.float32()), "s": pa.string(), "v": pa.list_(pa.int64())}
+    columns = {name: pa.array([sample[name] for sample in samples], kinds[name]) for name in case.fields}
+    pq.write_table(pa.table(columns), path, row_group_size=1 + case.seed % 7)
+
+
+def _lying_lines(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(sample) + "\n" * (1 + number % 2) for number, sample in enumerate(samples))
+
+
+def _lying_records(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
+    from shmload.formats import TFRecordWriter
+
+    with TFRecordWriter(path) as writer:
+        for each in samples:
+            writer.write(sample)
+
+
+def _lying_mds(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
+    """As MosaicML's writer does it: offsets, columns, samples of sizes and values."""
+    encodings = {"i": "int", "a": f"ndarray:float32:{case.size}", "s": "str", "v": "ndarray:int64"}
+    fixed = {"i": 8, "a": 4 * case.size}
+    encode = {
+        "i": lambda value: int(value).to_bytes(8, "little"),
+        "a": lambda value: value.tobytes(),
+        "s": lambda value: value.encode(),
+        "v": lambda value: bytes([1 << 2 | 2]) + len(value).to_bytes(4, "little") + value.tobytes(),
+    }
+    bodies = []
+    for each in samples:
+        parts = {name: encode[name](each[name]) for name in case.fields}
+        sizes = b"".join(len(parts[name]).to_bytes(4, "little") for name in case.fields if name not in fixed)
+        bodies.append(sizes + b"".join(parts[name] for name in case.fields))
+    names = list(case.fields)
+    columns = {"names": names, "encodings": [encodings[n] for n in names], "sizes": [fixed.get(n) for n in names]}
+    config = json.dumps({f"column_{what}": value for what, value in columns.items()}).encode()
+    begin = 4 * (len(bodies) + 2) + len(config)
+    bounds = np.cumsum([begin, *map(len, bodies)]).astype("<u4").tobytes()
+    path.write_bytes(len(bodies).to_bytes(4, "little") + bounds + config + b"".join(bodies))
+
+
+LYING: dict[str, Callable[[Case, Path, list[dict[str, Any]]], None]] = {
+    "parquet": _lying_parquet,
+    "jsonl": _lying_lines,
+    "jsonl.gz": _lying_lines,
+    "tfrecord": _lying_records,
+    "mds": _lying_mds,
+}
+
+
 def _columns(case: Case) -> dict[str, Any]:
     whole = [_written(case, index) for index in range(case.n)]
     columns: dict[str, Any] = {}
@@ -376,6 +449,7 @@ MAKERS = {
     "tfrecord": _tfrecord,
     "tar": _tar,
     "remote": _remote,
+    "lies": _lies,
     "arrays": _arrays,
     "npy": _npy,
     "tensordataset": _tensors,

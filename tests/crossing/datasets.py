@@ -268,8 +268,8 @@ def _lying_records(case: Case, path: Path, samples: list[dict[str, Any]]) -> Non
     from shmload.formats import TFRecordWriter
 
     with TFRecordWriter(path) as writer:
-        for each in samples:
-            writer.write(sample)
+        for one in samples:
+            writer.write(one)
 
 
 def _lying_mds(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:

@@ -26,7 +26,7 @@ from shmload.remote.block_index import RecordIndex
 from shmload.remote.fetch import SIDECAR
 from shmload.remote.indexed import RemoteRecords
 from shmload.remote.layouts import JsonLines, LitData, Mds, NumpyRows, Parquet, TFRecords, example_features
-from shmload.remote.listing import shards_in
+from shmload.remote.listing import indexes_beside, shards_in
 from shmload.storage.local import LocalStore
 from tests.remote.layout_kit import CASES, DATA, NUM_SAMPLES, Case, array, each, identity, known, lines, records, same, table
 from tests.remote.remote_kit import WatchedStore
@@ -221,7 +221,7 @@ def test_an_index_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
         dataset.close()
         for path in (tmp_path / "cache/indexes").glob("*.index"):
             text = bytearray(path.read_bytes())
-            text[-1] ^= 1
+            text[-16] ^= 4  # where the last sample but one ends
             path.write_bytes(text)
 
 
@@ -244,6 +244,44 @@ def test_an_index_beside_a_shard_is_read_in_place_of_its_bytes(tmp_path: Path) -
     path.write_text(text.replace('"version": "', '"version": "x', 1), errors="surrogateescape")  # of another version
     dataset = RemoteDataset.from_urls(str(tmp_path))
     assert sorted(sample["label"] for sample in dataset) == list(range(NUM_SAMPLES))
+    dataset.close()
+
+
+def test_an_index_beside_a_shard_of_before_is_not_believed(tmp_path: Path) -> None:
+    each(lines, ".jsonl")(tmp_path)
+    path = tmp_path / "part-000.jsonl"
+    path.write_bytes(b'{"label": 0}\n{"label": 100}\n')
+    list(indexes_beside(shards_in(LocalStore(tmp_path))))
+    path.unlink()
+    path.write_bytes(b'{"label": 1000}\n{"label":1}\n')  # of equal length, and cut elsewhere
+    dataset = RemoteDataset.from_urls(str(tmp_path), shuffle=False)
+    assert [sample["label"] for sample in dataset][:2] == [1000, 1]
+    dataset.close()
+
+
+def test_a_record_whose_bytes_changed_is_an_error(tmp_path: Path) -> None:
+    records(tmp_path / "x.tfrecord", range(3))
+    text = bytearray((tmp_path / "x.tfrecord").read_bytes())
+    text[-7] ^= 1  # in the last record's data
+    (tmp_path / "x.tfrecord").write_bytes(text)
+    with pytest.raises(ShardCorrupt, match=r"x.tfrecord: sample 2, at byte \d+: the checksum of its data differs"):
+        list(RemoteDataset.from_urls(str(tmp_path / "x.tfrecord"), shuffle=False))
+
+
+def test_compressed_shards_take_turns_in_a_small_cache(tmp_path: Path) -> None:
+    case = BY_NAME["jsonl.gz"]
+    case.write(tmp_path)
+    fetched: list[str] = []
+    store = WatchedStore(LocalStore(tmp_path), harm=lambda method, key: fetched.append(key) if method == "read_into" else None)
+    shards = shards_in(store)
+    dataset = RemoteDataset(None, shards, cache_bytes=shards.largest + 1)
+    view = dataset.indexed()
+    len(view)
+    fetched.clear()
+    for _ in range(5):  # samples of one shard take one fetch, and no more than that
+        for index in (0, 1, 2, 3, 8, 9, 10, 11):
+            assert view[index]["label"] == index
+    assert len(fetched) <= 10
     dataset.close()
 
 

@@ -26,6 +26,7 @@ import select
 import socket
 import ssl
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
@@ -329,13 +330,18 @@ class Transport:
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if self.secure else 80)
         self.netloc = parts.netloc
+        self._begin()
+
+    def _begin(self) -> None:
         self._pool = _Pool(os.getpid())
+        weakref.finalize(self, _close_all, self._pool.idle).atexit = False  # keeps them from going before they are closed
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_pool"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = {**state, "_pool": _Pool(os.getpid())}
+        self.__dict__ = dict(state)
+        self._begin()
 
     def request(self, method: str, target: str, headers: Mapping[str, str]) -> Answer:
         """Sends one request without a body and reads the answer's head.
@@ -399,16 +405,11 @@ class Transport:
             while pool.idle:
                 pool.idle.pop().close()
 
-    def __del__(self) -> None:
-        for connection in self._pool.idle:
-            connection.close()
-
     def _here(self) -> _Pool:
         """This process's pool. A parent's connections are not used: what a child says there would disturb it."""
         if self._pool.pid != os.getpid():
-            for connection in self._pool.idle:
-                connection.close()  # this process's descriptor of it only
-            self._pool = _Pool(os.getpid())
+            _close_all(self._pool.idle)  # this process's descriptors of them only
+            self._begin()
         return self._pool
 
     def _connection(self) -> tuple[_Connection, bool]:
@@ -431,6 +432,11 @@ class Transport:
             made.set_tunnel(self.host, self.port, proxy.headers)
         made.proxy = proxy
         return made, False
+
+
+def _close_all(connections: list[_Connection]) -> None:
+    for connection in connections:
+        connection.close()
 
 
 @functools.lru_cache(maxsize=8)

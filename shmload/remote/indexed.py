@@ -9,19 +9,21 @@ The samples of remote shards, by number: what the fluent dataset and the indexed
 
 from __future__ import annotations
 
+import operator
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from shmload._core.tar_rows import TarRows
+from shmload.batch.collate import OneSample
 from shmload.formats.columns import checked_indices
 from shmload.formats.tar.members import Decode
 from shmload.formats.tar.shards import KEY, ShardIndex, TarDataset, TarSamples
@@ -45,11 +47,12 @@ class RemoteSource:
     Args:
         local: the shards as they are here.
         window: shards whose samples are mixed; None: up to 16, as many as the budget holds three times.
+        chosen: the numbers, in ascending order, of the samples that count, int64; None: all of the shards'.
     """
 
-    def __init__(self, local: LocalShards, window: int | None) -> None:
+    def __init__(self, local: LocalShards, window: int | None, chosen: NDArray[np.int64] | None = None) -> None:
         self.local = local
-        self._given_window = window
+        self._given_window, self._chosen = window, chosen
         self._starts: list[int] | None = None
         self._begin()
 
@@ -75,20 +78,33 @@ class RemoteSource:
 
     @property
     def num_samples(self) -> int:
-        return self.starts[-1]
+        return self.starts[-1] if self._chosen is None else len(self._chosen)
+
+    def part(self, chosen: NDArray[np.int64]) -> RemoteSource:
+        """Some of these samples, by their numbers, in ascending order; over the same copies of shards."""
+        return RemoteSource(self.local.another(), self._given_window, self.whole(chosen))
 
     def order(self, *, shuffle: bool, window: int | None = None) -> ShardShuffle:
         """The order of an epoch's samples."""
-        return ShardShuffle(self.local.counts(), window=window or self.window, shuffle=shuffle)
+        counts = self.local.counts() if self._chosen is None else np.diff(np.searchsorted(self._chosen, self.starts))
+        return ShardShuffle(counts, window=window or self.window, shuffle=shuffle)
+
+    def whole(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Numbers among all of the shards' samples."""
+        return indices if self._chosen is None else self._chosen[indices]
 
     def place(self, index: int) -> tuple[int, int]:
         """(shard, sample within it)."""
-        shard = bisect_right(self.starts, index) - 1
-        return shard, index - self.starts[shard]
+        return self.place_in_whole(index if self._chosen is None else int(self._chosen[index]))
 
-    def enter(self, order: ShardShuffle, index: int, seed: int, epoch: int) -> None:
-        """Says that a sample of this order is read: what its window and those behind it need is announced, if that is news."""
-        window = order.window_of(self.place(index)[0], seed=seed, epoch=epoch)
+    def place_in_whole(self, number: int) -> tuple[int, int]:
+        """The same of a number among all of the shards' samples."""
+        shard = bisect_right(self.starts, number) - 1
+        return shard, number - self.starts[shard]
+
+    def enter(self, order: ShardShuffle, shard: int, seed: int, epoch: int) -> None:
+        """Says that a shard of this order is read: what its window and those behind it need is announced, if that is news."""
+        window = order.window_of(shard, seed=seed, epoch=epoch)
         if self._now is not None and self._now[:2] == (seed, epoch) and window <= self._now[2]:
             return
         with self._lock:
@@ -201,13 +217,13 @@ class _Ordered:
         self._order = self._source.order(shuffle=True, window=window)
         return self._order
 
-    def _enter(self, index: int) -> None:
+    def _enter(self, shard: int) -> None:
         """Has what comes next fetched, if a block shuffle says what that is."""
         now = seed_and_epoch()
         if self._order is None:
             self._source.local.announce_all()
         elif now is not None and now[0] is not None:
-            self._source.enter(self._order, index, now[0], now[1])
+            self._source.enter(self._order, shard, now[0], now[1])
 
 
 class RemoteRecords(_Ordered):
@@ -243,8 +259,8 @@ class RemoteRecords(_Ordered):
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         numbers = checked_indices(indices, len(self)).tolist()
         self._source.begin()
-        for number in numbers:
-            self._enter(number)
+        for shard in dict.fromkeys(self._source.place(number)[0] for number in numbers):
+            self._enter(shard)
         return [self._sample(made) for made in self._source.read_some(numbers)]
 
     def _sample(self, made: dict[str, Any]) -> dict[str, Any]:
@@ -291,26 +307,31 @@ class RemoteSamples(_Ordered, TarDataset):
         return self._source.num_samples
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        (number,) = checked_indices([operator.index(index)], len(self))
+        if self.schema is not None:
+            out = OneSample(self.schema)
+            self._read_batch_into([number], out)
+            return out.sample()
         self._source.begin()
-        self._enter(index)
-        return super().__getitem__(index)
+        self._enter(self._source.place(number)[0])
+        return super().__getitem__(int(self._source.whole(number)))
 
     def _read_batch_into(self, indices: Sequence[int], out: Any) -> None:
-        numbers = checked_indices(indices, len(self))
         source = self._source
+        numbers = source.whole(checked_indices(indices, len(self)))
         source.begin()
         for shard in dict.fromkeys((np.searchsorted(source.starts, numbers, "right") - 1).tolist()):
-            self._enter(source.starts[shard])
+            self._enter(shard)
             source.local.copy(shard)  # before a batch that begins the next window announces that
         try:
-            super()._read_batch_into(indices, out)
+            super()._read_batch_into(cast(Any, numbers), out)
         except _NotHere:
             self._read_alone(numbers, out)
 
     def _read_alone(self, numbers: NDArray[np.int64], out: Any) -> None:
         """A batch of which not all shards are here: sample by sample, with the ranges of several under way at once."""
         local = self._source.local
-        places = [self._source.place(number) for number in numbers.tolist()]
+        places = [self._source.place_in_whole(number) for number in numbers.tolist()]
         wanted = {extension for column in self._columns for extension in (self._fields or {})[column.name]}
         spans: dict[tuple[int, int], tuple[int, int, int]] = {}  # the range that a member is read with: (shard, begin, nbytes)
         for shard, sample in places:
@@ -388,7 +409,7 @@ class RemoteUnits:
 
         def read(index: int) -> dict[str, Any]:
             source.begin()
-            source.enter(order, index, seed, epoch)
+            source.enter(order, source.place(index)[0], seed, epoch)
             return source.read(index)
 
         items = list(self.program.run(map(read, indices), number))

@@ -23,6 +23,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import pickle
 import shutil
 import stat
 import tempfile
@@ -66,6 +67,7 @@ class PrivateFolder:
         fd = os.open(f"{self.path}/{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
         os.rename(f"{self.path}/{_LOCK}.new", f"{self.path}/{_LOCK}")
+        self.owner: PrivateFolder | None = None  # that this one keeps
         self._finish: Any = weakref.finalize(self, _end, self.path, fd, os.getpid())
 
     @property
@@ -84,7 +86,7 @@ class PrivateFolder:
         return {"path": self.path}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._finish = None
+        self._finish = self.owner = None
         self.path = state["path"]  # another process's: its end is not this one's affair
 
 
@@ -353,6 +355,13 @@ class LocalShards:
             log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)
             return "over" if isinstance(error, StoreError) else "done"
         return "done"
+
+    def another(self) -> LocalShards:
+        """Another over the same folder, with leases and announcements of its own. It keeps a folder that nobody has named."""
+        made: LocalShards = pickle.loads(pickle.dumps(self))
+        if made._private is not None:
+            made._private.owner = self._private
+        return made
 
     def close(self) -> None:
         """Lets all go, and removes a folder of its own."""

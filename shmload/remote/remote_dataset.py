@@ -35,11 +35,11 @@ import os
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial as of
-from itertools import count, islice
+from itertools import accumulate, count, islice
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -55,7 +55,7 @@ from shmload.remote.local_shards import LocalShards
 from shmload.remote.manifest import Shards
 from shmload.remote.packing.pack import store_of
 from shmload.schedule.samplers import ShardShuffle
-from shmload.schedule.schedule import Uneven
+from shmload.schedule.schedule import Permutation, Uneven
 from shmload.shm import owners
 from shmload.storage.client import open_store
 from shmload.worker import stage_engine
@@ -295,6 +295,47 @@ class RemoteDataset(IterableDataset[Any]):
         is_tar = all(shard.layout.name == "tar" for shard in self._source.local.shards.all)
         return RemoteSamples(self._source, **options) if is_tar else RemoteRecords(self._source, **options)
 
+    def split(self, parts: Mapping[str, float], seed: int = 0) -> dict[str, Self]:
+        """The samples in parts that have none in common: the same ones on every rank, whatever workers and cache there are.
+
+        Each part is a dataset of its own over the same shards and the same folder of copies, with the stages that this one has; it
+        is split again, or reads `indexed()`, as any other. A part by fractions that do not add up to 1 is a subsample.
+
+        Args:
+            parts: name -> its share of the samples, {"train": 0.9, "val": 0.1}; whole numbers above 1 are numbers of samples.
+            seed: of the random choice, 0 to 2^64 - 1.
+        Returns:
+            the parts by their names; their samples keep the order of the shards.
+        Raises:
+            ValueError: the shares are more than there is, or one is of no sample.
+        Cost: 8 bytes a sample, in each process that is not forked; 4 ns a sample, once.
+        Example:
+            >>> import tempfile
+            >>> from shmload.formats import TarWriter
+            >>> bucket = tempfile.mkdtemp()
+            >>> with TarWriter(f"{bucket}/x.tar") as writer:
+            ...     for number in range(100):
+            ...         writer.write({"cls": number})
+            >>> parts = RemoteDataset.from_urls(bucket).split({"train": 0.9, "val": 0.1})
+            >>> len(parts["train"]), len(parts["val"].indexed())
+            (90, 10)
+        """
+        total = self.num_samples
+        shares = [share * total if share <= 1 else share for share in parts.values()]
+        ends = [round(end) for end in accumulate(shares)]
+        sizes = dict(zip(parts, np.diff([0, *ends]).tolist(), strict=True))
+        if not sizes or min(sizes.values()) < 1 or ends[-1] > total:
+            raise ValueError(
+                f"split: each part needs at least one of the {total} samples, and all of them together no more than there are; got "
+                f"{dict(parts)}, which is {sizes}"
+            )
+        order = Permutation(total, seed=seed).take(0, ends[-1])
+        made = {}
+        for name, chosen in zip(sizes, np.split(order, ends[:-1]), strict=True):
+            part = made[name] = self._with(self.program)
+            part._source, part._order, part._passes = self._source.part(np.sort(chosen)), None, Passes()
+        return made
+
     def keyed_items(self) -> RemoteUnits:
         """The items as a map-style dataset, the k-th of an epoch by k: what ShmLoader reads in seed mode.
 
@@ -358,7 +399,7 @@ class RemoteDataset(IterableDataset[Any]):
             positions = self.program.units.samples(unit, share) * world_size + rank  # round the end if the rank's share is padded
             for index in taken_at(order, positions % order.n, self.seed, epoch).tolist():
                 source.begin()
-                source.enter(order, index, self.seed, epoch)
+                source.enter(order, source.place(index)[0], self.seed, epoch)
                 yield source.read(index)
 
     def _share(self, rank: int, world_size: int) -> int:

@@ -315,7 +315,7 @@ class RemoteDataset(IterableDataset[Any]):
             >>> bucket = tempfile.mkdtemp()
             >>> with TarWriter(f"{bucket}/x.tar") as writer:
             ...     for number in range(100):
-            ...         writer.write({"cls": number})
+            ...         writer.write({"__key__": f"{number:03d}", "cls": number})
             >>> parts = RemoteDataset.from_urls(bucket).split({"train": 0.9, "val": 0.1})
             >>> len(parts["train"]), len(parts["val"].indexed())
             (90, 10)

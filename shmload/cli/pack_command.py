@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from shmload.remote.packing.pack import PackProgress
 
 
-SOURCE = "A folder of images, TFRecord files, tar shards (patterns with * and braces), or package.module:dataset."
+SOURCE = (
+    "A folder of images; TFRecord, Parquet, JSON lines, .npy, tar files (patterns with * and braces); a folder or URL of shards "
+    "that RemoteDataset reads; or package.module:dataset, which may also be a function that yields samples."
+)
+FUNCTION = "Makes samples of each of SOURCE's: package.module:function, that yields any number of them. They keep their order."
 
 
 def pack(
@@ -32,21 +36,24 @@ def pack(
     restart_markers: Annotated[
         bool, Option("--restart-markers", help="Code JPEG files anew, so that crops decode faster.")
     ] = False,
+    function: Annotated[str | None, Option(metavar="package.module:function", help=FUNCTION)] = None,
     endpoint: Annotated[str | None, Option(metavar="URL", help="Of an S3-compatible store.")] = None,
 ) -> None:
     """Pack a dataset into shards. One that was interrupted goes on when the same command is given again."""
     from shmload.errors import StoreError
-    from shmload.remote.packing.pack import Packing, PackOptions
+    from shmload.remote.packing.pack import PackOptions, packing_of
     from shmload.storage.client import make_client, open_store
-    from shmload.tools.named import dataset_of
+    from shmload.tools.named import FlatSamples, dataset_of, resolve
 
     begin = perf_counter()
     try:
         options = PackOptions(int(maxsize), maxcount, workers, seed, quality, restart_markers)
         dataset = dataset_of(source)
+        if function is not None:
+            dataset = FlatSamples(dataset, resolve(function, what="--function"))
         store = open_store(dest, make_client(endpoint) if endpoint else None)
         with shown(sys.stderr.isatty()) as bar:
-            packing = Packing(dataset, store, options, progress_on(bar))
+            packing = packing_of(dataset, store, options, progress_on(bar))
             manifest = packing.run()
     except StoreError as error:
         refuse("pack", str(error), 1)

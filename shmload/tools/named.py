@@ -10,6 +10,7 @@ is pickled. What `shmload pack` is given may also be data as they lie:
 | a folder of images alone | its image |
 | TFRecord files | features by name; a feature of one value is that value. Records that are no Example: `bin` |
 | tar shards | its members as they are; its key gets the sample's number, as keys of several shards may be alike |
+| Parquet, JSON lines, .npy, MDS, LitData; any URL | its fields, as RemoteDataset reads them |
 | `package.module:name` | see `remote/packing/encoding.py` |
 """
 
@@ -17,7 +18,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,24 +132,29 @@ def dataset_of(source: str) -> Any:
     Raises:
         OSError, ValueError: there is none, or it is of no kind that can be packed.
     """
+    from shmload.formats.compression import packing_of
     from shmload.formats.paths import expanded, shard_paths
     from shmload.formats.tar.shards import TarDataset
+    from shmload.remote.layouts import PlainFiles, Tar, TFRecords, layout_of
+    from shmload.storage.client import is_url
     from shmload.tools.inspect import recognise
 
-    if os.path.isdir(source):
-        return _of_folder(source)
+    if is_url(source) or os.path.isdir(source):
+        return _of_shards(source) if is_url(source) or _holds_shards(source) else _of_folder(source)
     if not os.path.exists(source) and re.fullmatch(_OBJECT, source):
         made = resolve(source, what="SOURCE")
         return call(made, {}, source) if isinstance(made, type) or not is_map_style(made) else made
     paths = shard_paths(source) if "{" in source else expanded(source, "sample", beside=(".index", ".shmload-index"))
+    if all(layout_of(packing_of(path)[0]) not in (None, Tar(), TFRecords(), PlainFiles()) for path in paths):
+        return _of_shards([os.path.abspath(path) for path in paths])
     kind = recognise(Path(paths[0]))[0].name
     if kind == "tar":
         return TarDataset(paths, decode=False, cache=False)
     if kind == "TFRecord":
         return Examples(paths)
     raise ValueError(
-        f"{paths[0]} is {kind}: folders of images, TFRecord files and tar shards are packed as they are. Write a function that "
-        "returns a dataset of it, and name that: package.module:function"
+        f"{paths[0]} is {kind}: folders of images, TFRecord, Parquet, JSON lines, .npy and tar files are packed as they are. Write "
+        "a function that returns a dataset of it, and name that: package.module:function"
     )
 
 
@@ -163,6 +169,36 @@ def _of_folder(folder: str) -> Any:
     if not names:
         raise ValueError(f"{folder}: no image ({', '.join(EXTENSIONS)}) is in it, and no folder of a class")
     return ImageFolder([os.path.join(folder, name) for name in names])
+
+
+def _holds_shards(folder: str) -> bool:
+    """Whether a folder is a dataset of shards, and none of images."""
+    from shmload.formats.compression import packing_of
+    from shmload.remote.layouts import PlainFiles, layout_of
+
+    names = os.listdir(folder)
+    layouts = [layout_of(packing_of(name)[0]) for name in names]
+    return bool({"manifest.json", "index.json"} & set(names)) or any(each not in (None, PlainFiles()) for each in layouts)
+
+
+def _of_shards(urls: str | list[str]) -> Any:
+    from shmload.remote import RemoteDataset
+    from shmload.remote.indexed import RemoteRecords
+
+    view = RemoteDataset.from_urls(urls).indexed()
+    return view if isinstance(view, RemoteRecords) else RemoteDataset.from_urls(urls).indexed(decode=False)
+
+
+class FlatSamples:
+    """What a function makes of each sample of a dataset: any number of them, in their order."""
+
+    def __init__(self, dataset: Any, function: Any) -> None:
+        self._dataset, self._function = dataset, function
+
+    def __iter__(self) -> Iterator[Any]:
+        each = map(self._dataset.__getitem__, range(len(self._dataset))) if is_map_style(self._dataset) else self._dataset
+        for sample in each:
+            yield from self._function(sample)
 
 
 class Examples:

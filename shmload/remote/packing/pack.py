@@ -55,6 +55,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -419,9 +420,13 @@ class PackedSamples:
 
     def members(self, index: int) -> tuple[str, Members]:
         """What a sample's key begins with, and its members, sorted by extension."""
-        sample = self.dataset[index]
-        key = sample.get(KEY) if isinstance(sample, Mapping) else None
-        return (f"{key}-" if isinstance(key, str) else ""), members_of(sample, self.quality)
+        return prefix_and_members(self.dataset[index], self.quality)
+
+
+def prefix_and_members(sample: Any, quality: int | None) -> tuple[str, Members]:
+    """What the key of any sample begins with, and its members, sorted by extension."""
+    key = sample.get(KEY) if isinstance(sample, Mapping) else None
+    return (f"{key}-" if isinstance(key, str) else ""), members_of(sample, quality)
 
 
 @dataclass
@@ -485,8 +490,8 @@ def source_of(dataset: Any, quality: int | None) -> PackSource:
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError(
-            f"a dataset with __len__ and __getitem__ is needed, since samples are packed in a random order; got a "
-            f"{type(dataset).__name__}. Put what an iterable yields in a list, or write it with shmload.formats.TarWriter"
+            f"a dataset with __len__ and __getitem__ is needed, or an iterable of samples, which are packed in its order; got a "
+            f"{type(dataset).__name__}"
         )
     from torch.utils.data import ConcatDataset, Subset
 
@@ -583,19 +588,23 @@ class EncodedSamples:
             if self.source.draws:
                 begin_sample(self.seed, 0, index, 0, reseed=True, own=own)
             prefix, members = self.source.members(index)
-            number = f"{index:0{self._width}d}"
-            pieces: list[bytes] = []
-            for extension, data in members:
-                if self.restart_markers and extension.rpartition(".")[2] in ("jpg", "jpeg"):
-                    from shmload.formats.images.decoder import with_restart_markers
-
-                    data = with_restart_markers(data)
-                name = member_name(prefix + number, extension) if prefix else number.encode() + _behind(extension)
-                pieces += [member_header(name, len(data)), data, bytes(-len(data) % BLOCK)]
-            return pieces
+            return record_of(f"{index:0{self._width}d}", prefix, members, self.restart_markers)
         except Exception as error:
             error.add_note(f"sample {index} of the dataset")
             raise
+
+
+def record_of(number: str, prefix: str, members: Members, restart_markers: bool) -> list[bytes]:
+    """The record of a sample: headers, payloads and what fills them up."""
+    pieces: list[bytes] = []
+    for extension, data in members:
+        if restart_markers and extension.rpartition(".")[2] in ("jpg", "jpeg"):
+            from shmload.formats.images.decoder import with_restart_markers
+
+            data = with_restart_markers(data)
+        name = member_name(prefix + number, extension) if prefix else number.encode() + _behind(extension)
+        pieces += [member_header(name, len(data)), data, bytes(-len(data) % BLOCK)]
+    return pieces
 
 
 @lru_cache(maxsize=1024)
@@ -646,11 +655,12 @@ class PackProgress:
     """How far a packing is.
 
     Attributes:
-        num_samples: packed, of `total`; those of shards that were there count.
+        total: samples that there are; None: nobody knows, as of an iterable.
+        num_samples: packed; those of shards that were there count.
         nbytes: of shards that are whole in the store; `num_shards` of them, of which `num_found` were there before.
     """
 
-    total: int
+    total: int | None
     num_samples: int = 0
     nbytes: int = 0
     num_shards: int = 0
@@ -670,7 +680,7 @@ class Packing:
         source = source_of(dataset, options.quality)
         if not len(source):
             raise ValueError("a dataset of at least 1 sample is needed; this one is empty: check the path it reads")
-        self._options, self._store, self._on_progress = options, store, on_progress
+        self._begin(store, options, on_progress, len(source))
         self._samples = EncodedSamples(source, seed=options.seed, restart_markers=options.restart_markers)
         probed = sorted({number * (len(source) - 1) // (NUM_PROBED - 1) for number in range(NUM_PROBED)})
         with kept_generators():
@@ -678,28 +688,34 @@ class Packing:
             probes = [b"".join(self._samples.pieces(index, own)) for index in probed]
         mean = sum(map(len, probes)) // len(probes)
         self._batch_size = min(max(_BATCH_NBYTES // mean, 1), _BATCH_SIZE_MAX)
-        self._generation = Generation(store, self._name(probes))
+        self._generation = Generation(store, self._name(probes, source))
+
+    def _begin(
+        self, store: Store, options: PackOptions, on_progress: Callable[[PackProgress], None] | None, total: int | None
+    ) -> None:
+        self._options, self._store, self._on_progress, self._total = options, store, on_progress, total
         self._records: list[Record] = []  # of the shards that are in the store
         self.num_found = self._num_packed = 0
 
-    def _name(self, probes: list[bytes]) -> str:
+    def _name(self, probes: list[bytes], source: PackSource | None) -> str:
         """The generation's name: another one for other arguments or another dataset."""
         options, digest = self._options, hashlib.sha256()
         arguments = (options.seed, options.maxsize, options.maxcount, options.quality, options.restart_markers)
-        digest.update(json.dumps((VERSION, len(self._samples), *arguments)).encode("ascii"))
+        digest.update(json.dumps((VERSION, self._total, *arguments)).encode("ascii"))
         for probe in probes:
             digest.update(probe)
-        if isinstance(self._samples.source, Files):
-            self._samples.source.update(digest)
+        if isinstance(source, Files):
+            source.update(digest)
         return digest.hexdigest()[:16]
 
     def run(self) -> Manifest:
         """Packs what is not in the store yet, and writes the manifest."""
-        total, at = len(self._samples), 0
+        total, at = self._total, 0
         generation = self._generation
         found = generation.records()
         for record in found:
-            if (record.first, record.number) != (at, len(self._records)) or record.stop > total:
+            is_next = (record.first, record.number) == (at, len(self._records))
+            if not is_next or (total is not None and record.stop > total):
                 break
             self._records.append(record)
             at = record.stop
@@ -716,7 +732,7 @@ class Packing:
         self._spool = Spool((NUM_THREADS + 1) * self._options.maxsize, self._options.spool_folder)
         sender = ShardSender(self._store, generation, self._sent)
         try:
-            if at < total:
+            if total is None or at < total:
                 self._pack(sender, at)
             sender.wait(0)
         finally:
@@ -745,9 +761,9 @@ class Packing:
                 shard.append(records[begin:last], count)
                 self._num_packed += len(ends)
                 self._report()
-            assert shard is not None
-            sender.send(shard)
-            shard = None
+            if shard is not None:  # an iterable may end where shards that were there do
+                sender.send(shard)
+                shard = None
         finally:
             if shard is not None:
                 shard.close()
@@ -790,7 +806,62 @@ class Packing:
     def _report(self) -> None:
         if self._on_progress is not None:
             nbytes = sum(record.shard.nbytes for record in self._records)
-            self._on_progress(PackProgress(len(self._samples), self._num_packed, nbytes, len(self._records), self.num_found))
+            self._on_progress(PackProgress(self._total, self._num_packed, nbytes, len(self._records), self.num_found))
+
+
+class StreamPacking(Packing):
+    """The packing of what an iterable yields, in its order, encoded by this process.
+
+    One that was interrupted goes on if the iterable yields the same again: what shards in the store hold of it is passed over.
+    """
+
+    def __init__(
+        self, samples: Iterable[Any], store: Store, options: PackOptions, on_progress: Callable[[PackProgress], None] | None
+    ) -> None:
+        self._begin(store, options, on_progress, None)
+        source = iter(samples)
+        first = list(islice(source, NUM_PROBED))
+        if not first:
+            raise ValueError("an iterable of at least 1 sample is needed; this one is empty: check what it reads")
+        self._stream = enumerate(chain(first, source))
+        self._generation = Generation(store, self._name([self._record(n, sample) for n, sample in enumerate(first)], None))
+
+    def _record(self, number: int, sample: Any) -> bytes:
+        try:
+            prefix, members = prefix_and_members(sample, self._options.quality)
+            return b"".join(record_of(f"{number:09d}", prefix, members, self._options.restart_markers))
+        except Exception as error:
+            error.add_note(f"sample {number} of the iterable")
+            raise
+
+    def _batches(self, at: int) -> Iterator[tuple[memoryview, list[int]]]:
+        records: list[bytes] = []
+        nbytes = 0
+        for number, sample in islice(self._stream, at, None):
+            records.append(self._record(number, sample))
+            nbytes += len(records[-1])
+            if nbytes >= _BATCH_NBYTES or len(records) == _BATCH_SIZE_MAX:
+                yield memoryview(b"".join(records)), list(accumulate(map(len, records)))
+                records, nbytes = [], 0
+        if records:
+            yield memoryview(b"".join(records)), list(accumulate(map(len, records)))
+
+
+def packing_of(
+    dataset: Any, store: Store, options: PackOptions, on_progress: Callable[[PackProgress], None] | None = None
+) -> Packing:
+    """The packing of a dataset, or of an iterable of samples.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: it is empty.
+    """
+    from torch.utils.data import IterableDataset
+
+    is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    is_stream = hasattr(dataset, "__iter__") and not is_map_style and not isinstance(dataset, (str, bytes, Mapping))
+    is_stream |= isinstance(dataset, IterableDataset)  # torch's has a __getitem__ that only raises
+    return (StreamPacking if is_stream else Packing)(dataset, store, options, on_progress)
 
 
 def upload_cv_dataset(
@@ -822,7 +893,9 @@ def upload_cv_dataset(
     pickled.
 
     Args:
-        ds: map-style; samples are (image, label), an image, or dicts.
+        ds: map-style; samples are (image, label), an image, or dicts. An iterable of such samples (a generator, a fluent
+            RemoteDataset, torch's IterableDataset) is packed in its own order, by this process alone; what goes on after a kill
+            asks it for the same samples again.
         client: of `make_client`, or boto3's; None: `bucket` is a folder of this machine, or a URL; a dict: a URL of another
             cloud, whose library takes that (`open_store`).
         bucket, base_folder: where the dataset goes; one folder for each dataset.
@@ -861,7 +934,7 @@ def upload_cv_dataset(
         multiprocessing_context,
         None if spool_folder is None else os.fspath(spool_folder),
     )
-    return Packing(ds, store_of(client, bucket, base_folder), options, on_progress).run()
+    return packing_of(ds, store_of(client, bucket, base_folder), options, on_progress).run()
 
 
 def store_of(client: Any, bucket: str, base_folder: str) -> Store:

@@ -121,7 +121,11 @@ REFUSED = [
     (("nowhere",), 2, "no sample file is named, or matches, 'nowhere'"),
     (("no_such_module:name",), 2, "SOURCE: cannot import 'no_such_module'"),
     (("empty",), 2, "no image (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) is in it, and no folder of a class"),
-    (("a.npy",), 2, "a.npy is npy: folders of images, TFRecord files and tar shards are packed as they are. Write a function"),
+    (
+        ("a.dat",),
+        2,
+        "a.dat is npy: folders of images, TFRecord, Parquet, JSON lines, .npy and tar files are packed as they are. Write a",
+    ),
     (("good", "--maxcount", 0), 2, "maxsize is at least 10240 bytes, maxcount 1 and workers 0; got 100000000, 0 and 0"),
     (
         ("broken:dataset",),
@@ -137,7 +141,8 @@ def test_what_cannot_be_packed_is_said_in_a_line(
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "good").symlink_to(PHOTOS[0].parent)
-    np.save(tmp_path / "a.npy", np.ones(2))
+    with open(tmp_path / "a.dat", "wb") as file:
+        np.save(file, np.ones(2))
     (tmp_path / "broken.py").write_text("dataset = [(b'x', object())] * 3\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     done = command(*arguments)

@@ -156,7 +156,6 @@ def test_a_dataset_that_does_more_than_open_files_is_asked_for_its_samples(datas
 
 def test_what_has_no_samples_by_number_is_refused() -> None:
     with pytest.raises(
-        TypeError,
-        match=r"^a dataset with __len__ and __getitem__ is needed, since samples are packed in a random order; got a generator\. Put ",
+        TypeError, match=r"^a dataset with __len__ and __getitem__ is needed, or an iterable of samples, .*; got a generator$"
     ):
         source_of((n for n in range(3)), None)

@@ -130,6 +130,7 @@ class RemoteSource:
         """As `read`, of several: what of them is not here is read by as many ranges at once as pay."""
         places = [self.place(index) for index in indices]
         local, shards = self.local, self.local.shards.all
+        local.copies([shard for shard, _ in places])
         spans = {
             (shard, *shards[shard].layout.span(local.index(shard), sample))
             for shard, sample in places

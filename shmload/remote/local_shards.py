@@ -157,7 +157,8 @@ log = logging.getLogger("shmload")
 
 _WAIT_S = 5.0  # for another process's fetch, before it is looked at what else could be done
 _ROOM_S = 0.5  # of a prefetcher for room, before it looks whether the shard is still wanted
-_AT_ONCE = 8  # indexes, or ranges, under way
+_AT_ONCE = 8  # indexes, ranges or small shards under way
+_SMALL = 1 << 20  # bytes of a shard that is fetched beside others
 
 
 class LocalShards:
@@ -254,6 +255,16 @@ class LocalShards:
                     raise
                 return None  # its owner, another process, has ended it
 
+    def copies(self, numbers: Sequence[int]) -> None:
+        """Fetches the shards that `copy` would, several at once: small ones each cost a store's answer and little else."""
+        self._here()
+        missing = [number for number in dict.fromkeys(numbers) if number not in self._copies]
+        if len(missing) > 1 and self._is_small(missing):
+            list(self._threads().map(self.copy, missing))
+
+    def _is_small(self, numbers: Sequence[int]) -> bool:
+        return all(self.shards.all[number].nbytes <= _SMALL for number in numbers)
+
     def range(self, number: int, offset: int, nbytes: int) -> Buffer:
         """Some of a shard's bytes, from its copy if that is here, else from the store."""
         copy = self.copy(number)
@@ -264,9 +275,13 @@ class LocalShards:
     def ranges(self, wanted: Sequence[tuple[int, int, int]]) -> list[Buffer]:
         """As `range`, of (shard, offset, nbytes), with several under way at once."""
         self._here()
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_AT_ONCE, "shmload-range")
-        return list(self._pool.map(lambda one: self.range(*one), wanted))
+        return list(self._threads().map(lambda one: self.range(*one), wanted))
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_AT_ONCE, "shmload-range")
+            return self._pool
 
     def announce_all(self) -> None:
         """Says that any shard may be needed next: where there is room for all, all are fetched."""
@@ -336,7 +351,19 @@ class LocalShards:
                 private.close()
 
     def fetch_ahead(self, number: int) -> Fetched:
-        """Fetches a shard that nobody fetches yet."""
+        """Fetches a shard that nobody fetches yet, and beside a small one those small ones that come next."""
+        wanted = self._wanted
+        at = wanted.index(number) if number in wanted else len(wanted)
+        beside = [each for each in wanted[at : at + _AT_ONCE] if each not in self._copies]
+        if number not in beside or len(beside) < 2 or not self._is_small(beside):
+            return self._fetch_ahead(number)
+        try:
+            answers = set(self._threads().map(self._fetch_ahead, beside))
+        except RuntimeError:  # closed meanwhile: its threads take nothing any more
+            return "over"
+        return "over" if "over" in answers else "again" if "again" in answers else "done"
+
+    def _fetch_ahead(self, number: int) -> Fetched:
         if number in self._copies:
             return "done"
         is_second = False

@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,37 @@ def test_indexes_can_be_kept_in_the_cache(tmp_path: Path) -> None:
     assert f"7 samples, index in {tmp_path}/cache/indexes" in said
     assert not list((tmp_path / "data").glob(f"*{SIDECAR}"))
     assert len(list((tmp_path / "cache/indexes").glob("*.index"))) == 4
+
+
+class Meeting:
+    """A store's harm: reads wait until so many are under way at once, or until it has given up."""
+
+    def __init__(self, num_parties: int) -> None:
+        self.barrier = threading.Barrier(num_parties)
+        self.num_met = 0
+
+    def __call__(self, method: str, key: str) -> None:
+        if method == "read_into":
+            with suppress(threading.BrokenBarrierError):
+                self.barrier.wait(5)
+                self.num_met += 1
+
+
+@pytest.mark.parametrize("way", ["fluent", "batch"])
+def test_small_objects_are_fetched_beside_each_other(way: str, tmp_path: Path) -> None:
+    BY_NAME["files"].write(tmp_path)
+    meeting = Meeting(4)
+    dataset = RemoteDataset(None, shards_in(WatchedStore(LocalStore(tmp_path), harm=meeting)), window=4, cache_bytes=1 << 20)
+    if way == "fluent":
+        items = iter(dataset)
+        first = next(items)
+        assert first["png"].startswith(b"\x89PNG")
+    else:
+        view: Any = dataset.indexed()
+        assert len(view.__getitems__(range(20))) == 20
+    assert meeting.num_met >= 4
+    meeting.barrier.abort()
+    dataset.close()
 
 
 # ------------------------------------------------------------ what is refused

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shmload.remote.manifest import Manifest
     from shmload.remote.packing.pack import upload_cv_dataset
     from shmload.remote.remote_dataset import RemoteDataset
-    from shmload.schedule.samplers import ShardShuffle
+    from shmload.schedule.samplers import NodeShuffle, ShardShuffle
     from shmload.storage.client import Client, make_client, open_store
 
 _STAGES = "shmload.remote.fluent"
@@ -29,6 +29,7 @@ _PLACES = {
     "Manifest": "shmload.remote.manifest",
     "RemoteDataset": "shmload.remote.remote_dataset",
     "RemoteSamples": "shmload.remote.indexed",
+    "NodeShuffle": "shmload.schedule.samplers",
     "ShardShuffle": "shmload.schedule.samplers",
     "make_client": "shmload.storage.client",
     "open_store": "shmload.storage.client",
@@ -39,6 +40,7 @@ __all__ = [
     "Client",
     "Continue",
     "Manifest",
+    "NodeShuffle",
     "RemoteDataset",
     "RemoteSamples",
     "ShardShuffle",

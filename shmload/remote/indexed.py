@@ -29,7 +29,7 @@ from shmload.formats.tar.members import Decode
 from shmload.formats.tar.shards import KEY, ShardIndex, TarDataset, TarSamples
 from shmload.remote.layouts import members_span
 from shmload.remote.local_shards import LocalShards
-from shmload.schedule.samplers import ShardShuffle
+from shmload.schedule.samplers import NodeShuffle, ShardShuffle
 from shmload.worker.sample_rng import seed_and_epoch
 from shmload.worker.stage_engine import Program
 
@@ -84,9 +84,13 @@ class RemoteSource:
         """Some of these samples, by their numbers, in ascending order; over the same copies of shards."""
         return RemoteSource(self.local.another(), self._given_window, self.whole(chosen))
 
-    def order(self, *, shuffle: bool, window: int | None = None) -> ShardShuffle:
+    def order(
+        self, *, shuffle: bool, window: int | None = None, nodes: int = 1, global_batch: int = 1
+    ) -> ShardShuffle | NodeShuffle:
         """The order of an epoch's samples."""
         counts = self.local.counts() if self._chosen is None else np.diff(np.searchsorted(self._chosen, self.starts))
+        if nodes != 1:
+            return NodeShuffle(counts, nodes=nodes, global_batch=global_batch, window=window or self.window, shuffle=shuffle)
         return ShardShuffle(counts, window=window or self.window, shuffle=shuffle)
 
     def whole(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -102,7 +106,7 @@ class RemoteSource:
         shard = bisect_right(self.starts, number) - 1
         return shard, number - self.starts[shard]
 
-    def enter(self, order: ShardShuffle, shard: int, seed: int, epoch: int) -> None:
+    def enter(self, order: ShardShuffle | NodeShuffle, shard: int, seed: int, epoch: int) -> None:
         """Says that a shard of this order is read: what its window and those behind it need is announced, if that is news."""
         window = order.window_of(shard, seed=seed, epoch=epoch)
         if self._now is not None and self._now[:2] == (seed, epoch) and window <= self._now[2]:
@@ -157,7 +161,7 @@ class RemoteSource:
         self._begin()
 
 
-def taken_at(order: ShardShuffle, positions: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
+def taken_at(order: ShardShuffle | NodeShuffle, positions: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
     """The indices at positions that mostly lie close together, in ascending order."""
     if not len(positions):
         return positions
@@ -205,17 +209,25 @@ class _Ordered:
     """What knows in which order its shards will be needed, where a block shuffle says that."""
 
     _source: RemoteSource
-    _order: ShardShuffle | None = None
+    _order: ShardShuffle | NodeShuffle | None = None
 
-    def block_shuffle(self, window: int | None = None) -> ShardShuffle:
+    def block_shuffle(
+        self, window: int | None = None, *, nodes: int = 1, global_batch: int | None = None
+    ) -> ShardShuffle | NodeShuffle:
         """An order for `sampler=` that reads each shard within one window of a few, which are fetched before they are needed.
 
         Args:
             window: shards whose samples are mixed; None: as the dataset has it.
+            nodes: more than 1: each node of the job reads its own share of the shards, and fetches no others (NodeShuffle).
+            global_batch: for that: samples of one step over all ranks, `batch_size * world_size`.
         Returns:
             the order; the view goes by the last one it has made.
+        Raises:
+            ValueError: `nodes` and `global_batch` do not go together.
         """
-        self._order = self._source.order(shuffle=True, window=window)
+        if (nodes == 1) != (global_batch is None):
+            raise ValueError(f"block_shuffle: nodes and global_batch go together; got nodes={nodes}, global_batch={global_batch}")
+        self._order = self._source.order(shuffle=True, window=window, nodes=nodes, global_batch=global_batch or 1)
         return self._order
 
     def _enter(self, shard: int) -> None:
@@ -391,7 +403,7 @@ class RemoteUnits:
     """
 
     source: RemoteSource
-    order: ShardShuffle
+    order: ShardShuffle | NodeShuffle
     seed: int
     program: Program
 

@@ -54,7 +54,7 @@ from shmload.remote.listing import shards_in, shards_of_urls
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.manifest import Shards
 from shmload.remote.packing.pack import store_of
-from shmload.schedule.samplers import ShardShuffle
+from shmload.schedule.samplers import NodeShuffle, ShardShuffle
 from shmload.schedule.schedule import Permutation, Uneven
 from shmload.shm import owners
 from shmload.storage.client import open_store
@@ -193,6 +193,8 @@ class RemoteDataset(IterableDataset[Any]):
         world_size: of how many ranks; by default both as torch.distributed or the environment say, when iteration begins.
         layout: of the shards: "tar", "tfrecord", "jsonl", "npy", "parquet", "mds", "files", or an object of
             shmload.remote.layouts; None: as their names and the folder's index say.
+        nodes: more than 1: each node of the job has a share of the samples, the same one in each epoch, and fetches no shards but
+            those that this lies in (NodeShuffle). Its ranks follow each other, as launchers number them.
     Raises:
         ObjectMissing: there are no shards.
         ShardCorrupt: the manifest is damaged.
@@ -216,6 +218,7 @@ class RemoteDataset(IterableDataset[Any]):
         rank: int | None = None,
         world_size: int | None = None,
         layout: str | ShardLayout | None = None,
+        nodes: int = 1,
     ) -> None:
         shards = bucket if isinstance(bucket, Shards) else shards_in(store_of(client, bucket, folder), layout)
         if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
@@ -239,11 +242,12 @@ class RemoteDataset(IterableDataset[Any]):
                 f"cache_bytes has to hold those, and is {int(cache_bytes)}"
             )
         self.program = Program()
+        self.nodes = _whole("nodes", nodes, 1)
         self.shuffled, self.seed, self.uneven = shuffle, seed, uneven
         self._source = RemoteSource(LocalShards(shards, cache_folder, max(int(cache_bytes), 1)), window)
         self._rank_and_world_size = (rank, world_size)
         self._passes = Passes()
-        self._order: ShardShuffle | None = None
+        self._order: ShardShuffle | NodeShuffle | None = None
 
     @classmethod
     def from_urls(cls, urls: str | Iterable[str], client: Any = None, shuffle: bool = True, seed: int = 0, **options: Any) -> Self:
@@ -254,7 +258,7 @@ class RemoteDataset(IterableDataset[Any]):
             client: for s3://, or a dict for other clouds, as of `open_store`; None: one that goes by the environment.
             shuffle: as of the class.
             seed: as of the class.
-            options: `cache_folder`, `cache_bytes`, `window`, `uneven`, `rank`, `world_size`, `layout`, as of the class.
+            options: `cache_folder`, `cache_bytes`, `window`, `uneven`, `rank`, `world_size`, `layout`, `nodes`, as of the class.
         Raises:
             ObjectMissing: a shard is not there.
         """
@@ -343,6 +347,11 @@ class RemoteDataset(IterableDataset[Any]):
             ValueError: which samples make up an item is not known.
         """
         program = self.program
+        if self.nodes > 1:
+            raise ValueError(
+                "with nodes= the order depends on the ranks, and seed mode has its own: read indexed(), with "
+                "sampler=view.block_shuffle(nodes=..., global_batch=...)"
+            )
         if program.known == "nothing" or program.repetitions != 1 or program.limit is not None:
             what = program.unknown or ("with_epoch" if program.limit is not None else "repeat")
             raise ValueError(
@@ -418,9 +427,12 @@ class RemoteDataset(IterableDataset[Any]):
             return _UNKNOWN_EPOCHS
         return program.repetitions
 
-    def _ordered(self) -> ShardShuffle:
+    def _ordered(self) -> ShardShuffle | NodeShuffle:
         if self._order is None:
-            self._order = self._source.order(shuffle=self.shuffled)
+            world_size = self._world()[1] if self.nodes > 1 else 1
+            if world_size % self.nodes:
+                raise ValueError(f"nodes={self.nodes} have equally many ranks each, and there are {world_size} ranks")
+            self._order = self._source.order(shuffle=self.shuffled, nodes=self.nodes, global_batch=world_size)
         return self._order
 
     def _world(self) -> tuple[int, int]:

@@ -103,6 +103,7 @@ SAMPLES = 1 << 62  # the samples before they are sorted by length
 GROUPS = SAMPLES + 1  # groups of batches
 SHORT_GROUP = SAMPLES + 2  # which of them is the short one
 BLOCKS = SAMPLES + 3  # a BlockShuffle's blocks
+NODES = SAMPLES + 4  # a NodeShuffle's shards, before they are cut into shares
 WINDOWS = 1 << 63  # and from here on the samples of each of its windows
 
 # of words, which are numbered apart

@@ -203,6 +203,14 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
+        "nodes' shares are drawn anew in each epoch",
+        "shmload/schedule/samplers.py",
+        "        shares, each = self._shares_of(seed), self.global_batch // self.nodes\n",
+        "        shares, each = self._shares_of(seed + epoch), self.global_batch // self.nodes\n",
+        ("tests/remote/test_nodes.py::test_shares_are_the_same_in_each_epoch_and_samples_in_another_order",),
+    ),
+    Defect(
+        "N5",
         "a blank line of JSON lines is a sample",
         "shmload/remote/layouts.py",
         "            ends.append(np.delete(found, blank) + at)",

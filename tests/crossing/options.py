@@ -70,10 +70,14 @@ class After:
 def order_of(case: Case) -> dict[str, Any]:
     """Those that say in which order samples come."""
     from shmload import BlockShuffle, LengthBuckets, TokenBudget, Weighted
+    from shmload.remote import NodeShuffle
 
     n, size = size_of(case), case.batch_size
     rng = random.Random(case.seed)
     lengths = [length(case, index) for index in range(n)]
+    if case.order == "block" and case.seed % 2 and case.global_batch % 2 == 0 and n > 1:
+        sizes = [min(1 + case.seed % 5, n - begin) for begin in range(0, n, 1 + case.seed % 5)]
+        return {"batch_size": size, "sampler": NodeShuffle(sizes, nodes=2, global_batch=case.global_batch, window=2)}
     if case.order == "block":
         return {"batch_size": size, "sampler": BlockShuffle(n, block_size=1 + case.seed % 5, window=2)}
     if case.order == "weighted":

@@ -27,6 +27,7 @@ BENCHMARKS = (
     "share",
     "shared_index",
     "tar",
+    "layouts",
     "columnar",
     "tfrecord",
     "growing",

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -160,6 +161,7 @@ class RecordIndex:
         return inside and (firsts is None or (firsts[0] == 0 and bool(np.all(firsts[1:] >= firsts[:-1]))))
 
 
+@lru_cache(maxsize=256)
 def _stem(url: str) -> str:
     name = packing_of(url.rsplit("/", 1)[-1])[0]
     return name.rpartition(".")[0] or name

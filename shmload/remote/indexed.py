@@ -27,6 +27,7 @@ from shmload.batch.collate import OneSample
 from shmload.formats.columns import checked_indices
 from shmload.formats.tar.members import Decode
 from shmload.formats.tar.shards import KEY, ShardIndex, TarDataset, TarSamples
+from shmload.remote.block_index import Read
 from shmload.remote.layouts import members_span
 from shmload.remote.local_shards import LocalShards
 from shmload.schedule.samplers import NodeShuffle, ShardShuffle
@@ -130,27 +131,31 @@ class RemoteSource:
         fields = layout.sample(found, sample, lambda offset, nbytes: self.local.range(shard, offset, nbytes))
         return {"__key__": found.key(sample), "__url__": found.path, **fields}
 
-    def read_some(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """As `read`, of several: what of them is not here is read by as many ranges at once as pay."""
+    def read_some(self, indices: Sequence[int], *, has_names: bool = True) -> list[dict[str, Any]]:
+        """As `read`, of several, perhaps without key and URL: what of them is not here is read by as many ranges at once as pay."""
         places = [self.place(index) for index in indices]
-        local, shards = self.local, self.local.shards.all
-        local.copies([shard for shard, _ in places])
-        spans = {
-            (shard, *shards[shard].layout.span(local.index(shard), sample))
-            for shard, sample in places
-            if not shards[shard].layout.has_groups
-        }
-        alone = sorted(each for each in spans if local.copy(each[0]) is None)
-        ranges = dict(zip(alone, local.ranges(alone), strict=True))
+        local = self.local
+        numbers = list(dict.fromkeys(shard for shard, _ in places))
+        local.copies(numbers)
+        of = {number: (local.index(number), local.shards.all[number].layout, local.copy(number)) for number in numbers}
+        alone: dict[tuple[int, int, int], Buffer] = {}
+        for shard, sample in places:
+            found, layout, copy = of[shard]
+            if copy is None and not layout.has_groups:
+                alone[shard, *layout.span(found, sample)] = b""
+        alone = dict(zip(alone, local.ranges(list(alone)), strict=True))
+
+        def reading(shard: int, copy: NDArray[np.uint8] | None) -> Read:
+            if copy is not None:
+                return lambda offset, nbytes: copy[offset : offset + nbytes].data
+            return lambda offset, nbytes: alone.get((shard, offset, nbytes)) or local.range(shard, offset, nbytes)
+
+        readers = {shard: reading(shard, copy) for shard, (_, _, copy) in of.items()}
         made = []
         for shard, sample in places:
-            found = local.index(shard)
-
-            def read(offset: int, nbytes: int, shard: int = shard) -> Buffer:
-                known = ranges.get((shard, offset, nbytes))
-                return local.range(shard, offset, nbytes) if known is None else known
-
-            made.append({"__key__": found.key(sample), "__url__": found.path, **shards[shard].layout.sample(found, sample, read)})
+            found, layout, _ = of[shard]
+            fields = layout.sample(found, sample, readers[shard])
+            made.append({"__key__": found.key(sample), "__url__": found.path, **fields} if has_names else fields)
         return made
 
     def __getstate__(self) -> dict[str, Any]:
@@ -274,19 +279,23 @@ class RemoteRecords(_Ordered):
         self._source.begin()
         for shard in dict.fromkeys(self._source.place(number)[0] for number in numbers):
             self._enter(shard)
+        if self._fields is None and not self._decode:
+            return [_plain(made) for made in self._source.read_some(numbers, has_names=False)]
         return [self._sample(made) for made in self._source.read_some(numbers)]
 
     def _sample(self, made: dict[str, Any]) -> dict[str, Any]:
-        names = self._fields if self._fields is not None else [name for name in made if name not in ("__key__", "__url__")]
-        try:
-            return {name: self._decode[name](made[name]) if name in self._decode else made[name] for name in names}
-        except KeyError as error:
-            if error.args[0] in made:
-                raise
-            raise ValueError(f"{made['__key__']} of {made['__url__']} has no field {error}; it has {sorted(made)}") from error
+        names = _plain(made) if self._fields is None else self._fields
+        if missing := [name for name in names if name not in made]:
+            raise ValueError(f"{made['__key__']} of {made['__url__']} has no field {missing[0]!r}; it has {sorted(made)}")
+        return {name: self._decode[name](made[name]) if name in self._decode else made[name] for name in names}
 
     def __repr__(self) -> str:
         return f"<RemoteRecords of {len(self._source.local.shards.all)} shards>"
+
+
+def _plain(made: dict[str, Any]) -> dict[str, Any]:
+    """A sample without key and URL; plain files bring a key of their own."""
+    return {name: value for name, value in made.items() if name not in ("__key__", "__url__")}
 
 
 class RemoteSamples(_Ordered, TarDataset):

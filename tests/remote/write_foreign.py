@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 
-class _Stub(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class Stub(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Stands for torchvision, which MosaicML's package imports for its datasets of pictures; none of it is used here."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
@@ -99,7 +99,7 @@ def lit_sample(number: int) -> dict[str, Any]:
 
 
 def write(folder: Path) -> None:
-    sys.meta_path.append(_Stub())
+    sys.meta_path.append(Stub())
     from litdata.streaming.item_loader import TokensLoader
     from litdata.streaming.writer import BinaryWriter
     from streaming import MDSWriter

@@ -24,8 +24,9 @@ from shmload._core.crc32c import crc32c
 from shmload.errors import ShardCorrupt, ShmloadError
 from shmload.formats.compression import packing_of
 
-__all__ = ["PIECE", "BlockLayout", "Bounds", "Index", "Pieces", "Read", "RecordIndex", "ShardLayout"]
+__all__ = ["PIECE", "SCALARS", "BlockLayout", "Bounds", "Index", "Pieces", "Read", "RecordIndex", "ShardLayout"]
 
+SCALARS = [f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64) if (kind, bits) != ("float", 8)]
 Read = Callable[[int, int], Buffer]  # (offset, nbytes) -> the bytes there
 Bounds = NDArray[np.int64]
 
@@ -48,7 +49,6 @@ class ShardLayout(Protocol):
     """A format of shards. Picklable."""
 
     name: ClassVar[str]
-    has_groups: ClassVar[bool]  # whether samples are decoded many at a time, and kept
 
     def scan(self, url: str, nbytes: int, read: Read) -> bytes:
         """The packed index of a shard, of which only what is needed is read.
@@ -189,7 +189,6 @@ class BlockLayout(ABC):
     """What the layouts have in common whose shards are blocks end to end."""
 
     name: ClassVar[str]
-    has_groups: ClassVar[bool] = False
 
     @abstractmethod
     def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:

@@ -12,7 +12,7 @@ import json
 import pickle
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -20,10 +20,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.errors import ShardCorrupt
-from shmload.remote.block_index import BlockLayout, Bounds, Read, RecordIndex
+from shmload.errors import ShardCorrupt, ShmloadError
+from shmload.formats.columns import BlockCache, PerProcess, library
+from shmload.remote.arrow_rows import cell, column_of
+from shmload.remote.block_index import SCALARS, BlockLayout, Bounds, Read, RecordIndex
 
-__all__ = ["SCALARS", "LitData", "Mds", "litdata_of"]
+__all__ = ["LitData", "Mds", "litdata_of"]
 
 
 def _table(url: str, nbytes: int, read: Read) -> tuple[Bounds, int]:
@@ -72,7 +74,6 @@ def _unpickled(data: Any, allowed: bool) -> Any:
     return pickle.loads(data)
 
 
-SCALARS = [f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64) if (kind, bits) != ("float", 8)]
 _MDS_CODES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32"} | {
     64: "uint64",
     65: "int64",
@@ -224,6 +225,8 @@ class LitData(BlockLayout):
         tree: how leaves make an item: None is a leaf, a list or a dict holds more of them.
         block_size: tokens of a sample, where chunks are tokens end to end.
         allow_pickle: read leaves of pickles, which can run any code.
+        cache_bytes: of chunks that are rows of Arrow, as LitData writes dicts of numbers, bytes and text: what is decoded of them,
+            and what is fetched where the cache does not hold them; in each process.
     """
 
     name: ClassVar[str] = "litdata"
@@ -231,6 +234,8 @@ class LitData(BlockLayout):
     tree: Any = None
     block_size: int | None = None
     allow_pickle: bool = False
+    cache_bytes: int = 1 << 28
+    _decoded: PerProcess[BlockCache] = field(default_factory=PerProcess, compare=False, repr=False)
 
     def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
         bounds, end = _table(url, nbytes, read)
@@ -239,8 +244,24 @@ class LitData(BlockLayout):
             stride = self.block_size * np.dtype(_lit_dtype(kind, int(code))).itemsize
             bounds = end + stride * np.arange((nbytes - end) // stride + 1, dtype=np.int64)
         elif len(bounds) > 1 and bounds[-1] == bounds[0]:
-            raise ShardCorrupt(f"{url}: holds rows of Arrow, which are not read here; write it with LitData's own serializers")
+            return _of_arrow(url, nbytes, read, len(bounds) - 1)
         return RecordIndex(url, bounds)
+
+    def sample(self, index: RecordIndex, number: int, read: Read) -> dict[str, Any]:
+        if index.firsts is None:
+            return super().sample(index, number, read)
+        cache = self._decoded.get(lambda: BlockCache(self.cache_bytes))
+        arrow = library("pyarrow", "parquet")
+        try:
+            file, rows = cache.get((index.path, "file"), lambda: _opened(arrow, read(*index.span(0))))
+            columns = cache.get((index.path, number // rows), lambda: _batch(file, number // rows))
+            return {name: cell(column, number % rows) for name, column in columns.items()}
+        except (arrow.ArrowException, OSError, IndexError, ValueError) as error:
+            if isinstance(error, ShmloadError):
+                raise
+            raise ShardCorrupt(
+                f"{index.path}: sample {number}, in the rows of Arrow from byte {index.bounds[0]}: {error}"
+            ) from error
 
     def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
         if self.block_size is not None:
@@ -268,6 +289,28 @@ class LitData(BlockLayout):
         return _LIT_PLAIN[kind](data)
 
 
+def _of_arrow(url: str, nbytes: int, read: Read, num_samples: int) -> RecordIndex:
+    """A chunk whose table of offsets says nothing, and whose end names a file of Arrow's IPC before it."""
+    tail = bytes(memoryview(read(max(nbytes - 12, 0), min(nbytes, 12))).cast("B"))
+    begin = nbytes - 12 - int.from_bytes(tail[:4], "little")
+    if tail[4:] != b"LDARW01\0" or begin < 0:
+        raise ShardCorrupt(f"{url}: at byte {max(nbytes - 12, 0)}: its samples have no bytes, and no rows of Arrow follow them")
+    return RecordIndex(url, np.array([begin, nbytes - 12], np.int64), np.array([0, num_samples], np.int64))
+
+
+def _opened(arrow: Any, data: Any) -> tuple[tuple[Any, int], int]:
+    """(the file, rows of each of its batches), and how much it holds; of a copy that is mapped room on the disk."""
+    view = memoryview(data).cast("B")
+    file = library("pyarrow.ipc", "parquet").open_file(arrow.py_buffer(view))
+    return (file, max(file.get_batch(0).num_rows, 1)), len(view)
+
+
+def _batch(file: Any, number: int) -> tuple[dict[str, Any], int]:
+    batch = file.get_batch(number)
+    batch.validate(full=True)  # pyarrow follows its offsets wherever they lead
+    return {name: column_of(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}, batch.nbytes
+
+
 def _tree_of(spec: Any, leaves: Iterator[Any]) -> Any:
     if isinstance(spec, dict):
         return {name: _tree_of(each, leaves) for name, each in spec.items()}
@@ -292,7 +335,7 @@ def litdata_of(config: Mapping[str, Any], asked: LitData, where: str) -> LitData
         raise ValueError(f"{where}: holds tokens end to end: say how many make a sample, layout=LitData(block_size=...)")
     spec = json.loads(config["data_spec"])[1] if config.get("data_spec") else {"type": None, "children_spec": []}
     formats = tuple(map(str, config["data_format"]))
-    return LitData(formats, _tree(spec, where), asked.block_size, asked.allow_pickle)
+    return LitData(formats, _tree(spec, where), asked.block_size, asked.allow_pickle, asked.cache_bytes)
 
 
 def _tree(spec: Mapping[str, Any], where: str) -> Any:

@@ -141,7 +141,7 @@ class RemoteSource:
         alone: dict[tuple[int, int, int], Buffer] = {}
         for shard, sample in places:
             found, layout, copy = of[shard]
-            if copy is None and not layout.has_groups:
+            if copy is None and getattr(found, "firsts", None) is None:  # what is decoded many at a time is kept so, too
                 alone[shard, *layout.span(found, sample)] = b""
         alone = dict(zip(alone, local.ranges(list(alone)), strict=True))
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from shmload.remote.block_index import ShardLayout
 from shmload.remote.layouts import LitData, TFRecords
-from tests.remote.write_foreign import lit_sample, mds_sample
+from tests.remote.write_foreign import lit_sample, mds_sample, row_sample
 
 NUM_SAMPLES = 23
 PER_SHARD = 7
@@ -100,12 +100,15 @@ def table(path: Path, samples: range) -> None:
         "x": [numbers(n).tolist() for n in samples],
         "raw": [bytes([n]) * n for n in samples],
         "none": [None if n % 2 else n / 2 for n in samples],
+        "struct": [{"n": n, "names": [f"{n}"]} for n in samples],
+        "lists": [[[n], []] for n in samples],
     }
     pq.write_table(pa.table(columns), path, row_group_size=3, compression="zstd")
 
 
 def table_sample(number: int) -> dict[str, Any]:
     more = {"raw": bytes([number]) * number, "none": None if number % 2 else number / 2}
+    more |= {"struct": {"n": number, "names": [f"{number}"]}, "lists": [[number], []]}
     return {"label": number, "name": f"näme {number}", "x": numbers(number).astype(np.float64), **more}
 
 
@@ -186,6 +189,8 @@ CASES = [
     Case("mds.gz", copied("mds_gz"), of_mds, None, True),
     Case("litdata", copied("litdata"), of_litdata),
     Case("litdata.zstd", copied("litdata_zstd"), of_litdata, None, True),
+    Case("litdata rows", copied("litdata_rows"), row_sample),
+    Case("litdata rows.zstd", copied("litdata_rows_zstd"), row_sample),
     Case("litdata, tokens", copied("litdata_tokens"), lambda n: {"value": np.arange(10 * n, 10 * n + 10)}, LitData(block_size=10)),
 ]
 

@@ -111,7 +111,7 @@ def test_samples_by_their_index(case: Case, data: Path) -> None:
         dataset.close()
 
 
-LABELLED = ["jsonl", "jsonl.zst", "parquet", "tfrecord, schema", "mds", "mds.zstd", "litdata", "litdata.zstd"]
+LABELLED = ["jsonl", "jsonl.zst", "parquet", "tfrecord, schema", "mds", "mds.zstd", "litdata", "litdata.zstd", "litdata rows"]
 
 
 @pytest.mark.parametrize("case", [BY_NAME[name] for name in LABELLED], ids=LABELLED)
@@ -411,7 +411,7 @@ def test_a_shard_that_is_replaced_while_it_is_read_is_an_error(case: Case, data:
     dataset.close()
 
 
-FUZZED = ["jsonl", "npy", "parquet", "tfrecord", "mds", "litdata", "jsonl.zst", "tar.gz"]
+FUZZED = ["jsonl", "npy", "parquet", "tfrecord", "mds", "litdata", "litdata rows", "jsonl.zst", "tar.gz"]
 
 
 @pytest.mark.parametrize("case", [BY_NAME[name] for name in FUZZED], ids=FUZZED)
@@ -515,8 +515,8 @@ def test_what_the_libraries_write_today_is_read(tmp_path: Path) -> None:
         pytest.skip("needs mosaicml-streaming and litdata in a folder that SHMLOAD_OTHER_LOADERS names")
     script = Path(__file__).with_name("write_foreign.py")
     subprocess.run([sys.executable, str(script), str(tmp_path)], env={**os.environ, "PYTHONPATH": folder}, check=True)
-    for name in ("mds", "mds_zstd", "mds_gz", "litdata", "litdata_zstd"):
-        case = BY_NAME[name.replace("_", ".")]
+    for name in ("mds", "mds_zstd", "mds_gz", "litdata", "litdata_zstd", "litdata_rows", "litdata_rows_zstd"):
+        case = BY_NAME[name.replace("_zstd", ".zstd").replace("_gz", ".gz").replace("_", " ")]
         found = list(RemoteDataset.from_urls(str(tmp_path / name), shuffle=False))
         assert len(found) == NUM_SAMPLES
         assert all(same(plain(sample), case.sample(number)) for number, sample in enumerate(found))

@@ -22,7 +22,7 @@ from tests.storage.store_kit import Server, web_server
 
 NAMES = (
     *("jsonl", "jsonl.zst", "npy", "parquet", "tfrecord, schema", "tar.gz", "files"),
-    *("mds", "mds.zstd", "litdata", "litdata.zstd"),
+    *("mds", "mds.zstd", "litdata", "litdata.zstd", "litdata rows"),
 )
 EVERY = pytest.mark.parametrize("case", [case for case in CASES if case.name in NAMES], ids=lambda case: case.name)
 

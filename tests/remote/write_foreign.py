@@ -98,6 +98,17 @@ def lit_sample(number: int) -> dict[str, Any]:
     }
 
 
+def row_sample(number: int) -> dict[str, Any]:
+    """What LitData writes as rows of Arrow: no arrays among it."""
+    return {
+        "label": number - 3,
+        "name": f"näme {number}",
+        "half": number / 2,
+        "raw": bytes([number]) * number,
+        "nested": {"n": [number, number], "s": f"{number}"},
+    }
+
+
 def write(folder: Path) -> None:
     sys.meta_path.append(Stub())
     from litdata.streaming.item_loader import TokensLoader
@@ -112,6 +123,12 @@ def write(folder: Path) -> None:
         chunks = BinaryWriter(str(folder / name), chunk_size=7, **more)
         for number in range(23):
             chunks[number] = lit_sample(number)
+        chunks.done()
+        chunks.merge()
+    for name, more in (("litdata_rows", {}), ("litdata_rows_zstd", {"compression": "zstd"})):
+        chunks = BinaryWriter(str(folder / name), chunk_size=7, **more)
+        for number in range(23):
+            chunks[number] = row_sample(number)
         chunks.done()
         chunks.merge()
     tokens = BinaryWriter(str(folder / "litdata_tokens"), chunk_bytes=400, item_loader=TokensLoader(10))

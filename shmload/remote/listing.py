@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
@@ -83,9 +84,10 @@ def _foreign(store: Store, layout: str | ShardLayout | None) -> Shards:
         groups = {"tar": groups["tar"]}  # what lies beside tar files is theirs
     ((_, entries),) = groups.items()
     kind = asked or _kind(entries[0].key, None) or TAR
-    return Shards(
-        tuple(_sized(RemoteShard(store, e.key, e.nbytes, e.etag, has_index=e.key + SIDECAR in names), kind) for e in entries)
-    )
+    there = [RemoteShard(store, e.key, e.nbytes, e.etag, has_index=e.key + SIDECAR in names) for e in entries]
+    with ThreadPoolExecutor(_AT_ONCE, "shmload-expand") as pool:  # starts threads only for what it is given
+        is_compressed = not isinstance(kind, PlainFiles) and any(packing_of(shard.key)[1] for shard in there)
+        return Shards(tuple((pool.map if is_compressed else map)(partial(_sized, layout=kind), there)))
 
 
 def _kind(key: str, asked: ShardLayout | None) -> ShardLayout | None:

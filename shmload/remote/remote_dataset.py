@@ -168,7 +168,10 @@ _UNKNOWN_EPOCHS = 1 << 20  # that a pass of unknown length may take before it wo
 
 
 class RemoteDataset(IterableDataset[Any]):
-    """The samples of tar shards in an object store: dicts of members as bytes, `__key__` and `__url__`. An IterableDataset.
+    """The samples of shards in a store: dicts of fields, `__key__` and `__url__`. An IterableDataset.
+
+    Of tar shards the fields are members as bytes, by extension; of data as they lie (Parquet, TFRecord, JSON lines, .npy,
+    MosaicML's and LitData's shards, images) what their layout says, decoded: shmload.remote.layouts.
 
     What is in the folder is looked up here and stays as it is now: a later upload is an error when its shards replace these, never
     a mix. With a manifest (of upload_cv_dataset or `shmload pack`) all is known at once; of other shards the headers are read at
@@ -254,7 +257,7 @@ class RemoteDataset(IterableDataset[Any]):
         """The samples of shards by their URLs: "s3://bucket/x-{000000..000009}.tar", https://, file://, paths; or of one folder.
 
         Args:
-            urls: of .tar objects, in which braces expand, or of a folder.
+            urls: of objects, in which braces expand, or of a folder.
             client: for s3://, or a dict for other clouds, as of `open_store`; None: one that goes by the environment.
             shuffle: as of the class.
             seed: as of the class.

@@ -183,10 +183,8 @@ def _holds_shards(folder: str) -> bool:
 
 def _of_shards(urls: str | list[str]) -> Any:
     from shmload.remote import RemoteDataset
-    from shmload.remote.indexed import RemoteRecords
 
-    view = RemoteDataset.from_urls(urls).indexed()
-    return view if isinstance(view, RemoteRecords) else RemoteDataset.from_urls(urls).indexed(decode=False)
+    return RemoteDataset.from_urls(urls).indexed(decode=False)
 
 
 class FlatSamples:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -253,7 +253,7 @@ class RemoteRecords(_Ordered):
     Args:
         source: of the RemoteDataset.
         fields: those that samples have, of the layout's and of "__key__" and "__url__"; None: all of the layout's.
-        decode: a function of a field's value, by field: {"image": ImageDecoder(...)}.
+        decode: a function of a field's value, by field: {"image": ImageDecoder(...)}; None, or False as of TarDataset: none.
     Raises:
         ValueError: on reading: a sample lacks a field.
         ShardCorrupt: on reading: a shard is not what its layout says, or was written to since.
@@ -262,7 +262,11 @@ class RemoteRecords(_Ordered):
     """
 
     def __init__(
-        self, source: RemoteSource, *, fields: Sequence[str] | None = None, decode: Mapping[str, Callable[[Any], Any]] | None = None
+        self,
+        source: RemoteSource,
+        *,
+        fields: Sequence[str] | None = None,
+        decode: Mapping[str, Callable[[Any], Any]] | Literal[False] | None = None,
     ) -> None:
         self._source = source
         self._fields = None if fields is None else list(fields)

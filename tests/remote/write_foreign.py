@@ -26,7 +26,7 @@ class Stub(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         made = types.ModuleType(spec.name)
-        made.__getattr__ = lambda name: _absent(name)  # type: ignore[method-assign]
+        made.__getattr__ = lambda name: _absent(name)  # type: ignore[method-assign]  # a module's own (PEP 562)
         return made
 
     def exec_module(self, module: types.ModuleType) -> None:

@@ -30,7 +30,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
@@ -190,6 +190,7 @@ class LocalShards:
         self._copies: dict[int, tuple[NDArray[np.uint8], Lease]] = {}  # shards that are here as long as they stand there
         self._indexes: dict[int, Any] = {}
         self._wanted: list[int] = []  # in the order they are needed
+        self._places: dict[int, int] = {}  # of each in it: a dataset of plain files may have a million
         self._prefetcher: Prefetcher | None = None
         self._pool: ThreadPoolExecutor | None = None
         self.num_dropped = 0  # copies let go so far: whoever holds some looks whether it is another now
@@ -312,7 +313,7 @@ class LocalShards:
                 break
             wanted.append(number)
         with self._lock:
-            self._wanted = wanted
+            self._wanted, self._places = wanted, {each: place for place, each in enumerate(wanted)}
             if self._prefetcher is None:
                 self._prefetcher = Prefetcher(self.fetch_ahead)
         self._prefetcher.wish(wanted)
@@ -352,14 +353,17 @@ class LocalShards:
 
     def fetch_ahead(self, number: int) -> Fetched:
         """Fetches a shard that nobody fetches yet, and beside a small one those small ones that come next."""
-        wanted = self._wanted
-        at = wanted.index(number) if number in wanted else len(wanted)
+        wanted, places = self._wanted, self._places
+        at = places.get(number, len(wanted))
         beside = [each for each in wanted[at : at + _AT_ONCE] if each not in self._copies]
         if number not in beside or len(beside) < 2 or not self._is_small(beside):
             return self._fetch_ahead(number)
-        try:
-            answers = set(self._threads().map(self._fetch_ahead, beside))
-        except RuntimeError:  # closed meanwhile: its threads take nothing any more
+        pool = self._threads()
+        begun: list[Future[Fetched]] = []
+        with contextlib.suppress(RuntimeError):  # closed meanwhile: its threads take nothing any more
+            begun.extend(pool.submit(self._fetch_ahead, each) for each in beside)
+        answers = {each.result() for each in begun}  # what was begun is waited for, as one alone is
+        if len(begun) < len(beside):
             return "over"
         return "over" if "over" in answers else "again" if "again" in answers else "done"
 

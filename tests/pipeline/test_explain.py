@@ -423,7 +423,8 @@ def test_items_that_fail_are_no_reason_to_fail() -> None:
             found = pipeline.explain(items=4)
         assert found.bound == "nothing"
         assert found.why.startswith("Nothing could be measured: items fail: KeyError(")
-    assert Range(8).map(lambda x: x if x > 3 else failing(x)).explain(items=4).bound == "trainer"
+    some_fail = Range(8).map(lambda x: x if x > 3 else failing(x)).explain(items=4)
+    assert some_fail.bound != "nothing", "what the others took is known; which stage took most is chance"
 
 
 def test_where_no_item_comes_nothing_is_known() -> None:

@@ -48,12 +48,19 @@ class RemoteSource:
     Args:
         local: the shards as they are here.
         window: shards whose samples are mixed; None: up to 16, as many as the budget holds three times.
+        ahead_bytes: of shards behind the window that is read, that may be fetched before they are needed; None: two windows.
         chosen: the numbers, in ascending order, of the samples that count, int64; None: all of the shards'.
     """
 
-    def __init__(self, local: LocalShards, window: int | None, chosen: NDArray[np.int64] | None = None) -> None:
+    def __init__(
+        self,
+        local: LocalShards,
+        window: int | None,
+        ahead_bytes: float | None = None,
+        chosen: NDArray[np.int64] | None = None,
+    ) -> None:
         self.local = local
-        self._given_window, self._chosen = window, chosen
+        self._given_window, self.ahead_bytes, self._chosen = window, ahead_bytes, chosen
         self._starts: list[int] | None = None
         self._begin()
 
@@ -83,7 +90,7 @@ class RemoteSource:
 
     def part(self, chosen: NDArray[np.int64]) -> RemoteSource:
         """Some of these samples, by their numbers, in ascending order; over the same copies of shards."""
-        return RemoteSource(self.local.another(), self._given_window, self.whole(chosen))
+        return RemoteSource(self.local.another(), self._given_window, self.ahead_bytes, self.whole(chosen))
 
     def order(
         self, *, shuffle: bool, window: int | None = None, nodes: int = 1, global_batch: int = 1
@@ -115,7 +122,15 @@ class RemoteSource:
         with self._lock:
             self._now, self._is_settled = (seed, epoch, window), False
             windows = order.shards_from(window, seed=seed, epoch=epoch, num_windows=min(_KNOWN, 2 * order.num_windows))
-            self.local.announce([shard for shards in windows for shard in shards], sum(map(len, windows[:_AHEAD])))
+            coming = [shard for shards in windows for shard in shards]
+            self.local.announce(coming, len(windows[0]) + self._num_ahead(coming[len(windows[0]) :], windows[1:_AHEAD]))
+
+    def _num_ahead(self, behind: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
+        """How many of the shards behind the window that is read are fetched ahead."""
+        if self.ahead_bytes is None:
+            return sum(map(len, windows))
+        taken = np.cumsum([self.local.shards.all[shard].nbytes for shard in behind])
+        return int(np.searchsorted(taken, self.ahead_bytes, "right"))
 
     def begin(self) -> None:
         """Says that what was read so far is done with: shards of a window that was passed are let go."""
@@ -239,7 +254,8 @@ class _Ordered:
         """Has what comes next fetched, if a block shuffle says what that is."""
         now = seed_and_epoch()
         if self._order is None:
-            self._source.local.announce_all()
+            if self._source.ahead_bytes is None:
+                self._source.local.announce_all()
         elif now is not None and now[0] is not None:
             self._source.enter(self._order, shard, now[0], now[1])
 

@@ -190,6 +190,9 @@ class RemoteDataset(IterableDataset[Any]):
             own that ends with the dataset and its workers.
         cache_bytes: what that folder may hold; 0: nothing is kept, each sample is read alone. All users of a folder say the same.
         window: shards whose samples are mixed; None: up to 16, as many as `cache_bytes` holds three times. All ranks need the same.
+        ahead_bytes: the most that is fetched before it is needed, in whole shards behind the window that is read, as far as
+            `cache_bytes` has room; 0: nothing but that window. None: two windows, and without `block_shuffle` all if it fits. No
+            order depends on it.
         uneven: where the samples do not divide evenly by the ranks: "pad" repeats some from the epoch's start, "drop" leaves some
             out, "exact" lets the last ranks have one less.
         rank: of this process.
@@ -222,6 +225,7 @@ class RemoteDataset(IterableDataset[Any]):
         world_size: int | None = None,
         layout: str | ShardLayout | None = None,
         nodes: int = 1,
+        ahead_bytes: float | None = None,
     ) -> None:
         shards = bucket if isinstance(bucket, Shards) else shards_in(store_of(client, bucket, folder), layout)
         if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
@@ -232,6 +236,8 @@ class RemoteDataset(IterableDataset[Any]):
             raise ValueError(f"rank and world_size go together; got rank={rank}, world_size={world_size}")
         if not cache_bytes >= 0:
             raise ValueError(f"cache_bytes is a number of bytes, 0 or more; got {cache_bytes!r}")
+        if ahead_bytes is not None and not ahead_bytes >= 0:
+            raise ValueError(f"ahead_bytes is a number of bytes, 0 or more, or None; got {ahead_bytes!r}")
         if window is not None and not window >= 1:
             raise ValueError(f"window is a number of shards, at least 1, or None; got {window!r}")
         if window is not None and (needed := min(window, len(shards.all)) * shards.largest) > cache_bytes:
@@ -247,7 +253,7 @@ class RemoteDataset(IterableDataset[Any]):
         self.program = Program()
         self.nodes = _whole("nodes", nodes, 1)
         self.shuffled, self.seed, self.uneven = shuffle, seed, uneven
-        self._source = RemoteSource(LocalShards(shards, cache_folder, max(int(cache_bytes), 1)), window)
+        self._source = RemoteSource(LocalShards(shards, cache_folder, max(int(cache_bytes), 1)), window, ahead_bytes)
         self._rank_and_world_size = (rank, world_size)
         self._passes = Passes()
         self._order: ShardShuffle | NodeShuffle | None = None
@@ -261,7 +267,8 @@ class RemoteDataset(IterableDataset[Any]):
             client: for s3://, or a dict for other clouds, as of `open_store`; None: one that goes by the environment.
             shuffle: as of the class.
             seed: as of the class.
-            options: `cache_folder`, `cache_bytes`, `window`, `uneven`, `rank`, `world_size`, `layout`, `nodes`, as of the class.
+            options: `cache_folder`, `cache_bytes`, `window`, `uneven`, `rank`, `world_size`, `layout`, `nodes`, `ahead_bytes`, as of
+                the class.
         Raises:
             ObjectMissing: a shard is not there.
         """

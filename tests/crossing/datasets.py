@@ -229,7 +229,8 @@ def _remote(case: Case, folder: Path) -> Any:
     paths = _write_tar(case, folder, min(case.n, 4))
     sizes = [path.stat().st_size for path in paths]
     room = {"gzip": max(sizes) * 6 // 10, "files": max(sizes) * 2}.get(case.extra, sum(sizes) * 2)
-    return RemoteDataset.from_urls(str(folder), cache_bytes=room).indexed(**_tar_options(case))
+    ahead = (None, 0, max(sizes))[case.seed % 3]
+    return RemoteDataset.from_urls(str(folder), cache_bytes=room, ahead_bytes=ahead).indexed(**_tar_options(case))
 
 
 def _lies(case: Case, folder: Path) -> Any:
@@ -246,7 +247,8 @@ def _lies(case: Case, folder: Path) -> Any:
     asked = TFRecords(schema_of(case)) if layout == "tfrecord" else None
     shards = shards_in(LocalStore(folder), asked)
     room = (shards.largest + 1, shards.largest * 2, shards.nbytes * 2)[case.seed % 3]
-    return RemoteDataset(None, shards, cache_bytes=room).indexed()
+    ahead = (None, 0, shards.largest)[case.seed // 3 % 3]
+    return RemoteDataset(None, shards, cache_bytes=room, ahead_bytes=ahead).indexed()
 
 
 def _lying_parquet(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:

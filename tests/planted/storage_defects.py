@@ -257,4 +257,12 @@ STORAGE_DEFECTS = [
         "            pass  # it",
         ("tests/remote/test_layouts.py::test_compressed_shards_take_turns_in_a_small_cache",),
     ),
+    Defect(
+        "N5",
+        "a shard more than ahead_bytes holds is fetched ahead",
+        "shmload/remote/indexed.py",
+        "return int(np.searchsorted(taken, self.ahead_bytes, \"right\"))",
+        "return int(np.searchsorted(taken, self.ahead_bytes, \"right\")) + 1",
+        ("tests/remote/test_local_shards.py::test_no_more_bytes_are_fetched_ahead_than_asked_for",),
+    ),
 ]

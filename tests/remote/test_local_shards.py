@@ -74,6 +74,38 @@ def test_what_comes_next_is_fetched_before_it_is_asked_for(tmp_path: Path) -> No
     dataset.close()
 
 
+@pytest.mark.parametrize(("ahead", "num_ahead"), [(0, 0), (2 * NBYTES, 2), (5 * NBYTES - 1, 4)])
+def test_no_more_bytes_are_fetched_ahead_than_asked_for(ahead: float, num_ahead: int, tmp_path: Path) -> None:
+    write_packed(tmp_path, [5] * 8)
+    dataset, store = watched(tmp_path, window=1, ahead_bytes=ahead, rank=0, world_size=1)
+    order = [shards[0] for shards in dataset._ordered().shards_from(0, seed=0, epoch=0, num_windows=8)]
+    last_ahead = f"{'0' * 16}/shard-{order[num_ahead]:06d}.tar"
+    seen = threading.Event()
+    store.harm = lambda method, key: seen.set() if (method, key) == ("read_into", last_ahead) else None
+    begun = set()
+    for item in dataset:
+        begun.add(item["__url__"])
+        assert seen.wait(10)
+        assert store.count("read_into") <= len(begun) + num_ahead
+    assert len(begun) == 8
+    dataset.close()
+
+
+def test_where_any_shard_may_be_next_none_is_fetched_ahead_of_a_bound(tmp_path: Path) -> None:
+    write_packed(tmp_path, [5] * 8)
+    dataset, store = watched(tmp_path, ahead_bytes=0)
+    view = dataset.indexed()
+    assert [int(view[index]["cls"]) for index in (7, 8)] == [7, 8]
+    dataset.close()
+    assert store.count("read_into") == 1
+
+
+def test_a_bound_that_is_no_number_of_bytes_is_refused(tmp_path: Path) -> None:
+    write_packed(tmp_path, [5])
+    with pytest.raises(ValueError, match="ahead_bytes is a number of bytes, 0 or more, or None; got -1"):
+        RemoteDataset.from_urls(str(tmp_path), ahead_bytes=-1)
+
+
 def test_more_than_the_cache_may_hold_is_read_sample_by_sample(tmp_path: Path) -> None:
     write_packed(tmp_path, [5] * 4)
     dataset, store = watched(tmp_path, cache_bytes=NBYTES // 2)

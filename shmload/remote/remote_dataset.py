@@ -267,8 +267,8 @@ class RemoteDataset(IterableDataset[Any]):
             client: for s3://, or a dict for other clouds, as of `open_store`; None: one that goes by the environment.
             shuffle: as of the class.
             seed: as of the class.
-            options: `cache_folder`, `cache_bytes`, `window`, `uneven`, `rank`, `world_size`, `layout`, `nodes`, `ahead_bytes`, as of
-                the class.
+            options: `cache_folder`, `cache_bytes`, `window`, `uneven`, `rank`, `world_size`, `layout`, `nodes`, `ahead_bytes`,
+                as of the class.
         Raises:
             ObjectMissing: a shard is not there.
         """

@@ -53,11 +53,7 @@ class RemoteSource:
     """
 
     def __init__(
-        self,
-        local: LocalShards,
-        window: int | None,
-        ahead_bytes: float | None = None,
-        chosen: NDArray[np.int64] | None = None,
+        self, local: LocalShards, window: int | None, ahead_bytes: float | None = None, chosen: NDArray[np.int64] | None = None
     ) -> None:
         self.local = local
         self._given_window, self.ahead_bytes, self._chosen = window, ahead_bytes, chosen

@@ -261,8 +261,8 @@ STORAGE_DEFECTS = [
         "N5",
         "a shard more than ahead_bytes holds is fetched ahead",
         "shmload/remote/indexed.py",
-        "return int(np.searchsorted(taken, self.ahead_bytes, \"right\"))",
-        "return int(np.searchsorted(taken, self.ahead_bytes, \"right\")) + 1",
+        'return int(np.searchsorted(taken, self.ahead_bytes, "right"))',
+        'return int(np.searchsorted(taken, self.ahead_bytes, "right")) + 1',
         ("tests/remote/test_local_shards.py::test_no_more_bytes_are_fetched_ahead_than_asked_for",),
     ),
 ]

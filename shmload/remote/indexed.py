@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import threading
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class RemoteSource:
     ) -> None:
         self.local = local
         self._given_window, self.ahead_bytes, self._chosen = window, ahead_bytes, chosen
-        self._starts: list[int] | None = None
+        self._starts: array[int] | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -74,10 +75,10 @@ class RemoteSource:
         return max(1, min(_WINDOW, fits))
 
     @property
-    def starts(self) -> list[int]:
+    def starts(self) -> array[int]:
         """Number of each shard's first sample, and the end."""
         if self._starts is None:
-            self._starts = np.concatenate([[0], np.cumsum(self.local.counts())]).tolist()
+            self._starts = array("q", np.cumsum([0, *self.local.counts()], dtype=np.int64).tobytes())
         return self._starts
 
     @property
@@ -125,7 +126,7 @@ class RemoteSource:
         """How many of the shards behind the window that is read are fetched ahead."""
         if self.ahead_bytes is None:
             return sum(map(len, windows))
-        taken = np.cumsum([self.local.shards.all[shard].nbytes for shard in behind])
+        taken = np.cumsum(self.local.shards.sizes[behind])
         return int(np.searchsorted(taken, self.ahead_bytes, "right"))
 
     def begin(self) -> None:
@@ -334,9 +335,8 @@ class RemoteSamples(_Ordered, TarDataset):
         decode: Decode = True,
         allow_pickle: bool = False,
     ) -> None:
-        urls = [shard.url for shard in source.local.shards.all]
-        super().__init__(map(PurePath, urls), fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
-        self.paths = urls  # as they stand: nothing in them expands
+        super().__init__(PurePath("remote"), fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
+        self.paths = []  # its shards are the source's
         self._source = source
         self._samples: _Held | None = None
         self._spans = threading.local()
@@ -416,7 +416,7 @@ class RemoteSamples(_Ordered, TarDataset):
         self._spans = threading.local()
 
     def __repr__(self) -> str:
-        return f"<RemoteSamples of {len(self.paths)} shards>"
+        return f"<RemoteSamples of {len(self._source.local.shards.all)} shards>"
 
 
 @dataclass(repr=False, eq=False)

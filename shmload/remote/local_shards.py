@@ -205,7 +205,7 @@ class LocalShards:
     def counts(self) -> NDArray[np.int64]:
         """Samples of each shard."""
         if self._counts is None:
-            said = [shard.num_samples for shard in self.shards.all]
+            said = self.shards.values("num_samples")
             missing = [number for number, count in enumerate(said) if count is None]
             if missing:
                 self._index_all(missing)
@@ -264,7 +264,7 @@ class LocalShards:
             list(self._threads().map(self.copy, missing))
 
     def _is_small(self, numbers: Sequence[int]) -> bool:
-        return all(self.shards.all[number].nbytes <= _SMALL for number in numbers)
+        return all(self.shards.sizes[number] <= _SMALL for number in numbers)
 
     def range(self, number: int, offset: int, nbytes: int) -> Buffer:
         """Some of a shard's bytes, from its copy if that is here, else from the store."""
@@ -308,7 +308,7 @@ class LocalShards:
         self.cache.expect([shards[number].url for number in coming])
         room, wanted = self.cache.capacity_bytes, []
         for number in dict.fromkeys(coming[:num_held]):
-            room -= self.shards.all[number].nbytes
+            room -= int(self.shards.sizes[number])
             if room < 0:
                 break
             wanted.append(number)

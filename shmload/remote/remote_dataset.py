@@ -306,7 +306,7 @@ class RemoteDataset(IterableDataset[Any]):
             raise ValueError(
                 "indexed() reads the shards themselves: call it on the dataset as it was made, before decode and the other stages"
             )
-        is_tar = all(shard.layout.name == "tar" for shard in self._source.local.shards.all)
+        is_tar = all(layout.name == "tar" for layout in self._source.local.shards.values("layout"))
         return RemoteSamples(self._source, **options) if is_tar else RemoteRecords(self._source, **options)
 
     def split(self, parts: Mapping[str, float], seed: int = 0) -> dict[str, Self]:

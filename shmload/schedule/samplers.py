@@ -344,7 +344,7 @@ class NodeShuffle(KeyedOrder):
                 f"global_batch={self.global_batch}, nodes={self.nodes} and {self.n} samples"
             )
         self.window, self.shuffle = self._whole.window, shuffle
-        self._shares: tuple[int, list[_Share]] | None = None  # of a seed
+        self._shares: tuple[int, list[_Share], NDArray[np.int64]] | None = None  # of a seed
 
     @property
     def n(self) -> int:
@@ -382,9 +382,17 @@ class NodeShuffle(KeyedOrder):
 
     def _shares_of(self, seed: int) -> list[_Share]:
         """Each node's."""
+        return self._of(seed)[1]
+
+    def _of(self, seed: int) -> tuple[int, list[_Share], NDArray[np.int64]]:
+        """(seed, each node's share, of each shard the first node that has some of it and which piece of that one's it is)."""
         if self._shares is None or self._shares[0] != seed:
-            self._shares = seed, self._made(seed)
-        return self._shares[1]
+            shares, pieces = self._made(seed), np.full((len(self._whole.sizes), 2), -1)
+            for node in reversed(range(self.nodes)):
+                mine = shares[node].shards
+                pieces[mine, 0], pieces[mine, 1] = node, np.arange(len(mine))
+            self._shares = seed, shares, pieces
+        return self._shares
 
     def _made(self, seed: int) -> list[_Share]:
         sizes = self._whole.sizes
@@ -414,12 +422,11 @@ class NodeShuffle(KeyedOrder):
         Raises:
             ValueError: it has no samples.
         """
-        for node, share in enumerate(self._shares_of(seed)):
-            (pieces,) = np.nonzero(share.shards == shard)
-            if len(pieces):
-                window = share.order.window_of(int(pieces[0]), seed=_of_node(seed, node), epoch=epoch)
-                return node * _NODE + window
-        raise ValueError(f"shard {shard} has no samples")
+        _, shares, pieces = self._of(seed)
+        node, piece = pieces[shard].tolist()
+        if node < 0:
+            raise ValueError(f"shard {shard} has no samples")
+        return int(node * _NODE + shares[node].order.window_of(piece, seed=_of_node(seed, node), epoch=epoch))
 
     def shards_from(self, window: int, *, seed: int, epoch: int, num_windows: int = 2) -> list[list[int]]:
         """The shards of a node's windows from one on, into the next epoch where this one ends.

@@ -425,15 +425,15 @@ def test_a_child_forked_in_the_middle_of_a_copy_does_not_keep_it_alive(tmp_path:
     if parent == 0:
 
         def fork_and_die(key: str, out: memoryview) -> None:
-            if child := os.fork():
-                os.write(writing, b"%d" % child)
-                os.kill(os.getpid(), signal.SIGKILL)
+            if not os.fork():  # what a child does first is done when this returns
+                os.write(writing, b"%d" % os.getpid())
             signal.pause()
 
         store.spoil = fork_and_die
         Cache(tmp_path / "cache", 1 << 20).open("x", NBYTES, fetch_of(shards, shards.all[0]), etag="1")
         os._exit(1)
     child = int(os.read(reading, 20))
+    os.kill(parent, signal.SIGKILL)
     try:
         os.waitpid(parent, 0)
         (half,) = (tmp_path / "cache" / NEW).iterdir()

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -238,8 +239,9 @@ def read_under_kills(rank: int, folder: Path, num_epochs: int) -> tuple[list[str
                 found.append(digest(batch))
                 if chance.random() < 0.25:
                     pids = [worker["pid"] for worker in loader.stats()["workers"] if worker["pid"]]
-                    os.kill(chance.choice(pids), signal.SIGKILL)
-                    num_kills += 1
+                    with suppress(ProcessLookupError):  # killed before, and not yet replaced
+                        os.kill(chance.choice(pids), signal.SIGKILL)
+                        num_kills += 1
     return found, num_kills
 
 

@@ -138,7 +138,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a shard in a folder is whole if its size is right",
-        "shmload/remote/packing/pack.py",
+        "shmload/remote/packing/generation.py",
         "            if crc != each.crc32c:\n",
         "            if False:\n",
         (

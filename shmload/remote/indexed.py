@@ -9,11 +9,12 @@ The samples of remote shards, by number: what the fluent dataset and the indexed
 
 from __future__ import annotations
 
+import copy
 import operator
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
 from typing import Any, Literal, cast
@@ -24,7 +25,9 @@ from typing_extensions import Buffer
 
 from shmload._core.tar_rows import TarRows
 from shmload.batch.collate import OneSample
+from shmload.errors import ShardCorrupt
 from shmload.formats.columns import checked_indices
+from shmload.formats.encryption import ENCRYPTED, SampleCipher
 from shmload.formats.tar.members import Decode
 from shmload.formats.tar.shards import KEY, ShardIndex, TarDataset, TarSamples
 from shmload.remote.block_index import Read
@@ -49,10 +52,13 @@ class RemoteSource:
         local: the shards as they are here.
         window: shards whose samples are mixed; None: up to 16, as many as the budget holds three times.
         chosen: the numbers, in ascending order, of the samples that count, int64; None: all of the shards'.
+        cipher: decrypts what members are; None: they are plain.
     """
 
-    def __init__(self, local: LocalShards, window: int | None, chosen: NDArray[np.int64] | None = None) -> None:
-        self.local = local
+    def __init__(
+        self, local: LocalShards, window: int | None, chosen: NDArray[np.int64] | None = None, cipher: SampleCipher | None = None
+    ) -> None:
+        self.local, self.cipher = local, cipher
         self._given_window, self._chosen = window, chosen
         self._starts: list[int] | None = None
         self._begin()
@@ -83,7 +89,7 @@ class RemoteSource:
 
     def part(self, chosen: NDArray[np.int64]) -> RemoteSource:
         """Some of these samples, by their numbers, in ascending order; over the same copies of shards."""
-        return RemoteSource(self.local.another(), self._given_window, self.whole(chosen))
+        return RemoteSource(self.local.another(), self._given_window, self.whole(chosen), self.cipher)
 
     def order(
         self, *, shuffle: bool, window: int | None = None, nodes: int = 1, global_batch: int = 1
@@ -126,10 +132,31 @@ class RemoteSource:
     def read(self, index: int) -> dict[str, Any]:
         """A sample's members, as bytes, with its key and URL."""
         shard, sample = self.place(index)
-        found = self.local.index(shard)
+        found = self.index(shard)
         layout = self.local.shards.all[shard].layout
         fields = layout.sample(found, sample, lambda offset, nbytes: self.local.range(shard, offset, nbytes))
+        if self.cipher is not None:
+            fields = {extension: self.decrypted(shard, sample, extension, data) for extension, data in fields.items()}
         return {"__key__": found.key(sample), "__url__": found.path, **fields}
+
+    def index(self, shard: int) -> Any:
+        """Where a shard's samples lie, under the names that they have when they are decrypted."""
+        found = self.local.index(shard)
+        return found if self.cipher is None else _decrypted_names(found)
+
+    def decrypted(self, shard: int, sample: int, extension: str, data: Buffer) -> bytes:
+        """A member as it was before it was encrypted.
+
+        Raises:
+            ShardCorrupt: it cannot be decrypted; names shard, sample and remedy.
+        """
+        assert self.cipher is not None
+        found = self.local.index(shard)
+        key = found.key(sample)
+        try:
+            return self.cipher.decrypt(bytes(data), f"{key}.{extension}{ENCRYPTED}".encode("utf-8", "surrogateescape"))
+        except ValueError as error:
+            raise ShardCorrupt(f"{found.path}: member {extension!r} of sample {key!r} {error}") from None
 
     def read_some(self, indices: Sequence[int], *, has_names: bool = True) -> list[dict[str, Any]]:
         """As `read`, of several, perhaps without key and URL: what of them is not here is read by as many ranges at once as pay."""
@@ -178,6 +205,23 @@ def taken_at(order: ShardShuffle | NodeShuffle, positions: NDArray[np.int64], se
     return found
 
 
+def _decrypted_names(index: Any) -> ShardIndex:
+    """The index with the names that members have when they are decrypted.
+
+    Raises:
+        ShardCorrupt: one is not encrypted.
+    """
+    for extension in index.extensions:
+        if not extension.endswith(ENCRYPTED):
+            raise ShardCorrupt(
+                f"{index.path}: its members {extension!r} are not encrypted, and key= was given: somebody has put them there, or "
+                "the dataset is a plain one, which is read without key="
+            )
+    found = copy.copy(index)
+    found.extensions = [extension.removesuffix(ENCRYPTED) for extension in index.extensions]
+    return found  # type: ignore[no-any-return]  # of whatever kind a layout's index is
+
+
 class _NotHere(Exception):
     """A shard is not fetched as a whole."""
 
@@ -189,7 +233,7 @@ class _Indexes(Sequence[ShardIndex]):
         self._source = source
 
     def __getitem__(self, number: Any) -> Any:
-        return self._source.local.index(number)
+        return self._source.index(number)
 
     def __len__(self) -> int:
         return len(self._source.local.shards.all)
@@ -326,6 +370,8 @@ class RemoteSamples(_Ordered, TarDataset):
         super().__init__(map(PurePath, urls), fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
         self.paths = urls  # as they stand: nothing in them expands
         self._source = source
+        if source.cipher is not None:  # natively only what lies there is read
+            self._columns = [replace(column, way="decode") for column in self._columns]
         self._samples: _Held | None = None
         self._spans = threading.local()
 
@@ -361,7 +407,7 @@ class RemoteSamples(_Ordered, TarDataset):
         wanted = {extension for column in self._columns for extension in (self._fields or {})[column.name]}
         spans: dict[tuple[int, int], tuple[int, int, int]] = {}  # the range that a member is read with: (shard, begin, nbytes)
         for shard, sample in places:
-            named = [each for each in local.index(shard).members(sample) if each[0] in wanted]
+            named = [each for each in self._source.index(shard).members(sample) if each[0] in wanted]
             begin, nbytes = members_span(named) if named else (0, 0)
             for _, offset, size in named:
                 is_near = nbytes <= _GAP_NBYTES + sum(each[2] for each in named)
@@ -385,10 +431,12 @@ class RemoteSamples(_Ordered, TarDataset):
 
     def _bytes(self, shard: int, sample: int, offset: int, size: int) -> bytes:
         found = getattr(self._spans, "found", {}).get((shard, offset))
-        if found is None:
-            return bytes(self._source.local.range(shard, offset, size))
-        begin, data = found
-        return bytes(memoryview(data)[offset - begin : offset - begin + size])
+        begin, data = (offset, self._source.local.range(shard, offset, size)) if found is None else found
+        member = bytes(memoryview(data)[offset - begin : offset - begin + size])
+        if self._source.cipher is None:
+            return member
+        extension = next(extension for extension, at, _ in self._source.index(shard).members(sample) if at == offset)
+        return self._source.decrypted(shard, sample, extension, member)
 
     def _opened(self) -> TarSamples:
         held = self._samples

@@ -20,7 +20,7 @@ from shmload.formats.paths import shard_paths
 from shmload.remote.block_index import ShardLayout
 from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, pack_beside
 from shmload.remote.layouts import LitData, Mds, Parquet, PlainFiles, Tar, layout_named, layout_of, litdata_of
-from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, Shards
+from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, ShardEntry, Shards
 from shmload.storage.client import split_url
 from shmload.storage.local import Store, StoredObject, checked_key
 
@@ -47,10 +47,12 @@ def shards_in(store: Store, layout: str | ShardLayout | None = None) -> Shards:
     manifest = Manifest.parse(data, name=f"{store.url}/{MANIFEST_NAME}")
     if not manifest.shards:
         raise ObjectMissing(f"{store.url}: its manifest names no shard: pack at least one sample")
-    found = tuple(
-        RemoteShard(store, entry.name, entry.nbytes, "", entry.num_samples, entry.crc32c, entry.index) for entry in manifest.shards
-    )
-    return Shards(found, manifest.generation, store)
+    return Shards(tuple(_of_entry(store, entry) for entry in manifest.shards), manifest.generation, store, manifest.key)
+
+
+def _of_entry(store: Store, entry: ShardEntry) -> RemoteShard:
+    found = RemoteShard(store, entry.name, entry.nbytes, "", entry.num_samples, entry.crc32c, entry.index)
+    return found if entry.packed is None else replace(found, packing="zst", packed_nbytes=entry.packed.nbytes)
 
 
 def _foreign(store: Store, layout: str | ShardLayout | None) -> Shards:

@@ -7,6 +7,7 @@ from tests.planted.planting import Defect
 CACHE, DISK, FOLDER, LEDGER, PROCESSES = (
     f"tests/storage/cache/test_{name}.py::" for name in ("cache", "disk_full", "folder", "ledger", "processes")
 )
+CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
     Defect(
@@ -256,5 +257,53 @@ STORAGE_DEFECTS = [
         "            self._let_go(self._copies.keys() - set(self._wanted))  # it",
         "            pass  # it",
         ("tests/remote/test_layouts.py::test_compressed_shards_take_turns_in_a_small_cache",),
+    ),
+    Defect(
+        "N5",
+        "one nonce stands for a member of every generation",
+        "shmload/formats/encryption.py",
+        'sha256(generation.encode() + b"\\0" + name)',
+        "sha256(name)",
+        (f"{CODING}test_equal_contents_of_two_samples_or_generations_differ_and_one_nonce_stands_for_one_place",),
+    ),
+    Defect(
+        "N5",
+        "a dataset that is read with a key may hold what nobody has encrypted",
+        "shmload/remote/indexed.py",
+        "        if not extension.endswith(ENCRYPTED):\n",
+        "        if False:\n",
+        (f"{CODING}test_what_was_changed_cut_moved_or_never_encrypted_is_noticed",),
+    ),
+    Defect(
+        "N5",
+        "a repr shows the key",
+        "shmload/formats/encryption.py",
+        'return f"<SampleCipher {self.fingerprint}>"',
+        'return f"<SampleCipher {self._key!r}>"',
+        (f"{CODING}test_the_key_is_shown_nowhere_and_workers_have_it",),
+    ),
+    Defect(
+        "N5",
+        "a compressed shard counts as whole if its object is the tar file",
+        "shmload/remote/packing/generation.py",
+        "record.shard.stored[1])",
+        "record.shard.crc32c)",
+        (f"{CODING}test_a_shard_that_is_lost_is_packed_again_to_the_same_bytes[shards-False]",),
+    ),
+    Defect(
+        "N5",
+        "a serializer counts for its own type alone",
+        "shmload/remote/packing/encoding.py",
+        "for kind in type(value).__mro__ if kind in own)",
+        "for kind in (type(value),) if kind in own)",
+        (f"{CODING}test_values_of_types_with_a_serializer_become_what_it_makes_of_them",),
+    ),
+    Defect(
+        "A6",
+        "an index that a shard was packed with is written over",
+        "shmload/formats/tar/shards.py",
+        "    if cache and not _has_its_own(path, status.st_size):\n",
+        "    if cache:\n",
+        (f"{CODING}test_tar_dataset_leaves_the_index_alone_that_a_shard_was_packed_with",),
     ),
 ]

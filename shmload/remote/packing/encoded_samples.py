@@ -11,16 +11,18 @@ more cannot be told from its code, so some of its samples are compared with what
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from shmload.formats.encryption import ENCRYPTED, SampleCipher
 from shmload.formats.images.image_folder import ImageFolder
+from shmload.formats.tar.members import INTEGERS, zstd
 from shmload.formats.tar.shards import KEY
 from shmload.formats.tar.writer import BLOCK, member_header, member_name
-from shmload.remote.packing.encoding import Members, file_member, members_of, value_member
+from shmload.remote.packing.encoding import Members, Serializers, file_member, members_of, serialized, serializer_of, value_member
 from shmload.schedule.schedule import Permutation
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import begin_sample, kept_generators
@@ -35,6 +37,7 @@ class PackedSamples:
 
     dataset: Any
     quality: int | None
+    serializers: Serializers = field(default_factory=dict)
     draws: bool = True  # whether reading a sample may draw random numbers
 
     def __len__(self) -> int:
@@ -42,13 +45,13 @@ class PackedSamples:
 
     def members(self, index: int) -> tuple[str, Members]:
         """What a sample's key begins with, and its members, sorted by extension."""
-        return prefix_and_members(self.dataset[index], self.quality)
+        return prefix_and_members(self.dataset[index], self.quality, self.serializers)
 
 
-def prefix_and_members(sample: Any, quality: int | None) -> tuple[str, Members]:
+def prefix_and_members(sample: Any, quality: int | None, serializers: Serializers) -> tuple[str, Members]:
     """What the key of any sample begins with, and its members, sorted by extension."""
     key = sample.get(KEY) if isinstance(sample, Mapping) else None
-    return (f"{key}-" if isinstance(key, str) else ""), members_of(sample, quality)
+    return (f"{key}-" if isinstance(key, str) else ""), members_of(sample, quality, serializers)
 
 
 @dataclass
@@ -58,10 +61,12 @@ class Files:
     Args:
         entries: paths, or pairs of path and label.
         has_labels: whether each entry is a path and a label, not only a path.
+        serializers: of labels.
     """
 
     entries: Sequence[Any]
     has_labels: bool = True
+    serializers: Serializers = field(default_factory=dict)
     draws: bool = False
 
     def __len__(self) -> int:
@@ -72,7 +77,9 @@ class Files:
         if not self.has_labels:
             return "", [file_member(entry)]
         path, label = entry
-        return "", sorted([file_member(path), value_member(label, None)], key=lambda member: member[0])
+        own = self.serializers
+        labelled = value_member(label, None) if serializer_of(label, own) is None else serialized(label, own)
+        return "", sorted([file_member(path), labelled], key=lambda member: member[0])
 
     def update(self, digest: Any) -> None:
         """Adds names and labels of all files to a digest of hashlib's."""
@@ -104,7 +111,7 @@ class PackedParts:
 PackSource = PackedSamples | Files | PackedParts  # a dataset as the packer reads it; picklable
 
 
-def source_of(dataset: Any, quality: int | None) -> PackSource:
+def source_of(dataset: Any, quality: int | None, serializers: Serializers | None = None) -> PackSource:
     """The source that a dataset is.
 
     Raises:
@@ -117,19 +124,20 @@ def source_of(dataset: Any, quality: int | None) -> PackSource:
         )
     from torch.utils.data import ConcatDataset, Subset
 
+    own = dict(serializers or {})
     if type(dataset) is Subset:
-        inner = source_of(dataset.dataset, quality)
+        inner = source_of(dataset.dataset, quality, serializers)
         return PackedParts([inner], np.zeros(len(dataset), np.int64), np.array(list(dataset.indices), np.int64))
     if type(dataset) is ConcatDataset:
-        parts = [source_of(each, quality) for each in dataset.datasets]
+        parts = [source_of(each, quality, serializers) for each in dataset.datasets]
         part = np.repeat(np.arange(len(parts)), [len(each) for each in parts])
         return PackedParts(parts, part, np.concatenate([np.arange(len(each)) for each in parts]))
     if type(dataset) is ImageFolder and dataset.transform is None:
-        return Files(dataset.samples, has_labels=dataset._has_labels)
-    return _files_of(dataset) or PackedSamples(dataset, quality)
+        return Files(dataset.samples, dataset._has_labels, own)
+    return _files_of(dataset, own) or PackedSamples(dataset, quality, own)
 
 
-def _files_of(dataset: Any) -> Files | None:
+def _files_of(dataset: Any, own: Serializers) -> Files | None:
     """The files of a dataset such as torchvision's ImageFolder, if its samples are these and nothing else."""
     if any(getattr(dataset, name, None) is not None for name in _TRANSFORMS):
         return None
@@ -137,7 +145,7 @@ def _files_of(dataset: Any) -> Files | None:
     if not isinstance(entries, (list, tuple)) or len(entries) != len(dataset):
         return None
     probed = sorted({number * (len(entries) - 1) // max(NUM_PROBED_FILES - 1, 1) for number in range(NUM_PROBED_FILES)})
-    return Files(entries) if all(_is_file(dataset, entries, index) for index in probed) else None
+    return Files(entries, serializers=own) if all(_is_file(dataset, entries, index) for index in probed) else None
 
 
 def _is_file(dataset: Any, entries: Sequence[Any], index: int) -> bool:
@@ -158,6 +166,54 @@ def _is_file(dataset: Any, entries: Sequence[Any], index: int) -> bool:
     return same
 
 
+# formats that have compressed what they hold: images, sound, films, archives
+_DENSE = """
+aac apng avi bz2 flac gif gz j2k jfif jp2 jpe jpeg jpg m4a mkv mov mp3 mp4 mpeg mpg ogg opus png webm webp xz zip zst
+"""
+NEVER_SMALLER = INTEGERS | frozenset(_DENSE.split())
+
+
+@dataclass(frozen=True)
+class MemberCoding:
+    """What is done to members of samples on their way into a shard. By its name it is known what: "txt" becomes "txt.zst.enc".
+
+    Attributes:
+        restart_markers: JPEG files get restart markers, without loss.
+        level: of zstd, by which members are compressed, those apart that it makes no smaller; None: none is.
+        cipher: encrypts all members; `generation` is the one that they are written in.
+    """
+
+    restart_markers: bool = False
+    level: int | None = None
+    cipher: SampleCipher | None = None
+    generation: str = ""
+
+    def record(self, number: str, prefix: str, members: Members) -> list[bytes]:
+        """The record of a sample: headers, payloads and what fills them up.
+
+        Raises:
+            ValueError: two members would have one name.
+        """
+        pieces: list[bytes] = []
+        for extension, data in members:
+            last = extension.rpartition(".")[2]
+            if self.restart_markers and last in ("jpg", "jpeg"):
+                from shmload.formats.images.decoder import with_restart_markers
+
+                data = with_restart_markers(data)
+            if self.level is not None and last not in NEVER_SMALLER:
+                extension, data = f"{extension}.zst", zstd(data, self.level)
+                if any(extension == other for other, _ in members):
+                    raise ValueError(f"two fields of the sample would both be its member {extension!r}: give one another name")
+            if self.cipher is not None:
+                extension += ENCRYPTED
+            name = member_name(prefix + number, extension) if prefix else number.encode() + _behind(extension)
+            if self.cipher is not None:
+                data = self.cipher.encrypt(data, name, self.generation)
+            pieces += [member_header(name, len(data)), data, bytes(-len(data) % BLOCK)]
+        return pieces
+
+
 RECORD = "record"
 
 
@@ -170,13 +226,13 @@ class EncodedSamples:
     Args:
         source: the samples.
         seed: of the order, and of what samples draw.
-        restart_markers: JPEG files get restart markers, without loss.
+        coding: what is done to their members.
     """
 
     schema = {RECORD: ("uint8", (None,))}  # noqa: RUF012  # as users write it
 
-    def __init__(self, source: PackSource, *, seed: int, restart_markers: bool) -> None:
-        self.source, self.seed, self.restart_markers = source, seed, restart_markers
+    def __init__(self, source: PackSource, *, seed: int, coding: MemberCoding) -> None:
+        self.source, self.seed, self.coding = source, seed, coding
         self.order = Permutation(len(source), seed=seed)
         self._width = max(8, len(str(len(source) - 1)))
 
@@ -210,23 +266,10 @@ class EncodedSamples:
             if self.source.draws:
                 begin_sample(self.seed, 0, index, 0, reseed=True, own=own)
             prefix, members = self.source.members(index)
-            return record_of(f"{index:0{self._width}d}", prefix, members, self.restart_markers)
+            return self.coding.record(f"{index:0{self._width}d}", prefix, members)
         except Exception as error:
             error.add_note(f"sample {index} of the dataset")
             raise
-
-
-def record_of(number: str, prefix: str, members: Members, restart_markers: bool) -> list[bytes]:
-    """The record of a sample: headers, payloads and what fills them up."""
-    pieces: list[bytes] = []
-    for extension, data in members:
-        if restart_markers and extension.rpartition(".")[2] in ("jpg", "jpeg"):
-            from shmload.formats.images.decoder import with_restart_markers
-
-            data = with_restart_markers(data)
-        name = member_name(prefix + number, extension) if prefix else number.encode() + _behind(extension)
-        pieces += [member_header(name, len(data)), data, bytes(-len(data) % BLOCK)]
-    return pieces
 
 
 @lru_cache(maxsize=1024)

@@ -29,16 +29,17 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 from shmload import faults
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
+from shmload.formats.compression import zstd_pieces
 from shmload.formats.tar.shards import ShardIndex, pack_index
 from shmload.formats.tar.writer import archive_nbytes
-from shmload.remote.manifest import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
+from shmload.remote.manifest import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, PackedObject, ShardEntry
 from shmload.shm.segment import available_bytes
 from shmload.storage.local import LocalStore, Store, StoredObject
 
@@ -61,7 +62,7 @@ class Spool:
 
     def take(self) -> IO[bytes]:
         """A file that nobody has; what was in it is still there."""
-        if self._free:
+        with suppress(IndexError):  # there is none; several threads take files
             file = self._free.pop()
             file.seek(0)
             return file
@@ -94,7 +95,7 @@ class Record:
     @property
     def number(self) -> int:
         """Of the shard, which its name ends in."""
-        return int(self.shard.name.rpartition("-")[2].removesuffix(".tar"))
+        return int(self.shard.name.rpartition("-")[2].partition(".")[0])
 
     @property
     def stop(self) -> int:
@@ -144,6 +145,17 @@ class ShardFile:
         while data:
             data = data[self._file.write(data) :]
 
+    def compress(self, level: int) -> PackedObject:
+        """Compresses the finished archive, in place of which that is sent then."""
+        plain, self._file = self._file, self._spool.take()
+        self.nbytes = self._crc = 0
+        with mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
+            for piece in zstd_pieces(view, level):
+                self._write(memoryview(piece))
+        self._file.truncate()
+        self._spool.give(plain)
+        return PackedObject(self.nbytes, f"{self._crc:08x}")
+
     def close(self) -> None:
         """Gives its file back."""
         self._spool.give(self._file)
@@ -152,7 +164,7 @@ class ShardFile:
 logger = logging.getLogger("shmload")
 CLAIM = "packing.json"
 _NOTE = ".json"
-_OURS = re.compile(r"([0-9a-f]{16})/shard-[0-9]{6,9}\.tar(\.index|\.json)?")
+_OURS = re.compile(r"([0-9a-f]{16})/shard-[0-9]{6,9}\.tar(\.zst)?(\.index|\.json)?")
 _AT_ONCE = 4  # files that are read to be compared
 
 
@@ -162,14 +174,15 @@ class Generation:
     Args:
         store: the dataset's folder.
         name: of the generation.
+        suffix: of its shards.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
-        self._store, self.name = store, name
+    def __init__(self, store: Store, name: str, suffix: str = ".tar") -> None:
+        self._store, self.name, self._suffix = store, name, suffix
 
     def shard_name(self, number: int) -> str:
         """Where a shard goes."""
-        return f"{self.name}/shard-{number:06d}.tar"
+        return f"{self.name}/shard-{number:06d}{self._suffix}"
 
     def claim(self) -> None:
         """Says that this is the packing under way."""
@@ -211,7 +224,7 @@ class Generation:
     def note(self, record: Record) -> None:
         """Says that a shard is whole."""
         shard = record.shard
-        note = {"first": record.first, "extensions": list(record.extensions), "shard": asdict(shard)}
+        note = {"first": record.first, "extensions": list(record.extensions), "shard": shard.told()}
         self._store.put(shard.name + _NOTE, json.dumps(note).encode("ascii"))
 
     def forget(self, records: Sequence[Record]) -> None:
@@ -233,11 +246,12 @@ class Generation:
     def _is_whole(self, record: Record) -> bool:
         if not isinstance(self._store, LocalStore):
             return True
-        for each in (record.shard, record.shard.index):
-            path, crc = self._store.root / each.name, ""
+        index = record.shard.index
+        for name, wanted in ((record.shard.name, record.shard.stored[1]), (index.name, index.crc32c)):
+            path, crc = self._store.root / name, ""
             with suppress(OSError, ValueError), open(path, "rb") as file:  # removed, or emptied, since it was listed
                 crc = f"{crc32c(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)):08x}"
-            if crc != each.crc32c:
+            if crc != wanted:
                 logger.info("%s is not as it was written: it is packed again", path)
                 return False
         return True
@@ -250,7 +264,7 @@ class Generation:
                 continue
             with suppress(ValueError, KeyError, TypeError, ObjectMissing):  # no record is less than a wrong one: packed again
                 note = json.loads(bytes(self._store.get(key)))
-                shard = ShardEntry.of(note["shard"], self.name, key)
+                shard = ShardEntry.of(note["shard"], key)
                 if shard.name + _NOTE == key and type(note["first"]) is int and note["first"] >= 0:
                     found.append(Record(note["first"], tuple(map(str, note["extensions"])), shard))
         return found
@@ -258,7 +272,7 @@ class Generation:
     def _there(self) -> dict[str, StoredObject]:
         return {each.key: each for each in self._store.list_objects(self.name)}
 
-    def commit(self, records: Sequence[Record], seed: int) -> Manifest:
+    def commit(self, records: Sequence[Record], seed: int, key: str = "") -> Manifest:
         """Makes these shards the dataset: writes the manifest, then removes what it replaces.
 
         Raises:
@@ -272,6 +286,7 @@ class Generation:
             sum(shard.nbytes for shard in shards),
             tuple(sorted({extension for record in records for extension in record.extensions})),
             shards,
+            key,
         )
         self.check()
         self._has_all(shards)
@@ -307,7 +322,7 @@ class Generation:
 def _is_there(shard: ShardEntry, there: Mapping[str, StoredObject]) -> bool:
     """Whether a shard and its index are there, with as many bytes as they should have."""
     found = [there.get(each.name) for each in (shard, shard.index)]
-    return [each and each.nbytes for each in found] == [shard.nbytes, shard.index.nbytes]
+    return [each and each.nbytes for each in found] == [shard.stored[0], shard.index.nbytes]
 
 
 def _of_manifest(manifest: Manifest) -> list[Record]:
@@ -326,10 +341,11 @@ class ShardSender:
 
     Args:
         sent: called with each record, in this thread, when its shard is whole.
+        level: of zstd, by which shards are compressed; None: they are not.
     """
 
-    def __init__(self, store: Store, generation: Generation, sent: Callable[[Record], None]) -> None:
-        self._store, self._generation, self._sent = store, generation, sent
+    def __init__(self, store: Store, generation: Generation, sent: Callable[[Record], None], level: int | None = None) -> None:
+        self._store, self._generation, self._sent, self._level = store, generation, sent, level
         self._pool = ThreadPoolExecutor(NUM_THREADS, "shmload-send")
         self._under_way: set[Future[Record]] = set()
 
@@ -356,6 +372,8 @@ class ShardSender:
 
     def _put(self, shard: ShardFile, record: Record, index: bytes) -> Record:
         try:
+            if self._level is not None:
+                record = replace(record, shard=replace(record.shard, packed=shard.compress(self._level)))
             faults.hit("sending")
             self._store.put_file(record.shard.name, shard.path)
         finally:

@@ -12,23 +12,27 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, islice
-from typing import Any
+from typing import Any, Literal
 
 from shmload import faults
-from shmload.formats.tar.writer import archive_nbytes
+from shmload.formats.compression import zstd_pieces
+from shmload.formats.encryption import SampleCipher
+from shmload.formats.tar.members import ZSTD_LEVEL
+from shmload.formats.tar.writer import archive_nbytes, member_name
 from shmload.loader import ShmLoader
 from shmload.remote.manifest import Manifest
 from shmload.remote.packing.encoded_samples import (
     RECORD,
     EncodedSamples,
     Files,
+    MemberCoding,
     PackSource,
     prefix_and_members,
-    record_of,
     source_of,
 )
+from shmload.remote.packing.encoding import Serializers
 from shmload.remote.packing.generation import NUM_THREADS, Generation, Record, ShardFile, ShardSender, Spool
 from shmload.storage.client import client_of, open_store
 from shmload.storage.local import Store
@@ -43,6 +47,9 @@ _BATCH_NBYTES = 4 << 20
 _BATCH_SIZE_MAX = 256
 
 
+Compress = Literal["samples", "shards"] | None
+
+
 @dataclass(frozen=True)
 class PackOptions:
     """How a dataset is packed.
@@ -51,6 +58,9 @@ class PackOptions:
         maxsize, maxcount: bytes of a shard's file, and its samples.
         workers: processes that encode; 0: this one.
         quality: of JPEG for images that are not encoded yet; None: PNG.
+        compress: by zstd, at `compression_level`: "samples", "shards" or nothing.
+        cipher: encrypts samples; None: nothing does.
+        serializers: of the user's: type -> (extension, function that makes bytes of a value).
         multiprocessing_context: how workers start.
         spool_folder: where shards lie until they are sent; None: in memory, or if that is short where temporary files do.
     """
@@ -63,6 +73,10 @@ class PackOptions:
     restart_markers: bool = False
     multiprocessing_context: Any = None
     spool_folder: str | None = None
+    compress: Compress = None
+    compression_level: int = ZSTD_LEVEL
+    cipher: SampleCipher | None = None
+    serializers: Serializers = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.maxsize < archive_nbytes(0) or self.maxcount < 1 or self.workers < 0:
@@ -72,6 +86,22 @@ class PackOptions:
             )
         if self.quality is not None and not 1 <= self.quality <= 100:
             raise ValueError(f"quality is from 1 to 100, or None for no loss; got {self.quality}")
+        if self.compress not in (None, "samples", "shards") or not 1 <= self.compression_level <= 22:
+            raise ValueError(
+                'compress is "samples", "shards" or None, and compression_level from 1 to 22; got '
+                f"{self.compress!r} and {self.compression_level}"
+            )
+        for kind, given in self.serializers.items():
+            if not (isinstance(kind, type) and isinstance(given, tuple) and len(given) == 2 and callable(given[1])):
+                raise TypeError(f"serializers are type -> (extension, function that makes bytes); got {kind!r}: {given!r}")
+            member_name("0", given[0])
+        if self.compress:
+            list(zstd_pieces(memoryview(b""), 1))  # a library that is missing is told now, and not by a worker
+
+    @property
+    def coding(self) -> MemberCoding:
+        """What is done to members; the generation that encryption goes by is not known yet."""
+        return MemberCoding(self.restart_markers, self.compression_level if self.compress == "samples" else None)
 
 
 @dataclass(frozen=True)
@@ -101,18 +131,19 @@ class Packing:
     def __init__(
         self, dataset: Any, store: Store, options: PackOptions, on_progress: Callable[[PackProgress], None] | None
     ) -> None:
-        source = source_of(dataset, options.quality)
+        source = source_of(dataset, options.quality, options.serializers)
         if not len(source):
             raise ValueError("a dataset of at least 1 sample is needed; this one is empty: check the path it reads")
         self._begin(store, options, on_progress, len(source))
-        self._samples = EncodedSamples(source, seed=options.seed, restart_markers=options.restart_markers)
+        self._samples = EncodedSamples(source, seed=options.seed, coding=options.coding)
         probed = sorted({number * (len(source) - 1) // (NUM_PROBED - 1) for number in range(NUM_PROBED)})
         with kept_generators():
             own = OwnGenerators(source)
             probes = [b"".join(self._samples.pieces(index, own)) for index in probed]
         mean = sum(map(len, probes)) // len(probes)
         self._batch_size = min(max(_BATCH_NBYTES // mean, 1), _BATCH_SIZE_MAX)
-        self._generation = Generation(store, self._name(probes, source))
+        self._generation = self._named(self._name(probes, source))
+        self._samples.coding = self._coding()
 
     def _begin(
         self, store: Store, options: PackOptions, on_progress: Callable[[PackProgress], None] | None, total: int | None
@@ -126,11 +157,21 @@ class Packing:
         options, digest = self._options, hashlib.sha256()
         arguments = (options.seed, options.maxsize, options.maxcount, options.quality, options.restart_markers)
         digest.update(json.dumps((VERSION, self._total, *arguments)).encode("ascii"))
+        if options.compress or options.cipher is not None:
+            fingerprint = None if options.cipher is None else options.cipher.fingerprint
+            digest.update(json.dumps((options.compress, options.compression_level, fingerprint)).encode("ascii"))
         for probe in probes:
             digest.update(probe)
         if isinstance(source, Files):
             source.update(digest)
         return digest.hexdigest()[:16]
+
+    def _named(self, name: str) -> Generation:
+        return Generation(self._store, name, ".tar.zst" if self._options.compress == "shards" else ".tar")
+
+    def _coding(self) -> MemberCoding:
+        """What is done to members, now that the generation has its name."""
+        return replace(self._options.coding, cipher=self._options.cipher, generation=self._generation.name)
 
     def run(self) -> Manifest:
         """Packs what is not in the store yet, and writes the manifest."""
@@ -147,14 +188,16 @@ class Packing:
         if self.num_found:
             logger.info("%s: %d shards of generation %s are there already", self._store.url, self.num_found, generation.name)
         if at == total and generation.is_settled():
-            return generation.commit(self._records, self._options.seed)
+            return self._commit()
         generation.claim()
         faults.hit("claimed")
         generation.forget(found[self.num_found :])  # they are packed anew
         self._num_packed = at
         self._report()
-        self._spool = Spool((NUM_THREADS + 1) * self._options.maxsize, self._options.spool_folder)
-        sender = ShardSender(self._store, generation, self._sent)
+        level = self._options.compression_level if self._options.compress == "shards" else None
+        num_files = NUM_THREADS + 1 if level is None else 2 * NUM_THREADS + 1
+        self._spool = Spool(num_files * self._options.maxsize, self._options.spool_folder)
+        sender = ShardSender(self._store, generation, self._sent, level)
         try:
             if total is None or at < total:
                 self._pack(sender, at)
@@ -162,7 +205,12 @@ class Packing:
         finally:
             sender.close()
             self._spool.close()
-        return generation.commit(sorted(self._records, key=lambda record: record.number), self._options.seed)
+        self._records.sort(key=lambda record: record.number)
+        return self._commit()
+
+    def _commit(self) -> Manifest:
+        cipher = self._options.cipher
+        return self._generation.commit(self._records, self._options.seed, "" if cipher is None else cipher.fingerprint)
 
     def _pack(self, sender: ShardSender, at: int) -> None:
         """Packs the samples from position `at` on into further shards."""
@@ -248,12 +296,14 @@ class StreamPacking(Packing):
         if not first:
             raise ValueError("an iterable of at least 1 sample is needed; this one is empty: check what it reads")
         self._stream = enumerate(chain(first, source))
-        self._generation = Generation(store, self._name([self._record(n, sample) for n, sample in enumerate(first)], None))
+        self._coded = options.coding
+        self._generation = self._named(self._name([self._record(n, sample) for n, sample in enumerate(first)], None))
+        self._coded = self._coding()
 
     def _record(self, number: int, sample: Any) -> bytes:
         try:
-            prefix, members = prefix_and_members(sample, self._options.quality)
-            return b"".join(record_of(f"{number:09d}", prefix, members, self._options.restart_markers))
+            prefix, members = prefix_and_members(sample, self._options.quality, self._options.serializers)
+            return b"".join(self._coded.record(f"{number:09d}", prefix, members))
         except Exception as error:
             error.add_note(f"sample {number} of the iterable")
             raise
@@ -300,6 +350,10 @@ def upload_cv_dataset(
     seed: int = 0,
     quality: int | None = None,
     restart_markers: bool = False,
+    compress: Compress = None,
+    compression_level: int = ZSTD_LEVEL,
+    key: bytes | None = None,
+    serializers: Serializers | None = None,
     multiprocessing_context: Any = None,
     spool_folder: str | os.PathLike[str] | None = None,
     on_progress: Callable[[PackProgress], None] | None = None,
@@ -329,9 +383,14 @@ def upload_cv_dataset(
         seed: of the order, and of what the dataset draws (random augmentations).
         quality: JPEG with this quality, 1 to 100, for images that are not encoded yet; None: PNG, without loss.
         restart_markers: JPEG files get restart markers, without loss: readers then decode only what a crop needs.
+        compress: "samples": each member is compressed by zstd, "txt" as "txt.zst", those apart whose format does that (JPEG, PNG,
+            FLAC, ...) and whole numbers; "shards": each shard is, as .tar.zst. Both need the extra `zstd`.
+        compression_level: of zstd, 1 to 22.
+        key: 32 bytes, with which each member is encrypted, "txt" as "txt.enc" (extra `encryption`); it is written nowhere.
+        serializers: for values of types of your own, `{Graph: ("graph", dumps)}`: type -> (extension, function that gives bytes).
         multiprocessing_context: how workers start: "fork", "spawn", "forkserver" or a context.
-        spool_folder: where up to three shards lie until they are sent, in files without names. None: in memory if three of
-            `maxsize` are at most an eighth of what is free, else where temporary files do.
+        spool_folder: where up to three shards lie until they are sent, five if they are compressed, in files without names. None:
+            in memory if so many of `maxsize` are at most an eighth of what is free, else where temporary files do.
         on_progress: called now and then with a `PackProgress`.
     Returns:
         what was written: `manifest.json` in the folder, which is read back by `RemoteDataset(client, bucket, base_folder)`.
@@ -357,6 +416,10 @@ def upload_cv_dataset(
         restart_markers,
         multiprocessing_context,
         None if spool_folder is None else os.fspath(spool_folder),
+        compress,
+        compression_level,
+        None if key is None else SampleCipher(key),
+        dict(serializers or {}),
     )
     return packing_of(ds, store_of(client, bucket, base_folder), options, on_progress).run()
 

@@ -43,6 +43,7 @@ def pack(
     compression_level: Annotated[int, Option(metavar="1..22", help="Of zstd.")] = 3,
     key_file: Annotated[Path | None, Option(help="Encrypts each sample with the key in a file: " + KEY)] = None,
     key_variable: Annotated[str | None, Option(metavar="NAME", help="The same with that of an environment variable.")] = None,
+    append: Annotated[bool, Option("--append", help="Keep the samples of DEST, and add these behind them.")] = False,
     function: Annotated[str | None, Option(metavar="package.module:function", help=FUNCTION)] = None,
     endpoint: Annotated[str | None, Option(metavar="URL", help="Of an S3-compatible store.")] = None,
 ) -> None:
@@ -64,6 +65,7 @@ def pack(
             compress=compress,  # type: ignore[arg-type]  # which it checks
             compression_level=compression_level,
             cipher=cipher_of(key_file, key_variable),
+            append=append,
         )
         dataset = dataset_of(source)
         if function is not None:

@@ -2,7 +2,7 @@
 
 It is one JSON object, `manifest.json` in the dataset's folder, and it is written last, by one atomic put: what it names is
 there, whole. Shards lie in a folder named after their *generation*. Another packing has another one, so that a reader that goes
-by one manifest never sees shards of two.
+by one manifest never sees shards of two. What is appended to a dataset is a generation of its own, behind those that were there.
 
     manifest.json                           this
     <generation>/shard-000000.tar           samples; .tar.zst if shards are compressed
@@ -17,7 +17,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from itertools import pairwise
 from typing import Any, Self
 
 from typing_extensions import Buffer
@@ -124,7 +126,7 @@ class Manifest:
     """What a packed dataset is made of.
 
     Attributes:
-        generation: of these shards, 16 hexadecimal digits; other contents have another.
+        generation: of the newest shards, 16 hexadecimal digits; other contents have another. Earlier ones stand before them.
         seed: of the order in which samples were packed.
         num_samples: in all shards.
         nbytes: of all shards, without their indexes.
@@ -140,6 +142,38 @@ class Manifest:
     extensions: tuple[str, ...]
     shards: tuple[ShardEntry, ...]
     key: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Tells what its shards are, and in which order: 16 hexadecimal digits."""
+        return sha256(json.dumps([shard.told() for shard in self.shards]).encode("ascii")).hexdigest()[:16]
+
+    @property
+    def generations(self) -> tuple[str, ...]:
+        """Those that were packed one behind the other, the oldest first."""
+        return tuple(dict.fromkeys(shard.generation for shard in self.shards))
+
+    def at(self, generation: str) -> Manifest:
+        """The dataset as it was when that generation was its newest.
+
+        Raises:
+            ObjectMissing: there is none of that name.
+        """
+        if generation not in self.generations:
+            raise ObjectMissing(
+                f"the dataset has no generation {generation!r}, only {', '.join(self.generations)}: it was packed anew since, or "
+                "this is another dataset"
+            )
+        number = max(number for number, shard in enumerate(self.shards) if shard.generation == generation)
+        return self._of(generation, self.shards[: number + 1])
+
+    def before(self) -> Manifest | None:
+        """The dataset as it was before its newest generation was appended; None: it was not there."""
+        return self.at(self.generations[-2]) if len(self.generations) > 1 else None
+
+    def _of(self, generation: str, shards: tuple[ShardEntry, ...]) -> Manifest:
+        num_samples, nbytes = (sum(getattr(shard, what) for shard in shards) for what in ("num_samples", "nbytes"))
+        return replace(self, generation=generation, num_samples=num_samples, nbytes=nbytes, shards=shards)
 
     @classmethod
     def parse(cls, data: Buffer, *, name: str = MANIFEST_NAME) -> Self:
@@ -173,6 +207,8 @@ class Manifest:
         found = cls(generation, given["seed"], given["num_samples"], given["nbytes"], tuple(extensions), shards, key)
         if shards and shards[-1].generation != generation:
             raise _wrong(name, "generation", f"its last shard is of {shards[-1].generation}, and it says {generation}")
+        if len(found.generations) != sum(one.generation != other.generation for one, other in pairwise(shards)) + bool(shards):
+            raise _wrong(name, "shards", "those of a generation follow each other; these do not")
         if len({shard.name for shard in shards}) != len(shards):
             raise _wrong(name, "shards", "two of them have the same name")
         for what in ("num_samples", "nbytes"):

@@ -218,6 +218,8 @@ class RemoteDataset(IterableDataset[Any]):
             shmload.remote.layouts; None: as their names and the folder's index say.
         nodes: more than 1: each node of the job has a share of the samples, the same one in each epoch, and fetches no shards but
             those that this lies in (NodeShuffle). Its ranks follow each other, as launchers number them.
+        generation: of a dataset that others were appended to, the newest that counts: what it was then is read, in the same order,
+            as a state of a run of that time needs it. None: all that is there now.
         key: 32 bytes, with which the samples were encrypted by upload_cv_dataset; workers get it, and nobody else.
     Raises:
         ObjectMissing: there are no shards.
@@ -243,9 +245,10 @@ class RemoteDataset(IterableDataset[Any]):
         world_size: int | None = None,
         layout: str | ShardLayout | None = None,
         nodes: int = 1,
+        generation: str | None = None,
         key: bytes | None = None,
     ) -> None:
-        shards = bucket if isinstance(bucket, Shards) else shards_in(store_of(client, bucket, folder), layout)
+        shards = bucket if isinstance(bucket, Shards) else shards_in(store_of(client, bucket, folder), layout, generation)
         if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
             raise ValueError(f"seed is an int from 0 to 2**64 - 1; got {seed!r}")
         if uneven not in ("pad", "drop", "exact"):
@@ -285,13 +288,13 @@ class RemoteDataset(IterableDataset[Any]):
             client: for s3://, or a dict for other clouds, as of `open_store`; None: one that goes by the environment.
             shuffle: as of the class.
             seed: as of the class.
-            options: `cache_folder`, `cache_bytes`, `window`, `uneven`, `rank`, `world_size`, `layout`, `nodes`, `key`,
-                as of the class.
+            options: `cache_folder`, `cache_bytes`, `window`, `uneven`, `rank`, `world_size`, `layout`, `nodes`,
+                `generation`, `key`, as of the class.
         Raises:
             ObjectMissing: a shard is not there.
         """
-        layout = options.pop("layout", None)
-        return cls(None, shards_of_urls(urls, lambda url: open_store(url, client), layout), "", shuffle, seed, **options)
+        named = {name: options.pop(name, None) for name in ("layout", "generation")}
+        return cls(None, shards_of_urls(urls, lambda url: open_store(url, client), **named), "", shuffle, seed, **options)
 
     # ------------------------------------------------------------ what there is
 

@@ -7,6 +7,7 @@ from tests.planted.planting import Defect
 CACHE, DISK, FOLDER, LEDGER, PROCESSES = (
     f"tests/storage/cache/test_{name}.py::" for name in ("cache", "disk_full", "folder", "ledger", "processes")
 )
+APPEND = "tests/remote/packing/test_append.py::"
 CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
@@ -297,6 +298,30 @@ STORAGE_DEFECTS = [
         "for kind in type(value).__mro__ if kind in own)",
         "for kind in (type(value),) if kind in own)",
         (f"{CODING}test_values_of_types_with_a_serializer_become_what_it_makes_of_them",),
+    ),
+    Defect(
+        "N5",
+        "what is appended goes by a dataset that has been replaced meanwhile",
+        "shmload/remote/packing/generation.py",
+        "now.digest != before.digest",
+        "False",
+        (f"{APPEND}test_two_that_append_at_once_never_lose_what_the_other_has_added",),
+    ),
+    Defect(
+        "N5",
+        "the same append again adds its samples again",
+        "shmload/remote/packing/pack.py",
+        "        if there is not None and _name(digest, there.before()) == there.generation:\n",
+        "        if False:\n",
+        (f"{APPEND}test_the_same_call_again_adds_nothing_and_another_does",),
+    ),
+    Defect(
+        "N5",
+        "keys of what is appended begin anew",
+        "shmload/remote/packing/pack.py",
+        "        self._first = 0 if before is None else before.num_samples\n",
+        "        self._first = 0\n",
+        (f"{APPEND}test_what_was_there_stays_and_what_is_new_comes_behind_it",),
     ),
     Defect(
         "A6",

@@ -232,9 +232,14 @@ class EncodedSamples:
     schema = {RECORD: ("uint8", (None,))}  # noqa: RUF012  # as users write it
 
     def __init__(self, source: PackSource, *, seed: int, coding: MemberCoding) -> None:
-        self.source, self.seed, self.coding = source, seed, coding
+        self.source, self.seed = source, seed
+        self.begin(coding, 0)
         self.order = Permutation(len(source), seed=seed)
-        self._width = max(8, len(str(len(source) - 1)))
+
+    def begin(self, coding: MemberCoding, first: int) -> None:
+        """Says what is done to members, and which number the first sample has in its key."""
+        self.coding, self._first = coding, first
+        self._width = max(8, len(str(first + len(self.source) - 1)))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -266,7 +271,7 @@ class EncodedSamples:
             if self.source.draws:
                 begin_sample(self.seed, 0, index, 0, reseed=True, own=own)
             prefix, members = self.source.members(index)
-            return self.coding.record(f"{index:0{self._width}d}", prefix, members)
+            return self.coding.record(f"{self._first + index:0{self._width}d}", prefix, members)
         except Exception as error:
             error.add_note(f"sample {index} of the dataset")
             raise

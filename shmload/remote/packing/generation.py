@@ -175,10 +175,11 @@ class Generation:
         store: the dataset's folder.
         name: of the generation.
         suffix: of its shards.
+        before: the dataset that it is appended to; None: it replaces what is there.
     """
 
-    def __init__(self, store: Store, name: str, suffix: str = ".tar") -> None:
-        self._store, self.name, self._suffix = store, name, suffix
+    def __init__(self, store: Store, name: str, suffix: str = ".tar", before: Manifest | None = None) -> None:
+        self._store, self.name, self._suffix, self._before = store, name, suffix, before
 
     def shard_name(self, number: int) -> str:
         """Where a shard goes."""
@@ -216,10 +217,10 @@ class Generation:
     def committed(self) -> Manifest | None:
         """The manifest, if it is of this generation."""
         try:
-            found = Manifest.parse(self._store.get(MANIFEST_NAME), name=f"{self._store.url}/{MANIFEST_NAME}")
-        except (ObjectMissing, ShardCorrupt):  # one that is damaged is going to be replaced
+            found = manifest_of(self._store)
+        except ShardCorrupt:  # one that is damaged is going to be replaced
             return None
-        return found if found.generation == self.name else None
+        return found if found is not None and found.generation == self.name else None
 
     def note(self, record: Record) -> None:
         """Says that a shard is whole."""
@@ -236,7 +237,7 @@ class Generation:
         """Shards of this generation that are in the store, whole, by their first positions."""
         there = self._there()
         manifest = self.committed()
-        found = self._noted(there) if manifest is None else _of_manifest(manifest)
+        found = self._noted(there) if manifest is None else _of_manifest(manifest, self.name)
         found = [record for record in found if _is_there(record.shard, there)]
         with ThreadPoolExecutor(_AT_ONCE, "shmload-check") as pool:
             are_whole = list(pool.map(self._is_whole, found))
@@ -270,7 +271,8 @@ class Generation:
         return found
 
     def _there(self) -> dict[str, StoredObject]:
-        return {each.key: each for each in self._store.list_objects(self.name)}
+        names = [self.name] if self._before is None else [*self._before.generations, self.name]
+        return {each.key: each for name in names for each in self._store.list_objects(name)}
 
     def commit(self, records: Sequence[Record], seed: int, key: str = "") -> Manifest:
         """Makes these shards the dataset: writes the manifest, then removes what it replaces.
@@ -278,13 +280,17 @@ class Generation:
         Raises:
             StoreError: shards are not there any more, or another packing was begun.
         """
+        before = self._before
         shards = tuple(record.shard for record in records)
+        extensions = {extension for record in records for extension in record.extensions}
+        if before is not None:
+            shards, extensions = (*before.shards, *shards), extensions.union(before.extensions)
         manifest = Manifest(
             self.name,
             seed,
             sum(shard.num_samples for shard in shards),
             sum(shard.nbytes for shard in shards),
-            tuple(sorted({extension for record in records for extension in record.extensions})),
+            tuple(sorted(extensions)),
             shards,
             key,
         )
@@ -292,6 +298,12 @@ class Generation:
         self._has_all(shards)
         faults.hit("before_manifest")
         if self.committed() != manifest:
+            now = None if before is None else manifest_of(self._store)
+            if before is not None and (now is None or (now.generation != self.name and now.digest != before.digest)):
+                raise StoreError(
+                    f"{self._store.url}: the dataset that generation {self.name} is appended to ({before.generation}) is not there "
+                    "any more: another packing has ended since. Append once more"
+                )
             self._store.put(MANIFEST_NAME, manifest.dump())
         faults.hit("after_manifest")
         self._has_all(shards)  # one that ended between check and put has removed them: then the manifest must not go unnoticed
@@ -325,9 +337,21 @@ def _is_there(shard: ShardEntry, there: Mapping[str, StoredObject]) -> bool:
     return [each and each.nbytes for each in found] == [shard.stored[0], shard.index.nbytes]
 
 
-def _of_manifest(manifest: Manifest) -> list[Record]:
+def manifest_of(store: Store) -> Manifest | None:
+    """The manifest of what is there; None: there is none.
+
+    Raises:
+        ShardCorrupt: it is damaged.
+    """
+    try:
+        return Manifest.parse(store.get(MANIFEST_NAME), name=f"{store.url}/{MANIFEST_NAME}")
+    except ObjectMissing:
+        return None
+
+
+def _of_manifest(manifest: Manifest, generation: str) -> list[Record]:
     found, first = [], 0
-    for shard in manifest.shards:
+    for shard in (each for each in manifest.shards if each.generation == generation):
         found.append(Record(first, manifest.extensions, shard))
         first += shard.num_samples
     return found

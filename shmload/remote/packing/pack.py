@@ -33,7 +33,7 @@ from shmload.remote.packing.encoded_samples import (
     source_of,
 )
 from shmload.remote.packing.encoding import Serializers
-from shmload.remote.packing.generation import NUM_THREADS, Generation, Record, ShardFile, ShardSender, Spool
+from shmload.remote.packing.generation import NUM_THREADS, Generation, Record, ShardFile, ShardSender, Spool, manifest_of
 from shmload.storage.client import client_of, open_store
 from shmload.storage.local import Store
 from shmload.worker.own_generators import OwnGenerators
@@ -60,6 +60,7 @@ class PackOptions:
         quality: of JPEG for images that are not encoded yet; None: PNG.
         compress: by zstd, at `compression_level`: "samples", "shards" or nothing.
         cipher: encrypts samples; None: nothing does.
+        append: keep the shards that are there, and add these as a generation behind them.
         serializers: of the user's: type -> (extension, function that makes bytes of a value).
         multiprocessing_context: how workers start.
         spool_folder: where shards lie until they are sent; None: in memory, or if that is short where temporary files do.
@@ -77,6 +78,7 @@ class PackOptions:
     compression_level: int = ZSTD_LEVEL
     cipher: SampleCipher | None = None
     serializers: Serializers = field(default_factory=dict)
+    append: bool = False
 
     def __post_init__(self) -> None:
         if self.maxsize < archive_nbytes(0) or self.maxcount < 1 or self.workers < 0:
@@ -142,18 +144,18 @@ class Packing:
             probes = [b"".join(self._samples.pieces(index, own)) for index in probed]
         mean = sum(map(len, probes)) // len(probes)
         self._batch_size = min(max(_BATCH_NBYTES // mean, 1), _BATCH_SIZE_MAX)
-        self._generation = self._named(self._name(probes, source))
-        self._samples.coding = self._coding()
+        self._choose(self._digest(probes, source))
+        self._samples.begin(self._coding(), self._first)
 
     def _begin(
         self, store: Store, options: PackOptions, on_progress: Callable[[PackProgress], None] | None, total: int | None
     ) -> None:
         self._options, self._store, self._on_progress, self._total = options, store, on_progress, total
         self._records: list[Record] = []  # of the shards that are in the store
-        self.num_found = self._num_packed = 0
+        self.num_found = self._num_packed = self._first = 0
 
-    def _name(self, probes: list[bytes], source: PackSource | None) -> str:
-        """The generation's name: another one for other arguments or another dataset."""
+    def _digest(self, probes: list[bytes], source: PackSource | None) -> str:
+        """What the generation is named after: another one for other arguments or another dataset."""
         options, digest = self._options, hashlib.sha256()
         arguments = (options.seed, options.maxsize, options.maxcount, options.quality, options.restart_markers)
         digest.update(json.dumps((VERSION, self._total, *arguments)).encode("ascii"))
@@ -164,10 +166,28 @@ class Packing:
             digest.update(probe)
         if isinstance(source, Files):
             source.update(digest)
-        return digest.hexdigest()[:16]
+        return digest.hexdigest()
 
-    def _named(self, name: str) -> Generation:
-        return Generation(self._store, name, ".tar.zst" if self._options.compress == "shards" else ".tar")
+    def _choose(self, digest: str) -> None:
+        """Names the generation, and says what it is appended to. If it is the newest one that is there, it was the same call.
+
+        Raises:
+            ValueError: what is there has another key.
+        """
+        options = self._options
+        there = manifest_of(self._store) if options.append else None
+        before = there
+        if there is not None and _name(digest, there.before()) == there.generation:
+            before = there.before()
+        key = "" if options.cipher is None else options.cipher.fingerprint
+        if before is not None and before.key != key:
+            raise ValueError(
+                f"{self._store.url}: a dataset is encrypted with one key or with none: what is there with {before.key or 'none'}, "
+                f"and what is appended with {key or 'none'}, by their fingerprints"
+            )
+        self._first = 0 if before is None else before.num_samples
+        suffix = ".tar.zst" if options.compress == "shards" else ".tar"
+        self._generation = Generation(self._store, _name(digest, before), suffix, before)
 
     def _coding(self) -> MemberCoding:
         """What is done to members, now that the generation has its name."""
@@ -281,6 +301,11 @@ class Packing:
             self._on_progress(PackProgress(self._total, self._num_packed, nbytes, len(self._records), self.num_found))
 
 
+def _name(digest: str, before: Manifest | None) -> str:
+    """A generation's name."""
+    return (digest if before is None else hashlib.sha256(f"{digest} {before.digest}".encode()).hexdigest())[:16]
+
+
 class StreamPacking(Packing):
     """The packing of what an iterable yields, in its order, encoded by this process.
 
@@ -297,13 +322,13 @@ class StreamPacking(Packing):
             raise ValueError("an iterable of at least 1 sample is needed; this one is empty: check what it reads")
         self._stream = enumerate(chain(first, source))
         self._coded = options.coding
-        self._generation = self._named(self._name([self._record(n, sample) for n, sample in enumerate(first)], None))
+        self._choose(self._digest([self._record(n, sample) for n, sample in enumerate(first)], None))
         self._coded = self._coding()
 
     def _record(self, number: int, sample: Any) -> bytes:
         try:
             prefix, members = prefix_and_members(sample, self._options.quality, self._options.serializers)
-            return b"".join(self._coded.record(f"{number:09d}", prefix, members))
+            return b"".join(self._coded.record(f"{self._first + number:09d}", prefix, members))
         except Exception as error:
             error.add_note(f"sample {number} of the iterable")
             raise
@@ -353,6 +378,7 @@ def upload_cv_dataset(
     compress: Compress = None,
     compression_level: int = ZSTD_LEVEL,
     key: bytes | None = None,
+    append: bool = False,
     serializers: Serializers | None = None,
     multiprocessing_context: Any = None,
     spool_folder: str | os.PathLike[str] | None = None,
@@ -387,6 +413,8 @@ def upload_cv_dataset(
             FLAC, ...) and whole numbers; "shards": each shard is, as .tar.zst. Both need the extra `zstd`.
         compression_level: of zstd, 1 to 22.
         key: 32 bytes, with which each member is encrypted, "txt" as "txt.enc" (extra `encryption`); it is written nowhere.
+        append: keep the samples that are there, and add these behind them, as a generation of its own. The same call again, right
+            after it, adds nothing.
         serializers: for values of types of your own, `{Graph: ("graph", dumps)}`: type -> (extension, function that gives bytes).
         multiprocessing_context: how workers start: "fork", "spawn", "forkserver" or a context.
         spool_folder: where up to three shards lie until they are sent, five if they are compressed, in files without names. None:
@@ -420,6 +448,7 @@ def upload_cv_dataset(
         compression_level,
         None if key is None else SampleCipher(key),
         dict(serializers or {}),
+        append,
     )
     return packing_of(ds, store_of(client, bucket, base_folder), options, on_progress).run()
 

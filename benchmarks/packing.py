@@ -130,7 +130,10 @@ def in_order(dataset: Any) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def by_streaming(dataset: Any, store: Any) -> None:
-    sys.path.insert(0, os.environ[FOLDER])
+    from tests.remote.write_foreign import Stub
+
+    sys.path.append(os.environ[FOLDER])
+    sys.meta_path.append(Stub())
     from streaming import MDSWriter
 
     with MDSWriter(out=str(store.root), columns={"jpg": "bytes", "cls": "int"}, size_limit=MAXSIZE) as writer:

@@ -39,7 +39,7 @@ def pack(
     restart_markers: Annotated[
         bool, Option("--restart-markers", help="Code JPEG files anew, so that crops decode faster.")
     ] = False,
-    compress: Annotated[str | None, Option(metavar="samples|shards", help="By zstd, each member or each shard.")] = None,
+    compress: Annotated[str | None, Option(metavar="HOW", help="By zstd: samples, each member by itself, or shards.")] = None,
     compression_level: Annotated[int, Option(metavar="1..22", help="Of zstd.")] = 3,
     key_file: Annotated[Path | None, Option(help="Encrypts each sample with the key in a file: " + KEY)] = None,
     key_variable: Annotated[str | None, Option(metavar="NAME", help="The same with that of an environment variable.")] = None,

@@ -32,8 +32,12 @@ from shmload.formats.tar.members import Decode
 from shmload.formats.tar.shards import KEY, ShardIndex, TarDataset, TarSamples
 from shmload.remote.block_index import Read
 from shmload.remote.layouts import members_span
+from shmload.remote.listing import shards_of
 from shmload.remote.local_shards import LocalShards
+from shmload.remote.manifest import MANIFEST_NAME, Manifest
 from shmload.schedule.samplers import NodeShuffle, ShardShuffle
+from shmload.schedule.schedule import Uneven
+from shmload.schedule.snapshots import SnapshotSchedule
 from shmload.worker.sample_rng import seed_and_epoch
 from shmload.worker.stage_engine import Program
 
@@ -84,8 +88,32 @@ class RemoteSource:
         return self._starts
 
     @property
+    def has_chosen(self) -> bool:
+        """Whether these are some of the shards' samples."""
+        return self._chosen is not None
+
+    @property
     def num_samples(self) -> int:
         return self.starts[-1] if self._chosen is None else len(self._chosen)
+
+    @property
+    def url(self) -> str:
+        """Of the dataset's folder, where a manifest says what is in it."""
+        home = self.local.shards.home
+        return "" if home is None else home.url
+
+    def follow(self) -> Manifest:
+        """Takes in what was appended since; the manifest as it is now.
+
+        Raises:
+            ShardCorrupt: the dataset was packed anew.
+        """
+        home = self.local.shards.home
+        assert home is not None
+        manifest = Manifest.parse(home.get(MANIFEST_NAME), name=f"{home.url}/{MANIFEST_NAME}")
+        self.local.extend(shards_of(home, manifest))
+        self._starts = None
+        return manifest
 
     def part(self, chosen: NDArray[np.int64]) -> RemoteSource:
         """Some of these samples, by their numbers, in ascending order; over the same copies of shards."""
@@ -355,6 +383,9 @@ class RemoteSamples(_Ordered, TarDataset):
     Args:
         source: of the RemoteDataset.
         fields, schema, decode, allow_pickle: as of TarDataset.
+        follow: each epoch reads what was appended before it.
+    Raises:
+        ValueError: `follow` of a part of a dataset, or of one without a manifest.
     """
 
     def __init__(
@@ -365,7 +396,15 @@ class RemoteSamples(_Ordered, TarDataset):
         schema: Mapping[str, Any] | None = None,
         decode: Decode = True,
         allow_pickle: bool = False,
+        follow: bool = False,
     ) -> None:
+        if follow and (source.local.shards.home is None or source.has_chosen):
+            raise ValueError(
+                "follow=True reads all of a dataset that upload_cv_dataset or `shmload pack` has packed, by its folder: this is a "
+                "part of one, or has no manifest"
+            )
+        self._follows = follow
+        self._epochs: Any = None  # the trainer's
         urls = [shard.url for shard in source.local.shards.all]
         super().__init__(map(PurePath, urls), fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
         self.paths = urls  # as they stand: nothing in them expands
@@ -378,8 +417,36 @@ class RemoteSamples(_Ordered, TarDataset):
     def __len__(self) -> int:
         return self._source.num_samples
 
+    @property
+    def epoch_schedule(self) -> Callable[..., SnapshotSchedule] | None:
+        """Which samples each rank reads at each step of each epoch: what ShmLoader asks, with a seed, of what is followed."""
+        return self._epoch_schedule if self._follows else None
+
+    def _epoch_schedule(self, *, seed: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven) -> SnapshotSchedule:
+        from shmload.remote.following import FollowedEpochs
+
+        if self._epochs is None:
+            self._epochs = FollowedEpochs(self._source)
+        self._epochs.world_size = world_size
+        return SnapshotSchedule(
+            self._epochs, seed=seed, uneven=uneven, world_size=world_size, batch_size=batch_size, is_shuffled=shuffle
+        )
+
+    def block_shuffle(
+        self, window: int | None = None, *, nodes: int = 1, global_batch: int | None = None
+    ) -> ShardShuffle | NodeShuffle:
+        if self._follows:
+            raise ValueError("block_shuffle is an order of fixed length: read what is followed by shuffle=True")
+        return super().block_shuffle(window, nodes=nodes, global_batch=global_batch)
+
+    def _checked(self, indices: Any) -> NDArray[np.int64]:
+        """Indices of samples that are known; what was appended since is taken in where they go beyond it."""
+        if self._follows and len(indices) and max(indices) >= len(self):
+            self._source.follow()
+        return checked_indices(indices, len(self))
+
     def __getitem__(self, index: int) -> dict[str, Any]:
-        (number,) = checked_indices([operator.index(index)], len(self))
+        (number,) = self._checked([operator.index(index)])
         if self.schema is not None:
             out = OneSample(self.schema)
             self._read_batch_into([number], out)
@@ -390,7 +457,7 @@ class RemoteSamples(_Ordered, TarDataset):
 
     def _read_batch_into(self, indices: Sequence[int], out: Any) -> None:
         source = self._source
-        numbers = source.whole(checked_indices(indices, len(self)))
+        numbers = source.whole(self._checked(indices))
         source.begin()
         for shard in dict.fromkeys((np.searchsorted(source.starts, numbers, "right") - 1).tolist()):
             self._enter(shard)
@@ -445,14 +512,14 @@ class RemoteSamples(_Ordered, TarDataset):
         return held
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_samples": None, "_spans": None}
+        return {**self.__dict__, "_samples": None, "_spans": None, "_epochs": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._spans = threading.local()
 
     def __repr__(self) -> str:
-        return f"<RemoteSamples of {len(self.paths)} shards>"
+        return f"<RemoteSamples of {len(self._source.local.shards.all)} shards>"
 
 
 @dataclass(repr=False, eq=False)

@@ -24,7 +24,7 @@ from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, S
 from shmload.storage.client import split_url
 from shmload.storage.local import Store, StoredObject, checked_key
 
-__all__ = ["indexes_beside", "indexes_kept", "shards_in", "shards_of_urls"]
+__all__ = ["indexes_beside", "indexes_kept", "shards_in", "shards_of", "shards_of_urls"]
 
 INDEX_NAME = "index.json"  # of MosaicML Streaming and LitData
 _AT_ONCE = 16  # heads under way
@@ -48,7 +48,15 @@ def shards_in(store: Store, layout: str | ShardLayout | None = None, generation:
             raise
         return _foreign(store, layout)
     manifest = Manifest.parse(data, name=f"{store.url}/{MANIFEST_NAME}")
-    manifest = manifest if generation is None else manifest.at(generation)
+    return shards_of(store, manifest if generation is None else manifest.at(generation))
+
+
+def shards_of(store: Store, manifest: Manifest) -> Shards:
+    """The shards that a manifest names.
+
+    Raises:
+        ObjectMissing: it names none.
+    """
     if not manifest.shards:
         raise ObjectMissing(f"{store.url}: its manifest names no shard: pack at least one sample")
     return Shards(tuple(_of_entry(store, entry) for entry in manifest.shards), manifest.generation, store, manifest.key)

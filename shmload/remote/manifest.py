@@ -156,6 +156,8 @@ class Manifest:
     def at(self, generation: str) -> Manifest:
         """The dataset as it was when that generation was its newest.
 
+        Args:
+            generation: of its `generations`.
         Raises:
             ObjectMissing: there is none of that name.
         """

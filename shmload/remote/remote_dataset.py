@@ -318,8 +318,9 @@ class RemoteDataset(IterableDataset[Any]):
         """The same shards as a map-style dataset: any sample by its index, for ShmLoader's own shuffle, ranks and resume.
 
         Args:
-            options: `fields`, `schema`, `decode` and `allow_pickle`, as of TarDataset; of shards that are no tar files `fields`,
-                and `decode` as functions by field (RemoteRecords).
+            options: `fields`, `schema`, `decode` and `allow_pickle`, as of TarDataset, and `follow=True`: each epoch of a ShmLoader
+                with a seed reads what was appended before it begins, the same in all ranks; of shards that are no tar files
+                `fields`, and `decode` as functions by field (RemoteRecords).
         Raises:
             ValueError: there are stages already.
         """

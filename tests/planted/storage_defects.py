@@ -8,6 +8,7 @@ CACHE, DISK, FOLDER, LEDGER, PROCESSES = (
     f"tests/storage/cache/test_{name}.py::" for name in ("cache", "disk_full", "folder", "ledger", "processes")
 )
 APPEND = "tests/remote/packing/test_append.py::"
+FOLLOWING = "tests/remote/test_following.py::"
 CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
@@ -322,6 +323,22 @@ STORAGE_DEFECTS = [
         "        self._first = 0 if before is None else before.num_samples\n",
         "        self._first = 0\n",
         (f"{APPEND}test_what_was_there_stays_and_what_is_new_comes_behind_it",),
+    ),
+    Defect(
+        "N5",
+        "each rank follows a packed dataset by its own look",
+        "shmload/remote/following.py",
+        "        if agreed != ours and agreed not in",
+        "        agreed = ours\n        if agreed != ours and agreed not in",
+        (f"{FOLLOWING}test_ranks_agree_on_what_the_first_of_them_has_seen",),
+    ),
+    Defect(
+        "N5",
+        "a resume of a followed dataset reads the newest snapshot",
+        "shmload/remote/following.py",
+        "        self._snapshots, self._begun = {epoch: found}, epoch\n",
+        "        self._begun = epoch\n",
+        (f"{FOLLOWING}test_a_state_is_resumed_on_its_own_snapshot_and_the_epoch_behind_it_reads_all",),
     ),
     Defect(
         "A6",

@@ -1,11 +1,12 @@
-"""Packing a dataset into shards on a store, beside webdataset's ShardWriter: what does a sample cost?
+"""Packing a dataset into shards on a store, beside webdataset's ShardWriter and MosaicML's MDSWriter: what does a sample cost?
 
-Method: 8,000 JPEG files (the package's photographs, 69 kB on average) and 200 images of 224 x 224 that are arrays, into shards
+Method: 4,000 JPEG files (the package's photographs, 69 kB on average) and 200 images of 224 x 224 that are arrays, into shards
 of 20 MB. shmload packs with 2 workers. webdataset is what its users write: a loop over a permutation that reads each file and
 hands bytes or array to ShardWriter; arrays are PNG in both, by Pillow's encoder at zlib's level 6. What is packed goes nowhere:
-to a store that forgets bytes, and in webdataset's `post` hook to os.unlink. Then the photographs again to a folder as a store,
-by the same put_file in both. Each in a fresh process, in turn; CPU is that of the process and all its children, workers' start
-and end included.
+to a store that forgets bytes, and in webdataset's `post` hook to os.unlink. Then the photographs again to a folder: shmload's
+store, and where the others write by themselves; shmload alone is one process, without workers. MDSWriter, with columns jpg and cls,
+takes part there if SHMLOAD_OTHER_LOADERS names a folder that it is in (.ci/run makes one). Each in a fresh process, in turn; CPU is
+that of the process and all its children, workers' start and end included.
 
 How to read: per core is CPU a sample. The arrays' CPU is the PNG encoder's, which is the same; there only the time differs. So
 too with a folder, where most of it is the kernel's, which brings a new file to the disk.
@@ -21,6 +22,7 @@ earlier version with half as many photos, in which workers' start weighs twice: 
 import multiprocessing
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -39,7 +41,7 @@ from shmload.schedule.schedule import Permutation
 from shmload.storage.local import LocalStore, StoredObject
 from shmload.tools.bench.contestants import OWN_PHOTOS
 
-NUM_PHOTOS, NUM_ARRAYS, MAXSIZE, MAXCOUNT, SEED = 8000, 200, 20_000_000, 100_000, 7
+NUM_PHOTOS, NUM_ARRAYS, MAXSIZE, MAXCOUNT, SEED = 4000, 200, 20_000_000, 100_000, 7
 
 
 class Arrays:
@@ -105,9 +107,38 @@ class Forgetful:
             self._sizes.pop(key, None)
 
 
-def by_shmload(dataset: Any, store: Any) -> None:
-    options = PackOptions(MAXSIZE, MAXCOUNT, 2, SEED, multiprocessing_context="fork")
+def by_shmload(dataset: Any, store: Any, workers: int = 2) -> None:
+    options = PackOptions(MAXSIZE, MAXCOUNT, workers, SEED, multiprocessing_context="fork")
     Packing(dataset, store, options, None).run()
+
+
+def by_shmload_alone(dataset: Any, store: Any) -> None:
+    by_shmload(dataset, store, workers=0)
+
+
+def in_order(dataset: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """What users of the others write: number and fields of each sample, in random order."""
+    entries = getattr(dataset, "samples", None)
+    order = Permutation(len(dataset), seed=SEED)
+    for index in order.take(0, len(order)).tolist():
+        if entries is not None:
+            path, label = entries[index]
+            yield index, {"jpg": Path(path).read_bytes(), "cls": label}
+        else:
+            image, label = dataset[index]
+            yield index, {"png": image, "cls": label}
+
+
+def by_streaming(dataset: Any, store: Any) -> None:
+    from tests.remote.write_foreign import Stub
+
+    sys.path.append(os.environ[FOLDER])
+    sys.meta_path.append(Stub())
+    from streaming import MDSWriter
+
+    with MDSWriter(out=str(store.root), columns={"jpg": "bytes", "cls": "int"}, size_limit=MAXSIZE) as writer:
+        for _, fields in in_order(dataset):
+            writer.write(fields)
 
 
 def by_webdataset(dataset: Any, store: Any) -> None:
@@ -117,23 +148,25 @@ def by_webdataset(dataset: Any, store: Any) -> None:
         store.put_file(os.path.basename(name), Path(name))
         os.unlink(name)
 
-    entries = getattr(dataset, "samples", None)
-    with (
-        tempfile.TemporaryDirectory() as spool,
-        webdataset.ShardWriter(f"{spool}/%06d.tar", maxcount=MAXCOUNT, maxsize=MAXSIZE, post=send, verbose=0) as writer,
-    ):
-        order = Permutation(len(dataset), seed=SEED)
-        for index in order.take(0, len(order)).tolist():
-            if entries is not None:
-                path, label = entries[index]
-                writer.write({"__key__": f"{index:08d}", "jpg": Path(path).read_bytes(), "cls": label})
-            else:
-                image, label = dataset[index]
-                writer.write({"__key__": f"{index:08d}", "png": image, "cls": label})
+    with tempfile.TemporaryDirectory() as spool:
+        folder, post = spool, send
+        if isinstance(store, LocalStore):
+            folder, post = str(store.root), None
+            store.root.mkdir()
+        with webdataset.ShardWriter(f"{folder}/%06d.tar", maxcount=MAXCOUNT, maxsize=MAXSIZE, post=post, verbose=0) as writer:
+            for index, fields in in_order(dataset):
+                writer.write({"__key__": f"{index:08d}", **fields})
 
 
 CASES = (("photos", NUM_PHOTOS, 2.0), ("arrays", NUM_ARRAYS, 0.8), ("photos to a folder", NUM_PHOTOS, 1.0))
-WAYS = {"shmload": by_shmload, "webdataset": by_webdataset}
+WAYS = {"shmload": by_shmload, "shmload alone": by_shmload_alone, "webdataset": by_webdataset, "streaming": by_streaming}
+TO_A_FOLDER = CASES[-1][0]
+FOLDER = "SHMLOAD_OTHER_LOADERS"
+
+
+def ways_of(what: str) -> list[str]:
+    """Who packs that here."""
+    return [way for way in WAYS if way != "streaming" or (what == TO_A_FOLDER and FOLDER in os.environ)]
 
 
 def one(way: str, what: str, photos: Path, out: Path) -> tuple[float, float]:
@@ -143,7 +176,7 @@ def one(way: str, what: str, photos: Path, out: Path) -> tuple[float, float]:
     from shmload.formats import ImageFolder
 
     dataset: Any = Arrays() if what == "arrays" else ImageFolder(photos)
-    store: Any = LocalStore(out) if what == "photos to a folder" else Forgetful()
+    store: Any = LocalStore(out) if what == TO_A_FOLDER else Forgetful()
     begin, before = time.perf_counter(), os.times()
     WAYS[way](dataset, store)
     after, end = os.times(), time.perf_counter()
@@ -157,9 +190,9 @@ def measure(settings: Settings) -> Result:
     with folders() as (photos, out):
         nbytes = sum(path.stat().st_size for path in photos.rglob("*.jpg"))
         for what, count, aim in CASES:
-            found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+            found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways_of(what)}
             for _ in range(settings.rounds):
-                for way in WAYS:
+                for way in found:
                     with multiprocessing.get_context("spawn").Pool(1) as pool:
                         found[way].append(pool.apply(_of_pool, ((way, what, photos, out),)))
             cpu = {way: median(us for us, _ in each) / count * 1e6 for way, each in found.items()}
@@ -171,8 +204,21 @@ def measure(settings: Settings) -> Result:
                 rate = {way: nbytes / count / us for way, us in took.items()}
                 beside += f"; MB/s {rate['shmload']:.0f}, webdataset {rate['webdataset']:.0f}"
             rows.append(Row(f"packing {what}, per core", per_core, "x", beside, f">= {aim}x", per_core >= aim))
-            faster = took["webdataset"] / took["shmload"]
-            rows.append(Row(f"packing {what}, in time, 2 workers", faster, "x", "", "", True))
+            for way, number, aim in (("shmload", "2 workers", 2.0), ("shmload alone", "one process", 1.0)):
+                for other in (each for each in found if not each.startswith("shmload")):
+                    faster = took[other] / took[way]
+                    beside = f"{took[way]:.0f} us, {other} {took[other]:.0f}"
+                    is_enough = what != TO_A_FOLDER or faster >= aim
+                    rows.append(
+                        Row(
+                            f"packing {what}, in time, {number}" + (f", {other}" if other != "webdataset" else ""),
+                            faster,
+                            "x",
+                            beside,
+                            f">= {aim}x",
+                            is_enough,
+                        )
+                    )
     return Result(rows, told)
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "NestedTensor",
     "SingleProcessIterator",
     "collate_module",
+    "default_store",
     "from_dlpack",
     "has_cuda_context",
     "numpy_seed",
@@ -45,6 +46,15 @@ worker_module = _data.worker  # `_worker_info` is what get_worker_info() answers
 collate_module = _data.collate  # `collate_tensor_fn` is torch's own way to stack
 numpy_seed: Callable[[int, int], list[int]] = _data.worker._generate_state
 pin_memory: Callable[..., Any] = _data.pin_memory.pin_memory
+
+
+def default_store() -> Any:
+    """What all ranks of the job write to and read from; None: there is no process group."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.distributed_c10d._get_default_store()
+
 
 # Tensors over memory that is not torch's
 from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack

@@ -5,6 +5,7 @@ Exit code 0: fine; 1: the store failed, or another packing was begun; 2: bad usa
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from shmload.cli.terminal import Bar, refuse, shown
 from shmload.tools import readable
 
 if TYPE_CHECKING:
+    from shmload.formats.encryption import SampleCipher
     from shmload.remote.packing.pack import PackProgress
 
 
@@ -22,6 +24,7 @@ SOURCE = (
     "A folder of images; TFRecord, Parquet, JSON lines, .npy, tar files (patterns with * and braces); a folder or URL of shards "
     "that RemoteDataset reads; or package.module:dataset, which may also be a function that yields samples."
 )
+KEY = "32 bytes, or 64 hexadecimal digits, as `openssl rand -hex 32` makes them."
 FUNCTION = "Makes samples of each of SOURCE's: package.module:function, that yields any number of them. They keep their order."
 
 
@@ -36,6 +39,11 @@ def pack(
     restart_markers: Annotated[
         bool, Option("--restart-markers", help="Code JPEG files anew, so that crops decode faster.")
     ] = False,
+    compress: Annotated[str | None, Option(metavar="HOW", help="By zstd: samples, each member by itself, or shards.")] = None,
+    compression_level: Annotated[int, Option(metavar="1..22", help="Of zstd.")] = 3,
+    key_file: Annotated[Path | None, Option(help="Encrypts each sample with the key in a file: " + KEY)] = None,
+    key_variable: Annotated[str | None, Option(metavar="NAME", help="The same with that of an environment variable.")] = None,
+    append: Annotated[bool, Option("--append", help="Keep the samples of DEST, and add these behind them.")] = False,
     function: Annotated[str | None, Option(metavar="package.module:function", help=FUNCTION)] = None,
     endpoint: Annotated[str | None, Option(metavar="URL", help="Of an S3-compatible store.")] = None,
 ) -> None:
@@ -47,7 +55,18 @@ def pack(
 
     begin = perf_counter()
     try:
-        options = PackOptions(int(maxsize), maxcount, workers, seed, quality, restart_markers)
+        options = PackOptions(
+            int(maxsize),
+            maxcount,
+            workers,
+            seed,
+            quality,
+            restart_markers,
+            compress=compress,  # type: ignore[arg-type]  # which it checks
+            compression_level=compression_level,
+            cipher=cipher_of(key_file, key_variable),
+            append=append,
+        )
         dataset = dataset_of(source)
         if function is not None:
             dataset = FlatSamples(dataset, resolve(function, what="--function"))
@@ -67,6 +86,21 @@ def pack(
         f"{perf_counter() - begin:.1f} s: {', '.join(manifest.extensions)}"
     )
     typer.echo(f"read it by shmload.remote.RemoteDataset.from_urls({dest!r})")
+
+
+def cipher_of(key_file: Path | None, key_variable: str | None) -> "SampleCipher | None":
+    """What encrypts with the key that the options name.
+
+    Raises:
+        OSError, ValueError: it is not there, or none, or both are given.
+    """
+    from shmload.formats.encryption import SampleCipher, key_in_file, key_in_variable
+
+    if key_file is not None and key_variable is not None:
+        raise ValueError("a key comes from --key-file or from --key-variable; both are given")
+    if key_file is not None:
+        return SampleCipher(key_in_file(key_file))
+    return None if key_variable is None else SampleCipher(key_in_variable(key_variable))
 
 
 def _in_a_line(error: BaseException) -> object:

@@ -375,12 +375,18 @@ class GrowingEpochs:
             return None
         return {"run": self.run.name, "n": snapshot.n, "digest": snapshot.digest}
 
-    def go_on_from(self, named: Mapping[str, Any], epoch: int) -> None:
-        """Takes a state's snapshot for its epoch.
+    def go_on_from(self, named: Mapping[str, Any] | None, epoch: int) -> None:
+        """Takes a state's snapshot for its epoch; None: it names none, as one that was taken before its epoch began.
 
         Raises:
             StateMismatch: it is not kept any more, or samples of it are gone and that is an error, or this names none.
         """
+        if named is None and epoch > MAX_EPOCH:
+            raise StateMismatch(
+                f"a growing dataset's epoch is at most {MAX_EPOCH}, the state's is {epoch}: load what state_dict() returned"
+            )
+        if named is None:
+            return
         is_dict = isinstance(named, Mapping) and isinstance(named.get("digest"), str)
         if not is_dict or not is_run_name(named.get("run")) or epoch > MAX_EPOCH:
             raise StateMismatch(f"the state names no snapshot of epoch {epoch}: {named!r:.200}. Load what state_dict() returned")

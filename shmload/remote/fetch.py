@@ -107,7 +107,7 @@ def expanded(shard: RemoteShard) -> Iterator[bytes]:
 
 
 def _expand_to(shard: RemoteShard, fd: int) -> int:
-    at = 0
+    at = crc = 0
     for piece in expanded(shard):
         if at + len(piece) > shard.nbytes:
             at += len(piece)
@@ -115,10 +115,12 @@ def _expand_to(shard: RemoteShard, fd: int) -> int:
         if os.pwrite(fd, piece, at) < len(piece):
             raise StoreError(f"{shard.url}: the disk of the cache is full")
         at += len(piece)
+        if shard.crc32c is not None:
+            crc = crc32c(piece, crc)
     if at != shard.nbytes:
         than = "more than" if at > shard.nbytes else f"{at} and not"
         raise ShardCorrupt(f"{shard.url}: expands to {than} the {shard.nbytes} bytes that its index says")
-    return 0
+    return crc
 
 
 def fetch_range(shards: Shards, shard: RemoteShard, offset: int, nbytes: int) -> Buffer:

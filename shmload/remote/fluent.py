@@ -8,7 +8,7 @@ Samples to columns, and fields by several names, as webdataset 1.0.2 has them.
 
 decode(): from the bytes of a sample's members to values, by handlers of (extension, bytes), as webdataset 1.0.2 has them.
 
-    pre         what unpacks (.gz): gives a Continue, with which the rest go on
+    pre         what unpacks (.gz, .zst): gives a Continue, with which the rest go on
     handlers    image specs and the user's own; the first that gives something other than None
     post        by the extension's last part: formats/tar/members.py
     nothing     the bytes as they are
@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 
 from shmload.errors import ShardCorrupt
-from shmload.formats.tar.members import IMAGE_EXTENSIONS, Decoders, gunzip, image_decoder
+from shmload.formats.encryption import ENCRYPTED
+from shmload.formats.tar.members import EXPANDERS, IMAGE_EXTENSIONS, Decoders, image_decoder
 from shmload.worker.stage_engine import DROP
 
 
@@ -159,8 +160,9 @@ def _decoded_image(decode: Callable[[bytes], Any], key: str, data: bytes) -> Any
     return decode(data) if _last(key) in IMAGE_EXTENSIONS else None
 
 
-def _gunzipped(key: str, data: bytes) -> Continue | None:
-    return Continue(key.removesuffix(".gz"), gunzip(data)) if key.endswith(".gz") else None
+def _expanded(key: str, data: bytes) -> Continue | None:
+    inner, _, last = key.rpartition(".")
+    return Continue(inner, EXPANDERS[last](data)) if last in EXPANDERS else None
 
 
 def _by_extension(decoders: Decoders, allow_pickle: bool, key: str, data: bytes) -> Any:
@@ -170,6 +172,8 @@ def _by_extension(decoders: Decoders, allow_pickle: bool, key: str, data: bytes)
             f"{key.removeprefix('.')!r} is a pickle, which can run any code when it is read: give "
             "decode(allow_pickle=True) for shards you trust, or leave it as bytes by only="
         )
+    if key.endswith(ENCRYPTED):
+        raise PermissionError(f"{key.removeprefix('.')!r} is encrypted: give RemoteDataset(key=...), or leave it as bytes by only=")
     decoder = decoders.of(key.removeprefix("."))
     return None if decoder is None else decoder(data)
 
@@ -195,7 +199,7 @@ class SampleDecoder:
         partial: bool,
         allow_pickle: bool,
     ) -> None:
-        first = [_gunzipped] if pre is None else list(pre)
+        first = [_expanded] if pre is None else list(pre)
         last = [partial_of(_by_extension, Decoders(True, allow_pickle=allow_pickle), allow_pickle)] if post is None else list(post)
         own = [partial_of(_decoded_image, image_decoder(each)) if isinstance(each, str) else each for each in handlers]
         self._handlers: list[MemberHandler] = [*first, *own, *last]

@@ -9,12 +9,13 @@ The samples of remote shards, by number: what the fluent dataset and the indexed
 
 from __future__ import annotations
 
+import copy
 import operator
 import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
 from typing import Any, Literal, cast
@@ -25,13 +26,19 @@ from typing_extensions import Buffer
 
 from shmload._core.tar_rows import TarRows
 from shmload.batch.collate import OneSample
+from shmload.errors import ShardCorrupt
 from shmload.formats.columns import checked_indices
+from shmload.formats.encryption import ENCRYPTED, SampleCipher
 from shmload.formats.tar.members import Decode
 from shmload.formats.tar.shards import KEY, ShardIndex, TarDataset, TarSamples
 from shmload.remote.block_index import Read
 from shmload.remote.layouts import members_span
+from shmload.remote.listing import shards_of
 from shmload.remote.local_shards import LocalShards
+from shmload.remote.manifest import MANIFEST_NAME, Manifest
 from shmload.schedule.samplers import NodeShuffle, ShardShuffle
+from shmload.schedule.schedule import Uneven
+from shmload.schedule.snapshots import SnapshotSchedule
 from shmload.worker.sample_rng import seed_and_epoch
 from shmload.worker.stage_engine import Program
 
@@ -51,12 +58,18 @@ class RemoteSource:
         window: shards whose samples are mixed; None: up to 16, as many as the budget holds three times.
         ahead_bytes: of shards behind the window that is read, that may be fetched before they are needed; None: two windows.
         chosen: the numbers, in ascending order, of the samples that count, int64; None: all of the shards'.
+        cipher: decrypts what members are; None: they are plain.
     """
 
     def __init__(
-        self, local: LocalShards, window: int | None, ahead_bytes: float | None = None, chosen: NDArray[np.int64] | None = None
+        self,
+        local: LocalShards,
+        window: int | None,
+        ahead_bytes: float | None = None,
+        chosen: NDArray[np.int64] | None = None,
+        cipher: SampleCipher | None = None,
     ) -> None:
-        self.local = local
+        self.local, self.cipher = local, cipher
         self._given_window, self.ahead_bytes, self._chosen = window, ahead_bytes, chosen
         self._starts: array[int] | None = None
         self._begin()
@@ -82,12 +95,36 @@ class RemoteSource:
         return self._starts
 
     @property
+    def has_chosen(self) -> bool:
+        """Whether these are some of the shards' samples."""
+        return self._chosen is not None
+
+    @property
     def num_samples(self) -> int:
         return self.starts[-1] if self._chosen is None else len(self._chosen)
 
+    @property
+    def url(self) -> str:
+        """Of the dataset's folder, where a manifest says what is in it."""
+        home = self.local.shards.home
+        return "" if home is None else home.url
+
+    def follow(self) -> Manifest:
+        """Takes in what was appended since; the manifest as it is now.
+
+        Raises:
+            ShardCorrupt: the dataset was packed anew.
+        """
+        home = self.local.shards.home
+        assert home is not None
+        manifest = Manifest.parse(home.get(MANIFEST_NAME), name=f"{home.url}/{MANIFEST_NAME}")
+        self.local.extend(shards_of(home, manifest))
+        self._starts = None
+        return manifest
+
     def part(self, chosen: NDArray[np.int64]) -> RemoteSource:
         """Some of these samples, by their numbers, in ascending order; over the same copies of shards."""
-        return RemoteSource(self.local.another(), self._given_window, self.ahead_bytes, self.whole(chosen))
+        return RemoteSource(self.local.another(), self._given_window, self.ahead_bytes, self.whole(chosen), self.cipher)
 
     def order(
         self, *, shuffle: bool, window: int | None = None, nodes: int = 1, global_batch: int = 1
@@ -138,10 +175,31 @@ class RemoteSource:
     def read(self, index: int) -> dict[str, Any]:
         """A sample's members, as bytes, with its key and URL."""
         shard, sample = self.place(index)
-        found = self.local.index(shard)
+        found = self.index(shard)
         layout = self.local.shards.all[shard].layout
         fields = layout.sample(found, sample, lambda offset, nbytes: self.local.range(shard, offset, nbytes))
+        if self.cipher is not None:
+            fields = {extension: self.decrypted(shard, sample, extension, data) for extension, data in fields.items()}
         return {"__key__": found.key(sample), "__url__": found.path, **fields}
+
+    def index(self, shard: int) -> Any:
+        """Where a shard's samples lie, under the names that they have when they are decrypted."""
+        found = self.local.index(shard)
+        return found if self.cipher is None else _decrypted_names(found)
+
+    def decrypted(self, shard: int, sample: int, extension: str, data: Buffer) -> bytes:
+        """A member as it was before it was encrypted.
+
+        Raises:
+            ShardCorrupt: it cannot be decrypted; names shard, sample and remedy.
+        """
+        assert self.cipher is not None
+        found = self.local.index(shard)
+        key = found.key(sample)
+        try:
+            return self.cipher.decrypt(bytes(data), f"{key}.{extension}{ENCRYPTED}".encode("utf-8", "surrogateescape"))
+        except ValueError as error:
+            raise ShardCorrupt(f"{found.path}: member {extension!r} of sample {key!r} {error}") from None
 
     def read_some(self, indices: Sequence[int], *, has_names: bool = True) -> list[dict[str, Any]]:
         """As `read`, of several, perhaps without key and URL: what of them is not here is read by as many ranges at once as pay."""
@@ -190,6 +248,23 @@ def taken_at(order: ShardShuffle | NodeShuffle, positions: NDArray[np.int64], se
     return found
 
 
+def _decrypted_names(index: Any) -> ShardIndex:
+    """The index with the names that members have when they are decrypted.
+
+    Raises:
+        ShardCorrupt: one is not encrypted.
+    """
+    for extension in index.extensions:
+        if not extension.endswith(ENCRYPTED):
+            raise ShardCorrupt(
+                f"{index.path}: its members {extension!r} are not encrypted, and key= was given: somebody has put them there, or "
+                "the dataset is a plain one, which is read without key="
+            )
+    found = copy.copy(index)
+    found.extensions = [extension.removesuffix(ENCRYPTED) for extension in index.extensions]
+    return found  # type: ignore[no-any-return]  # of whatever kind a layout's index is
+
+
 class _NotHere(Exception):
     """A shard is not fetched as a whole."""
 
@@ -201,7 +276,7 @@ class _Indexes(Sequence[ShardIndex]):
         self._source = source
 
     def __getitem__(self, number: Any) -> Any:
-        return self._source.local.index(number)
+        return self._source.index(number)
 
     def __len__(self) -> int:
         return len(self._source.local.shards.all)
@@ -324,6 +399,9 @@ class RemoteSamples(_Ordered, TarDataset):
     Args:
         source: of the RemoteDataset.
         fields, schema, decode, allow_pickle: as of TarDataset.
+        follow: each epoch reads what was appended before it.
+    Raises:
+        ValueError: `follow` of a part of a dataset, or of one without a manifest.
     """
 
     def __init__(
@@ -334,18 +412,56 @@ class RemoteSamples(_Ordered, TarDataset):
         schema: Mapping[str, Any] | None = None,
         decode: Decode = True,
         allow_pickle: bool = False,
+        follow: bool = False,
     ) -> None:
+        if follow and (source.local.shards.home is None or source.has_chosen):
+            raise ValueError(
+                "follow=True reads all of a dataset that upload_cv_dataset or `shmload pack` has packed, by its folder: this is a "
+                "part of one, or has no manifest"
+            )
+        self._follows = follow
+        self._epochs: Any = None  # the trainer's
         super().__init__(PurePath("remote"), fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
         self.paths = []  # its shards are the source's
         self._source = source
+        if source.cipher is not None:  # natively only what lies there is read
+            self._columns = [replace(column, way="decode") for column in self._columns]
         self._samples: _Held | None = None
         self._spans = threading.local()
 
     def __len__(self) -> int:
         return self._source.num_samples
 
+    @property
+    def epoch_schedule(self) -> Callable[..., SnapshotSchedule] | None:
+        """Which samples each rank reads at each step of each epoch: what ShmLoader asks, with a seed, of what is followed."""
+        return self._epoch_schedule if self._follows else None
+
+    def _epoch_schedule(self, *, seed: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven) -> SnapshotSchedule:
+        from shmload.remote.following import FollowedEpochs
+
+        if self._epochs is None:
+            self._epochs = FollowedEpochs(self._source)
+        self._epochs.world_size = world_size
+        return SnapshotSchedule(
+            self._epochs, seed=seed, uneven=uneven, world_size=world_size, batch_size=batch_size, is_shuffled=shuffle
+        )
+
+    def block_shuffle(
+        self, window: int | None = None, *, nodes: int = 1, global_batch: int | None = None
+    ) -> ShardShuffle | NodeShuffle:
+        if self._follows:
+            raise ValueError("block_shuffle is an order of fixed length: read what is followed by shuffle=True")
+        return super().block_shuffle(window, nodes=nodes, global_batch=global_batch)
+
+    def _checked(self, indices: Any) -> NDArray[np.int64]:
+        """Indices of samples that are known; what was appended since is taken in where they go beyond it."""
+        if self._follows and len(indices) and max(indices) >= len(self):
+            self._source.follow()
+        return checked_indices(indices, len(self))
+
     def __getitem__(self, index: int) -> dict[str, Any]:
-        (number,) = checked_indices([operator.index(index)], len(self))
+        (number,) = self._checked([operator.index(index)])
         if self.schema is not None:
             out = OneSample(self.schema)
             self._read_batch_into([number], out)
@@ -356,7 +472,7 @@ class RemoteSamples(_Ordered, TarDataset):
 
     def _read_batch_into(self, indices: Sequence[int], out: Any) -> None:
         source = self._source
-        numbers = source.whole(checked_indices(indices, len(self)))
+        numbers = source.whole(self._checked(indices))
         source.begin()
         for shard in dict.fromkeys((np.searchsorted(source.starts, numbers, "right") - 1).tolist()):
             self._enter(shard)
@@ -373,7 +489,7 @@ class RemoteSamples(_Ordered, TarDataset):
         wanted = {extension for column in self._columns for extension in (self._fields or {})[column.name]}
         spans: dict[tuple[int, int], tuple[int, int, int]] = {}  # the range that a member is read with: (shard, begin, nbytes)
         for shard, sample in places:
-            named = [each for each in local.index(shard).members(sample) if each[0] in wanted]
+            named = [each for each in self._source.index(shard).members(sample) if each[0] in wanted]
             begin, nbytes = members_span(named) if named else (0, 0)
             for _, offset, size in named:
                 is_near = nbytes <= _GAP_NBYTES + sum(each[2] for each in named)
@@ -397,10 +513,12 @@ class RemoteSamples(_Ordered, TarDataset):
 
     def _bytes(self, shard: int, sample: int, offset: int, size: int) -> bytes:
         found = getattr(self._spans, "found", {}).get((shard, offset))
-        if found is None:
-            return bytes(self._source.local.range(shard, offset, size))
-        begin, data = found
-        return bytes(memoryview(data)[offset - begin : offset - begin + size])
+        begin, data = (offset, self._source.local.range(shard, offset, size)) if found is None else found
+        member = bytes(memoryview(data)[offset - begin : offset - begin + size])
+        if self._source.cipher is None:
+            return member
+        extension = next(extension for extension, at, _ in self._source.index(shard).members(sample) if at == offset)
+        return self._source.decrypted(shard, sample, extension, member)
 
     def _opened(self) -> TarSamples:
         held = self._samples
@@ -409,7 +527,7 @@ class RemoteSamples(_Ordered, TarDataset):
         return held
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_samples": None, "_spans": None}
+        return {**self.__dict__, "_samples": None, "_spans": None, "_epochs": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

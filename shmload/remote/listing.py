@@ -20,21 +20,22 @@ from shmload.formats.paths import shard_paths
 from shmload.remote.block_index import ShardLayout
 from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, pack_beside
 from shmload.remote.layouts import LitData, Mds, Parquet, PlainFiles, Tar, layout_named, layout_of, litdata_of
-from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, Shards, ShardTable
+from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, ShardEntry, Shards, ShardTable
 from shmload.storage.client import split_url
 from shmload.storage.local import Store, StoredObject, checked_key
 
-__all__ = ["indexes_beside", "indexes_kept", "shards_in", "shards_of_urls"]
+__all__ = ["indexes_beside", "indexes_kept", "shards_in", "shards_of", "shards_of_urls"]
 
 INDEX_NAME = "index.json"  # of MosaicML Streaming and LitData
 _AT_ONCE = 16  # heads under way
 
 
-def shards_in(store: Store, layout: str | ShardLayout | None = None) -> Shards:
+def shards_in(store: Store, layout: str | ShardLayout | None = None, generation: str | None = None) -> Shards:
     """The shards of a folder: those of its manifest, of the index.json of another loader, or all objects of one layout in it.
 
     Args:
         layout: which; None: what names and index tell.
+        generation: the newest that counts, of a dataset that others were appended to; None: all do.
     Raises:
         ObjectMissing: there is none.
         ShardCorrupt: its manifest is damaged.
@@ -43,12 +44,28 @@ def shards_in(store: Store, layout: str | ShardLayout | None = None) -> Shards:
     try:
         data = store.get(MANIFEST_NAME)
     except ObjectMissing:
+        if generation is not None:
+            raise
         return _foreign(store, layout)
     manifest = Manifest.parse(data, name=f"{store.url}/{MANIFEST_NAME}")
+    return shards_of(store, manifest if generation is None else manifest.at(generation))
+
+
+def shards_of(store: Store, manifest: Manifest) -> Shards:
+    """The shards that a manifest names.
+
+    Raises:
+        ObjectMissing: it names none.
+    """
     if not manifest.shards:
         raise ObjectMissing(f"{store.url}: its manifest names no shard: pack at least one sample")
-    found = (RemoteShard(store, e.name, e.nbytes, "", e.num_samples, e.crc32c, e.index) for e in manifest.shards)
-    return Shards(ShardTable(found), manifest.generation, store)
+    table = ShardTable(_of_entry(store, entry) for entry in manifest.shards)
+    return Shards(table, manifest.generation, store, manifest.key)
+
+
+def _of_entry(store: Store, entry: ShardEntry) -> RemoteShard:
+    found = RemoteShard(store, entry.name, entry.nbytes, "", entry.num_samples, entry.crc32c, entry.index)
+    return found if entry.packed is None else replace(found, packing="zst", packed_nbytes=entry.packed.nbytes)
 
 
 def _foreign(store: Store, layout: str | ShardLayout | None) -> Shards:
@@ -163,13 +180,17 @@ def _mds_entry(one: Mapping[str, Any], where: str) -> _Named:
 
 
 def shards_of_urls(
-    urls: str | Iterable[str], open_store: Callable[[str], Store], layout: str | ShardLayout | None = None
+    urls: str | Iterable[str],
+    open_store: Callable[[str], Store],
+    layout: str | ShardLayout | None = None,
+    generation: str | None = None,
 ) -> Shards:
     """The shards that URLs name: objects of one layout, in whose names braces expand, or one folder.
 
     Args:
         open_store: (URL of a folder) -> the store.
         layout: of the objects; None: as their names say.
+        generation: of a folder's dataset, as of `shards_in`.
     Raises:
         ObjectMissing: one is not there.
         ValueError: a folder stands among others; shards of several layouts.
@@ -183,7 +204,9 @@ def shards_of_urls(
             f"{folders[0]!r} is no shard of a layout that is known, and a folder stands alone: give its URL, or those of shards"
         )
     if folders and len(names) == 1:
-        return shards_in(open_store(names[0]), layout)
+        return shards_in(open_store(names[0]), layout, generation)
+    if generation is not None:
+        raise ValueError(f"generation={generation!r} is one of a packed folder, which is given by its URL alone; got {names[0]!r}")
     if asked is None and len(found := {kind.name for kind in kinds.values() if kind is not None}) > 1:
         raise ValueError(f"a dataset has shards of one layout; these have {', '.join(sorted(found))}")
     kind = asked or kinds[names[0]] or TAR

@@ -31,6 +31,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
@@ -230,6 +231,26 @@ class LocalShards:
             if os.path.isdir(self._indexes_folder):  # closed: indexed by each for itself
                 fcntl.flock(stack.enter_context(open(f"{self._indexes_folder}/.lock", "w")), fcntl.LOCK_EX)
             list(stack.enter_context(ThreadPoolExecutor(min(len(numbers), _AT_ONCE), "shmload-index")).map(self.index, numbers))
+
+    def extend(self, shards: Shards) -> None:
+        """Takes in what was appended to the dataset.
+
+        Args:
+            shards: all of them, those that are known first.
+        Raises:
+            ShardCorrupt: they are others.
+        """
+        known = self.shards.all
+        if [(each.key, each.crc32c) for each in shards.all[: len(known)]] != [(each.key, each.crc32c) for each in known]:
+            raise self.shards.gone(known[0], StoreError("it does not begin with the shards that it had"))
+        if len(shards.all) == len(known):
+            return
+        self._here()
+        self.shards = replace(shards, all=(*known, *shards.all[len(known) :]))
+        self.keeps_all = self.shards.nbytes <= self.cache.capacity_bytes
+        self._counts = None
+        with self._lock:
+            self.num_dropped += 1
 
     # ------------------------------------------------------------ copies
 

@@ -2,10 +2,10 @@
 
 It is one JSON object, `manifest.json` in the dataset's folder, and it is written last, by one atomic put: what it names is
 there, whole. Shards lie in a folder named after their *generation*. Another packing has another one, so that a reader that goes
-by one manifest never sees shards of two.
+by one manifest never sees shards of two. What is appended to a dataset is a generation of its own, behind those that were there.
 
     manifest.json                           this
-    <generation>/shard-000000.tar           samples
+    <generation>/shard-000000.tar           samples; .tar.zst if shards are compressed
     <generation>/shard-000000.tar.index     where they lie in it: `formats.tar.shard.ShardIndex`, packed
 
 What is read here decides what is fetched and how much memory it gets, and may come from anywhere. So nothing in it is believed
@@ -17,8 +17,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cached_property, partial
+from hashlib import sha256
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -36,7 +38,7 @@ MANIFEST_NAME = "manifest.json"
 FORMAT = "shmload-shards"
 VERSION = 1
 INDEX_SUFFIX = ".index"
-_SHARD = re.compile(r"shard-[0-9]{6,9}\.tar")
+_SHARD = re.compile(r"[0-9a-f]{16}/shard-[0-9]{6,9}\.tar(\.zst)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +57,29 @@ class IndexEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedObject:
+    """What a compressed shard is in the store.
+
+    Attributes:
+        nbytes: of the object.
+        crc32c: of its bytes, 8 hexadecimal digits.
+    """
+
+    nbytes: int
+    crc32c: str
+
+
+@dataclass(frozen=True, slots=True)
 class ShardEntry:
     """One shard.
 
     Attributes:
-        name: relative to the dataset's folder: "<generation>/shard-000000.tar".
-        nbytes: of the whole file.
+        name: relative to the dataset's folder: "<generation>/shard-000000.tar", with ".zst" behind it if it is compressed.
+        nbytes: of the whole tar file.
         num_samples: in it.
         crc32c: of its bytes, 8 hexadecimal digits.
         index: the object beside it that says where its samples lie.
+        packed: the object, if it is compressed; None: it is the tar file.
     """
 
     name: str
@@ -71,24 +87,41 @@ class ShardEntry:
     num_samples: int
     crc32c: str
     index: IndexEntry
+    packed: PackedObject | None = None
+
+    @property
+    def generation(self) -> str:
+        """That it was packed in."""
+        return self.name.partition("/")[0]
+
+    @property
+    def stored(self) -> tuple[int, str]:
+        """Bytes and checksum of the object in the store."""
+        return (self.nbytes, self.crc32c) if self.packed is None else (self.packed.nbytes, self.packed.crc32c)
 
     @classmethod
-    def of(cls, given: Any, generation: str, where: str, place: str = "") -> Self:
+    def of(cls, given: Any, where: str, place: str = "") -> Self:
         """An entry from what JSON has kept of it.
 
         Raises:
-            ShardCorrupt: it is none, or of another generation; the text begins with `where` and names the place in that.
+            ShardCorrupt: it is none; the text begins with `where` and names the place in that.
         """
         before = f"{place}." if place else ""
-        _check(given, _SHARD_KINDS, where, place)
-        name, index = given["name"], given["index"]
-        folder, _, file = name.partition("/") if isinstance(name, str) else ("", "", "")
-        if folder != generation or not _SHARD.fullmatch(file):
-            raise _wrong(where, f"{before}name", f"{generation}/shard-000000.tar or the like is needed; got {name!r}")
+        _check(given, _SHARD_KINDS, where, place, optional={"packed": _ANY})
+        name, index, packed = given["name"], given["index"], given.get("packed")
+        if not isinstance(name, str) or not _SHARD.fullmatch(name) or name.endswith(".zst") != ("packed" in given):
+            raise _wrong(where, f"{before}name", f"0123456789abcdef/shard-000000.tar or the like is needed; got {_short(name)}")
+        if "packed" in given:
+            _check(packed, _PACKED_KINDS, where, f"{before}packed")
         _check(index, _INDEX_KINDS, where, f"{before}index")
         if index["name"] != name + INDEX_SUFFIX:
             raise _wrong(where, f"{before}index.name", f"{name + INDEX_SUFFIX} is needed; got {index['name']!r}")
-        return cls(**{**given, "index": IndexEntry(**index)})
+        return cls(**{**given, "index": IndexEntry(**index), "packed": None if packed is None else PackedObject(**packed)})
+
+    def told(self) -> dict[str, Any]:
+        """As JSON keeps it."""
+        found = asdict(self)
+        return found if self.packed is not None else {name: value for name, value in found.items() if name != "packed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +129,13 @@ class Manifest:
     """What a packed dataset is made of.
 
     Attributes:
-        generation: of these shards, 16 hexadecimal digits; other contents have another.
+        generation: of the newest shards, 16 hexadecimal digits; other contents have another. Earlier ones stand before them.
         seed: of the order in which samples were packed.
         num_samples: in all shards.
         nbytes: of all shards, without their indexes.
         extensions: of all members, sorted.
         shards: in their order.
+        key: tells the key that all members are encrypted with from others; "": they are not.
     """
 
     generation: str
@@ -110,6 +144,41 @@ class Manifest:
     nbytes: int
     extensions: tuple[str, ...]
     shards: tuple[ShardEntry, ...]
+    key: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Tells what its shards are, and in which order: 16 hexadecimal digits."""
+        return sha256(json.dumps([shard.told() for shard in self.shards]).encode("ascii")).hexdigest()[:16]
+
+    @property
+    def generations(self) -> tuple[str, ...]:
+        """Those that were packed one behind the other, the oldest first."""
+        return tuple(dict.fromkeys(shard.generation for shard in self.shards))
+
+    def at(self, generation: str) -> Manifest:
+        """The dataset as it was when that generation was its newest.
+
+        Args:
+            generation: of its `generations`.
+        Raises:
+            ObjectMissing: there is none of that name.
+        """
+        if generation not in self.generations:
+            raise ObjectMissing(
+                f"the dataset has no generation {generation!r}, only {', '.join(self.generations)}: it was packed anew since, or "
+                "this is another dataset"
+            )
+        number = max(number for number, shard in enumerate(self.shards) if shard.generation == generation)
+        return self._of(generation, self.shards[: number + 1])
+
+    def before(self) -> Manifest | None:
+        """The dataset as it was before its newest generation was appended; None: it was not there."""
+        return self.at(self.generations[-2]) if len(self.generations) > 1 else None
+
+    def _of(self, generation: str, shards: tuple[ShardEntry, ...]) -> Manifest:
+        num_samples, nbytes = (sum(getattr(shard, what) for shard in shards) for what in ("num_samples", "nbytes"))
+        return replace(self, generation=generation, num_samples=num_samples, nbytes=nbytes, shards=shards)
 
     @classmethod
     def parse(cls, data: Buffer, *, name: str = MANIFEST_NAME) -> Self:
@@ -129,7 +198,7 @@ class Manifest:
             raise _wrong(name, "", f"a manifest of shards, with format {FORMAT!r}, is needed; this is something else")
         if given.get("version") != VERSION or type(given["version"]) is not int:
             raise _wrong(name, "version", f"{VERSION} is known here, got {given.get('version')!r}; a newer shmload may read it")
-        _check(given, _MANIFEST_KINDS, name, "")
+        _check(given, _MANIFEST_KINDS, name, "", optional={"key": _DIGEST})
         generation, extensions = given["generation"], given["extensions"]
         for number, one in enumerate(extensions):
             if not isinstance(one, str) or not one or one != one.lower() or "/" in one or "\0" in one:
@@ -138,8 +207,13 @@ class Manifest:
                 )
         if extensions != sorted(set(extensions)):
             raise _wrong(name, "extensions", "they are sorted and each is there once; these are not")
-        shards = tuple(ShardEntry.of(one, generation, name, f"shards[{number}]") for number, one in enumerate(given["shards"]))
-        found = cls(generation, given["seed"], given["num_samples"], given["nbytes"], tuple(extensions), shards)
+        shards = tuple(ShardEntry.of(one, name, f"shards[{number}]") for number, one in enumerate(given["shards"]))
+        key = given.get("key", "")
+        found = cls(generation, given["seed"], given["num_samples"], given["nbytes"], tuple(extensions), shards, key)
+        if shards and shards[-1].generation != generation:
+            raise _wrong(name, "generation", f"its last shard is of {shards[-1].generation}, and it says {generation}")
+        if len(found.generations) != sum(one.generation != other.generation for one, other in pairwise(shards)) + bool(shards):
+            raise _wrong(name, "shards", "those of a generation follow each other; these do not")
         if len({shard.name for shard in shards}) != len(shards):
             raise _wrong(name, "shards", "two of them have the same name")
         for what in ("num_samples", "nbytes"):
@@ -150,7 +224,10 @@ class Manifest:
 
     def dump(self) -> bytes:
         """Its bytes: the same ones for equal manifests."""
-        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        content: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        content["shards"] = [shard.told() for shard in self.shards]
+        if not self.key:
+            del content["key"]
         return (json.dumps(content, indent=1) + "\n").encode("ascii")
 
 
@@ -182,6 +259,7 @@ _ANY: Kind = (lambda _: True, "")
 _LIST: Kind = (lambda given: isinstance(given, list), "a list is")
 _DIGEST = _text("[0-9a-f]{8}", "8 hexadecimal digits")
 _INDEX_KINDS = {"name": _ANY, "nbytes": _number(1), "crc32c": _DIGEST}
+_PACKED_KINDS = {"nbytes": _number(1), "crc32c": _DIGEST}
 _SHARD_KINDS = {"name": _ANY, "nbytes": _number(1), "num_samples": _number(1), "crc32c": _DIGEST, "index": _ANY}
 _MANIFEST_KINDS = {
     "format": _ANY,
@@ -195,14 +273,16 @@ _MANIFEST_KINDS = {
 }
 
 
-def _check(given: Any, kinds: dict[str, Kind], name: str, where: str) -> None:
-    """Whether it is an object that has these values and no others."""
+def _check(given: Any, kinds: dict[str, Kind], name: str, where: str, optional: dict[str, Kind] | None = None) -> None:
+    """Whether it is an object that has these values and no others, but for those that may be left out."""
     if not isinstance(given, dict):
         raise _wrong(name, where, f"an object with {', '.join(kinds)} is needed; got {_short(given)}")
     if given.keys() != kinds.keys():  # a million are looked at
         if absent := [key for key in kinds if key not in given]:
             raise _wrong(name, where, f"{', '.join(absent)} is missing")
-        raise _wrong(name, where, f"{_short(min(given.keys() - kinds.keys()))} is not known in version {VERSION}")
+        kinds = {**kinds, **{key: kind for key, kind in (optional or {}).items() if key in given}}
+        if unknown := sorted(given.keys() - kinds.keys()):
+            raise _wrong(name, where, f"{_short(unknown[0])} is not known in version {VERSION}")
     for key, (is_right, needed) in kinds.items():
         if not is_right(given[key]):
             raise _wrong(name, f"{where}.{key}" if where else key, f"{needed} needed; got {_short(given[key])}")
@@ -350,11 +430,13 @@ class Shards:
     Attributes:
         generation: of the manifest; None: there is none.
         home: the store that the manifest is in.
+        key: of the manifest.
     """
 
     all: Sequence[RemoteShard]
     generation: str | None = None
     home: Store | None = None
+    key: str = ""
 
     def values(self, name: str) -> list[Any]:
         """One attribute of each."""

@@ -46,6 +46,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
+from shmload.formats.encryption import SampleCipher
 from shmload.remote import fluent
 from shmload.remote.block_index import ShardLayout
 from shmload.remote.fluent import MemberHandler, SampleDecoder, default_collation_fn, reraise_exception
@@ -167,6 +168,25 @@ CACHE_BYTES = 10 << 30
 _UNKNOWN_EPOCHS = 1 << 20  # that a pass of unknown length may take before it would repeat the next one's
 
 
+def _cipher_of(key: bytes | None, shards: Shards) -> SampleCipher | None:
+    """What decrypts the samples of shards.
+
+    Raises:
+        ValueError: they are not encrypted, or by another key.
+    """
+    if key is None:
+        return None
+    cipher, where = SampleCipher(key), shards.all[0].url
+    if any(shard.layout.name != "tar" for shard in shards.all) or (shards.generation is not None and not shards.key):
+        raise ValueError(f"{where}: this dataset is not encrypted, and key= was given: read it without, if that is what you expect")
+    if shards.key not in ("", cipher.fingerprint):
+        raise ValueError(
+            f"{where}: the samples of this dataset are encrypted with another key than key=, {shards.key} and not "
+            f"{cipher.fingerprint} by their fingerprints: give the key that it was packed with"
+        )
+    return cipher
+
+
 class RemoteDataset(IterableDataset[Any]):
     """The samples of shards in a store: dicts of fields, `__key__` and `__url__`. An IterableDataset.
 
@@ -201,6 +221,9 @@ class RemoteDataset(IterableDataset[Any]):
             shmload.remote.layouts; None: as their names and the folder's index say.
         nodes: more than 1: each node of the job has a share of the samples, the same one in each epoch, and fetches no shards but
             those that this lies in (NodeShuffle). Its ranks follow each other, as launchers number them.
+        generation: of a dataset that others were appended to, the newest that counts: what it was then is read, in the same order,
+            as a state of a run of that time needs it. None: all that is there now.
+        key: 32 bytes, with which the samples were encrypted by upload_cv_dataset; workers get it, and nobody else.
     Raises:
         ObjectMissing: there are no shards.
         ShardCorrupt: the manifest is damaged.
@@ -226,8 +249,10 @@ class RemoteDataset(IterableDataset[Any]):
         layout: str | ShardLayout | None = None,
         nodes: int = 1,
         ahead_bytes: float | None = None,
+        generation: str | None = None,
+        key: bytes | None = None,
     ) -> None:
-        shards = bucket if isinstance(bucket, Shards) else shards_in(store_of(client, bucket, folder), layout)
+        shards = bucket if isinstance(bucket, Shards) else shards_in(store_of(client, bucket, folder), layout, generation)
         if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
             raise ValueError(f"seed is an int from 0 to 2**64 - 1; got {seed!r}")
         if uneven not in ("pad", "drop", "exact"):
@@ -253,7 +278,8 @@ class RemoteDataset(IterableDataset[Any]):
         self.program = Program()
         self.nodes = _whole("nodes", nodes, 1)
         self.shuffled, self.seed, self.uneven = shuffle, seed, uneven
-        self._source = RemoteSource(LocalShards(shards, cache_folder, max(int(cache_bytes), 1)), window, ahead_bytes)
+        local = LocalShards(shards, cache_folder, max(int(cache_bytes), 1))
+        self._source = RemoteSource(local, window, ahead_bytes, cipher=_cipher_of(key, shards))
         self._rank_and_world_size = (rank, world_size)
         self._passes = Passes()
         self._order: ShardShuffle | NodeShuffle | None = None
@@ -268,12 +294,12 @@ class RemoteDataset(IterableDataset[Any]):
             shuffle: as of the class.
             seed: as of the class.
             options: `cache_folder`, `cache_bytes`, `window`, `uneven`, `rank`, `world_size`, `layout`, `nodes`, `ahead_bytes`,
-                as of the class.
+                `generation`, `key`, as of the class.
         Raises:
             ObjectMissing: a shard is not there.
         """
-        layout = options.pop("layout", None)
-        return cls(None, shards_of_urls(urls, lambda url: open_store(url, client), layout), "", shuffle, seed, **options)
+        named = {name: options.pop(name, None) for name in ("layout", "generation")}
+        return cls(None, shards_of_urls(urls, lambda url: open_store(url, client), **named), "", shuffle, seed, **options)
 
     # ------------------------------------------------------------ what there is
 
@@ -297,8 +323,9 @@ class RemoteDataset(IterableDataset[Any]):
         """The same shards as a map-style dataset: any sample by its index, for ShmLoader's own shuffle, ranks and resume.
 
         Args:
-            options: `fields`, `schema`, `decode` and `allow_pickle`, as of TarDataset; of shards that are no tar files `fields`,
-                and `decode` as functions by field (RemoteRecords).
+            options: `fields`, `schema`, `decode` and `allow_pickle`, as of TarDataset, and `follow=True`: each epoch of a ShmLoader
+                with a seed reads what was appended before it begins, the same in all ranks; of shards that are no tar files
+                `fields`, and `decode` as functions by field (RemoteRecords).
         Raises:
             ValueError: there are stages already.
         """
@@ -466,7 +493,7 @@ class RemoteDataset(IterableDataset[Any]):
             handlers: image specs, or functions of (extension with a dot before it, bytes); the first that gives something other
             than
                 None counts.
-            pre: functions before them; None expands .gz.
+            pre: functions before them; None expands .gz and .zst.
             post: functions behind them; None are the decoders by extension. What nobody decodes stays bytes.
             only: extensions that are decoded; None is all.
             partial: leave members that are no bytes any more.

@@ -285,7 +285,7 @@ def _of_kind(case: Case) -> Case:
     extra = {
         "tfrecord": case.extra if case.extra in ("gzip", "zlib", "files", "bare") else "",
         "tar": "files" if case.extra else "",
-        "remote": case.extra if case.extra in ("gzip", "files") else "",  # gzip: no room for one shard, files: for some
+        "remote": case.extra,  # gzip: no room for one shard, files: for some; zlib: packed with zstd, bare: encrypted
         "lies": case.extra,
         "pipeline": {"gzip": "stops", "zlib": "raises", "files": "rows", "bare": "batches"}.get(
             case.extra, case.extra if case.extra in ("stops", "raises", *DECODED) else ""

@@ -138,8 +138,8 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a shard in a folder is whole if its size is right",
-        "shmload/remote/packing/pack.py",
-        "            if crc != each.crc32c:\n",
+        "shmload/remote/packing/generation.py",
+        "            if crc != wanted:\n",
         "            if False:\n",
         (
             f"{GENERATIONS}test_a_damaged_shard_of_a_finished_packing_is_written_again",

@@ -7,6 +7,9 @@ from tests.planted.planting import Defect
 CACHE, DISK, FOLDER, LEDGER, PROCESSES = (
     f"tests/storage/cache/test_{name}.py::" for name in ("cache", "disk_full", "folder", "ledger", "processes")
 )
+APPEND = "tests/remote/packing/test_append.py::"
+FOLLOWING = "tests/remote/test_following.py::"
+CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
     Defect(
@@ -264,5 +267,93 @@ STORAGE_DEFECTS = [
         'return int(np.searchsorted(taken, self.ahead_bytes, "right"))',
         'return int(np.searchsorted(taken, self.ahead_bytes, "right")) + 1',
         ("tests/remote/test_local_shards.py::test_no_more_bytes_are_fetched_ahead_than_asked_for",),
+    ),
+    Defect(
+        "N5",
+        "one nonce stands for a member of every generation",
+        "shmload/formats/encryption.py",
+        'sha256(generation.encode() + b"\\0" + name)',
+        "sha256(name)",
+        (f"{CODING}test_equal_contents_of_two_samples_or_generations_differ_and_one_nonce_stands_for_one_place",),
+    ),
+    Defect(
+        "N5",
+        "a dataset that is read with a key may hold what nobody has encrypted",
+        "shmload/remote/indexed.py",
+        "        if not extension.endswith(ENCRYPTED):\n",
+        "        if False:\n",
+        (f"{CODING}test_what_was_changed_cut_moved_or_never_encrypted_is_noticed",),
+    ),
+    Defect(
+        "N5",
+        "a repr shows the key",
+        "shmload/formats/encryption.py",
+        'return f"<SampleCipher {self.fingerprint}>"',
+        'return f"<SampleCipher {self._key!r}>"',
+        (f"{CODING}test_the_key_is_shown_nowhere_and_workers_have_it",),
+    ),
+    Defect(
+        "N5",
+        "a compressed shard counts as whole if its object is the tar file",
+        "shmload/remote/packing/generation.py",
+        "record.shard.stored[1])",
+        "record.shard.crc32c)",
+        (f"{CODING}test_a_shard_that_is_lost_is_packed_again_to_the_same_bytes[shards-False]",),
+    ),
+    Defect(
+        "N5",
+        "a serializer counts for its own type alone",
+        "shmload/remote/packing/encoding.py",
+        "for kind in type(value).__mro__ if kind in own)",
+        "for kind in (type(value),) if kind in own)",
+        (f"{CODING}test_values_of_types_with_a_serializer_become_what_it_makes_of_them",),
+    ),
+    Defect(
+        "N5",
+        "what is appended goes by a dataset that has been replaced meanwhile",
+        "shmload/remote/packing/generation.py",
+        "now.digest != before.digest",
+        "False",
+        (f"{APPEND}test_two_that_append_at_once_never_lose_what_the_other_has_added",),
+    ),
+    Defect(
+        "N5",
+        "the same append again adds its samples again",
+        "shmload/remote/packing/pack.py",
+        "        if there is not None and _name(digest, there.before()) == there.generation:\n",
+        "        if False:\n",
+        (f"{APPEND}test_the_same_call_again_adds_nothing_and_another_does",),
+    ),
+    Defect(
+        "N5",
+        "keys of what is appended begin anew",
+        "shmload/remote/packing/pack.py",
+        "        self._first = 0 if before is None else before.num_samples\n",
+        "        self._first = 0\n",
+        (f"{APPEND}test_what_was_there_stays_and_what_is_new_comes_behind_it",),
+    ),
+    Defect(
+        "N5",
+        "each rank follows a packed dataset by its own look",
+        "shmload/remote/following.py",
+        "        if agreed != ours and agreed not in",
+        "        agreed = ours\n        if agreed != ours and agreed not in",
+        (f"{FOLLOWING}test_ranks_agree_on_what_the_first_of_them_has_seen",),
+    ),
+    Defect(
+        "N5",
+        "a resume of a followed dataset reads the newest snapshot",
+        "shmload/remote/following.py",
+        "        self._snapshots, self._begun = {epoch: found}, epoch\n",
+        "        self._begun = epoch\n",
+        (f"{FOLLOWING}test_a_state_is_resumed_on_its_own_snapshot_and_the_epoch_behind_it_reads_all",),
+    ),
+    Defect(
+        "A6",
+        "an index that a shard was packed with is written over",
+        "shmload/formats/tar/shards.py",
+        "    if cache and not _has_its_own(path, status.st_size):\n",
+        "    if cache:\n",
+        (f"{CODING}test_tar_dataset_leaves_the_index_alone_that_a_shard_was_packed_with",),
     ),
 ]

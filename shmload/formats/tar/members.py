@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload.formats.compression import expanded_pieces, zstd_pieces
 from shmload.formats.paths import inflated, npy_head
 
 _NAMES = """
@@ -207,6 +208,31 @@ def gunzip(data: bytes) -> bytes:
     return inflated(data, "gzip", EXPANDED_LIMIT) if data else b""
 
 
+def unzstd(data: bytes) -> bytes:
+    """What a member that zstd has compressed expands to.
+
+    Raises:
+        ValueError: it is truncated, damaged, or expands to more than 2 GiB.
+        ModuleNotFoundError: there is nothing that reads zstd (extra `zstd`).
+    """
+    pieces, total = [], 0
+    for piece in expanded_pieces("zst", io.BytesIO(data)):
+        total += len(piece)
+        if total > EXPANDED_LIMIT:
+            raise ValueError(f"zstd: expands to more than {EXPANDED_LIMIT} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+EXPANDERS: dict[str, Decoder] = {"gz": gunzip, "zst": unzstd}  # of single members, by the last part of their names
+ZSTD_LEVEL = 3  # zstd's own default
+
+
+def zstd(data: bytes, level: int = ZSTD_LEVEL) -> bytes:
+    """A member compressed by zstd."""
+    return b"".join(zstd_pieces(memoryview(data), level))
+
+
 class Decoders:
     """Which decoder an extension has.
 
@@ -243,9 +269,9 @@ class Decoders:
                 return self._own[name]
         if self._decode is False:
             return None
-        if last == "gz":
+        if (expand := EXPANDERS.get(last)) is not None:
             inner = self._search(extension.rpartition(".")[0])
-            return gunzip if inner is None else lambda data: inner(gunzip(data))
+            return expand if inner is None else lambda data: inner(expand(data))
         if last in IMAGE_EXTENSIONS and self._image is not None:
             return self._image
         if last in _UNSAFE:
@@ -290,8 +316,8 @@ def encode(extension: str, value: Any) -> bytes:
     inner, _, last = extension.lower().rpartition(".")
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    if last == "gz":
-        return gzip.compress(encode(inner, value), mtime=0)
+    if last in EXPANDERS:
+        return gzip.compress(encode(inner, value), mtime=0) if last == "gz" else zstd(encode(inner, value))
     if isinstance(value, str):
         return value.encode("utf-8")
     encoder = _ENCODERS.get(last)

@@ -141,7 +141,7 @@ def load_index(path: str, *, cache: bool = True) -> ShardIndex:
             "shmload.formats.TarStream"
         )
     packed = pack_index(path, data, mtime_ns=status.st_mtime_ns)
-    if cache:
+    if cache and not _has_its_own(path, status.st_size):
         write_if_possible(path + SUFFIX, packed)
     return ShardIndex(path, packed)
 
@@ -164,6 +164,15 @@ def pack_index(path: str, data: Buffer, *, mtime_ns: int = 0) -> bytes:
     body = b"".join((*arrays, extensions, scan.keys))
     counts = (scan.num_samples, scan.num_members, len(extensions), len(scan.keys))
     return _HEADER.pack(_MAGIC, memoryview(data).nbytes, mtime_ns, *counts, zlib.crc32(body)) + body
+
+
+def _has_its_own(path: str, nbytes: int) -> bool:
+    """Whether the index beside the shard is the one it was packed with, by whose checksum a manifest goes: that stays."""
+    try:
+        found = unpack_index(path, map_file(path + SUFFIX)[0], nbytes)
+    except OSError:
+        return False
+    return found is not None and found.mtime_ns == 0
 
 
 def _kept(path: str) -> ShardIndex | None:

@@ -16,6 +16,8 @@ A sample that is a tuple is an image and, if there is one, a label. One that is 
 stand for the two of a tuple, other fields become `<name>.<extension>` ("caption.txt"), which webdataset decodes by the last
 part. A name that already ends in a known extension ("seg.png") stays as it is, for values that are bytes or that its encoder takes.
 
+A value whose type has a serializer of the user's is what that makes of it, before all of this.
+
 Nothing is pickled. What none of these keeps is an error that names the field.
 
 What the bytes of a file are, by how they begin: names say little, and a reader chooses its decoder by the extension.
@@ -52,7 +54,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.formats.tar.members import IMAGE_EXTENSIONS, INTEGERS, TEXTS, encode
+from shmload.formats.tar.members import EXPANDERS, IMAGE_EXTENSIONS, INTEGERS, TEXTS, encode
 from shmload.formats.tar.shards import KEY
 
 if TYPE_CHECKING:
@@ -191,36 +193,37 @@ def _read_of(picture: Any) -> bytes | None:
 
 
 Members = list[tuple[str, bytes]]
+Serializers = Mapping[type, tuple[str, Callable[[Any], bytes]]]  # by the type of a value: its extension, and what makes its bytes
 T = TypeVar("T")
-_KNOWN = INTEGERS | TEXTS | IMAGE_EXTENSIONS | {"json", "jsn", "npy", "npz", "ten", "tb", "tenbin", "bin"}
+_KNOWN = INTEGERS | TEXTS | IMAGE_EXTENSIONS | {"json", "jsn", "npy", "npz", "ten", "tb", "tenbin", "bin"} | EXPANDERS.keys()
 _PLAIN = re.compile(r"[^a-z0-9_.-]")
 _FACES = {"image": "", "label": ""}  # fields whose members have no name before their extension
 
 
-def members_of(sample: Any, quality: int | None) -> Members:
+def members_of(sample: Any, quality: int | None, serializers: Serializers | None = None) -> Members:
     """The members of a sample, sorted by extension.
 
     Args:
         sample: an image, (image,), (image, label), or a dict.
         quality: of JPEG, for images that are encoded; None: without loss.
+        serializers: of the user's, for values of their types.
     Raises:
         TypeError, ValueError: it is none of these, or a field cannot be kept; the text names it.
     """
+    own = serializers or {}
     if isinstance(sample, Mapping):
-        found = _of_fields(sample, quality)
+        found = _of_fields(sample, quality, own)
     elif isinstance(sample, tuple) and hasattr(sample, "_asdict"):
-        found = _of_fields(sample._asdict(), quality)
+        found = _of_fields(sample._asdict(), quality, own)
     elif isinstance(sample, (tuple, list)):
         if not 1 <= len(sample) <= 2:
             raise TypeError(
                 f"a sample is an image and a label, or a dict of named fields; this one is a {type(sample).__name__} of "
                 f"{len(sample)}: return a dict"
             )
-        found = [_named("image", image_member, sample[0], quality)]
-        if len(sample) == 2:
-            found.append(_named("label", value_member, sample[1], quality))
+        found = [_field(name, value, quality, own) for name, value in zip(_FACES, sample, strict=False)]
     else:
-        found = [_named("image", image_member, sample, quality)]
+        found = [_field("image", sample, quality, own)]
     found.sort(key=lambda member: member[0])
     for (one, _), (other, _) in pairwise(found):
         if one == other:
@@ -228,7 +231,7 @@ def members_of(sample: Any, quality: int | None) -> Members:
     return found
 
 
-def _of_fields(sample: Mapping[Any, Any], quality: int | None) -> Members:
+def _of_fields(sample: Mapping[Any, Any], quality: int | None, own: Serializers) -> Members:
     found: Members = []
     for name, value in sample.items():
         if not isinstance(name, str):
@@ -236,17 +239,42 @@ def _of_fields(sample: Mapping[Any, Any], quality: int | None) -> Members:
         if name == KEY or name.startswith("__"):
             continue
         if name in _FACES:
-            found.append(_named(name, image_member if name == "image" else value_member, value, quality))
+            found.append(_field(name, value, quality, own))
             continue
         plain = _PLAIN.sub("_", name.lower())
-        if plain.rpartition(".")[2] in _KNOWN and (isinstance(value, bytes) or "." in plain or plain in _KNOWN):
+        is_known = plain.rpartition(".")[2] in _KNOWN and (isinstance(value, bytes) or "." in plain or plain in _KNOWN)
+        if is_known and serializer_of(value, own) is None:
             found.append((plain, _named(name, encode, plain, value)))
         else:
-            extension, data = _named(name, value_member, value, quality)
+            extension, data = _field(name, value, quality, own)
             found.append((f"{plain.strip('.') or 'field'}.{extension}", data))
     if not found:
         raise ValueError("a sample needs at least one field; this dict has none")
     return found
+
+
+def _field(name: str, value: Any, quality: int | None, own: Serializers) -> tuple[str, bytes]:
+    """(extension, bytes) of a field."""
+    if serializer_of(value, own) is not None:
+        return _named(name, serialized, value, own)
+    return _named(name, image_member if name == "image" else value_member, value, quality)
+
+
+def serializer_of(value: Any, own: Serializers) -> tuple[str, Callable[[Any], bytes]] | None:
+    """The user's serializer of a value: that of its type, else of the nearest one it derives from; None: there is none."""
+    return next((own[kind] for kind in type(value).__mro__ if kind in own), None) if own else None
+
+
+def serialized(value: Any, own: Serializers) -> tuple[str, bytes]:
+    """(extension, bytes) of a value that has a serializer.
+
+    Raises:
+        TypeError: it gives no bytes.
+    """
+    extension, serialize = serializer_of(value, own) or ("", bytes)
+    if not isinstance(data := serialize(value), bytes):
+        raise TypeError(f"the serializer of a {_name_of(value)} gives bytes; it gave a {_name_of(data)}")
+    return extension, data
 
 
 def _named(name: str, encoder: Callable[..., T], *arguments: Any) -> T:

@@ -36,7 +36,7 @@ class TellingStore(CountingStore):
         return done
 
 
-def _pack(folder: Path, fd: int, num_samples: int, workers: int) -> None:
+def _pack(folder: Path, fd: int, num_samples: int, workers: int, append: bool) -> None:
     try:
         store = TellingStore(folder, fd)
         method = "fork" if workers else None
@@ -45,6 +45,7 @@ def _pack(folder: Path, fd: int, num_samples: int, workers: int) -> None:
             store,
             maxcount=MAXCOUNT,
             seed=SEED,
+            append=append,
             workers=workers,
             multiprocessing_context=method,
             on_progress=lambda progress: os.write(fd, b"."),
@@ -54,10 +55,12 @@ def _pack(folder: Path, fd: int, num_samples: int, workers: int) -> None:
         os._exit(1)
 
 
-def killed_after(folder: Path, num_steps: int | None, *, num_samples: int = NUM_SAMPLES, workers: int = 0) -> int:
+def killed_after(
+    folder: Path, num_steps: int | None, *, num_samples: int = NUM_SAMPLES, workers: int = 0, append: bool = False
+) -> int:
     """Packs, and kills that after so many steps (None: it is killed by a charge); how many steps it took, -1: it was done before."""
     read, write = os.pipe()
-    process = ForkProcess(target=_pack, args=(folder, write, num_samples, workers))
+    process = ForkProcess(target=_pack, args=(folder, write, num_samples, workers, append))
     process.start()
     os.close(write)
     count = 0

@@ -15,6 +15,7 @@ from shmload.cli import app
 from shmload.cli.pack_command import progress_on
 from shmload.cli.terminal import shown
 from shmload.formats import TarWriter, TFRecordWriter
+from shmload.remote import RemoteDataset
 from shmload.remote.manifest import Manifest
 from shmload.remote.packing.pack import PackProgress
 from shmload.storage.local import LocalStore
@@ -212,3 +213,33 @@ def test_inspect_names_what_is_wrong_with_a_manifest(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["inspect", str(tmp_path)])
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.endswith("manifest.json: version: 1 is known here, got 9; a newer shmload may read it\n")
+
+
+def test_compression_and_a_key_of_a_file_or_a_variable(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = bytes(range(32))
+    (tmp_path / "key").write_text(key.hex() + "\n")
+    monkeypatch.setenv("SCANS_KEY", key.hex())
+    done = [
+        command(PHOTOS[0].parent, "--compress", "shards", "--compression-level", 1, *options, out=options[0][2:])
+        for options in (("--key-file", tmp_path / "key"), ("--key-variable", "SCANS_KEY"))
+    ]
+    assert [each.exit_code for each in done] == [0, 0]
+    first, second = (manifest_in(tmp_path / name) for name in ("key-file", "key-variable"))
+    assert first == second
+    assert first.shards[0].packed is not None
+    read = RemoteDataset.from_urls(str(tmp_path / "key-file"), key=key)
+    assert sorted(path.read_bytes() for path in PHOTOS) == sorted(sample["jpg"] for sample in read)
+    for text in (str(first), *(each.output for each in done)):
+        assert key.hex() not in text
+
+
+def test_a_key_that_is_none_is_told(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("hush")
+    done = command(PHOTOS[0].parent, "--key-file", tmp_path / "key")
+    assert (done.exit_code, "holds no key: 64 hexadecimal digits are needed" in done.stderr, "hush" in done.stderr) == (
+        2,
+        True,
+        False,
+    )
+    both = command(PHOTOS[0].parent, "--key-file", tmp_path / "key", "--key-variable", "X")
+    assert (both.exit_code, "both are given" in both.stderr) == (2, True)

@@ -12,7 +12,7 @@ import pytest
 import shmload
 from shmload import StoreError
 from shmload.remote.manifest import Manifest
-from shmload.remote.packing.pack import Generation
+from shmload.remote.packing.generation import Generation
 from shmload.storage.local import LocalStore, StoredObject
 from tests.remote.packing.packing_kit import CountingStore, Folder, Grey, names_in, names_of, packed, samples_in
 

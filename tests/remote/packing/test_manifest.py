@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shmload import ShardCorrupt
 from shmload.remote.manifest import IndexEntry, Manifest, ShardEntry
-from shmload.remote.packing.pack import Record
+from shmload.remote.packing.generation import Record
 
 GENERATION = "0123456789abcdef"
 

@@ -14,8 +14,8 @@ from torch.utils.data import ConcatDataset, Subset
 
 import shmload
 from shmload.formats import ImageFolder
+from shmload.remote.packing.encoded_samples import Files, PackedSamples, source_of
 from shmload.remote.packing.encoding import members_of
-from shmload.remote.packing.pack import Files, PackedSamples, source_of
 from shmload.storage.local import LocalStore
 from tests.remote.packing.packing_kit import Folder, encoded, packed, samples_in
 

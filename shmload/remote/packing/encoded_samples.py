@@ -1,0 +1,283 @@
+"""The dataset to be packed, as a packing's loader reads it: position in the packing order -> the sample's members as they stand in
+a shard.
+
+Workers do all of the encoding, headers and padding included, in the slot of the ring. The trainer writes out what lies there.
+Where a sample comes to lie depends on its position alone, so the number of workers changes no byte.
+
+A dataset that only opens files of a list is packed from these files, byte for byte, and no image is decoded. That it does no
+more cannot be told from its code, so some of its samples are compared with what Pillow makes of their files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from shmload.formats.encryption import ENCRYPTED, SampleCipher
+from shmload.formats.images.image_folder import ImageFolder
+from shmload.formats.tar.members import INTEGERS, zstd
+from shmload.formats.tar.shards import KEY
+from shmload.formats.tar.writer import BLOCK, member_header, member_name
+from shmload.remote.packing.encoding import Members, Serializers, file_member, members_of, serialized, serializer_of, value_member
+from shmload.schedule.schedule import Permutation
+from shmload.worker.own_generators import OwnGenerators
+from shmload.worker.sample_rng import begin_sample, kept_generators
+
+NUM_PROBED_FILES = 4  # samples of a dataset of files that are compared
+_TRANSFORMS = ("transform", "transforms", "target_transform")
+
+
+@dataclass
+class PackedSamples:
+    """Any dataset, whose samples are encoded."""
+
+    dataset: Any
+    quality: int | None
+    serializers: Serializers = field(default_factory=dict)
+    draws: bool = True  # whether reading a sample may draw random numbers
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def members(self, index: int) -> tuple[str, Members]:
+        """What a sample's key begins with, and its members, sorted by extension."""
+        return prefix_and_members(self.dataset[index], self.quality, self.serializers)
+
+
+def prefix_and_members(sample: Any, quality: int | None, serializers: Serializers) -> tuple[str, Members]:
+    """What the key of any sample begins with, and its members, sorted by extension."""
+    key = sample.get(KEY) if isinstance(sample, Mapping) else None
+    return (f"{key}-" if isinstance(key, str) else ""), members_of(sample, quality, serializers)
+
+
+@dataclass
+class Files:
+    """A dataset of files, which are copied, with labels.
+
+    Args:
+        entries: paths, or pairs of path and label.
+        has_labels: whether each entry is a path and a label, not only a path.
+        serializers: of labels.
+    """
+
+    entries: Sequence[Any]
+    has_labels: bool = True
+    serializers: Serializers = field(default_factory=dict)
+    draws: bool = False
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def members(self, index: int) -> tuple[str, Members]:
+        entry = self.entries[index]
+        if not self.has_labels:
+            return "", [file_member(entry)]
+        path, label = entry
+        own = self.serializers
+        labelled = value_member(label, None) if serializer_of(label, own) is None else serialized(label, own)
+        return "", sorted([file_member(path), labelled], key=lambda member: member[0])
+
+    def update(self, digest: Any) -> None:
+        """Adds names and labels of all files to a digest of hashlib's."""
+        for entry in self.entries:
+            path, label = entry if self.has_labels else (entry, None)
+            name = "/".join(path.rsplit("/", 2)[-2:])
+            digest.update(f"{name}\0{label!r}\0".encode("utf-8", "surrogateescape"))
+
+
+class PackedParts:
+    """Samples of sources, in an order: what Subset and ConcatDataset of torch stand for.
+
+    Args:
+        parts: the sources.
+        part, index: int64 arrays; of each sample, which source it is of, and which of its samples.
+    """
+
+    def __init__(self, parts: Sequence[PackSource], part: Any, index: Any) -> None:
+        self.parts, self.part, self.index = parts, part, index
+        self.draws: bool = any(source.draws for source in parts)
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def members(self, index: int) -> tuple[str, Members]:
+        return self.parts[int(self.part[index])].members(int(self.index[index]))
+
+
+PackSource = PackedSamples | Files | PackedParts  # a dataset as the packer reads it; picklable
+
+
+def source_of(dataset: Any, quality: int | None, serializers: Serializers | None = None) -> PackSource:
+    """The source that a dataset is.
+
+    Raises:
+        TypeError: it has no length, or no samples by number.
+    """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise TypeError(
+            f"a dataset with __len__ and __getitem__ is needed, or an iterable of samples, which are packed in its order; got a "
+            f"{type(dataset).__name__}"
+        )
+    from torch.utils.data import ConcatDataset, Subset
+
+    own = dict(serializers or {})
+    if type(dataset) is Subset:
+        inner = source_of(dataset.dataset, quality, serializers)
+        return PackedParts([inner], np.zeros(len(dataset), np.int64), np.array(list(dataset.indices), np.int64))
+    if type(dataset) is ConcatDataset:
+        parts = [source_of(each, quality, serializers) for each in dataset.datasets]
+        part = np.repeat(np.arange(len(parts)), [len(each) for each in parts])
+        return PackedParts(parts, part, np.concatenate([np.arange(len(each)) for each in parts]))
+    if type(dataset) is ImageFolder and dataset.transform is None:
+        return Files(dataset.samples, dataset._has_labels, own)
+    return _files_of(dataset, own) or PackedSamples(dataset, quality, own)
+
+
+def _files_of(dataset: Any, own: Serializers) -> Files | None:
+    """The files of a dataset such as torchvision's ImageFolder, if its samples are these and nothing else."""
+    if any(getattr(dataset, name, None) is not None for name in _TRANSFORMS):
+        return None
+    entries = getattr(dataset, "samples", None) or getattr(dataset, "imgs", None)
+    if not isinstance(entries, (list, tuple)) or len(entries) != len(dataset):
+        return None
+    probed = sorted({number * (len(entries) - 1) // max(NUM_PROBED_FILES - 1, 1) for number in range(NUM_PROBED_FILES)})
+    return Files(entries, serializers=own) if all(_is_file(dataset, entries, index) for index in probed) else None
+
+
+def _is_file(dataset: Any, entries: Sequence[Any], index: int) -> bool:
+    """Whether a sample is the image in its file, as it is or in another mode, and its label."""
+    entry = entries[index]
+    if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
+        return False
+    sample = dataset[index]
+    if not (isinstance(sample, tuple) and len(sample) == 2 and type(sample[1]) is int and sample[1] == entry[1]):
+        return False
+    if not hasattr(sample[0], "getbands"):
+        return False
+    from PIL import Image
+
+    with Image.open(entry[0]) as opened:
+        picture = opened.convert(sample[0].mode)
+    same: bool = picture.size == sample[0].size and picture.tobytes() == sample[0].tobytes()
+    return same
+
+
+# formats that have compressed what they hold: images, sound, films, archives
+_DENSE = """
+aac apng avi bz2 flac gif gz j2k jfif jp2 jpe jpeg jpg m4a mkv mov mp3 mp4 mpeg mpg ogg opus png webm webp xz zip zst
+"""
+NEVER_SMALLER = INTEGERS | frozenset(_DENSE.split())
+
+
+@dataclass(frozen=True)
+class MemberCoding:
+    """What is done to members of samples on their way into a shard. By its name it is known what: "txt" becomes "txt.zst.enc".
+
+    Attributes:
+        restart_markers: JPEG files get restart markers, without loss.
+        level: of zstd, by which members are compressed, those apart that it makes no smaller; None: none is.
+        cipher: encrypts all members; `generation` is the one that they are written in.
+    """
+
+    restart_markers: bool = False
+    level: int | None = None
+    cipher: SampleCipher | None = None
+    generation: str = ""
+
+    def record(self, number: str, prefix: str, members: Members) -> list[bytes]:
+        """The record of a sample: headers, payloads and what fills them up.
+
+        Raises:
+            ValueError: two members would have one name.
+        """
+        pieces: list[bytes] = []
+        for extension, data in members:
+            last = extension.rpartition(".")[2]
+            if self.restart_markers and last in ("jpg", "jpeg"):
+                from shmload.formats.images.decoder import with_restart_markers
+
+                data = with_restart_markers(data)
+            if self.level is not None and last not in NEVER_SMALLER:
+                extension, data = f"{extension}.zst", zstd(data, self.level)
+                if any(extension == other for other, _ in members):
+                    raise ValueError(f"two fields of the sample would both be its member {extension!r}: give one another name")
+            if self.cipher is not None:
+                extension += ENCRYPTED
+            name = member_name(prefix + number, extension) if prefix else number.encode() + _behind(extension)
+            if self.cipher is not None:
+                data = self.cipher.encrypt(data, name, self.generation)
+            pieces += [member_header(name, len(data)), data, bytes(-len(data) % BLOCK)]
+        return pieces
+
+
+RECORD = "record"
+
+
+class EncodedSamples:
+    """Records of samples: their members, one after the other, each filled up to a block.
+
+    A dataset that draws random numbers (augmentations) draws them from (seed, index of the sample), so that a packing that goes
+    on after a kill, or with other workers, makes the same bytes.
+
+    Args:
+        source: the samples.
+        seed: of the order, and of what samples draw.
+        coding: what is done to their members.
+    """
+
+    schema = {RECORD: ("uint8", (None,))}  # noqa: RUF012  # as users write it
+
+    def __init__(self, source: PackSource, *, seed: int, coding: MemberCoding) -> None:
+        self.source, self.seed = source, seed
+        self.begin(coding, 0)
+        self.order = Permutation(len(source), seed=seed)
+
+    def begin(self, coding: MemberCoding, first: int) -> None:
+        """Says what is done to members, and which number the first sample has in its key."""
+        self.coding, self._first = coding, first
+        self._width = max(8, len(str(first + len(self.source) - 1)))
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read_batch_into(self, positions: Any, out: Any) -> None:
+        """Writes the records at positions of the order, end to end."""
+        indices = self.order.take(np.asarray(positions, np.int64)).tolist()
+        if self.source.draws:
+            own = OwnGenerators(self.source)
+            with kept_generators():
+                records = [self.pieces(index, own) for index in indices]
+        else:
+            records = [self.pieces(index) for index in indices]
+        view, at = memoryview(out.reserve(RECORD, [sum(map(len, pieces)) for pieces in records])), 0
+        for pieces in records:
+            for piece in pieces:
+                view[at : at + len(piece)] = piece
+                at += len(piece)
+
+    def pieces(self, index: int, own: OwnGenerators | None = None) -> list[bytes]:
+        """The record of a sample: headers, payloads and what fills them up.
+
+        Args:
+            own: the source's generators, which are keyed for it with the global ones.
+        Raises:
+            Exception: as reading it raised; a note names the sample.
+        """
+        try:
+            if self.source.draws:
+                begin_sample(self.seed, 0, index, 0, reseed=True, own=own)
+            prefix, members = self.source.members(index)
+            return self.coding.record(f"{self._first + index:0{self._width}d}", prefix, members)
+        except Exception as error:
+            error.add_note(f"sample {index} of the dataset")
+            raise
+
+
+@lru_cache(maxsize=1024)
+def _behind(extension: str) -> bytes:
+    """What stands in a member's name behind a key that is a number; checked once."""
+    return member_name("0", extension)[1:]

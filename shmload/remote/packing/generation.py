@@ -1,0 +1,410 @@
+"""What a packing keeps in the store: its claim, its shards with a record beside each, and at its end the manifest.
+
+    packing.json                            generation of the packing under way; the last one that began
+    <generation>/shard-000000.tar.json      written after its shard and index: these are whole
+    manifest.json                           of the newest whole generation; written last
+
+A shard of a bucket counts as whole if it has its length: objects are written whole or not at all. Files of a folder are read, and
+their checksums compared.
+
+A generation is named after the dataset and the arguments, so the same packing finds what it has done, whoever killed it, and
+two of the same at once write the same bytes under the same names. One of another kind takes the claim over: who finds another
+name in it stops. Once the manifest is written, all other objects in folders of generations are removed, except of one that was
+claimed since. Objects that are no such names are never touched.
+
+Where shards lie until they are sent: a few files without names, which go with the process, also when it is killed. They lie in
+memory if it has room for them, and are written over by the next shards: pages that are there cost one copy, and new ones of a
+disk's file system several times that. A few threads send finished shards while the next ones are packed; room for a few shards is
+all it takes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from shmload import faults
+from shmload._core.crc32c import crc32c
+from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
+from shmload.formats.compression import zstd_pieces
+from shmload.formats.tar.shards import ShardIndex, pack_index
+from shmload.formats.tar.writer import archive_nbytes
+from shmload.remote.manifest import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, PackedObject, ShardEntry
+from shmload.shm.segment import available_bytes
+from shmload.storage.local import LocalStore, Store, StoredObject
+
+_SHARE = 8  # of the memory there is, one part is for shards
+
+
+class Spool:
+    """Files that are used again.
+
+    Args:
+        nbytes: of all of them together, as far as can be told.
+        folder: where they lie; None: in memory, or if that is short where temporary files do.
+    """
+
+    def __init__(self, nbytes: int, folder: str | None) -> None:
+        self._folder = folder
+        self.is_memory = folder is None and nbytes <= available_bytes() // _SHARE
+        self._free: list[IO[bytes]] = []
+        self._made = ExitStack()
+
+    def take(self) -> IO[bytes]:
+        """A file that nobody has; what was in it is still there."""
+        with suppress(IndexError):  # there is none; several threads take files
+            file = self._free.pop()
+            file.seek(0)
+            return file
+        if self.is_memory:
+            return self._made.enter_context(open(os.memfd_create("shmload-pack"), "r+b", buffering=0))
+        return self._made.enter_context(tempfile.TemporaryFile(prefix="shmload-pack-", dir=self._folder, buffering=0))
+
+    def give(self, file: IO[bytes]) -> None:
+        """Takes a file back."""
+        self._free.append(file)
+
+    def close(self) -> None:
+        """Gives the room of all files back."""
+        self._made.close()
+
+
+@dataclass(frozen=True)
+class Record:
+    """A shard that is in the store, as it is noted there for a packing that goes on.
+
+    Attributes:
+        first: position in the packing order of its first sample.
+        extensions: of its members, sorted.
+    """
+
+    first: int
+    extensions: tuple[str, ...]
+    shard: ShardEntry
+
+    @property
+    def number(self) -> int:
+        """Of the shard, which its name ends in."""
+        return int(self.shard.name.rpartition("-")[2].partition(".")[0])
+
+    @property
+    def stop(self) -> int:
+        """Position behind its last sample."""
+        return self.first + self.shard.num_samples
+
+
+class ShardFile:
+    """A shard that is being written.
+
+    Args:
+        name: that it will have.
+        first: position in the packing order of its first sample.
+        spool: has a file for it.
+    """
+
+    def __init__(self, name: str, first: int, spool: Spool) -> None:
+        self.name, self.first = name, first
+        self.nbytes = self.num_samples = 0
+        self._crc = 0
+        self._spool, self._file = spool, spool.take()
+
+    @property
+    def path(self) -> Path:
+        """A path by which this process opens it."""
+        return Path(f"/proc/self/fd/{self._file.fileno()}")
+
+    def append(self, records: memoryview, num_samples: int) -> None:
+        """Adds samples, which lie end to end."""
+        self._write(records)
+        self.num_samples += num_samples
+
+    def finish(self) -> tuple[Record, bytes]:
+        """Ends the archive; what is noted of it, and its index."""
+        self._write(memoryview(bytes(archive_nbytes(self.nbytes) - self.nbytes)))
+        self._file.truncate()  # of a longer shard before it
+        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            packed = pack_index(self.name, data)
+        extensions = tuple(sorted(ShardIndex(self.name, packed).extensions))
+        index = IndexEntry(self.name + INDEX_SUFFIX, len(packed), f"{crc32c(packed):08x}")
+        entry = ShardEntry(self.name, self.nbytes, self.num_samples, f"{self._crc:08x}", index)
+        return Record(self.first, extensions, entry), packed
+
+    def _write(self, data: memoryview) -> None:
+        self._crc = crc32c(data, self._crc)
+        self.nbytes += len(data)
+        while data:
+            data = data[self._file.write(data) :]
+
+    def compress(self, level: int) -> PackedObject:
+        """Compresses the finished archive, in place of which that is sent then."""
+        plain, self._file = self._file, self._spool.take()
+        self.nbytes = self._crc = 0
+        with mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
+            for piece in zstd_pieces(view, level):
+                self._write(memoryview(piece))
+        self._file.truncate()
+        self._spool.give(plain)
+        return PackedObject(self.nbytes, f"{self._crc:08x}")
+
+    def close(self) -> None:
+        """Gives its file back."""
+        self._spool.give(self._file)
+
+
+logger = logging.getLogger("shmload")
+CLAIM = "packing.json"
+_NOTE = ".json"
+_OURS = re.compile(r"([0-9a-f]{16})/shard-[0-9]{6,9}\.tar(\.zst)?(\.index|\.json)?")
+_AT_ONCE = 4  # files that are read to be compared
+
+
+class Generation:
+    """One packing's part of a dataset's folder.
+
+    Args:
+        store: the dataset's folder.
+        name: of the generation.
+        suffix: of its shards.
+        before: the dataset that it is appended to; None: it replaces what is there.
+    """
+
+    def __init__(self, store: Store, name: str, suffix: str = ".tar", before: Manifest | None = None) -> None:
+        self._store, self.name, self._suffix, self._before = store, name, suffix, before
+
+    def shard_name(self, number: int) -> str:
+        """Where a shard goes."""
+        return f"{self.name}/shard-{number:06d}{self._suffix}"
+
+    def claim(self) -> None:
+        """Says that this is the packing under way."""
+        self._store.put(CLAIM, json.dumps({"generation": self.name}).encode("ascii") + b"\n")
+
+    def check(self) -> None:
+        """Returns if this is still the packing under way.
+
+        Raises:
+            StoreError: another one has begun since, or has ended.
+        """
+        if (other := self._claimed()) != self.name and not self.is_settled():
+            now = "its claim is gone" if other is None else f"generation {other}"
+            raise StoreError(
+                f"{self._store.url}: another packing into this folder was begun ({now}) while generation {self.name} was being "
+                "packed; this one stops. One folder holds one dataset: give each its own, or run one after the other"
+            )
+
+    def is_settled(self) -> bool:
+        """Whether this is the dataset, and no packing is under way."""
+        return self._claimed() is None and self.committed() is not None
+
+    def _claimed(self) -> str | None:
+        try:
+            return str(json.loads(bytes(self._store.get(CLAIM)))["generation"])
+        except ObjectMissing:
+            return None
+        except (ValueError, KeyError, TypeError):
+            return "unknown"
+
+    def committed(self) -> Manifest | None:
+        """The manifest, if it is of this generation."""
+        try:
+            found = manifest_of(self._store)
+        except ShardCorrupt:  # one that is damaged is going to be replaced
+            return None
+        return found if found is not None and found.generation == self.name else None
+
+    def note(self, record: Record) -> None:
+        """Says that a shard is whole."""
+        shard = record.shard
+        note = {"first": record.first, "extensions": list(record.extensions), "shard": shard.told()}
+        self._store.put(shard.name + _NOTE, json.dumps(note).encode("ascii"))
+
+    def forget(self, records: Sequence[Record]) -> None:
+        """Takes back what was said of shards, which are going to be written anew."""
+        if records:
+            self._store.delete([record.shard.name + _NOTE for record in records])
+
+    def records(self) -> list[Record]:
+        """Shards of this generation that are in the store, whole, by their first positions."""
+        there = self._there()
+        manifest = self.committed()
+        found = self._noted(there) if manifest is None else _of_manifest(manifest, self.name)
+        found = [record for record in found if _is_there(record.shard, there)]
+        with ThreadPoolExecutor(_AT_ONCE, "shmload-check") as pool:
+            are_whole = list(pool.map(self._is_whole, found))
+        whole = [record for record, is_whole in zip(found, are_whole, strict=True) if is_whole]
+        return sorted(whole, key=lambda record: record.first)
+
+    def _is_whole(self, record: Record) -> bool:
+        if not isinstance(self._store, LocalStore):
+            return True
+        index = record.shard.index
+        for name, wanted in ((record.shard.name, record.shard.stored[1]), (index.name, index.crc32c)):
+            path, crc = self._store.root / name, ""
+            with suppress(OSError, ValueError), open(path, "rb") as file:  # removed, or emptied, since it was listed
+                crc = f"{crc32c(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)):08x}"
+            if crc != wanted:
+                logger.info("%s is not as it was written: it is packed again", path)
+                return False
+        return True
+
+    def _noted(self, there: Iterable[str]) -> list[Record]:
+        """What the notes say."""
+        found = []
+        for key in there:
+            if not key.endswith(_NOTE) or not _OURS.fullmatch(key):
+                continue
+            with suppress(ValueError, KeyError, TypeError, ObjectMissing):  # no record is less than a wrong one: packed again
+                note = json.loads(bytes(self._store.get(key)))
+                shard = ShardEntry.of(note["shard"], key)
+                if shard.name + _NOTE == key and type(note["first"]) is int and note["first"] >= 0:
+                    found.append(Record(note["first"], tuple(map(str, note["extensions"])), shard))
+        return found
+
+    def _there(self) -> dict[str, StoredObject]:
+        names = [self.name] if self._before is None else [*self._before.generations, self.name]
+        return {each.key: each for name in names for each in self._store.list_objects(name)}
+
+    def commit(self, records: Sequence[Record], seed: int, key: str = "") -> Manifest:
+        """Makes these shards the dataset: writes the manifest, then removes what it replaces.
+
+        Raises:
+            StoreError: shards are not there any more, or another packing was begun.
+        """
+        before = self._before
+        shards = tuple(record.shard for record in records)
+        extensions = {extension for record in records for extension in record.extensions}
+        if before is not None:
+            shards, extensions = (*before.shards, *shards), extensions.union(before.extensions)
+        manifest = Manifest(
+            self.name,
+            seed,
+            sum(shard.num_samples for shard in shards),
+            sum(shard.nbytes for shard in shards),
+            tuple(sorted(extensions)),
+            shards,
+            key,
+        )
+        self.check()
+        self._has_all(shards)
+        faults.hit("before_manifest")
+        if self.committed() != manifest:
+            now = None if before is None else manifest_of(self._store)
+            if before is not None and (now is None or (now.generation != self.name and now.digest != before.digest)):
+                raise StoreError(
+                    f"{self._store.url}: the dataset that generation {self.name} is appended to ({before.generation}) is not there "
+                    "any more: another packing has ended since. Append once more"
+                )
+            self._store.put(MANIFEST_NAME, manifest.dump())
+        faults.hit("after_manifest")
+        self._has_all(shards)  # one that ended between check and put has removed them: then the manifest must not go unnoticed
+        self._clean(manifest)
+        return manifest
+
+    def _has_all(self, shards: Iterable[ShardEntry]) -> None:
+        there = self._there()
+        if absent := [shard.name for shard in shards if not _is_there(shard, there)]:
+            raise StoreError(
+                f"{self._store.url}: {absent[0]} was written and is not there as it was ({len(absent)} shards in all): something "
+                "else writes to or empties this folder. Run the same packing again: it packs what is missing"
+            )
+
+    def _clean(self, manifest: Manifest) -> None:
+        """Removes what is of no use any more: other generations, notes, the claim."""
+        claimed = self._claimed()
+        kept = {name for shard in manifest.shards for name in (shard.name, shard.index.name)}
+        under_way = set() if claimed == self.name else {claimed}
+        found = [each.key for each in self._store.list_objects()]
+        ours = [(key, match[1]) for key in found if (match := _OURS.fullmatch(key)) is not None]
+        self._store.delete([key for key, generation in ours if key not in kept and generation not in under_way])
+        faults.hit("cleaning")
+        if claimed == self.name:
+            self._store.delete([CLAIM])
+
+
+def _is_there(shard: ShardEntry, there: Mapping[str, StoredObject]) -> bool:
+    """Whether a shard and its index are there, with as many bytes as they should have."""
+    found = [there.get(each.name) for each in (shard, shard.index)]
+    return [each and each.nbytes for each in found] == [shard.stored[0], shard.index.nbytes]
+
+
+def manifest_of(store: Store) -> Manifest | None:
+    """The manifest of what is there; None: there is none.
+
+    Raises:
+        ShardCorrupt: it is damaged.
+    """
+    try:
+        return Manifest.parse(store.get(MANIFEST_NAME), name=f"{store.url}/{MANIFEST_NAME}")
+    except ObjectMissing:
+        return None
+
+
+def _of_manifest(manifest: Manifest, generation: str) -> list[Record]:
+    found, first = [], 0
+    for shard in (each for each in manifest.shards if each.generation == generation):
+        found.append(Record(first, manifest.extensions, shard))
+        first += shard.num_samples
+    return found
+
+
+NUM_THREADS = 2
+
+
+class ShardSender:
+    """Puts shards into a store: each, then its index, then the note that both are whole.
+
+    Args:
+        sent: called with each record, in this thread, when its shard is whole.
+        level: of zstd, by which shards are compressed; None: they are not.
+    """
+
+    def __init__(self, store: Store, generation: Generation, sent: Callable[[Record], None], level: int | None = None) -> None:
+        self._store, self._generation, self._sent, self._level = store, generation, sent, level
+        self._pool = ThreadPoolExecutor(NUM_THREADS, "shmload-send")
+        self._under_way: set[Future[Record]] = set()
+
+    def send(self, shard: ShardFile) -> None:
+        """Takes a shard that has all its samples."""
+        record, index = shard.finish()
+        self._generation.check()
+        self._under_way.add(self._pool.submit(self._put, shard, record, index))
+
+    def wait(self, num_left: int) -> None:
+        """Waits until no more shards than these are on their way.
+
+        Raises:
+            Exception: what went wrong with one that was sent.
+        """
+        while len(self._under_way) > num_left:
+            done, self._under_way = wait(self._under_way, return_when=FIRST_COMPLETED)
+            for future in done:
+                self._sent(future.result())
+
+    def close(self) -> None:
+        """Ends the threads; what they are at comes to its end."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _put(self, shard: ShardFile, record: Record, index: bytes) -> Record:
+        try:
+            if self._level is not None:
+                record = replace(record, shard=replace(record.shard, packed=shard.compress(self._level)))
+            faults.hit("sending")
+            self._store.put_file(record.shard.name, shard.path)
+        finally:
+            shard.close()
+        faults.hit("shard_sent")
+        self._store.put(record.shard.index.name, index)
+        faults.hit("index_sent")
+        self._generation.note(record)
+        faults.hit("shard_noted")
+        return record

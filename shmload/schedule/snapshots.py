@@ -1,0 +1,106 @@
+"""Which samples a rank reads at a step of an epoch that has a length of its own, as of a dataset that grows.
+
+Within an epoch it is shmload's plain schedule over the snapshot's records. A step goes by its first position, which is what a state
+holds, so any number of ranks with the same global batch goes on from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.schedule.schedule import BatchSchedule, Schedule, Uneven
+
+_plain = lru_cache(maxsize=8)(Schedule)
+
+
+@dataclass(frozen=True)
+class SnapshotSchedule(BatchSchedule):
+    """Pure map (snapshot, step, rank) -> indices.
+
+    Args:
+        order: says which snapshot an epoch has: `GrowingEpochs`, or `FollowedEpochs` of a packed dataset.
+        batch_size: of one rank.
+        is_shuffled: in a random order, anew in each epoch.
+    """
+
+    order: Any
+    _: KW_ONLY
+    batch_size: int
+    is_shuffled: bool
+
+    grows = True
+
+    def of(self, epoch: int) -> Schedule:
+        """The schedule within an epoch."""
+        uneven: Uneven = self.uneven
+        return _plain(
+            self.order.snapshot(epoch).n,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            shuffle=self.is_shuffled,
+            uneven=uneven,
+            world_size=self.world_size,
+        )
+
+    @property
+    def stride(self) -> int:
+        return self.batch_size * self.world_size
+
+    @property
+    def global_batch(self) -> int:
+        return self.stride
+
+    @property
+    def shuffle(self) -> bool:
+        return self.is_shuffled
+
+    @property
+    def rows_per_rank(self) -> int | None:
+        return self.batch_size
+
+    def end_of(self, epoch: int, rank: int) -> int:
+        return self.of(epoch).num_steps_of(rank) * self.stride if self.order.is_settled(epoch) else 0
+
+    def batch(self, epoch: int, step: int, rank: int = 0) -> NDArray[np.int64]:
+        return self.order.keys(epoch, self.of(epoch).batch(epoch, step // self.stride, rank))  # type: ignore[no-any-return]
+
+    def num_valid(self, epoch: int, step: int, rank: int) -> int:
+        plain, number = self.of(epoch), step // self.stride
+        real = plain.batch(epoch, number, rank)[: plain.num_valid(number, rank)]
+        return len(self.order.keys(epoch, real)) if len(real) else 0
+
+    def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:
+        record = self.of(epoch).index_after(epoch, step // self.stride, rank, row, distance)
+        return int(self.order.keys(epoch, np.array([record], np.int64))[0])
+
+    def step_at(self, position: int) -> int:
+        """The step that starts at `position`.
+
+        Raises:
+            ValueError: none does.
+        """
+        if position % self.stride:
+            raise ValueError(
+                f"no step starts at position {position}; steps start at the multiples of global_batch={self.stride}: resume with "
+                "the same global batch"
+            )
+        return position
+
+    def begins(self, epoch: int) -> None:
+        self.order.begins(epoch)
+
+    def ended(self) -> None:
+        self.order.ended()
+
+    def children(self, epoch: int) -> dict[str, Any] | None:
+        named = self.order.state(epoch)
+        return None if named is None else {"snapshot": named}
+
+    def go_on_from(self, children: Mapping[str, Any], epoch: int) -> None:
+        self.order.go_on_from(children.get("snapshot"), epoch)

@@ -1,0 +1,180 @@
+"""A packed dataset that is followed: each epoch reads what was appended before it, alike in all ranks, and a state names what it read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shmload import ShmLoader
+from shmload.errors import ShardCorrupt, StateMismatch, StoreError
+from shmload.remote import RemoteDataset
+from shmload.remote.following import FollowedEpochs
+from shmload.storage.local import LocalStore
+from tests.remote.packing.packing_kit import packed
+
+
+class Numbered:
+    """Samples that have a number of their own in the dataset, and as an array."""
+
+    def __init__(self, first: int, stop: int) -> None:
+        self._numbers = range(first, stop)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Any:
+        number = self._numbers[index]
+        return {"label": number, "x": np.full(4, number)}
+
+
+SCHEMA = {"cls": "int64", "x.npy": ("int64", (4,))}
+
+
+def grow(folder: Path, first: int, stop: int) -> None:
+    packed(Numbered(first, stop), LocalStore(folder), append=True)
+
+
+def loader_of(folder: Path, workers: int = 0, **options: Any) -> ShmLoader[Any]:
+    view = RemoteDataset.from_urls(str(folder)).indexed(schema=SCHEMA, follow=True)
+    method = {"multiprocessing_context": "fork"} if workers else {}
+    return ShmLoader(view, 4, seed=3, shuffle=True, num_workers=workers, **method, **options)
+
+
+def numbers(batches: Any) -> list[list[int]]:
+    found = []
+    for batch in batches:
+        assert torch.equal(batch["x.npy"], batch["cls"][:, None].expand(-1, 4))
+        found.append(batch["cls"].tolist())
+    return found
+
+
+@pytest.mark.slow(reason="starts workers")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_reads_what_was_appended_before_it(workers: int, tmp_path: Path) -> None:
+    grow(tmp_path, 0, 20)
+    with loader_of(tmp_path, workers) as loader:
+        first = numbers(loader)
+        assert sorted(chain.from_iterable(first)) == list(range(20))
+        grow(tmp_path, 20, 50)
+        found = [sorted(chain.from_iterable(numbers(loader))) for _ in range(2)]  # the next may have been ordered ahead
+        assert found[0] in (list(range(20)), list(range(50)))
+        assert found[1] == list(range(50))
+        assert len(loader) == 13
+
+
+def test_a_state_is_resumed_on_its_own_snapshot_and_the_epoch_behind_it_reads_all(tmp_path: Path) -> None:
+    grow(tmp_path, 0, 20)
+    with loader_of(tmp_path) as loader:
+        iterator = iter(loader)
+        before, state = numbers([next(iterator)]), loader.state_dict()
+        rest = numbers(iterator)
+    grow(tmp_path, 20, 50)
+    grow(tmp_path, 50, 60)
+    with loader_of(tmp_path) as again:
+        again.load_state_dict(json.loads(json.dumps(state)))
+        assert numbers(again) == rest
+        assert sorted(chain.from_iterable(numbers(again))) == list(range(60))
+    assert sorted(chain.from_iterable(before + rest)) == list(range(20))
+
+
+def test_a_state_of_a_dataset_that_was_packed_anew_is_refused(tmp_path: Path) -> None:
+    grow(tmp_path, 0, 20)
+    with loader_of(tmp_path) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+        packed(Numbered(0, 30), LocalStore(tmp_path))
+        with pytest.raises(ShardCorrupt, match="packed anew while it was read"):
+            for _ in range(3):
+                numbers(loader)
+    with loader_of(tmp_path) as other, pytest.raises(StateMismatch, match="that the 30 samples there do not begin with: they were"):
+        other.load_state_dict(state)
+
+
+class Ranks:
+    """Two ranks' sides of one dataset, and the store that they have in common."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = self.store = torch.distributed.HashStore()
+        monkeypatch.setattr("shmload.torch_names.default_store", lambda: store)
+        self.sides = [FollowedEpochs(RemoteDataset.from_urls(str(folder))._source) for _ in range(2)]
+        for side in self.sides:
+            side.world_size = 2
+
+
+def test_ranks_agree_on_what_the_first_of_them_has_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grow(tmp_path, 0, 20)
+    one, two = Ranks(tmp_path, monkeypatch).sides
+    assert one.snapshot(0).n == 20
+    grow(tmp_path, 20, 50)
+    assert two.snapshot(0) == one.snapshot(0)
+    assert two.snapshot(1).n == one.snapshot(1).n == 50
+
+
+def test_a_rank_whose_dataset_is_another_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grow(tmp_path, 0, 20)
+    ranks = Ranks(tmp_path, monkeypatch)
+    ranks.store.set(f"shmload/followed/{tmp_path}/0", "20 0123456789abcdef")
+    with pytest.raises(
+        ShardCorrupt, match=r"another rank reads 20 samples in epoch 0, which this dataset of 20 does not begin with"
+    ):
+        ranks.sides[0].snapshot(0)
+
+
+def test_ranks_that_cannot_agree_are_told(tmp_path: Path) -> None:
+    grow(tmp_path, 0, 20)
+    with (
+        loader_of(tmp_path, rank=0, world_size=2) as loader,
+        pytest.raises(StoreError, match=r"2 ranks follow .*init_process_group"),
+    ):
+        next(iter(loader))
+
+
+PROGRAM = """
+import sys
+import torch
+from tests.remote.test_following import grow, loader_of, numbers
+from pathlib import Path
+
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+with loader_of(folder / "data") as loader:
+    first = numbers(loader)
+    if rank == 0:
+        grow(folder / "data", 20, 40)
+    torch.distributed.barrier()
+    rest = [numbers(loader) for _ in range(2)]
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+print([first, *rest])
+"""
+
+
+@pytest.mark.slow(reason="two processes import torch and meet")
+def test_ranks_of_a_process_group_read_one_snapshot(tmp_path: Path) -> None:
+    grow(tmp_path / "data", 0, 20)
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
+    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    found = [json.loads(rank.communicate(timeout=60)[0].splitlines()[-1]) for rank in ranks]
+    for epoch, sizes in enumerate(((20,), (20, 40), (40,))):
+        read = [number for rank in found for batch in rank[epoch] for number in batch]
+        assert sorted(set(read)) in [list(range(size)) for size in sizes]
+        assert len(read) in sizes
+
+
+def test_only_a_whole_packed_dataset_is_followed_and_in_no_fixed_order(tmp_path: Path) -> None:
+    grow(tmp_path, 0, 20)
+    dataset = RemoteDataset.from_urls(str(tmp_path))
+    shard = next(tmp_path.glob("*/*.tar"))
+    for other in (dataset.split({"a": 10})["a"], RemoteDataset.from_urls(str(shard))):
+        with pytest.raises(ValueError, match="follow=True reads all of a dataset that upload_cv_dataset"):
+            other.indexed(follow=True)
+    with pytest.raises(ValueError, match="block_shuffle is an order of fixed length"):
+        dataset.indexed(follow=True).block_shuffle()

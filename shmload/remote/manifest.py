@@ -345,7 +345,7 @@ class ShardTable(Sequence[RemoteShard]):
     """
 
     def __init__(self, shards: Iterable[RemoteShard]) -> None:
-        self._columns = Columns(RemoteShard, shards)
+        self._columns = FieldColumns(RemoteShard, shards)
         self._begin()
 
     def _begin(self) -> None:
@@ -381,7 +381,7 @@ class ShardTable(Sequence[RemoteShard]):
 _RECENT = 1024  # shards that are kept as objects
 
 
-class Columns:
+class FieldColumns:
     """The fields of dataclasses of one kind, each as an array: what all have alike once, and text end to end."""
 
     def __init__(self, kind: type[Any], rows: Iterable[Any]) -> None:
@@ -402,7 +402,7 @@ def _column(values: list[Any]) -> Callable[[int], Any]:
     if all(value is first or value == first for value in values):
         return partial(_same, first)
     if is_dataclass(first) and not isinstance(first, type) and {*map(type, values)} == {type(first)}:
-        return Columns(type(first), values).row
+        return FieldColumns(type(first), values).row
     if {*map(type, values)} == {int}:
         return partial(_number_at, np.array(values, np.int64))
     if {*map(type, values)} == {str}:

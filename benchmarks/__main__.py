@@ -43,6 +43,7 @@ BENCHMARKS = (
     "gpu",
     "cluster",
     "local_workers",
+    "scale",
 )
 
 

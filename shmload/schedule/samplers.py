@@ -263,10 +263,10 @@ class ShardShuffle(KeyedOrder):
         found: list[list[int]] = []
         while len(found) < num_windows:
             shards = self._epoch(seed, epoch).shards
-            begins = range(window * self.window, len(shards), self.window)
+            begins = range(window * self.window, len(shards), self.window)[: num_windows - len(found)]
             found += [shards[begin : begin + self.window].tolist() for begin in begins]
             window, epoch = 0, epoch + 1
-        return found[:num_windows]
+        return found
 
     def _epoch(self, seed: int, epoch: int) -> _Epoch:
         return self._epochs.get(seed, epoch, self._made)

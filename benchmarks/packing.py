@@ -19,9 +19,9 @@ Result (2 cores with a load of 9 from other work, so times say little; 3 rounds)
 earlier version with half as many photos, in which workers' start weighs twice: 112 and 195). An array 16.0 ms, webdataset 14.5:
 0.91x. To a folder 235 us and 420: 1.8x, as bringing a file to the disk takes about 130 us in both. In time 6.3x, 1.1x and 2.4x.
 
-Beside MDSWriter too (2 cores, load below 1 at the start, 4,000 photos, 1 round; mosaicml-streaming 0.13.0): to a folder 123 us a photo
-with 2 workers, 120 in one process, webdataset 262, MDSWriter 529; to nowhere 65, 88 and 204. Per core to nowhere 1.9x, as workers' start
-weighs twice; to a folder 1.75x. A disk that was busy gave 669, 308 and 868 to a folder, with 2 workers, in one process and by MDSWriter.
+Beside MDSWriter (2 cores, a load below 1, 4,000 photos, 1 round; mosaicml-streaming 0.13.0): to a folder 123 us a photo with 2
+workers, 120 in one process, webdataset 262, MDSWriter 529; to nowhere 65, 88 and 204. Per core to nowhere 1.9x, as workers' start
+weighs twice; to a folder 1.75x. While the disk was busy: to a folder 669, 308 and 868 with 2 workers, in one process, by MDSWriter.
 """
 
 import multiprocessing

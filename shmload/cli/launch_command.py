@@ -38,7 +38,8 @@ def launch(
 
     from shmload.errors import RankFailed
     from shmload.launch.ranks import LOOPBACK, STATIC_PORT, NodePlace, held_port, number_of_ranks, rank_specs, start_command
-    from shmload.launch.supervisor import SpawnedRanks, Stopped
+    from shmload.launch.supervisor import SpawnedRanks
+    from shmload.launch.watching import Stopped
     from shmload.shm.names import Host
 
     if not module and not os.path.exists(script):

@@ -198,6 +198,8 @@ class Printer:
         Args:
             timeout_s: how long to wait for whoever reads the output; None: as long as it takes.
         """
+        if self._wake < 0:
+            return
         os.eventfd_write(self._wake, 1)
         if self.thread.ident is not None:
             self.thread.join(timeout_s)
@@ -206,6 +208,7 @@ class Printer:
                 pipe.close()
             self._pipes.clear()
             os.close(self._wake)
+            self._wake = -1
 
     def _run(self) -> None:
         poll = select.poll()
@@ -372,8 +375,9 @@ class RankWatch:
         """
         self.printer.finish(timeout_s)
         with self._waking:
-            os.close(self._wake)
-            self._wake = -1
+            if self._wake >= 0:
+                os.close(self._wake)
+                self._wake = -1
 
     def add(self, rank_spec: RankSpec, child: Child, stderr: Pipe | None, report_fd: int = -1) -> None:
         """Takes a rank in that has been started."""

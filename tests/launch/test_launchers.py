@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from shmload.cli import app
 from shmload.engine import autotune
 from shmload.world import Place, launched_place, local_place, rank_and_world_size, run_key
 
@@ -133,3 +138,14 @@ def test_mpirun_starts_ranks_that_know_their_place(tmp_path: Path) -> None:
     assert [line[0] for line in found] == sorted(line[2] for line in found) == ["0", "1", "2"]  # in which pairs, mpirun says
     assert {(line[1], line[3]) for line in found} == {("3", "3")}
     assert len({line[4] for line in found}) == 1, "one run"
+
+
+def test_the_batch_script_of_the_page_is_a_shells_and_its_options_are_known() -> None:
+    page = next(parent / "docs/launch.md" for parent in Path(__file__).parents if (parent / "docs").exists())
+    (script,) = re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    (line,) = re.findall(r"^srun shmload launch (.*)", script.replace("\\\n", " "), re.MULTILINE)
+    words = shlex.split(line.replace("$first", "node0").replace("$SLURM_JOB_NUM_NODES", "4"))
+    command: Any = typer.main.get_command(app)
+    parameters = command.commands["launch"].make_context("launch", words).params
+    assert (parameters["script"], parameters["nnodes"], parameters["rdzv_endpoint"]) == ("train.py", "4", "node0:29400")

@@ -13,6 +13,7 @@ BENCHMARKS = (
     "first_batch",
     "start_methods",
     "start_up",
+    "launching",
     "high_latency",
     "photos",
     "resume",

@@ -35,6 +35,7 @@ __all__ = [
     "numpy_seed",
     "pin_memory",
     "profiler_enabled",
+    "rank_processes",
     "set_thread_name",
     "sharding_worker_init_fn",
     "without_torch_function",
@@ -75,3 +76,8 @@ without_torch_function: Callable[[], Any] = torch._C.DisableTorchFunctionSubclas
 profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 has_cuda_context: Callable[[int], bool] = getattr(torch._C, "_cuda_hasPrimaryContext", lambda index: False)  # in builds with CUDA
 set_thread_name: Callable[[str], None] = torch.multiprocessing._set_thread_name
+
+
+def rank_processes(agent: Any) -> Any:
+    """The processes that torch.distributed.elastic's LocalElasticAgent has started last: a SubprocessContext."""
+    return agent._pcontext

@@ -12,14 +12,63 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from threading import Lock
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 OWN_CPUS = "SHMLOAD_RANK_CPUS"  # set by `shmload.launch`: so many of the node's processors are this rank's alone
-_RUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+_RUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE")
+
+
+class Place(NamedTuple):
+    """What a launcher says of a process: its number among all of the run and among those of its node, and how many these are."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+
+# mpirun and srun set other variables than torchrun. PMI's are those of Hydra, which starts for MPICH and Intel MPI.
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # not SLURM_NTASKS: sbatch and salloc set it, too, for a program that srun has not started and that is one process
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+)
+
+
+def launched_place(environ: Mapping[str, str] = os.environ) -> Place | None:
+    """What OpenMPI's, MVAPICH's, MPICH's or Intel MPI's mpirun, or Slurm's srun has said; None: none of them has started this."""
+    for names in _LAUNCHERS:
+        if all(name in environ for name in names):
+            rank, world_size, local_rank, local = (environ[name] for name in names)
+            num_local = int(local) if local.isdecimal() else _tasks_of_node(local, int(environ.get("SLURM_NODEID", "0")))
+            return Place(int(rank), int(world_size), int(local_rank), num_local)
+    return None
+
+
+def _tasks_of_node(text: str, node: int) -> int:
+    """Of Slurm's "4(x2),3", tasks of each node in turn, those of one node."""
+    counts = []
+    for part in text.split(","):
+        count, _, times = part.partition("(x")
+        counts += [int(count)] * int(times.rstrip(")") or 1)
+    return counts[node]
+
+
+def local_place(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
+    """(local rank, ranks on this node), as torchrun, mpirun or srun say; None: nobody has."""
+    rank, size = environ.get("LOCAL_RANK", ""), environ.get("LOCAL_WORLD_SIZE", "")
+    if rank.isdecimal() and size.isdecimal():
+        return int(rank), max(int(size), 1)
+    place = launched_place(environ)
+    return place and (place.local_rank, place.local_world_size)
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
     """(rank, world_size): as given, else torch.distributed's if it is initialised, else RANK (or LOCAL_RANK) and WORLD_SIZE.
+
+    Where none of these is set it is what mpirun or srun says, else (0, 1).
 
     Raises:
         ValueError: only one of the two is given or set, or rank is not below world_size.
@@ -31,17 +80,26 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None) 
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             rank, world_size = distributed.get_rank(), distributed.get_world_size()
         else:
-            world_size = int(os.environ.get("WORLD_SIZE", "1"))
-            found = os.environ.get("RANK") or os.environ.get("LOCAL_RANK")  # Lightning's children know only the second at first
-            if found is None and world_size > 1:
-                raise ValueError(
-                    f"WORLD_SIZE says that there are {world_size} ranks, and neither RANK nor torch.distributed which of them this "
-                    "is: give rank and world_size, or start the program by torchrun"
-                )
-            rank = int(found or "0")
+            rank, world_size = _place_by_environment()
     if not 0 <= rank < world_size:
         raise ValueError(f"rank is at least 0 and below world_size; got rank={rank}, world_size={world_size}")
     return rank, world_size
+
+
+def _place_by_environment() -> tuple[int, int]:
+    said = os.environ.get("WORLD_SIZE")
+    found = os.environ.get("RANK") or os.environ.get("LOCAL_RANK")  # Lightning's children know only the second at first
+    place = launched_place()
+    # batch scripts export WORLD_SIZE alone, for torch's env:// to find
+    if place is not None and (said is None or (found is None and said == str(place.world_size))):
+        return place[:2]
+    world_size = int(said or "1")
+    if found is None and world_size > 1:
+        raise ValueError(
+            f"WORLD_SIZE says that there are {world_size} ranks, and neither RANK nor torch.distributed which of them this "
+            "is: give rank and world_size, or start the program by torchrun, mpirun or srun"
+        )
+    return int(found or "0"), world_size
 
 
 def start_of(pid: int | str) -> str:
@@ -56,9 +114,9 @@ def start_of(pid: int | str) -> str:
 def run_key() -> tuple[str, ...]:
     """What the processes of one run on one node have in common, and no other run there has.
 
-    Launchers say to every rank where all meet (MASTER_ADDR and MASTER_PORT, torchrun's run id, Slurm's job and step). Without one
-    the ranks are one process's children (torch.multiprocessing.spawn): then it is that process, known by its id and start. Ids
-    mean nothing across containers, so their PID namespace goes with them.
+    Launchers say to every rank where all meet (MASTER_ADDR and MASTER_PORT, torchrun's run id, Slurm's job and step, OpenMPI's
+    name of the job). Without one the ranks are one process's children (torch.multiprocessing.spawn, MPICH's mpirun): then it is
+    that process, known by its id and start. Ids mean nothing across containers, so their PID namespace goes with them.
     """
     namespace = str(os.stat("/proc/self/ns/pid").st_ino)
     found = tuple(os.environ.get(name, "") for name in _RUN_VARIABLES)

@@ -1,6 +1,7 @@
 """The `shmload` command: one command a file. Nothing heavy is imported before a command needs it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import typer
 
@@ -36,8 +37,10 @@ def first_sentence(command: Callable[..., None]) -> str:
 
 
 for command in COMMANDS:
-    # what stands behind the SCRIPT of launch is the script's, options and all
-    settings = {"allow_interspersed_args": command is not launch, "max_content_width": WIDE}
+    settings: dict[str, Any] = {"max_content_width": WIDE}
+    if command is launch:
+        # what stands behind the SCRIPT is the script's, options and all; torchrun takes --max_restarts, too
+        settings |= {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
     app.command(command.__name__, short_help=first_sentence(command), context_settings=settings)(command)
 
 

@@ -1,10 +1,15 @@
 """`shmload launch`: a script in one process per GPU.
 
-Exit code 0: all ranks ended with 0; 1: one failed, and the others were ended; 2: the command line is wrong; 128 + n: stopped by
-signal n (130: ^C, 143: SIGTERM).
+Exit code 0: all ranks ended with 0; 1: one failed, and the others were ended, or machines have not found each other; 2: the command
+line is wrong; 128 + n: stopped by signal n (130: ^C, 143: SIGTERM).
 """
 
+import logging
+import os
+import re
+import secrets
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,53 +20,144 @@ from typer import Argument, Option
 def launch(
     script: Annotated[str, Argument(metavar="SCRIPT", help="A Python file; with --module a module's name.")],
     args: Annotated[list[str] | None, Argument(metavar="ARGS", help="What follows goes to the script as it is.")] = None,
-    nprocs: Annotated[int | None, Option(min=1, help="Processes here.", show_default="one for each CUDA device; else 1")] = None,
+    nprocs: Annotated[
+        str | None,
+        Option("--nprocs", "--nproc-per-node", help="Processes here, or gpu, cpu, auto.", show_default="one a CUDA device; else 1"),
+    ] = None,
     module: Annotated[bool, Option("--module", "-m", help="SCRIPT is a module, as for python -m.")] = False,
+    no_python: Annotated[bool, Option("--no-python", help="SCRIPT is a program, which Python does not run.")] = False,
     grace: Annotated[float, Option(min=0, help="Seconds from SIGTERM to SIGKILL when ranks are ended.")] = 5.0,
     pin: Annotated[bool, Option(help="Give each rank processors of its own.")] = True,
     logs: Annotated[Path | None, Option(help="Append each rank's output to FOLDER/rank_N.log.", metavar="FOLDER")] = None,
-    nnodes: Annotated[int, Option(min=1, help="Machines; run the command on each.")] = 1,
+    nnodes: Annotated[str, Option(help="Machines; run the command on each. MIN:MAX: they come and go.")] = "1",
     node_rank: Annotated[int, Option(min=0, help="Which of the machines this is.")] = 0,
     master_addr: Annotated[str | None, Option(help="Name or address of machine 0; needed with several.", metavar="HOST")] = None,
     master_port: Annotated[
         int | None, Option(min=1, max=65535, help="Port of rank 0.", show_default="free; with several machines 29500")
     ] = None,
+    standalone: Annotated[bool, Option("--standalone", help="One machine, and a free port.")] = False,
+    max_restarts: Annotated[int, Option(min=0, help="How often all ranks are started again when one has failed.")] = 0,
+    rdzv_backend: Annotated[str | None, Option(help="How machines meet.", show_default="c10d where they come and go")] = None,
+    rdzv_endpoint: Annotated[str | None, Option(help="Where machines meet.", metavar="HOST:PORT")] = None,
+    rdzv_id: Annotated[str | None, Option(help="The run's name, by which its machines meet.")] = None,
+    rdzv_conf: Annotated[str | None, Option(help="More for the backend: last_call_timeout=5", metavar="KEY=VALUE,...")] = None,
+    local_addr: Annotated[str | None, Option(help="This machine's address.", metavar="HOST")] = None,
+    role: Annotated[str | None, Option(help="The ranks' role.")] = None,
+    monitor_interval: Annotated[float | None, Option(help="Seconds between looks at who wants to join.")] = None,
+    log_dir: Annotated[str | None, Option(help="Where --redirects and --tee have their files.", metavar="FOLDER")] = None,
+    redirects: Annotated[str | None, Option("--redirects", "-r", help="What goes to files: 1 stdout, 2 stderr, 3 both.")] = None,
+    tee: Annotated[str | None, Option("--tee", "-t", help="What goes to files and comes out here, likewise.")] = None,
+    local_ranks_filter: Annotated[str | None, Option(help="Local ranks that are heard here.", metavar="0,1,...")] = None,
 ) -> None:
-    """Run a script in one process per GPU, with torch.distributed's environment, as torchrun --standalone does.
+    """Run a script in one process per GPU, with torch.distributed's environment, by torchrun's options.
 
     Each rank's lines come out with its rank before them; the first that fails ends all, and its traceback comes last. Options of
-    this command stand before SCRIPT.
+    this command stand before SCRIPT, as torchrun's with - or _ in their names. Restarts, machines that come and go and files of
+    logs are torch.distributed.elastic's.
     """
-    import os
-    import secrets
-    from functools import partial
-
     from shmload.errors import RankFailed
-    from shmload.launch.ranks import LOOPBACK, STATIC_PORT, NodePlace, held_port, number_of_ranks, rank_specs, start_command
-    from shmload.launch.supervisor import SpawnedRanks, Stopped
-    from shmload.shm.names import Host
+    from shmload.launch.watching import Stopped
 
-    if not module and not os.path.exists(script):
+    if module and no_python:
+        raise typer.BadParameter("modules are run by Python", param_hint="--no-python")
+    if not module and not no_python and not os.path.exists(script):
         raise typer.BadParameter(f"there is no file {script!r}", param_hint="SCRIPT")
-    if nnodes > 1 and master_addr is None:
+    if nprocs is not None and not re.fullmatch(r"[1-9]\d*|[a-z]+", nprocs):
+        raise typer.BadParameter(f"a number from 1 up, or gpu, cpu, auto; got {nprocs!r}", param_hint="--nprocs")
+    if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", nnodes):
+        raise typer.BadParameter(f"a number of machines from 1 up, or MIN:MAX; got {nnodes!r}", param_hint="--nnodes")
+    is_dynamic = ":" in nnodes and rdzv_backend is None
+    if is_dynamic and rdzv_endpoint is None:
+        raise typer.BadParameter("machines that come and go must know where they meet", param_hint="--rdzv-endpoint")
+    torchs = {  # what the light launcher does not do
+        "max-restarts": max_restarts or None,
+        "rdzv-backend": "c10d" if is_dynamic else rdzv_backend,
+        "rdzv-endpoint": rdzv_endpoint,
+        "rdzv-id": rdzv_id,
+        "rdzv-conf": rdzv_conf,
+        "local-addr": local_addr,
+        "role": role,
+        "monitor-interval": monitor_interval,
+        "log-dir": log_dir,
+        "redirects": redirects,
+        "tee": tee,
+        "local-ranks-filter": local_ranks_filter,
+    }
+    by_environment = any(name.startswith("PET_") for name in os.environ)  # torchrun's options, as operators of clusters set them
+    is_static = rdzv_backend in (None, "static") and rdzv_endpoint is None and not by_environment
+    if is_static and nnodes != "1" and master_addr is None:
         raise typer.BadParameter("with several machines they must know where machine 0 is", param_hint="--master-addr")
-    if node_rank >= nnodes:
-        raise typer.BadParameter(f"machines are numbered from 0 to {nnodes - 1}; got {node_rank}", param_hint="--node-rank")
-    held = held_port() if master_port is None and nnodes == 1 else None
-    if master_port is None:
-        master_port = STATIC_PORT if held is None else held.getsockname()[1]
-    # the same on all machines, and another one in the next run
-    run_id = secrets.token_hex(8) if nnodes == 1 else f"{master_addr}:{master_port}"
-    place = NodePlace(master_addr or LOOPBACK, master_port, run_id, nnodes, node_rank)
-    host = Host()
-    command = [sys.executable, *(["-m"] if module else []), script, *(args or [])]
-    specs = rank_specs(place, number_of_ranks(nprocs, host), host, pin=pin, logs=logs)
-    ranks = SpawnedRanks(partial(start_command, command), specs, grace, held)
+    if is_static and node_rank >= int(nnodes):
+        raise typer.BadParameter(f"machines are numbered from 0 to {int(nnodes) - 1}; got {node_rank}", param_hint="--node-rank")
+    words = [script, *(args or [])]
     try:
-        ranks.run()
-    except RankFailed as failure:
+        if by_environment or any(value is not None for value in torchs.values()) or not (nprocs or "1").isdecimal():
+            given: dict[str, object] = {
+                "nnodes": nnodes if nnodes != "1" else None,
+                "nproc-per-node": nprocs,
+                "node-rank": node_rank or None,
+                "master-addr": master_addr,
+                "master-port": master_port,
+                **torchs,
+            }
+            flags = {"--module": module, "--no-python": no_python, "--standalone": standalone}
+            _run_by_torch(given, [*(flag for flag, is_set in flags.items() if is_set), *words], grace, pin, logs)
+        else:
+            command = words if no_python else [sys.executable, *(["-m"] if module else []), *words]
+            _run(command, int(nprocs) if nprocs else None, grace, pin, logs, int(nnodes), node_rank, master_addr, master_port)
+    except (RankFailed, ConnectionError) as failure:
         typer.echo(f"shmload launch: {failure}", err=True)
         raise typer.Exit(1) from None
     except Stopped as stopped:
         typer.echo(f"shmload launch: {stopped}", err=True)
         raise typer.Exit(128 + stopped.number) from None
+
+
+def _run(
+    command: list[str],
+    nprocs: int | None,
+    grace_s: float,
+    pin: bool,
+    logs: Path | None,
+    num_nodes: int,
+    node_rank: int,
+    master_addr: str | None,
+    master_port: int | None,
+) -> None:
+    from shmload.launch.ranks import LOOPBACK, STATIC_PORT, NodePlace, held_port, number_of_ranks, rank_specs, start_command
+    from shmload.launch.supervisor import SpawnedRanks
+    from shmload.shm.names import Host
+
+    held = held_port() if master_port is None and num_nodes == 1 else None
+    if master_port is None:
+        master_port = STATIC_PORT if held is None else held.getsockname()[1]
+    # the same on all machines, and another one in the next run
+    run_id = secrets.token_hex(8) if num_nodes == 1 else f"{master_addr}:{master_port}"
+    place = NodePlace(master_addr or LOOPBACK, master_port, run_id, num_nodes, node_rank)
+    host = Host()
+    specs = rank_specs(place, number_of_ranks(nprocs, host), host, pin=pin, logs=logs)
+    SpawnedRanks(partial(start_command, command), specs, grace_s, held).run()
+
+
+def _run_by_torch(given: dict[str, object], words: list[str], grace_s: float, pin: bool, logs: Path | None) -> None:
+    from shmload.launch.elastic_agent import run_elastic
+    from shmload.launch.ranks import number_of_ranks
+    from shmload.shm.names import Host
+
+    if given["nproc-per-node"] is None and "PET_NPROC_PER_NODE" not in os.environ:
+        given["nproc-per-node"] = number_of_ranks(None, Host())
+    if "LOGLEVEL" not in os.environ:
+        logging.disable(logging.ERROR)  # the agent's own words about what is said here
+    if logs is not None:
+        logs.mkdir(parents=True, exist_ok=True)
+    arguments = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    try:
+        run_elastic(
+            [*arguments, *words],
+            grace_s=grace_s,
+            pin=pin,
+            logs=str(logs.absolute()) if logs else "",
+            tell=lambda text: typer.echo(f"shmload launch: {text}", err=True),
+        )
+    except ValueError as error:  # torch has refused an option's value
+        raise typer.BadParameter(str(error)) from None

@@ -2,10 +2,10 @@
 
 What "auto" may take: processors and bytes.
 
-Processors are those this process may run on, by affinity and cgroup quota, divided by the ranks on this node (LOCAL_WORLD_SIZE,
-which launchers set): ranks share them, unless our own launcher has given each its own. SHMLOAD_MAX_WORKERS says another number, for
-one loader: a smaller one where several loaders run side by side, a larger one where samples wait for a network more than they
-compute.
+Processors are those this process may run on, by affinity and cgroup quota, divided by the ranks on this node, which launchers
+say: ranks share them, unless our own launcher, or Slurm by --cpus-per-task, has given each its own. SHMLOAD_MAX_WORKERS says
+another number, for one loader: a smaller one where several loaders run side by side, a larger one where samples wait for a network
+more than they compute.
 
 Bytes are `ring_bytes`, or a quarter of what free memory and cgroups leave to a rank, the ring's own included. /dev/shm is no limit,
 as slots that come later lie in memfds where it has little room.
@@ -54,7 +54,7 @@ from shmload.engine.engine import Engine
 from shmload.engine.ring import BatchSource
 from shmload.shm import segment
 from shmload.shm.segment import available_bytes
-from shmload.world import OWN_CPUS
+from shmload.world import OWN_CPUS, launched_place
 
 if TYPE_CHECKING:
     from shmload.engine.builder import LoaderConfig
@@ -298,7 +298,7 @@ def num_cpus(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) ->
     """Processors that this rank may keep busy, at least 1."""
     quota, num_ranks = segment.cpus(root), num_ranks_here(environ)
     usable = len(os.sched_getaffinity(0))
-    own = environ.get(OWN_CPUS, "")
+    own = environ.get(OWN_CPUS if "LOCAL_WORLD_SIZE" in environ else "SLURM_CPUS_PER_TASK", "")
     if not own.isdecimal() or usable > int(own):  # the second: somebody has undone the division
         usable //= num_ranks
     if quota is not None:
@@ -346,7 +346,10 @@ def ring_budget(limit: int | None, taken: int, root: Path = Path("/"), environ: 
 def num_ranks_here(environ: Mapping[str, str] = os.environ) -> int:
     """Ranks of this run on this node, as its launcher says; 1 if none does."""
     given = environ.get("LOCAL_WORLD_SIZE", "")
-    return max(int(given), 1) if given.isdecimal() else 1
+    if given.isdecimal():
+        return max(int(given), 1)
+    place = launched_place(environ)
+    return 1 if place is None else place.local_world_size
 
 
 log = logging.getLogger("shmload")

@@ -1,4 +1,7 @@
-"""What a rank's process runs before it becomes the rank's program: `python -I -S boot.py LAUNCHER_PID CPUS COMMAND...`.
+"""What a rank's process runs before it becomes the rank's program: `python -I -S boot.py LAUNCHER_PID CPUS LOGS COMMAND...`.
+
+CPUS are a rank's processors, "0,1", or those of each local rank, "0,1;2,3": torch's agent starts all of a machine by one command
+line. LOGS is a folder for the output, or empty: it goes where the launcher has sent it.
 
 It imports nothing of shmload, since it runs before every rank, in 16 ms. Both things it asks of the kernel outlast the exec. The
 death signal comes when the *thread* that started this process ends: the launcher starts ranks in the thread that watches them.
@@ -28,5 +31,16 @@ def bind(launcher_pid: int, cpus: Iterable[int]) -> None:
 
 
 if __name__ == "__main__":
-    bind(int(sys.argv[1]), [int(cpu) for cpu in sys.argv[2].split(",") if cpu])
-    os.execv(sys.argv[3], sys.argv[3:])
+    launcher_pid, table, logs, *command = sys.argv[1:]
+    shares = table.split(";")
+    own = [int(cpu) for cpu in shares[int(os.environ["LOCAL_RANK"]) if shares[1:] else 0].split(",") if cpu]
+    bind(int(launcher_pid), own)
+    if own:
+        os.environ["SHMLOAD_RANK_CPUS"] = str(len(own))  # OWN_CPUS in shmload.world
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if logs:
+        log = os.open(f"{logs}/rank_{os.environ['RANK']}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+    os.execvp(command[0], command)

@@ -240,8 +240,13 @@ def environment(
     if cpus:
         found[OWN_CPUS] = str(len(cpus))  # OpenMP counts them by itself
     elif num_local > 1:
-        found.setdefault("OMP_NUM_THREADS", str(max(len(os.sched_getaffinity(0)) // num_local, 1)))
+        found.setdefault("OMP_NUM_THREADS", threads_of_each(num_local))
     return found
+
+
+def threads_of_each(num_local: int) -> str:
+    """OMP_NUM_THREADS of ranks that share their processors."""
+    return str(max(len(os.sched_getaffinity(0)) // num_local, 1))
 
 
 def number_of_ranks(nprocs: int | None, host: Host) -> int:
@@ -255,6 +260,22 @@ def number_of_ranks(nprocs: int | None, host: Host) -> int:
     if nprocs < 1:
         raise ValueError(f"nprocs is a number of processes from 1 up, or None for one per CUDA device; got {nprocs}")
     return nprocs
+
+
+def divided(num_ranks: int, host: Host, allowed: Sequence[int] | None = None) -> list[tuple[int, ...]]:
+    """The processors of each rank of this machine, near its GPU; empty tuples if there are fewer cores than ranks.
+
+    Args:
+        allowed: what is divided; None: the processors that this thread may run on.
+    """
+    nodes = device_nodes(host)
+    wanted = nodes[:num_ranks] if len(nodes) >= num_ranks else [None] * num_ranks
+    return shares(cores(host, sorted(os.sched_getaffinity(0)) if allowed is None else allowed), wanted)
+
+
+def log_of(logs: str | Path, rank: int) -> str:
+    """The file that a rank's output goes to; boot.py knows the name, too."""
+    return os.path.join(os.path.abspath(logs), f"rank_{rank}.log")
 
 
 def rank_specs(
@@ -273,24 +294,19 @@ def rank_specs(
         logs: a folder, made if it is not there: each rank's output goes to a file in it.
         allowed: the processors to be divided; None: those that this thread may run on.
     """
-    cpus: list[tuple[int, ...]] = [()] * num_ranks
-    if pin:
-        nodes = device_nodes(host)
-        wanted = nodes if len(nodes) >= num_ranks else [None] * num_ranks
-        allowed = sorted(os.sched_getaffinity(0)) if allowed is None else allowed
-        cpus = shares(cores(host, allowed), wanted[:num_ranks])
+    cpus = divided(num_ranks, host, allowed) if pin else [()] * num_ranks
     if logs is not None:
         os.makedirs(logs, exist_ok=True)
     found = []
     for local_rank in range(num_ranks):
         environ = environment(place, local_rank, num_ranks, cpus[local_rank], host.environ)
         rank = int(environ["RANK"])
-        log = os.path.join(os.path.abspath(logs), f"rank_{rank}.log") if logs is not None else ""
+        log = log_of(logs, rank) if logs is not None else ""
         found.append(RankSpec(local_rank, rank, environ, cpus[local_rank], log))
     return found
 
 
-_BOOT = str(Path(__file__).with_name("boot.py"))
+BOOT = ("-I", "-S", str(Path(__file__).with_name("boot.py")))  # what python runs first in a rank
 
 
 def booted(command: Sequence[str], rank_spec: RankSpec, ends: Ends, keep: Sequence[int] = ()) -> subprocess.Popen[bytes]:
@@ -302,8 +318,7 @@ def booted(command: Sequence[str], rank_spec: RankSpec, ends: Ends, keep: Sequen
         keep: descriptors that the command inherits besides.
     """
     return subprocess.Popen(
-        [sys.executable, *("-I", "-S", _BOOT), str(os.getpid()), ",".join(map(str, rank_spec.cpus)), *command],
-        stdin=subprocess.DEVNULL,
+        [sys.executable, *BOOT, str(os.getpid()), ",".join(map(str, rank_spec.cpus)), "", *command],
         stdout=ends.stdout,
         stderr=ends.stderr,
         pass_fds=keep,

@@ -23,7 +23,7 @@ from shmload.shm import names
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import meeting_stem, pidfd_of
 from shmload.shm.segment import Group
-from shmload.world import run_key, start_of
+from shmload.world import local_place, run_key, start_of
 
 MEET_S = 300.0  # for the others to come, where the loader has no timeout: they may have more to import and to open
 _ENDED = '{} has ended before all ranks of this node had begun to read (share="node")'
@@ -113,21 +113,6 @@ def poll_of(pidfds: Iterable[int]) -> select.poll:
     return poll
 
 
-def local_place() -> tuple[int, int]:
-    """(local rank, ranks on this node), as every launcher says.
-
-    Raises:
-        ValueError: nobody has said.
-    """
-    rank, size = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE")
-    if rank is None or size is None:
-        raise ValueError(
-            'share="node" needs LOCAL_RANK and LOCAL_WORLD_SIZE, to know which ranks this node has: start the program by '
-            f"shmload.spawn, `shmload launch` or torchrun, or set them; got LOCAL_RANK={rank}, LOCAL_WORLD_SIZE={size}"
-        )
-    return int(rank), int(size)
-
-
 def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s: float) -> RankGroup:
     """Waits for all ranks of the node; gives those that read what this one does, or all where no two read the same.
 
@@ -136,10 +121,17 @@ def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s:
         promise: what must be equal within a group.
         timeout_s: how long the others may take; 0: MEET_S.
     Raises:
-        ValueError: those that share promise different things.
+        ValueError: no launcher has said which ranks this node has, or those that share promise different things.
         RankLeft: one has ended, or has not come in time.
     """
-    local_rank, num_local = local_place()
+    place = local_place()
+    if place is None:
+        raise ValueError(
+            'share="node" needs LOCAL_RANK and LOCAL_WORLD_SIZE, to know which ranks this node has: start the program by '
+            "shmload.spawn, `shmload launch`, torchrun, mpirun or srun, or set them; got "
+            f"LOCAL_RANK={os.environ.get('LOCAL_RANK')}, LOCAL_WORLD_SIZE={os.environ.get('LOCAL_WORLD_SIZE')}"
+        )
+    local_rank, num_local = place
     mine = RankInfo(local_rank, os.getpid(), start_of(os.getpid()), data, promise, sorted(os.sched_getaffinity(0)))
     group = Group()  # starts the reaper, which sees to the meeting if this process is killed
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")

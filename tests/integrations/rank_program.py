@@ -67,6 +67,85 @@ def checkpoint() -> Any:
     return {"rest": rest, "resumed": resumed}
 
 
+def mesh() -> Any:
+    """A DeviceMesh of data and tensor parallel: two ranks that read parts, and two that want the same batches."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    answer: dict[str, Any] = {}
+    for name, shape in {"data": (2, 1), "tensor": (1, 2)}.items():
+        data = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))["data"]
+        place = {"rank": data.get_local_rank(), "world_size": data.size()}
+        with ShmLoader(Numbers(), batch_size=8 // data.size(), seed=5, shuffle=True, num_workers=1, **place) as loader:
+            answer[name] = [facts(batch) for batch in loader]
+    torch.distributed.destroy_process_group()
+    return answer
+
+
+def fsdp() -> Any:
+    """FSDP2, with a distributed checkpoint of model and loader in the middle of an epoch."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    devices = init_device_mesh("cpu", (2,))
+    options: dict[str, Any] = {"batch_size": 4, "seed": 5, "shuffle": True, "num_workers": 1}
+    folder = os.path.join(sys.argv[2], "saved")
+
+    def make() -> Any:
+        fully_shard(model := Tiny(), mesh=devices)
+        return model, ShmLoader(Numbers(40), **options)
+
+    def parts(model: Any, loader: Any) -> dict[str, Any]:
+        return {"model": get_model_state_dict(model), "loader": loader}
+
+    model, loader = make()
+    answer: dict[str, Any] = {"first": []}
+    batches = iter(loader)
+    for _ in range(2):
+        batch = next(batches)
+        model(batch["x"]).backward()
+        answer["first"].append(facts(batch))
+    dcp.save(parts(model, loader), checkpoint_id=folder)
+    answer["rest"] = [facts(batch) for batch in batches]
+    loader.close()
+    model, loader = make()
+    dcp.load(parts(model, loader), checkpoint_id=folder)
+    answer["resumed"] = [facts(batch) for batch in loader]
+    loader.close()
+    torch.distributed.destroy_process_group()
+    return answer
+
+
+def trainer() -> Any:
+    """transformers.Trainer: the loader divides, and each process sees its part."""
+    import transformers
+
+    from shmload.integrations.accelerate import prepare
+
+    seen: list[Any] = []
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Tiny()
+
+        def forward(self, x: Any, noise: Any, index: Any) -> Any:
+            seen.append(facts({"index": index, "noise": noise}))
+            return {"loss": self.net(x)}
+
+    class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]  # transformers may be without types
+        def get_train_dataloader(self) -> Any:
+            return prepare(self.accelerator, loader)
+
+    args = transformers.TrainingArguments(
+        output_dir=sys.argv[2], use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", num_train_epochs=2
+    )
+    with ShmLoader(Numbers(), batch_size=4, seed=5, shuffle=True, num_workers=1) as loader:
+        Trainer(model=Model(), args=args).train()
+    return {"seen": seen}
+
+
 def lightning_ddp() -> Any:
     """Trainer and Fabric over two ranks: their DistributedSampler injected, or seed mode's own division; two epochs each."""
     import lightning
@@ -119,6 +198,27 @@ def lightning_ddp() -> Any:
             prepared = fabric.setup_dataloaders(loader, use_distributed_sampler=injected)
             answer[name] = [facts(batch) for _ in range(2) for batch in prepared]
             prepared._dataloader.close()
+    return answer
+
+
+def lightning_fsdp() -> Any:
+    """Fabric with the FSDP strategy, on the CPU."""
+    import lightning
+    from lightning.fabric.strategies import ModelParallelStrategy
+    from torch.distributed.fsdp import fully_shard
+
+    def parallelize(model: Any, devices: Any) -> Any:
+        return fully_shard(model, mesh=devices["data_parallel"])
+
+    strategy = ModelParallelStrategy(parallelize, data_parallel_size=2, tensor_parallel_size=1)
+    fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy=strategy)
+    fabric.launch()
+    model = fabric.setup_module(Tiny())
+    answer: dict[str, Any] = {"seen": []}
+    with ShmLoader(Numbers(), batch_size=4, seed=5, shuffle=True, num_workers=1) as loader:
+        for batch in fabric.setup_dataloaders(loader, use_distributed_sampler=False):
+            fabric.backward(model(batch["x"]))
+            answer["seen"].append(facts(batch))
     return answer
 
 

@@ -198,6 +198,15 @@ def test_lightning_ranks_share_out_each_epoch(run_ranks: Callable[..., list[Any]
             assert sorted([*mine, *other]) == list(range(22)), way
 
 
+@pytest.mark.slow(reason="two ranks are processes that import torch and Lightning")
+def test_ranks_of_a_sharded_model_read_one_ranks_batches(run_ranks: Callable[..., list[Any]]) -> None:
+    first, second = (rank["seen"] for rank in run_ranks("lightning_fsdp"))
+    with ShmLoader(Numbers(), batch_size=8, seed=5, shuffle=True) as alone:
+        expected = [facts(batch) for batch in alone]
+    found = [[mine + other for mine, other in zip(*both, strict=True)] for both in zip(first, second, strict=True)]
+    assert found[:2] == expected[:2]  # the third is uneven, and padded
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("use_distributed_sampler", [True, False])
 def test_fabric_sets_a_loader_up(use_distributed_sampler: bool, num_workers: int) -> None:

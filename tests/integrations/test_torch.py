@@ -40,6 +40,30 @@ def test_distributed_checkpoint_resumes_every_rank(run_ranks: Callable[..., list
         assert rank["resumed"] == rank["rest"]
 
 
+def one_ranks(steps: list[Any], n: int = 22, **options: Any) -> list[Any]:
+    """The batches of one rank that read as much at a step as these two together, the second's rows behind the first's."""
+    with ShmLoader(Numbers(n), batch_size=8, seed=5, shuffle=True, **options) as loader:
+        return [facts(batch) for _, batch in zip(steps, loader, strict=False)]
+
+
+def together(ranks: list[list[Any]]) -> list[Any]:
+    return [[mine + other for mine, other in zip(*both, strict=True)] for both in zip(*ranks, strict=True)]
+
+
+@slow
+def test_a_device_meshs_data_ranks_divide_and_its_tensor_ranks_read_the_same(run_ranks: Callable[..., list[Any]]) -> None:
+    ranks = run_ranks("mesh")
+    assert together([rank["data"] for rank in ranks])[:2] == one_ranks([1, 2])
+    assert ranks[0]["tensor"] == ranks[1]["tensor"] == one_ranks([1, 2, 3])
+
+
+@slow
+def test_fsdp_ranks_divide_and_resume_from_a_distributed_checkpoint(run_ranks: Callable[..., list[Any]]) -> None:
+    ranks = run_ranks("fsdp")
+    assert together([rank["first"] + rank["rest"] for rank in ranks]) == one_ranks([1] * 5, 40)
+    assert [rank["resumed"] for rank in ranks] == [rank["rest"] for rank in ranks]
+
+
 # dcp says that it works alone where there is no process group: that is what is meant here
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,14 @@ def test_trainer_resumes_in_the_middle_of_an_epoch(step: int, tmp_path: Path) ->
         args = arguments(tmp_path, ignore_data_skip=True)
         Trainer(training, validation, model=model, args=args).train(resume_from_checkpoint=str(checkpoint))
     assert model.seen[: 12 - step] == expected_facts(2)[step:]
+
+
+def test_trainers_of_two_ranks_read_one_ranks_batches(run_ranks: Callable[..., list[Any]]) -> None:
+    first, second = (rank["seen"] for rank in run_ranks("trainer"))
+    assert len(first) == len(second) == 6
+    with ShmLoader(Numbers(), batch_size=8, seed=5, shuffle=True) as alone:
+        epochs = [[facts(batch) for batch in alone] for _ in range(2)]
+    for epoch in range(2):
+        for step in range(2):  # the third is uneven, and padded
+            both = zip(first[3 * epoch + step], second[3 * epoch + step], strict=True)
+            assert [mine + other for mine, other in both] == epochs[epoch][step]

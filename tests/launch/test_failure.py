@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from shmload.launch.in_rank import RankReport, read_report
-from shmload.launch.supervisor import Ending, failure_text, first_to_fail, words_of
+from shmload.launch.watching import Ending, failure_text, first_to_fail, words_of
 
 RAISED = RankReport("ValueError: broken", "Traceback (most recent call last):\n  ...\nValueError: broken\n", 5.0)
 

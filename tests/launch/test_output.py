@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.launch.supervisor import TAIL, Pipe
+from shmload.launch.watching import TAIL, Pipe
 
 
 class Stream(io.TextIOWrapper):

@@ -65,9 +65,9 @@ def test_sigterm_ends_all_and_then_the_launcher(number: int, staying: Run, tmp_p
 LATER = (
     """
 import os, signal
-from shmload.launch.supervisor import SpawnedRanks
+from shmload.launch.watching import RankWatch
 
-look, calls = SpawnedRanks._look, []
+look, calls = RankWatch.look, []
 
 def look_and_signal(self, timeout_s):
     if calls:
@@ -76,7 +76,7 @@ def look_and_signal(self, timeout_s):
     calls.extend(found)
     return found
 
-SpawnedRanks._look = look_and_signal
+RankWatch.look = look_and_signal
 """
     + STAYING
 )

@@ -235,4 +235,28 @@ CROSSED_DEFECTS = [
         "    # what",
         ("tests/launch/test_spawn.py::test_what_the_program_does_with_a_signal_is_not_the_ranks",),
     ),
+    Defect(
+        "G1",
+        "ranks that srun has started read everything, each of them",
+        "shmload/world.py",
+        "        if all(name in environ for name in names):",
+        '        if all(name in environ for name in names) and "SLURM" not in names[0]:',
+        ("tests/launch/test_launchers.py::test_a_rank_of_mpirun_or_srun_knows_its_place[srun]",),
+    ),
+    Defect(
+        "G1",
+        "a program in a batch script is taken for a rank",
+        "shmload/world.py",
+        '"SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"',
+        '"SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"',
+        ("tests/launch/test_launchers.py::test_a_program_that_srun_has_not_started_is_one_process",),
+    ),
+    Defect(
+        "G1",
+        "torchrun's options are known by one of their two names",
+        "shmload/cli/__init__.py",
+        'name.replace("_", "-")',
+        "name",
+        ("tests/launch/test_elastic.py::test_torchruns_options_have_their_names",),
+    ),
 ]

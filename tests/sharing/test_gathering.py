@@ -87,7 +87,9 @@ def test_without_a_launcher_it_is_said_what_is_needed(tmp_path: Path, monkeypatc
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     with (
         loader_of(tmp_path / "log") as loader,
-        pytest.raises(ValueError, match=r"start the program by shmload\.spawn, `shmload launch` or torchrun, or set them"),
+        pytest.raises(
+            ValueError, match=r"start the program by shmload\.spawn, `shmload launch`, torchrun, mpirun or srun, or set them"
+        ),
     ):
         next(iter(loader))
 

@@ -1,0 +1,285 @@
+"""`shmload launch` on torch's agent: restarts, machines that go and come, torchrun's options; and what is ours all the same."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+import typer
+
+from shmload.cli import app
+from shmload.tools.audit.verify import read_folder, verify
+from tests.launch import elastic_program
+from tests.launch.launch_kit import UP_S, Run, all_end, ranks_up
+
+slow = pytest.mark.slow(reason="torch's agent imports torch before it starts a script")
+LAUNCH = ("-m", "shmload.cli", "launch")
+STAY = """
+import os
+from tests.launch import rank_functions
+getattr(rank_functions, os.environ.get("HOW", "stay"))(int(os.environ["LOCAL_RANK"]), ".")
+"""
+FAILING = """
+import os, signal, sys
+if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < int(sys.argv[1]):
+    if os.environ["RANK"] == "1":
+        print("now", file=sys.stderr)
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+print(os.environ["WORLD_SIZE"], sorted(os.sched_getaffinity(0)), os.environ["SHMLOAD_RANK_CPUS"], sys.argv[2:], sys.stdin.read())
+"""
+KILLED = (
+    r"shmload launch: rank 1 \(pid \d+\) was killed by SIGKILL, the first of 2 to fail\. If nobody killed it, .*\n\n"
+    r"It wrote last to stderr:\n(?:now\n)+\nrank 0 ended when asked to \(SIGTERM\)\n"
+)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the launcher and its ranks may keep temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+@slow
+def test_a_rank_that_is_killed_is_told_and_all_are_started_again(started: Run, tmp_path: Path, temporary: Path) -> None:
+    (tmp_path / "script.py").write_text(FAILING)
+    words = ["1", "$HOME", "$$", "--max_restarts", "a b"]
+    process = started(*LAUNCH, "--nproc_per_node", "2", "--max_restarts", "1", "script.py", *words)
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0
+    said = r"\nstart 2: ranks 0 to 1 of 2; 1 of 1 restarts are used up\n"
+    assert re.fullmatch(r"\[rank 1\] now\n" + KILLED + said, err), err
+    lines = [re.fullmatch(r"\[rank (\d)\] 2 (\[.*\]) (\d+) (\[.*\]) ", line) for line in sorted(out.splitlines())]
+    found = [line.groups() for line in lines if line]
+    assert [(rank, ast.literal_eval(given)) for rank, _, _, given in found] == [("0", words[1:]), ("1", words[1:])]
+    cpus = [ast.literal_eval(mine) for _, mine, _, _ in found]
+    assert [str(len(mine)) for mine in cpus] == [number for _, _, number, _ in found]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert not {*cpus[0]} & {*cpus[1]}
+    assert list(temporary.iterdir()) == []
+
+
+@slow
+def test_without_restarts_left_the_first_to_fail_comes_last(started: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FAILING)
+    process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "1", "--logs", "logs", "script.py", "9")
+    out, err = process.communicate(timeout=90)
+    assert (process.returncode, out) == (1, "")
+    assert re.fullmatch(KILLED + r"\nstart 2: .*\n" + KILLED, err), err
+    assert (tmp_path / "logs/rank_1.log").read_text() == "now\n" * 2, "each start appends"
+
+
+@slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_in_order_with_one_line(number: signal.Signals, started: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(STAY)
+    process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "3", "script.py")
+    pids = ranks_up(tmp_path, 2, process)
+    assert pids == [os.getpgid(pid) for pid in pids], "the terminal's ^C does not reach them"
+    os.killpg(process.pid, number)
+    told = f"shmload launch: stopped by {number.name}; ranks 0 and 1 ended when asked to (SIGTERM)\n"
+    assert process.communicate(timeout=30) == ("", told)
+    assert process.returncode == 128 + number
+    assert all_end(pids, 0)
+
+
+@slow
+def test_a_rank_that_does_not_end_is_killed_when_the_grace_is_over(
+    started: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOW", "ignore")
+    (tmp_path / "script.py").write_text(STAY)
+    process = started(*LAUNCH, "--nprocs", "1", "--max-restarts", "3", "--grace", "0.1", "script.py")
+    pids = ranks_up(tmp_path, 1, process)
+    process.terminate()
+    told = "rank 0 did not end within 0.1 s of SIGTERM and had to be killed (SIGKILL)"
+    assert process.communicate(timeout=30) == ("", f"shmload launch: stopped by SIGTERM; {told}\n")
+    assert all_end(pids, 0)
+
+
+@slow
+def test_no_rank_outlives_an_agent_that_is_killed(started: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(STAY)
+    process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "3", "script.py")
+    pids = ranks_up(tmp_path, 2, process)
+    process.kill()
+    assert all_end(pids, 2.0)
+
+
+SPEAK = "from tests.launch.rank_functions import speak\nimport os\nspeak(os.environ['RANK'])\n"
+
+
+@slow
+def test_torchs_files_and_filter_go_with_our_prefix(started: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SPEAK)
+    options = ["--redirects", "2", "--tee", "0:1", "--log-dir", "logs", "--local-ranks-filter", "0", "--rdzv-id", "run"]
+    process = started(*LAUNCH, "--nprocs", "2", *options, "script.py")
+    assert process.communicate(timeout=90) == ("[rank 0] out 0\n", "")
+    files = {str(path)[-12:]: path.read_text() for path in (tmp_path / "logs").rglob("std*.log")}
+    assert files == {"0/stdout.log": "out 0\n", "0/stderr.log": "err 0", "1/stderr.log": "err 1"}
+
+
+@slow
+def test_an_operators_environment_is_torchruns(started: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Kubeflow's sets it."""
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
+    (tmp_path / "script.py").write_text(SPEAK)
+    out, err = started(*LAUNCH, "script.py").communicate(timeout=90)
+    assert sorted(out.splitlines()) == ["[rank 0] out 0", "[rank 1] out 1"]
+    assert sorted(err.splitlines()) == ["[rank 0] err 0", "[rank 1] err 1"]
+
+
+@slow
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--redirects", "9"], 2, "9 does not match"),
+        (["--rdzv-conf", "key"], 2, "option 'key' must have a value"),
+        (["--nnodes", "4:1", "--rdzv-endpoint", "127.0.0.1:1"], 2, "min_nodes must be > 0 and <= max_nodes"),
+        (["--nproc-per-node", "many"], 2, "Unsupported nproc_per_node value: many"),
+        (
+            ["--nnodes", "1:2", "--rdzv-endpoint", "127.0.0.1:1", "--rdzv-conf", "is_host=0,read_timeout=1"],
+            1,
+            "shmload launch: the machines of this run have not found each other: RendezvousConnectionError",
+        ),
+    ],
+)
+def test_what_torch_refuses_is_told_in_a_line(options: list[str], code: int, words: str, started: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SPEAK)
+    process = started(*LAUNCH, *options, "script.py")
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    assert words in err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--nnodes", "1:4"], "machines that come and go must know where they meet"),
+        (["--nnodes", "some"], "a number of machines from 1 up, or MIN:MAX; got 'some'"),
+        (["--nnodes", "2"], "with several machines they must know where machine 0 is"),
+        (["--nprocs", "0"], "a number from 1 up, or gpu, cpu, auto; got '0'"),
+        (["--module", "--no-python"], "modules are run by Python"),
+    ],
+)
+def test_a_wrong_command_line_is_told(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        app(["launch", *options, __file__])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_torchruns_options_have_their_names() -> None:
+    """With a - or a _ in them."""
+    command: Any = typer.main.get_command(app)
+    given = {
+        "nproc-per-node": "2",
+        "nnodes": "1:4",
+        "max-restarts": "3",
+        "rdzv-backend": "c10d",
+        "rdzv-endpoint": "there:1",
+        "rdzv-id": "run",
+        "rdzv-conf": "a=b",
+        "log-dir": "logs",
+        "local-addr": "here",
+        "node-rank": "1",
+        "master-addr": "there",
+        "master-port": "5",
+        "redirects": "3",
+        "tee": "3",
+        "role": "trainer",
+        "monitor-interval": "5.0",
+        "local-ranks-filter": "0",
+    }
+    for mark in "-_":
+        words = [f"--{name.replace('-', mark)}={value}" for name, value in given.items()]
+        words += ["--standalone", f"--no{mark}python", "-r", "1", "-t", "2", "script.py", "--node_rank"]
+        parameters = command.commands["launch"].make_context("launch", words).params
+        found = {name.replace("_", "-"): str(value) for name, value in parameters.items()}
+        assert found.items() >= {**given, "redirects": "1", "tee": "2"}.items() - {("nproc-per-node", "2")}
+        assert (found["nprocs"], found["standalone"], found["no-python"]) == ("2", "True", "True")
+        assert parameters["args"] == ["--node_rank"]
+
+
+SHARING = """
+import os, signal
+import torch
+from shmload import ShmLoader
+
+loader = ShmLoader(torch.arange(24), 4, seed=3, shuffle=True, num_workers=1, rank=0, world_size=1, share="node")
+for number, batch in enumerate(loader):
+    if number == 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(batch.tolist(), flush=True)
+"""
+
+
+@slow
+def test_ranks_that_share_a_ring_share_it_after_a_restart(started: Run, tmp_path: Path) -> None:
+    """The leader of the first start is killed."""
+    (tmp_path / "script.py").write_text(SHARING)
+    process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "1", "script.py")
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+    both = [[line[9:] for line in out.splitlines() if line.startswith(f"[rank {rank}] ")] for rank in range(2)]
+    assert both[0][-6:] == both[1][-6:]
+    assert sorted(number for line in both[1][-6:] for number in ast.literal_eval(line)) == list(range(24))
+
+
+def machine(started: Run, folder: Path, port: int, number: int) -> subprocess.Popen[str]:
+    """One launcher that stands for a machine of one rank."""
+    conf = f"is_host={int(number == 0)},last_call_timeout=3,keep_alive_interval=1"
+    options = ["--nnodes", "1:4", "--max-restarts", "3", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", conf, "--no-pin"]
+    program = Path(elastic_program.__file__)
+    return started(*LAUNCH, "--nprocs", "1", *options, "--local-addr", "127.0.0.1", "--rdzv-id", "run", program, folder)
+
+
+def wait_for(path: Path, processes: list[subprocess.Popen[str]]) -> None:
+    deadline, pause = monotonic() + UP_S, threading.Event()
+    while not path.exists():
+        assert [process.communicate() for process in processes if process.poll() not in (None, -signal.SIGKILL)] == []
+        assert monotonic() < deadline, f"{path.name} has not come"
+        pause.wait(0.05)
+
+
+@pytest.mark.slow(reason="four launchers and their ranks, which import torch, are started and started again twice")
+@pytest.mark.timeout(180)
+def test_a_machine_is_lost_and_another_comes_and_every_sample_comes_once(
+    started: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four ranks, then three, then four: each start goes on from rank 0's state, and the records prove the whole."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    machines = [machine(started, tmp_path, port, number) for number in range(3)]
+    monkeypatch.setenv("LOST", "1")
+    lost = machine(started, tmp_path, port, 3)
+    monkeypatch.delenv("LOST")
+    for rank in range(3):
+        wait_for(tmp_path / f"waits {rank}", machines)
+    assert lost.wait(10) == -signal.SIGKILL
+    machines.append(machine(started, tmp_path, port, 4))
+    for each in machines:
+        _, err = each.communicate(timeout=90)
+        assert each.returncode == 0, err
+    starts = {path.name for path in tmp_path.glob("world *")}
+    assert {f"world 3 from {elastic_program.LOSE}", f"world 4 from {elastic_program.WAIT}"} <= starts
+    report, _ = verify(read_folder(tmp_path / "audit"))
+    assert report.verdict == "proven: every sample exactly once"
+    epochs = report.loaders[0].epochs
+    assert [epoch.epoch for epoch in epochs] == list(range(elastic_program.NUM_EPOCHS))
+    assert all(epoch.num_superseded for epoch in epochs), "batches were delivered and rolled back in both"

@@ -489,11 +489,7 @@ def _file(path: str) -> Any:
 
 
 def schema_of(
-    schemas: Mapping[str, Any],
-    names: Sequence[str] | None,
-    asked: Mapping[str, Any],
-    fill_null: Mapping[str, Any],
-    what: str,
+    schemas: Mapping[str, Any], names: Sequence[str] | None, asked: Mapping[str, Any], fill_null: Mapping[str, Any], what: str
 ) -> dict[str, Any]:
     """The schema of what several tables have in common.
 

@@ -1,11 +1,12 @@
 """RayDataset: the rows of a ray.data.Dataset by their number, copied from Arrow blocks in Ray's object store into the batch.
 
-Ray Data decides what the rows are; which of them are read when, by whom, and where a run goes on is ShmLoader's, as for any dataset with
-a length. So the dataset is executed once, and its blocks stay in the object store, each with a known number of rows. Whoever reads is
-a process of the cluster by itself and gets a block where it is needed: one that lies on its node is read there without a copy.
+Ray Data decides what the rows are; which of them are read when, by whom, and where a run goes on is ShmLoader's, as for any dataset
+with a length. So the dataset is executed once, and its blocks stay in the object store, each with a known number of rows. Whoever
+reads is a process of the cluster by itself and gets a block where it is needed: one that lies on its node is read there without a
+copy.
 
-A reference travels with its owner's address, as Ray passes references on by hand (docs.ray.io, "out-of-band serialization"): Ray then keeps
-the blocks until the program that made the dataset ends. Such a program is the owner: when it has gone the blocks have, too.
+A reference travels with its owner's address, as Ray passes references on by hand (docs.ray.io, "out-of-band serialization"): Ray
+then keeps the blocks until the program that made the dataset ends. That program is their owner: with it the blocks go.
 
 Rejected: Ray Data's iterators. They give batches in an order that they choose, to a fixed number of consumers, and know no place to
 go on from.
@@ -24,11 +25,12 @@ from shmload.formats.columns import GroupedDataset, Opened
 class RayDataset(GroupedDataset):
     """Rows of a `ray.data.Dataset`, of which each block is an Arrow table.
 
-    Making one executes the dataset, in the order of its source, and the blocks stay in Ray's object store: they have to fit there, or on
-    the disks it spills to. Columns become fields as `ParquetDataset`'s do, and numpy arrays of one shape (Ray's tensors) rows of it.
+    Making one executes the dataset, in the order of its source, and the blocks stay in Ray's object store: they have to fit there,
+    or on the disks it spills to. Columns become fields as `ParquetDataset`'s do, and numpy arrays of one shape (Ray's tensors) rows
+    of that shape.
 
-    Read it in the process that made it, by actors (`backend="ray"`, which are put near the blocks), or by processes that connect to the
-    cluster for themselves (`multiprocessing_context="forkserver"`, or "spawn").
+    Read it in the process that made it, by actors (`backend="ray"`, which are put near the blocks), or by processes that connect to
+    the cluster for themselves (`multiprocessing_context="forkserver"`, or "spawn").
 
     Args:
         dataset: a `ray.data.Dataset`. One that is materialised already keeps the order that it has: for the same rows after a
@@ -84,7 +86,7 @@ class RayDataset(GroupedDataset):
     def __len__(self) -> int:
         return sum(num_rows for num_rows, _ in self._sizes)
 
-    def nodes(self) -> dict[str, int]:
+    def bytes_by_node(self) -> dict[str, int]:
         """Bytes of the blocks that lie on each node, by Ray's id of it; actors of a loader are put near them."""
         from ray.experimental import get_object_locations
 
@@ -104,8 +106,8 @@ class RayDataset(GroupedDataset):
 
         if self._pid != os.getpid():
             raise RuntimeError(
-                "a RayDataset cannot be read in a fork of the process that made it, since Ray's connection does not survive one: give "
-                'multiprocessing_context="forkserver", or backend="ray"'
+                "a RayDataset cannot be read in a fork of the process that made it, since Ray's connection does not survive one: "
+                'give multiprocessing_context="forkserver", or backend="ray"'
             )
         if not ray.is_initialized():
             ray.init(address=self._address, namespace="shmload", logging_level="WARNING", log_to_driver=False)

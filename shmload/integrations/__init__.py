@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from shmload.loader import ShmLoader
 
-Loader = TypeVar("Loader", bound=ShmLoader[Any])
+_Loader = TypeVar("_Loader", bound=ShmLoader[Any])
 ORDERING = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
@@ -16,13 +16,13 @@ def orders_itself(loader: ShmLoader[Any]) -> bool:
     return loader.seed is not None and not loader._has_own_order
 
 
-def rebuilt(loader: Loader, **ordering: Any) -> Loader:
+def rebuilt(loader: _Loader, **ordering: Any) -> _Loader:
     """A loader with the same arguments, those that say which samples excepted."""
     names = inspect.signature(ShmLoader.__init__).parameters
     return type(loader)(**{n: getattr(loader, n) for n in names if n not in ("self", *ORDERING)}, **ordering)
 
 
-def changed(loader: Loader, **arguments: Any) -> Loader:
+def changed(loader: _Loader, **arguments: Any) -> _Loader:
     """A loader with other arguments, none of which is in `ORDERING`, that stands where this one stands.
 
     Raises:

@@ -1,15 +1,15 @@
 """Ray Train's `prepare_data_loader`, for a ShmLoader.
 
-`ray.train.torch.prepare_data_loader(loader)` builds a plain torch DataLoader out of a loader's attributes, with a DistributedSampler,
-and drops the loader it was given with its seed, its workers' backend and its state, without a word. `prepare` here keeps it a
-ShmLoader, and does the same around it by the loader's own arguments:
+`ray.train.torch.prepare_data_loader(loader)` builds a plain torch DataLoader out of a loader's attributes, with a
+DistributedSampler, and drops the loader it was given with its seed, its workers' backend and its state, without a word. `prepare`
+here keeps it a ShmLoader, and does the same around it by the loader's own arguments:
 
-    who reads what, in seed mode                              `rank` and `world_size`: the loader divides, for any number of workers
-    who reads what, in torch mode or with an order of its own a DistributedSampler, as Ray's
-    batches on the worker's GPU                               `device`
+    in seed mode                                `rank` and `world_size`: the loader divides, for any number of workers
+    in torch mode, or with an order of its own  a DistributedSampler
+    batches on the worker's GPU                 `device`
 
-So nothing is wrapped: `state_dict()`, `stats()`, `valid`, `set_epoch()` are the loader's. What is passed to `ray.train.report` with the
-model is its `state_dict()`, and in seed mode that of any one worker is good for all, also for another number of workers with
+So nothing is wrapped: `state_dict()`, `stats()`, `valid`, `set_epoch()` are the loader's. What goes to `ray.train.report`
+beside the model is its `state_dict()`; in seed mode that of any one worker is good for all, also for another number of workers with
 the same global batch.
 """
 
@@ -24,10 +24,10 @@ from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler,
 from shmload.integrations import changed, orders_itself, rebuilt
 from shmload.loader import ShmLoader
 
-Loader = TypeVar("Loader", bound=ShmLoader[Any])
+_Loader = TypeVar("_Loader", bound=ShmLoader[Any])
 
 
-def prepare(loader: Loader, *, add_dist_sampler: bool = True, move_to_device: bool = True) -> Loader:
+def prepare(loader: _Loader, *, add_dist_sampler: bool = True, move_to_device: bool = True) -> _Loader:
     """Prepares a ShmLoader in a worker of Ray Train as `ray.train.torch.prepare_data_loader` does a DataLoader.
 
     The result goes on where the loader stands; the loader itself is not read any more.
@@ -50,7 +50,9 @@ def prepare(loader: Loader, *, add_dist_sampler: bool = True, move_to_device: bo
     context = ray.train.get_context()
     rank, world_size = context.get_world_rank(), context.get_world_size()
     if rank is None or world_size is None:
-        raise RuntimeError("prepare asks Ray Train for the rank, and this process is no worker of a TorchTrainer: call it in its loop")
+        raise RuntimeError(
+            "this process is no worker of a TorchTrainer, and Ray Train knows no rank for it: call prepare in its loop"
+        )
     arguments: dict[str, Any] = {}
     if orders_itself(loader):
         if loader.rank is None:
@@ -67,15 +69,15 @@ def _is_divided(loader: ShmLoader[Any]) -> bool:
     return isinstance(loader.dataset, IterableDataset) or any(isinstance(sampler, DistributedSampler) for sampler in samplers)
 
 
-def _divided(loader: Loader, rank: int, world_size: int) -> Loader:
+def _divided(loader: _Loader, rank: int, world_size: int) -> _Loader:
     """One that reads this worker's part of what it read."""
     has_batches_of_its_own = loader.batch_size is None and loader.batch_sampler is not None
     if has_batches_of_its_own or type(loader.sampler) not in (RandomSampler, SequentialSampler):
         name = type(loader.batch_sampler if has_batches_of_its_own else loader.sampler).__name__
         raise ValueError(
-            f"{world_size} workers, and a {name} that gives the same samples to each: Ray's own prepare_data_loader would throw it "
-            "away. Give a DistributedSampler, or shmload's own samplers with a seed, which are divided; or add_dist_sampler=False if "
-            "it divides by itself"
+            f"{world_size} workers, and a {name} that gives the same samples to each: Ray's own prepare_data_loader would throw "
+            "it away. Give a DistributedSampler, or shmload's own samplers with a seed, which are divided; or "
+            "add_dist_sampler=False if it divides by itself"
         )
     if getattr(loader.sampler, "replacement", False):
         raise ValueError("a RandomSampler with replacement is not divided over workers: give a seed, or a DistributedSampler")

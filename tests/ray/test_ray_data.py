@@ -9,7 +9,6 @@ import subprocess
 import sys
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -22,7 +21,6 @@ if importlib.util.find_spec("ray") is None:
 import ray  # only where it is
 
 from shmload.formats import RayDataset
-
 
 IMAGE = pa.fixed_shape_tensor(pa.uint8(), (2, 3))  # what Ray's own tensors are, too: a shape, and lists of values
 
@@ -105,7 +103,7 @@ def test_a_copy_reads_the_same_blocks_wherever_it_is_opened() -> None:
 
 def test_nulls_are_an_error_or_a_value() -> None:
     held = pa.table({"x": pa.array([1, None, 3], pa.int64())})
-    with pytest.raises(SampleError, match="block 1 of the ray.data.Dataset: column 'x' has 1 nulls"):
+    with pytest.raises(SampleError, match=r"block 1 of the ray.data.Dataset: column 'x' has 1 nulls"):
         RayDataset(Executed(pa.table({"x": [0]}), held))[3]
     assert RayDataset(Executed(held), fill_null={"x": 7})[1] == {"x": 7}
 
@@ -116,7 +114,11 @@ def test_nulls_are_an_error_or_a_value() -> None:
         ([table(0, 0)], {}, "the ray.data.Dataset has no rows"),
         ([table(0, 1)], {"columns": []}, "columns needs at least one name; None takes all of them"),
         ([table(0, 1)], {"columns": ["x"]}, r"block 0: columns names \['x'\], which are not there"),
-        ([table(0, 1), table(1, 1).drop(["text"])], {}, "block 1: column 'text' is not there, and string in block 0; the blocks of"),
+        (
+            [table(0, 1), table(1, 1).drop(["text"])],
+            {},
+            "block 1: column 'text' is not there, and string in block 0; the blocks of",
+        ),
         ([pa.table({"x": [{"y": 1}]})], {}, "block 0: column 'x' of struct<y: int64> is no field of a batch"),
     ],
 )

@@ -23,8 +23,10 @@ from tests.stand_in.device import StandIn
 if importlib.util.find_spec("ray") is None:
     pytest.skip('Ray is not installed: pip install "shmload[ray]"', allow_module_level=True)
 
-from shmload.integrations import ray as module  # noqa: E402  # only where Ray is
-from shmload.integrations.ray import prepare  # noqa: E402
+from shmload.integrations import ray as module  # only where Ray is
+from shmload.integrations.ray import prepare
+
+CPU = torch.device("cpu")
 
 
 class Place:
@@ -38,7 +40,7 @@ class Place:
 def place(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes this process a worker of Ray Train."""
 
-    def be(rank: int | None, world_size: int | None, device: Any = torch.device("cpu")) -> None:
+    def be(rank: int | None, world_size: int | None, device: Any = CPU) -> None:
         monkeypatch.setattr(module.ray.train, "get_context", lambda: Place(rank, world_size))
         monkeypatch.setattr(module.ray.train.torch, "get_device", lambda: device)
 
@@ -146,7 +148,7 @@ def test_batches_arrive_on_the_workers_gpu(place: Any, seed: int | None) -> None
 
 def test_what_is_no_worker_or_no_shm_loader_is_refused(place: Any) -> None:
     place(None, None)
-    with pytest.raises(RuntimeError, match="this process is no worker of a TorchTrainer"):
+    with pytest.raises(RuntimeError, match=r"this process is no worker of a TorchTrainer"):
         prepare(ShmLoader(Rows(), 4))
-    with pytest.raises(TypeError, match="give a DataLoader to ray.train.torch.prepare_data_loader"):
+    with pytest.raises(TypeError, match=r"give a DataLoader to ray.train.torch.prepare_data_loader"):
         prepare(torch.utils.data.DataLoader([1, 2]))  # type: ignore[type-var]  # what it refuses

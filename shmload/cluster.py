@@ -61,6 +61,7 @@ class DpexDataLoader(ShmLoader[T]):
             prefetch_factor = None  # torch refuses a number without workers, even Dpex's own default
         is_distributed = bool(distribute_mode) and num_workers > 0
         backend, address = ("ray", head_address) if is_distributed else ("process", None)
+        actor_options = {"num_cpus": 0} if is_distributed else None  # as many as the program asks for, whatever else runs there
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__", "is_distributed")}
         self.distribute_mode, self.head_address = given.pop("distribute_mode"), given.pop("head_address")
         super().__init__(**given)

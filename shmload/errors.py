@@ -5,7 +5,7 @@
     ├── RankFailed        (RuntimeError)   a process that `spawn` started failed; its traceback is in the text
     ├── RankLeft          (RuntimeError)   a rank that shares this one's ring has ended, or does not read the same batches
     ├── CopyFailed        (RuntimeError)   a batch could not be copied to a device
-    ├── ClusterUnreachable (ConnectionError) there is no Ray cluster where one was said to be
+    ├── ClusterUnreachable (ConnectionError) there is no Ray cluster where one was said to be, or it lacks something
     ├── SampleTimeout     (RuntimeError)   one sample took longer than `sample_timeout_s`
     ├── SampleError       (RuntimeError)   a sample could not be read or placed; the worker's traceback is in the text
     ├── RingTooSmall      (MemoryError)    the ring does not fit in the memory there is
@@ -51,7 +51,10 @@ class CopyFailed(ShmloadError, RuntimeError):
 
 
 class ClusterUnreachable(ShmloadError, ConnectionError):
-    """There is no Ray cluster at the address given. The text says where it was looked for, and how one is started and joined."""
+    """There is no Ray cluster at the address given, or none of its nodes can decode.
+
+    The text says where it was looked for, and how one is started and joined; or what its nodes lack: CPUs, versions, packages.
+    """
 
 
 class SampleTimeout(ShmloadError, RuntimeError):

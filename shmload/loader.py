@@ -110,8 +110,12 @@ class ShmLoader(DataLoader[T]):
         num_local_workers: with backend="ray", processes of this machine that read beside the `num_workers` actors, into the same
             ring. For torch mode and `get_worker_info()` all of them together are the workers, the actors first.
         address: of the cluster's head, with backend="ray"; None: "auto", the cluster that runs on this machine.
-        connect_timeout_s: with backend="ray", seconds that the cluster may take to answer. What is sent there then takes as long as
-            it takes. Once it has answered, it is asked again before a break is an error.
+        connect_timeout_s: with backend="ray", seconds that the cluster may take to answer. Once it has answered, it is asked again
+            before a break is an error.
+        ship_timeout_s: with backend="ray", seconds that it may take then until an actor has found a CPU and has the dataset, in
+            torch mode each of them. None: as long as it takes. What is waited for is said.
+        actor_options: with backend="ray", what actors ask of the cluster, as Ray's `.options` takes it: `{"num_cpus": 1}` and more.
+            With a `scheduling_strategy` Ray places them; else they stand near a `RayDataset`'s blocks, or are spread by CPUs.
         share: "node": the ranks of this node that are given the same `rank` and `world_size`, as those of a tensor- or pipeline-
             parallel group are, read one ring, filled by one worker pool of `num_workers`; each sample is decoded once. Where no two
             ranks are given the same, as in data parallelism, each has ring and worker pool of its own, and idle workers help the
@@ -173,6 +177,8 @@ class ShmLoader(DataLoader[T]):
         num_local_workers: int = 0,
         address: str | None = None,
         connect_timeout_s: float = 60.0,
+        ship_timeout_s: float | None = 600.0,
+        actor_options: Mapping[str, Any] | None = None,
         share: str | None = None,
         device: Any = None,
         after_batch: Callable[[Any], Any] | None = None,
@@ -185,7 +191,7 @@ class ShmLoader(DataLoader[T]):
         check_arguments(dict(locals()))
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         self.backend, self.address, self.num_local_workers, self.share = backend, address, num_local_workers, share
-        self.connect_timeout_s = connect_timeout_s
+        self.connect_timeout_s, self.ship_timeout_s, self.actor_options = connect_timeout_s, ship_timeout_s, actor_options
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch reads more than it names
             batch_size,
@@ -494,8 +500,14 @@ def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make,
     if config.backend == "ray":
         from shmload.ray.actor_pool import OnCluster  # few loaders have a cluster
 
-        cluster = OnCluster(config.address or "auto", config.num_local_workers, config.connect_timeout_s)
-        options = {"backend": cluster, "num_far": config.num_workers}
+        options["backend"] = OnCluster(
+            config.address or "auto",
+            config.num_local_workers,
+            config.connect_timeout_s,
+            config.ship_timeout_s,
+            dict(config.actor_options or {}),
+        )
+        options["num_far"] = config.num_workers
     if config.share is not None:
         from shmload.sharing.choice import shared_engine  # few loaders share
 

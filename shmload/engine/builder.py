@@ -80,6 +80,8 @@ class LoaderConfig:
     num_local_workers: int
     address: str | None
     connect_timeout_s: float
+    ship_timeout_s: float | None
+    actor_options: Mapping[str, Any] | None
     share: str | None
     device: Any
     after_batch: Callable[[Any], Any] | None
@@ -165,6 +167,7 @@ _LEAST = (
     ("max_bad", 0, "at least 0"),
     ("max_restarts", 0, "at least 0"),
     ("sample_timeout_s", sys.float_info.min, "a positive number of seconds"),
+    ("ship_timeout_s", sys.float_info.min, "a positive number of seconds"),
 )
 
 
@@ -208,8 +211,11 @@ def as_keyed(dataset: Any, seed: int | None) -> Any:
     return keyed_items()
 
 
+_OURS = {"concurrency_groups", "get_if_exists", "lifetime", "max_concurrency", "max_restarts", "max_task_retries", "name"}
+
+
 def _check_backend(given: Mapping[str, Any]) -> None:
-    backend, address, num_local = given["backend"], given["address"], given["num_local_workers"]
+    backend, num_local = given["backend"], given["num_local_workers"]
     connect_s = given["connect_timeout_s"]
     if not isinstance(num_local, int) or num_local < 0:
         raise ValueError(
@@ -223,12 +229,19 @@ def _check_backend(given: Mapping[str, Any]) -> None:
                 f'num_local_workers={num_local} goes with backend="ray": without actors, num_workers is the number of this '
                 "machine's processes"
             )
-        if address is not None:
-            raise ValueError(f'address={address!r} is a Ray cluster\'s and needs backend="ray"')
+        for name in ("address", "actor_options"):
+            if given[name] is not None:
+                raise ValueError(f'{name}={given[name]!r} is a Ray cluster\'s and needs backend="ray"')
         return
     if given["num_workers"] in (0, "auto"):
         raise ValueError(
             f'backend="ray" needs num_workers, the number of its actors (`ray status` shows the CPUs); got {given["num_workers"]!r}'
+        )
+    options = given["actor_options"]
+    if options is not None and (not isinstance(options, Mapping) or _OURS & options.keys()):
+        raise ValueError(
+            f"actor_options is a mapping of what Ray's .options takes, without {', '.join(sorted(_OURS))}, which the loader sets; "
+            f"got {options!r}"
         )
     if given["sample_timeout_s"] is not None and given["seed"] is None:
         raise ValueError(

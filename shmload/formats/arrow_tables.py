@@ -1,4 +1,4 @@
-"""Row groups of Parquet files, decoded to arrow tables, and their rows as addresses.
+"""Arrow tables group by group, of Parquet files or of whatever has rows in groups, and their rows as addresses.
 
 The groups that a batch takes rows of are seen as one table whose chunks are theirs (`ArrowColumn`), so that one native copy a
 column serves a batch, however many groups its rows come of. A batch that touches more groups than the cache holds takes its rows
@@ -21,6 +21,7 @@ Offsets are believed only after they were looked at: what lies outside a chunk's
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -284,13 +285,17 @@ def spec_of(field: Any, path: str, asked: Any) -> Any:
         NoField: rows of it are no field of a batch, or not what was asked for.
     """
     kind = plain_type(field.type)
+    shape = getattr(field.type, "shape", None)  # of tensors
+    if asked is None and shape is not None and _is_list(kind):
+        asked = _dtype_of(kind.value_type), tuple(shape)
     extents: list[int | None] = []
     while _is_list(kind):
         extents.append(kind.list_size if pa.types.is_fixed_size_list(kind) else None)
         kind = kind.value_type
     stored = _dtype_of(kind)
     is_text = stored in (str, bytes)
-    if stored is None or None in extents[1:] or (extents and (is_text or stored == np.bool_)):
+    is_permuted = getattr(field.type, "permutation", None) is not None
+    if stored is None or None in extents[1:] or is_permuted or (extents and (is_text or stored == np.bool_)):
         raise NoField(
             f"{path}: column {field.name!r} of {field.type} is no field of a batch: those are numbers, text, and lists of numbers; "
             "name the others in columns="
@@ -312,8 +317,10 @@ def _refuse(field: Any, path: str, asked: Any) -> Any:
 
 
 def plain_type(kind: Any) -> Any:
-    """The arrow type that a column is read as: without dictionaries, times as integers."""
+    """The arrow type that a column is read as: without dictionaries, times as integers, tensors of one shape as lists."""
     types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.storage_type
     if types.is_dictionary(kind):
         kind = kind.value_type
     if types.is_timestamp(kind) or types.is_duration(kind) or types.is_time64(kind) or types.is_date64(kind):
@@ -325,6 +332,8 @@ def plain_type(kind: Any) -> Any:
 
 def plain_values(values: Any) -> Any:
     """A column as its `plain_type`."""
+    if isinstance(values.type, pa.BaseExtensionType):
+        return pa.chunked_array([chunk.storage for chunk in values.chunks], values.type.storage_type)
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     wanted = plain_type(values.type)
@@ -334,43 +343,36 @@ def plain_values(values: Any) -> Any:
 Table = dict[str, ArrowColumn]
 
 
-class Groups:
-    """The rows of some files, open in this process.
+class Groups(ABC):
+    """The rows of tables that are had one by one, open in this process.
 
     Attributes:
         starts: row number at which each group begins, and the number of rows.
+    Args:
+        sizes: (rows, bytes) of each group, none of which is empty.
     """
 
     def __init__(
-        self,
-        paths: Sequence[str],
-        names: Sequence[str] | None,
-        asked: Mapping[str, Any],
-        fill_null: Mapping[str, Any],
-        cache_bytes: int,
+        self, schema: dict[str, Any], sizes: Sequence[tuple[int, int]], fill_null: Mapping[str, Any], cache_bytes: int
     ) -> None:
-        self._files = [_file(path) for path in paths]
-        self._paths = paths
-        fields = fields_of(self._files[0].schema_arrow, paths[0], names)
-        self._names = [field.name for field in fields]
-        for what, given in (("schema", asked), ("fill_null", fill_null)):
-            unknown = [name for name in given if name not in self._names]
-            if unknown:
-                raise NoField(f"{what} names {unknown}, which is no column here; those are {self._names}")
-        for path, file in zip(paths, self._files, strict=True):
-            _check_alike(path, file.schema_arrow, fields, paths[0])
-        self.schema = {field.name: spec_of(field, paths[0], asked.get(field.name)) for field in fields}
+        self.schema = schema
         self._fill_null = fill_null
-        every = [(f, g, file.metadata.row_group(g)) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
-        self._places = [(f, g) for f, g, group in every if group.num_rows]
-        self._nbytes = np.array([group.total_byte_size for _, _, group in every if group.num_rows], np.int64)
-        self.starts = np.cumsum([0, *(group.num_rows for _, _, group in every if group.num_rows)], dtype=np.int64)
+        self._nbytes = np.array([nbytes for _, nbytes in sizes], np.int64)
+        self.starts = np.cumsum([0, *(num_rows for num_rows, _ in sizes)], dtype=np.int64)
         self.num_rows = int(self.starts[-1])
         self._cache_bytes = cache_bytes
         self.cache = BlockCache(cache_bytes)
-        self._nowhere = np.full(len(self._places), -1, np.int64)
+        self._nowhere = np.full(len(sizes), -1, np.int64)
         self._last: tuple[Table, Indices] = {}, self._nowhere  # of some groups, and where each begins there; -1: it is not in it
         self._num_joined = 0  # groups, since all that the cache holds were joined
+
+    @abstractmethod
+    def _load(self, group: int) -> Mapping[str, Any]:
+        """The columns of a group, each a ChunkedArray of the schema's plain type."""
+
+    @abstractmethod
+    def _where(self, group: int) -> str:
+        """How an error names it."""
 
     def read(self, rows: Indices, out: Any) -> None:
         """Writes these rows to a batch."""
@@ -424,28 +426,54 @@ class Groups:
         found: Table = self.cache.get(group, lambda: self._decoded(group))
         return found
 
+    def _decoded(self, group: int) -> tuple[Table, int]:
+        columns, where = dict(self._load(group)), self._where(group)
+        wanted = int(self.starts[group + 1] - self.starts[group])
+        found = {len(values) for values in columns.values()}
+        if found != {wanted}:
+            raise ShardCorrupt(f"{where}: it was said to have {wanted} rows, and it has {found}")
+        for name, values in columns.items():
+            if values.null_count and name in self._fill_null:
+                columns[name] = pc.fill_null(values, self._fill_null[name])
+        nbytes = max(sum(values.nbytes for values in columns.values()), 1)
+        return {name: _column(name, values, where, self.schema[name]) for name, values in columns.items()}, nbytes
+
+
+class RowGroups(Groups):
+    """The row groups of Parquet files."""
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        names: Sequence[str] | None,
+        asked: Mapping[str, Any],
+        fill_null: Mapping[str, Any],
+        cache_bytes: int,
+    ) -> None:
+        self._files = [_file(path) for path in paths]
+        self._paths = paths
+        schemas = {path: file.schema_arrow for path, file in zip(paths, self._files, strict=True)}
+        schema = schema_of(schemas, names, asked, fill_null, "files")
+        self._names = list(schema)
+        every = [(f, g, file.metadata.row_group(g)) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
+        self._places = [(f, g) for f, g, group in every if group.num_rows]
+        sizes = [(group.num_rows, group.total_byte_size) for _, _, group in every if group.num_rows]
+        super().__init__(schema, sizes, fill_null, cache_bytes)
+
     def _where(self, group: int) -> str:
         file, number = self._places[group]
         return f"{self._paths[file]}, row group {number}"
 
-    def _decoded(self, group: int) -> tuple[Table, int]:
+    def _load(self, group: int) -> Mapping[str, Any]:
         file, number = self._places[group]
-        where = self._where(group)
         try:
             table = self._files[file].read_row_group(number, columns=self._names, use_threads=False)
             columns = {name: plain_values(table.column(name)) for name in self._names}
             for values in columns.values():
                 values.validate(full=True)  # UTF-8, and that offsets are in order
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise ShardCorrupt(f"{where}: {error}") from error
-        wanted = int(self.starts[group + 1] - self.starts[group])
-        if table.num_rows != wanted:
-            raise ShardCorrupt(f"{where}: the footer says {wanted} rows, and it has {table.num_rows}")
-        for name, values in columns.items():
-            if values.null_count and name in self._fill_null:
-                columns[name] = pc.fill_null(values, self._fill_null[name])
-        nbytes = max(sum(values.nbytes for values in columns.values()), 1)
-        return {name: _column(name, values, where, self.schema[name]) for name, values in columns.items()}, nbytes
+            raise ShardCorrupt(f"{self._where(group)}: {error}") from error
+        return columns
 
 
 def _file(path: str) -> Any:
@@ -460,14 +488,34 @@ def _file(path: str) -> Any:
         raise ShardCorrupt(f"{path}, offset {max(nbytes - 8, 0)}: {error}") from error
 
 
-def _check_alike(path: str, schema: Any, fields: Sequence[Any], first: str) -> None:
-    for wanted in fields:
-        has = schema.field(wanted.name).type if wanted.name in schema.names else None
-        if has != wanted.type:
-            raise NoField(
-                f"{path}: column {wanted.name!r} is {has or 'not there'}, and {wanted.type} in {first}; the files of a dataset "
-                "have the same columns"
-            )
+def schema_of(
+    schemas: Mapping[str, Any], names: Sequence[str] | None, asked: Mapping[str, Any], fill_null: Mapping[str, Any], what: str
+) -> dict[str, Any]:
+    """The schema of what several tables have in common.
+
+    Args:
+        schemas: each one's arrow schema, by how an error names it.
+        names: of the columns; None: all of the first one's.
+        what: the tables are, in the plural.
+    Raises:
+        NoField: they are not alike, or rows of a column are no field of a batch.
+    """
+    first = next(iter(schemas))
+    fields = fields_of(schemas[first], first, names)
+    known = [field.name for field in fields]
+    for argument, given in (("schema", asked), ("fill_null", fill_null)):
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise NoField(f"{argument} names {unknown}, which is no column here; those are {known}")
+    for one, schema in schemas.items():
+        for wanted in fields:
+            has = schema.field(wanted.name).type if wanted.name in schema.names else None
+            if has != wanted.type:
+                raise NoField(
+                    f"{one}: column {wanted.name!r} is {has or 'not there'}, and {wanted.type} in {first}; the {what} of a "
+                    "dataset have the same columns"
+                )
+    return {field.name: spec_of(field, first, asked.get(field.name)) for field in fields}
 
 
 def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn:

@@ -418,7 +418,26 @@ def one_length(lengths: Mapping[str, int], where: str) -> int:
     return next(iter(lengths.values()))
 
 
-class ParquetDataset(ColumnDataset):
+class GroupedDataset(ColumnDataset):
+    """Samples whose rows come in groups (a file's row groups, blocks), which are had one by one."""
+
+    @property
+    def block_starts(self) -> NDArray[np.int64]:
+        """The row that each group begins with, and the number of rows; int64, shape `(groups + 1,)`."""
+        return cast("NDArray[np.int64]", cast(Any, self._opened).starts)
+
+    @property
+    def block_size(self) -> int:
+        """Rows of the largest group: what `BlockShuffle` takes for its blocks. Groups of one size make the best use of it."""
+        return max(int(np.diff(self.block_starts).max(initial=0)), 1)
+
+    @property
+    def num_decoded(self) -> int:
+        """Groups that this process has decoded."""
+        return int(cast(Any, self._opened).cache.num_decoded)
+
+
+class ParquetDataset(GroupedDataset):
     """Rows of Parquet files, in the order of the files.
 
     A row group is decoded whole, when a row of it is first read, and kept in a cache of this process; rows go from there into
@@ -465,24 +484,9 @@ class ParquetDataset(ColumnDataset):
 
     def _open(self) -> Opened:
         library("pyarrow.parquet", "parquet")
-        from shmload.formats.arrow_tables import Groups
+        from shmload.formats.arrow_tables import RowGroups
 
-        return Groups(self.paths, self._columns, self._asked, self._fill_null, self._cache_bytes)
-
-    @property
-    def block_starts(self) -> NDArray[np.int64]:
-        """The row that each row group begins with, and the number of rows; int64, shape `(row groups + 1,)`."""
-        return cast("NDArray[np.int64]", cast(Any, self._opened).starts)
-
-    @property
-    def block_size(self) -> int:
-        """Rows of the largest row group: what `BlockShuffle` takes for its blocks. Groups of one size make the best use of it."""
-        return max(int(np.diff(self.block_starts).max(initial=0)), 1)
-
-    @property
-    def num_decoded(self) -> int:
-        """Row groups that this process has decoded."""
-        return int(cast(Any, self._opened).cache.num_decoded)
+        return RowGroups(self.paths, self._columns, self._asked, self._fill_null, self._cache_bytes)
 
 
 class ZarrDataset(ArrayTreeDataset):

@@ -1,1 +1,39 @@
-"""Ways into frameworks that do not take a DataLoader subclass as it is: one framework a file, imported only by its own file."""
+"""ShmLoader inside frameworks: what their ways to prepare a loader share."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, TypeVar
+
+from shmload.loader import ShmLoader
+
+_Loader = TypeVar("_Loader", bound=ShmLoader[Any])
+ORDERING = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+
+
+def orders_itself(loader: ShmLoader[Any]) -> bool:
+    """Whether the schedule of seed mode rules, and no sampler."""
+    return loader.seed is not None and not loader._has_own_order
+
+
+def rebuilt(loader: _Loader, **ordering: Any) -> _Loader:
+    """A loader with the same arguments, those that say which samples excepted."""
+    names = inspect.signature(ShmLoader.__init__).parameters
+    return type(loader)(**{n: getattr(loader, n) for n in names if n not in ("self", *ORDERING)}, **ordering)
+
+
+def changed(loader: _Loader, **arguments: Any) -> _Loader:
+    """A loader with other arguments, none of which is in `ORDERING`, that stands where this one stands.
+
+    Raises:
+        StateMismatch: it stands within an epoch that has other batches with these arguments.
+    """
+    state = {**loader.__getstate__(), **arguments}
+    position = state.pop("position")
+    made = object.__new__(type(loader))
+    made.__dict__.update(state)
+    made._set_up()
+    has_begun = position is not None and (loader.seed is None or position["epoch"] or position["position"])
+    if has_begun:
+        made._passes.go_on_as_copy(position)
+    return made

@@ -16,7 +16,6 @@ batch that the trainer has. Nothing is copied on the CPU: the tensors still lie 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 from accelerate.utils import send_to_device
 from torch.utils.data import BatchSampler, IterableDataset
 
+from shmload.integrations import orders_itself, rebuilt
 from shmload.loader import ShmLoader
 from shmload.world import rank_and_world_size
 
@@ -49,12 +49,12 @@ class PreparedLoader(DataLoaderShard):
         self.valid: int | None = loader.valid
         self.use_stateful_dataloader = True  # what save_state and load_state look at
         self.dl_state_dict = loader.state_dict()
-        if _orders_itself(loader):
+        if orders_itself(loader):
             self.load_state_dict(loader.state_dict())  # it goes on where the loader stands
             self.batch_sampler = ScheduledBatches(loader)
 
     def __iter__(self) -> Iterator[Any]:
-        if not _orders_itself(self.base_dataloader):
+        if not orders_itself(self.base_dataloader):
             passing: Iterator[Any] = super().__iter__()
             return passing
         return self._pass()
@@ -94,7 +94,7 @@ class PreparedLoader(DataLoaderShard):
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass that `epoch`. A state just loaded stays if it is of that epoch: training loops set it every time."""
         super().set_epoch(epoch)
-        if _orders_itself(self.base_dataloader):
+        if orders_itself(self.base_dataloader):
             self.base_dataloader.set_epoch(epoch)
             self._update_state_dict()
 
@@ -153,7 +153,7 @@ def prepare(accelerator: Accelerator, loader: ShmLoader[Any], *, device_placemen
         raise ValueError(
             "dispatch_batches=True reads in one process and sends batches to the others; a ShmLoader reads in each: leave it None"
         )
-    if _orders_itself(loader):
+    if orders_itself(loader):
         _check_ranks(accelerator, loader)
         prepared = PreparedLoader(
             loader,
@@ -175,9 +175,9 @@ def _divided_by_accelerate(accelerator: Accelerator, loader: ShmLoader[Any], dev
         raise ValueError(f"{type(plain).__name__} is not supported: without a shard of its own a process has nothing to read")
     if accelerator.num_processes > 1:
         if plain.batch_sampler is None:  # batches come from `sampler`, each read by one call of the dataset
-            loader = _copy(loader, sampler=plain.sampler, batch_size=None)
+            loader = rebuilt(loader, sampler=plain.sampler, batch_size=None)
         else:
-            loader = _copy(loader, batch_sampler=plain.batch_sampler)
+            loader = rebuilt(loader, batch_sampler=plain.batch_sampler)
     return PreparedLoader(
         loader,
         device=plain.device,
@@ -202,19 +202,5 @@ def _check_ranks(accelerator: Accelerator, loader: ShmLoader[Any]) -> None:
         )
 
 
-def _orders_itself(loader: ShmLoader[Any]) -> bool:
-    """Whether the schedule of seed mode rules, and no sampler."""
-    return loader.seed is not None and not loader._has_own_order
-
-
 def _num_ranks(loader: ShmLoader[Any]) -> int:
     return rank_and_world_size(loader.rank, loader.world_size)[1]
-
-
-_ORDERING = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
-
-
-def _copy(loader: ShmLoader[Any], **ordering: Any) -> ShmLoader[Any]:
-    """A loader with the same arguments, those that say which samples excepted."""
-    names = inspect.signature(ShmLoader.__init__).parameters
-    return type(loader)(**{n: getattr(loader, n) for n in names if n not in ("self", *_ORDERING)}, **ordering)

@@ -1,10 +1,7 @@
 """The agent's side of Ray: the connection, the dataset in the object store, the actors and who takes a dead one's place.
 
-Which node decodes for which worker.
-
-Actors ask Ray for no CPU of their own: a request that the cluster cannot meet waits for ever, and two loaders would starve each
-other. Instead they are spread by hand, in proportion to the nodes' CPUs, over nodes without a GPU first: the others' CPUs
-are a trainer's.
+An actor counts as started when it has the dataset and has said which versions its node runs; nothing is asked of it before. So one
+that waits for a CPU, or for a node that an autoscaler is still to bring, holds up no batch: the others take what it would have.
 
 The worker pool whose workers are Ray actors: to the trainer, one process that is all of its workers.
 """
@@ -20,7 +17,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from time import monotonic
@@ -32,54 +30,13 @@ from numpy.typing import NDArray
 from shmload import faults
 from shmload._core.filler import ERROR
 from shmload.errors import ClusterUnreachable, StoreError, WorkerDied
-from shmload.ray.actors import NOTHING, ActorSetting, Decoder, Outcome, Task, take_failure
+from shmload.ray.actors import NOTHING, ActorSetting, Decoder, Introduction, Outcome, Task, take_failure, versions
+from shmload.ray.placement import alive_nodes, draining, options_of
 from shmload.shm import owners
 from shmload.storage.transport import Retry, RetryPolicy, TransientError
 from shmload.worker.pool import Death, PreparedWorkers, ProcessPool, WorkerPool, processes, with_pickled_job
 from shmload.worker.reader import Job, Post
-
-
-class Node(NamedTuple):
-    """A node of the cluster that is alive."""
-
-    node_id: str
-    num_cpus: int
-    has_gpu: bool
-
-
-def alive_nodes(described: Iterable[dict[str, Any]]) -> list[Node]:
-    """The nodes that Ray says are alive, in a fixed order."""
-    nodes = []
-    for one in described:
-        if one["Alive"]:
-            resources = one["Resources"]
-            nodes.append(Node(one["NodeID"], int(resources.get("CPU", 0)), resources.get("GPU", 0) > 0))
-    return sorted(nodes)
-
-
-def place(nodes: list[Node], num_workers: int, first: int = 0) -> list[str]:
-    """The node of each worker.
-
-    Workers fill CPU-only nodes up to their CPUs, by turns, then nodes with a GPU, then go round again.
-
-    Args:
-        first: at which node turns begin, so that several loaders do not all begin at the same one.
-    Raises:
-        ValueError: there is no node.
-    """
-    if not nodes:
-        raise ValueError("the cluster has no node that is alive")
-    turns = [_turns([node for node in nodes if node.has_gpu is has_gpu], first) for has_gpu in (False, True)]
-    lap = [node_id for part in turns for node_id in part] or [node.node_id for node in nodes]
-    return [lap[worker % len(lap)] for worker in range(num_workers)]
-
-
-def _turns(nodes: list[Node], first: int) -> list[str]:
-    """Each node as often as it has CPUs, in turns."""
-    nodes = nodes[first % len(nodes) :] + nodes[: first % len(nodes)] if nodes else []
-    most = max((node.num_cpus for node in nodes), default=0)
-    return [node.node_id for turn in range(most) for node in nodes if node.num_cpus > turn]
-
+from shmload.world import ability_of
 
 log = logging.getLogger("shmload")
 
@@ -87,6 +44,8 @@ HEAD_S = 10.0  # for the head to take a connection; Ray itself tries for two min
 LOG_S = 5.0  # how often it is logged what is still waited for
 LOOK_S = 0.1  # how often who waits for the connection looks whether it still should
 MAX_DEATHS = 3  # of actors over one task alone: then it is the task
+MAX_STARTS = 10  # of actors of one worker that end before they have started: then it is the cluster
+OWN_S = 2.0  # how long the task of a dead actor waits for its successor before it goes to another worker's
 
 
 class Call(NamedTuple):
@@ -108,6 +67,9 @@ class Briefing:
         num_beside: workers of this machine that claim from the same ring.
         num_ordered: batches that the trainer orders ahead, for all.
         connect_timeout_s: how long the cluster may take to answer; what is sent there then takes as long as it takes.
+        ship_timeout_s: how long it may take then until an actor has the dataset and can begin; None: as long as it takes.
+        actor_options: of the actors, as Ray's `.options` takes them.
+        near: bytes of the dataset that lie on each node, if it says so.
         sample_timeout_s: how long one sample may take before its actor is ended; None: for ever.
         is_again: another agent was there before: a cluster that does not answer is asked again.
     """
@@ -120,6 +82,9 @@ class Briefing:
     num_beside: int
     num_ordered: int
     connect_timeout_s: float
+    ship_timeout_s: float | None = None
+    actor_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    near: Mapping[str, int] = dataclasses.field(default_factory=dict)
     sample_timeout_s: float | None = None
     is_again: bool = False
 
@@ -141,8 +106,13 @@ class Cluster:
         self._asked_at: float | None = None  # when the cluster was first asked; before that Ray is imported
         self._joined_at: float | None = None
         self._failure: Exception | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)  # an actor has started, or none will
         self._actors: dict[int, Any] = {}
+        self._started: dict[int, Introduction] = {}  # by worker, of its newest actor, once that has started
+        self._waits_since: dict[int, float] = {}  # for the newest actor of a worker, which has not
+        self._num_failed_starts: dict[int, int] = {}
+        self.when_started: list[Callable[[], None]] = []  # what to call then, from any thread
         # held while a worker's new actor does one task again, alone
         self._repeats = [threading.Lock() for _ in settings]
         self._newest: dict[int, tuple[Any, int]] = {}  # by worker, where its newest answer came from, and how many places before
@@ -183,15 +153,59 @@ class Cluster:
 
     def _start_workers(self, settings: Iterable[ActorSetting]) -> None:
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        nodes = place(alive_nodes(ray.nodes()), len(self._settings), os.getpid())
+        given, near = self._briefing.actor_options, self._briefing.near
+        options = options_of(alive_nodes(ray.nodes(), draining()), len(self._settings), given, first=os.getpid(), near=near)
         for setting in settings:
-            # not soft: an actor that asks for no CPU is then put anywhere
             worker = setting.post.worker_id
-            strategy = NodeAffinitySchedulingStrategy(nodes[worker], soft=False)
-            made = ray.remote(Decoder).options(num_cpus=0, scheduling_strategy=strategy, max_restarts=0)
-            self._actors[worker] = made.remote(setting, self._job)
+            made = ray.remote(Decoder).options(max_restarts=0, **options[worker])
+            actor = made.remote(setting, self._job)
+            with self._lock:
+                self._actors[worker] = actor
+                self._started.pop(worker, None)
+                self._waits_since[worker] = monotonic()
+            threading.Thread(target=self._welcome, args=(worker, actor, actor.introduce.remote()), daemon=True).start()
+
+    def _welcome(self, worker: int, actor: Any, introduction: Any) -> None:
+        """Waits until an actor has started, which may be long, and has the worker be claimed for."""
+        import ray
+
+        try:
+            found: Introduction = ray.get(introduction)
+            failure = None if (text := differing(found)) is None else ClusterUnreachable(text)
+        except Exception as error:
+            self._not_started(worker, actor, error)
+            return
+        with self._news:
+            if self._actors[worker] is not actor:
+                return
+            self._started[worker], self._num_failed_starts[worker] = found, 0
+            self._waits_since.pop(worker, None)
+            self._failure = self._failure or failure
+            self._news.notify_all()
+        self._tell()
+
+    def _not_started(self, worker: int, actor: Any, error: Exception) -> None:
+        """Has another take the place of an actor that ended before it had started, unless no other would do better."""
+        how = " ".join(str(error).split())
+        with self._news:
+            count = self._num_failed_starts[worker] = self._num_failed_starts.get(worker, 0) + 1
+            is_hopeless = getattr(error, "actor_init_failed", False) or "creation task" in how or count >= MAX_STARTS
+            if is_hopeless and self._actors[worker] is actor:
+                wanted = ", ".join(f"{name} {version}" for name, version in versions().items())
+                self._failure = ClusterUnreachable(
+                    f"the Ray actor of DataLoader worker {worker} cannot start on its node: {how}. Each node needs what the "
+                    f"trainer has ({wanted}), and what actor_options asks for"
+                )
+                self._news.notify_all()
+        if is_hopeless:
+            self._tell()
+        else:
+            self._replace(worker, actor, how)
+
+    def _tell(self) -> None:
+        for call in self.when_started:
+            call()
 
     def wait(self, is_wanted: Callable[[], bool]) -> None:
         """Returns once the connection stands or has failed, or as soon as nobody wants it.
@@ -200,14 +214,16 @@ class Cluster:
         they end with this process, and what they wait for is said now and then.
         """
         began = logged = monotonic()
-        while not self._is_connected.wait(LOOK_S):
-            now = monotonic()
-            asked_at = self._asked_at if self._joined_at is None else None
-            if not is_wanted() or (asked_at is not None and now - asked_at > self._briefing.connect_timeout_s):
-                return
-            if now - logged > LOG_S:
-                logged = now
-                log.warning("%s, for %.0f s so far", self._waits_for(), now - began)
+        with shown_on_stderr() as show:
+            while not self._is_connected.wait(LOOK_S):
+                now = monotonic()
+                asked_at = self._asked_at if self._joined_at is None else None
+                if not is_wanted() or (asked_at is not None and now - asked_at > self._briefing.connect_timeout_s):
+                    return
+                show(self._waits_for())
+                if now - logged > LOG_S:
+                    logged = now
+                    log.warning("%s, for %.0f s so far", self._waits_for(), now - began)
 
     def _waits_for(self) -> str:
         if self._asked_at is None:
@@ -216,6 +232,40 @@ class Cluster:
             limit = f"connect_timeout_s={self._briefing.connect_timeout_s:g}"
             return f"the Ray cluster at address={self._briefing.address!r} has not answered yet ({limit})"
         return f"the dataset, {self._pickled_job_nbytes / 1e6:,.0f} MB, is on its way into Ray's object store"
+
+    def watch(self, is_wanted: Callable[[], bool]) -> None:
+        """Says how far actors are until all have started: a line at a terminal, else in the log, ever more seldom."""
+        pause_s, logged = LOG_S, monotonic()
+        with shown_on_stderr() as show, self._news:
+            while is_wanted() and self._failure is None and len(self._started) < len(self._settings):
+                self._news.wait(LOOK_S)
+                show(None if self._started and self._briefing.is_seeded else self.progress())
+                if monotonic() - logged > pause_s:
+                    log.warning("%s", self.progress())
+                    logged, pause_s = monotonic(), 2 * pause_s
+
+    def progress(self) -> str:
+        """How many actors have started, and where."""
+        with self._lock:
+            nodes = {found.place[0] for found in self._started.values()}
+            text = f"{len(self._started)} of {len(self._settings)} Ray actors have started"
+        if nodes:
+            text += f"; the dataset, {self._pickled_job_nbytes / 1e6:,.0f} MB, is on {len(nodes)} node{'s' * (len(nodes) > 1)}"
+        return f"{text}. The others wait for it, or for {self._resources()}"
+
+    def _resources(self) -> str:
+        """What an actor asks for, and what the cluster has."""
+        import ray
+
+        asked = {"num_cpus": 1, **self._briefing.actor_options}
+        wants = ", ".join(
+            f"{name}={value!r}" for name, value in asked.items() if name not in ("runtime_env", "scheduling_strategy")
+        )
+        try:
+            free, all_of = (what().get("CPU", 0) for what in (ray.available_resources, ray.cluster_resources))
+        except Exception:  # the head may be gone
+            return wants
+        return f"{wants} (of the cluster's {all_of:g} CPUs {free:g} are free)"
 
     # ------------------------------------------------------------ tasks
 
@@ -226,6 +276,10 @@ class Cluster:
             ClusterUnreachable: there is no connection, or none yet.
             WorkerDied: the actor is dead and may not be replaced.
         """
+        self._check(worker)
+        return _call(self._actors[worker], method, argument)
+
+    def _check(self, worker: int) -> None:
         if not self._is_connected.is_set():
             raise ClusterUnreachable(
                 f"the Ray cluster at address={self._briefing.address!r} did not answer within "
@@ -236,8 +290,24 @@ class Cluster:
             raise self._failure
         if worker in self._ended:
             raise WorkerDied(self._ended[worker])
-        actor = self._actors[worker]
-        return Call(actor, getattr(actor, method).remote(*argument), method, argument)
+        if self._is_late(worker):
+            raise ClusterUnreachable(
+                f"no Ray actor could begin within ship_timeout_s={self._briefing.ship_timeout_s:g}: {self.progress()}. Add nodes, "
+                'ask for less (actor_options={"num_cpus": 0} shares CPUs with whatever runs there), or raise ship_timeout_s'
+            )
+
+    def may_claim(self, worker: int) -> bool:
+        """Whether the worker has an actor that has started, or an error to tell in place of one."""
+        return worker in self._started or self._failure is not None or not self._is_connected.is_set() or self._is_late(worker)
+
+    def _is_late(self, worker: int) -> bool:
+        """Whether an actor should have started by now: in seed mode, any that the worker could be helped by."""
+        limit_s = self._briefing.ship_timeout_s
+        with self._lock:
+            since = self._waits_since.get(worker)
+            if limit_s is None or since is None or (self._briefing.is_seeded and self._started):
+                return False
+        return monotonic() - since > limit_s
 
     def is_repeating(self, worker: int) -> bool:
         """Whether the worker's actor has taken a dead one's place and should be left alone with what that one may have died of."""
@@ -265,19 +335,39 @@ class Cluster:
             return ray.get(call.ref)
         except died as error:
             reason: Exception = error
-        num_deaths = 0  # the first may have been over another task
+        num_deaths = 0.0  # the first may have been over another task
         if (timed_out := self._timed_out(worker, call)) is not None:
             return timed_out
         with self._repeats[worker]:  # alone: what it had been asked for besides would be blamed, too
             while True:
                 self._see_to(worker, call.actor, reason, num_deaths)
-                call = self.begin(worker, call.method, *call.argument)
+                actor = self._actor_for(worker)
+                is_own = actor is self._actors[worker]  # another worker's has other tasks, which it may die of
+                call = _call(actor, call.method, call.argument)
                 try:
                     return ray.get(call.ref)
                 except died as error:
-                    reason, num_deaths = error, num_deaths + 1
+                    reason, num_deaths = error, num_deaths + (1 if is_own else 1 / MAX_DEATHS)
                 if (timed_out := self._timed_out(worker, call)) is not None:
                     return timed_out
+
+    def _actor_for(self, worker: int) -> Any:
+        """The worker's newest actor once it has started; another worker's, where that takes long: its CPU went with a node, say.
+
+        Raises:
+            ClusterUnreachable: there is none, for longer than `ship_timeout_s`.
+        """
+        asked_at = monotonic()
+        with self._news:
+            while True:
+                if worker not in self._started and monotonic() - asked_at > OWN_S:
+                    others = [other for other in self._started if not self.is_repeating(other)]
+                    if others:
+                        return self._actors[min(others, key=lambda other: (other - worker) % len(self._settings))]
+                if worker in self._started or self._failure is not None or self._is_late(worker):
+                    self._check(worker)
+                    return self._actors[worker]
+                self._news.wait(LOOK_S)
 
     def num_actors(self, worker: int, place: tuple[str, int]) -> int:
         """How many actors the worker has had, when the newest answer came from there."""
@@ -297,7 +387,7 @@ class Cluster:
         self._replace(worker, call.actor, "a sample took too long")
         return Outcome(ERROR, error=failure.dumps(self._settings[worker].text_capacity))
 
-    def _see_to(self, worker: int, actor: Any, error: Exception, num_deaths: int) -> None:
+    def _see_to(self, worker: int, actor: Any, error: Exception, num_deaths: float) -> None:
         how = " ".join(str(error).split())
         if not self._briefing.is_seeded:
             self._ended.setdefault(
@@ -308,7 +398,7 @@ class Cluster:
             raise WorkerDied(self._ended[worker])
         self._replace(worker, actor, how)
         if num_deaths >= MAX_DEATHS:
-            raise WorkerDied(f"{num_deaths} Ray actors of DataLoader worker {worker} died over the same rows: {how}")
+            raise WorkerDied(f"{num_deaths:.0f} Ray actors of DataLoader worker {worker} died over the same rows: {how}")
 
     def _replace(self, worker: int, actor: Any, how: str) -> None:
         import ray
@@ -316,12 +406,53 @@ class Cluster:
         with self._lock:
             if self._actors[worker] is not actor:  # its place has been taken already, after another task
                 return
-            log.warning("the Ray actor of worker %d has died (%s); another takes its place", worker, how)
-            try:
-                ray.kill(actor)  # one that only could not be reached would go on
-            except Exception:
-                pass
+            self._actors[worker] = None
+            self._started.pop(worker, None)
+            self._waits_since[worker] = monotonic()
+        log.warning("the Ray actor of worker %d has died (%s); another takes its place", worker, how)
+        try:
+            ray.kill(actor)  # one that only could not be reached would go on
+        except Exception:
+            pass
+        try:
             self._start_workers([self._settings[worker]])
+        except Exception as error:  # the head has gone, or every node
+            self._failure = unreachable(self._briefing.address, error)
+
+
+def _call(actor: Any, method: str, argument: tuple[Any, ...]) -> Call:
+    return Call(actor, getattr(actor, method).remote(*argument), method, argument)
+
+
+def differing(found: Introduction) -> str | None:
+    """What an actor's node has in another version than this machine; None: nothing that matters."""
+    ours = versions()
+    theirs = {name: version for name, version in found.versions.items() if version != ours[name]}
+    if not theirs:
+        return None
+    said = ", ".join(
+        f"{name} {version or 'missing'} where the trainer has {ours[name] or 'none'}" for name, version in theirs.items()
+    )
+    return (
+        f"node {found.place[0]} of the Ray cluster ({found.host}) has {said}: what is pickled here may fail or mean something else "
+        "there. Install the same versions on every node, or name an environment that has them: "
+        'actor_options={"runtime_env": {"pip": [...]}}'
+    )
+
+
+@contextmanager
+def shown_on_stderr() -> Iterator[Callable[[str | None], None]]:
+    """Shows one line of text that changes at a terminal, and takes it away at the end; nothing where stderr is none."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda text: progress.update(task, description=text or "", visible=bool(text))
 
 
 def join(given: str, timeout_s: float = HEAD_S) -> None:
@@ -342,6 +473,12 @@ def join(given: str, timeout_s: float = HEAD_S) -> None:
         ray.init(address=address, logging_level=logging.WARNING, namespace="shmload")
     except Exception as error:
         raise unreachable(given, error) from error
+
+
+def own_cluster() -> str:
+    """The cluster that this process is part of already, as a worker of Ray Train is; else "auto"."""
+    ray: Any = sys.modules.get("ray")
+    return str(ray.get_runtime_context().gcs_address) if ray is not None and ray.is_initialized() else "auto"
 
 
 def unreachable(address: str, error: Exception) -> ClusterUnreachable:
@@ -550,25 +687,33 @@ class OnCluster:
         address: of the cluster's head, or "auto".
         num_local_workers: of the workers, how many, the last ones, are this machine's.
         connect_timeout_s: how long the cluster may take to answer.
+        ship_timeout_s: how long it may take until an actor can begin; None: as long as it takes.
+        actor_options: as Ray's `.options` takes them.
     """
 
     address: str
     num_local_workers: int
     connect_timeout_s: float
+    ship_timeout_s: float | None
+    actor_options: Mapping[str, Any]
 
     def __call__(self, called: PreparedWorkers) -> RayPool | JointPool:
         """The worker pool, not started."""
         num_far = len(called.posts) - self.num_local_workers
         posts = with_pickled_job(called.group, "pickled_job", pickled_by_value(called.job), called.posts[:num_far])
+        locate = ability_of(called.job.dataset, "bytes_by_node")
         briefing = Briefing(
             tuple(posts),
-            self.address,
+            own_cluster() if self.address == "auto" else self.address,
             tuple(path or os.getcwd() for path in sys.path),
             is_seeded=called.job.seed is not None,
             num_ahead=max(1, min(called.num_ahead, MAX_AHEAD)),
             num_beside=self.num_local_workers,
             num_ordered=called.num_ahead * len(called.posts),
             connect_timeout_s=self.connect_timeout_s,
+            ship_timeout_s=self.ship_timeout_s,
+            actor_options=self.actor_options,
+            near=locate() if locate is not None else {},
             sample_timeout_s=called.sample_timeout_s,
         )
         actors = RayPool(briefing)

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
@@ -213,6 +215,25 @@ class Outcome(NamedTuple):
     place: tuple[str, int] | None = None
 
 
+class Introduction(NamedTuple):
+    """What an actor says of itself when it has started, and so has the dataset."""
+
+    place: tuple[str, int]
+    host: str
+    versions: dict[str, str]  # by name; "": it is not there
+
+
+def versions() -> dict[str, str]:
+    """What has to be the same on both sides, as it is on this machine: code and pickles are of these versions."""
+    found = {"Python": "{}.{}".format(*sys.version_info)}
+    for name in ("shmload", "torch"):
+        try:
+            found[name] = version(name).partition("+")[0]  # a build for CPUs has the same code
+        except PackageNotFoundError:  # a source tree, and actors that need no torch
+            found[name] = str(getattr(sys.modules.get(name), "__version__", ""))
+    return found
+
+
 LOOKS = 8  # within the time that a sample may take
 NAMESPACE = b"shmload"
 
@@ -323,6 +344,10 @@ class Decoder:
         if setting.sample_timeout_s is not None:
             self._sample_timer = SampleTimer(self._local_ring.trainer, post.worker_id, setting.sample_timeout_s, leave_word)
             threading.Thread(target=self._sample_timer.watch, daemon=True).start()
+
+    def introduce(self) -> Introduction:
+        """Says that the actor has started."""
+        return Introduction(self._place, socket.gethostname(), versions())
 
     def work(self, task: Task) -> Outcome:
         """Fills the task's rows."""

@@ -265,8 +265,9 @@ class Dispatcher:
         self._num_each = len(stand_ins[0])
         self._beside = beside
         self._begun: dict[StandIn, tuple[int, float]] = {}  # tasks its worker had when it claimed, and when; if anyone asks
-        self._back: SimpleQueue[tuple[int, StandIn, float]] = SimpleQueue()  # that are free again, and since when
+        self._back: SimpleQueue[tuple[int, StandIn, float] | None] = SimpleQueue()  # that are free again, and since when
         self._sent: dict[StandIn, SimpleQueue[None]] = {}
+        cluster.when_started.append(lambda: self._back.put(None))
         for place, of_worker in enumerate(stand_ins):
             for stand_in in of_worker:
                 self._sent[stand_in] = SimpleQueue()
@@ -296,24 +297,29 @@ class Dispatcher:
         self._orders.post()  # as WorkerLoop.run
 
     def _least_busy(self) -> int:
-        """The worker to claim for; -1: none has a stand-in to spare, or would be done in time."""
+        """The worker to claim for; -1: none has a stand-in to spare and an actor, or would be done in time."""
         best, most = -1, 0
         for place, free in enumerate(self._free):
-            if len(free) <= most or self._cluster.is_repeating(free[-1].ring.worker_id):
+            if len(free) <= most:
+                continue
+            worker = free[-1].ring.worker_id
+            if self._cluster.is_repeating(worker) or not self._cluster.may_claim(worker):
                 continue
             if self._beside is None or self._beside.may_claim(place, self._num_each - len(free)):
                 best, most = place, len(free)
         return best
 
     def _take_back(self, timeout_s: float) -> None:
-        """Takes back stand-ins that are free again; waits so long for the first."""
+        """Takes back stand-ins that are free again; waits so long for the first, or until an actor has started."""
         try:
-            place, stand_in, ended_s = self._back.get(timeout_s > 0, timeout_s or None)
+            back = self._back.get(timeout_s > 0, timeout_s or None)
             while True:
-                self._free[place].append(stand_in)
-                if self._beside is not None:
-                    self._beside.answered(place, *self._begun[stand_in], ended_s)
-                place, stand_in, ended_s = self._back.get_nowait()
+                if back is not None:
+                    place, stand_in, ended_s = back
+                    self._free[place].append(stand_in)
+                    if self._beside is not None:
+                        self._beside.answered(place, *self._begun[stand_in], ended_s)
+                back = self._back.get_nowait()
         except Empty:
             pass
 
@@ -382,7 +388,9 @@ def main() -> None:
     dispatchers = [Dispatcher(cluster, stand_ins, orders[name], beside) for name, stand_ins in by_bell.items()]
     threading.Thread(target=cluster.connect, daemon=True).start()
     cluster.wait(lambda: not rings[0][0].is_closing)
-    for thread in [_started(dispatcher.run) for dispatcher in dispatchers]:
+    threads = [_started(dispatcher.run) for dispatcher in dispatchers]
+    cluster.watch(lambda: not rings[0][0].is_closing)
+    for thread in threads:
         thread.join()
     os._exit(0)  # Ray ends what a driver leaves: an orderly farewell would only take longer
 

@@ -15,7 +15,8 @@ from tests.integrations.integrations_kit import Numbers, Tiny, facts
 
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate: pip install shmload[integrations]")
 
-from shmload.integrations.accelerate import PreparedLoader, _copy, prepare  # noqa: E402  # only where accelerate is
+from shmload.integrations import rebuilt  # noqa: E402
+from shmload.integrations.accelerate import PreparedLoader, prepare  # noqa: E402  # only where accelerate is
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_prepared_batches_are_the_loaders_own(make_loader: Make) -> None:
 
 
 def test_what_is_found_automatically_goes_along(make_loader: Make) -> None:
-    with _copy(make_loader(**AUTO), batch_size=2) as copied:
+    with rebuilt(make_loader(**AUTO), batch_size=2) as copied:
         assert all(is_auto(getattr(copied, name)) for name in AUTO)
         assert sum(len(batch["index"]) for batch in copied) == 22
 

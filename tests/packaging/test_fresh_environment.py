@@ -125,7 +125,9 @@ def test_every_module_imports_but_those_that_are_about_a_library(environment: Pa
     done = run(environment, tmp_path, "python", "-W", "error", "-c", EVERY_MODULE)
     assert dict(line.split(": ") for line in done.stdout.splitlines()) == {
         "shmload.formats.arrow_tables": "No module named 'pyarrow'",
+        "shmload.formats.ray_blocks": "No module named 'pyarrow'",
         "shmload.integrations.accelerate": "No module named 'accelerate'",
+        "shmload.integrations.ray": "No module named 'ray'",
         "shmload.worker.arrow": "No module named 'pyarrow'",
     }
     assert done.stderr == ""

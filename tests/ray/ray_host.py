@@ -14,13 +14,15 @@ import threading
 from collections.abc import Callable
 from itertools import product
 from multiprocessing.connection import Client
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 import ray
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 from ray._private.state import actors
+from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
+from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RayTaskError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -29,9 +31,11 @@ QUICK = {  # a killed node is noticed in about two seconds
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 5000,  # a node that is only slow, on a busy machine, is not dead
     "health_check_failure_threshold": 3,
+    "gcs_rpc_server_reconnect_timeout_s": 5,  # a node gives up a head that has gone
     "memory_monitor_refresh_ms": 0,  # it kills actors for what other programs of this machine take
 }
 STORE_NBYTES = 80 << 20
+NUM_CPUS = 4  # of each node: two loaders' actors have room there
 
 
 def there(node_id: str) -> dict[str, Any]:
@@ -57,15 +61,16 @@ def meet() -> None:
 def main(socket: str, folder: str) -> None:
     connection = Client(socket, "AF_UNIX")
     node = {"include_dashboard": False, "object_store_memory": STORE_NBYTES}
-    head = {**node, "num_cpus": 1, "_system_config": QUICK, "temp_dir": folder}
+    head = {**node, "num_cpus": NUM_CPUS, "_system_config": QUICK, "temp_dir": folder}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    nodes = [cluster.add_node(num_cpus=1, object_store_memory=STORE_NBYTES)]
+    nodes = [cluster.add_node(num_cpus=NUM_CPUS, object_store_memory=STORE_NBYTES)]
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
     meet()
     connection.send(cluster.address)
 
     def alive() -> list[tuple[str, int]]:
-        return [(a["Address"]["NodeID"], a["Pid"]) for a in actors().values() if a["State"] != "DEAD"]
+        ours = [a for a in actors().values() if a["ActorClassName"] == "Decoder"]  # Ray Train and Ray Data leave some of their own
+        return [(a["Address"]["NodeID"], a["Pid"]) for a in ours if a["State"] != "DEAD"]
 
     def until(found: Callable[[], Any], is_done: Callable[[Any], bool], timeout_s: float) -> Any:
         deadline, pause = monotonic() + timeout_s, threading.Event()
@@ -95,8 +100,22 @@ def main(socket: str, folder: str) -> None:
         cluster.remove_node(node, allow_graceful=False)
         return node_id
 
+    def drain_node() -> str:
+        """Has the oldest node take nothing new, and ends it as its owner would."""
+        node = nodes.pop(0)
+        node_id = node.node_id
+        reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        is_accepted, why = GcsClient(address=cluster.address).drain_node(node_id, reason, "a test", int(time() * 1000) + 60_000)
+        assert is_accepted, why
+        cluster.remove_node(node, allow_graceful=True)
+        return node_id
+
+    def kill_head() -> None:
+        """Ends the process that holds the cluster together."""
+        cluster.head_node.kill_gcs_server()
+
     def add_node() -> None:
-        nodes.append(cluster.add_node(num_cpus=1, object_store_memory=STORE_NBYTES))
+        nodes.append(cluster.add_node(num_cpus=NUM_CPUS, object_store_memory=STORE_NBYTES))
         meet()
 
     commands: dict[str, Any] = {
@@ -107,6 +126,8 @@ def main(socket: str, folder: str) -> None:
         "wait_for_stored": wait_for_stored,
         "kill_node": kill_node,
         "add_node": add_node,
+        "drain_node": drain_node,
+        "kill_head": kill_head,
     }
     try:
         while True:

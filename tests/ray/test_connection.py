@@ -12,7 +12,8 @@ from shmload import ShmLoader
 from shmload.errors import ClusterUnreachable
 from shmload.ray import actor_pool as module
 from shmload.ray import actor_pool as pool_module
-from shmload.ray.actor_pool import Briefing, Cluster, RayPool
+from shmload.ray.actor_pool import Briefing, Cluster, RayPool, differing
+from shmload.ray.actors import Introduction, versions
 from shmload.storage import transport
 
 EARLY, LATE = -1e9, 1e18  # on the clock that is asked
@@ -65,6 +66,15 @@ def test_a_connection_that_nobody_waits_for_any_more_is_left(monkeypatch: pytest
     asked = iter([True, False])
     unconnected(monkeypatch).wait(lambda: next(asked))
     assert next(asked, None) is None
+
+
+def test_versions_that_differ_are_named_and_a_build_for_cpus_is_no_other() -> None:
+    ours = versions()
+    assert differing(Introduction(("node", 1), "host", ours)) is None
+    text = differing(Introduction(("node", 1), "host", {**ours, "shmload": "9.9", "torch": ""})) or ""
+    assert (
+        f"node node of the Ray cluster (host) has shmload 9.9 where the trainer has {ours['shmload']}, torch missing where" in text
+    )
 
 
 class Heads:

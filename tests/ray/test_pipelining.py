@@ -79,18 +79,22 @@ class Idle:
 
 
 class Repeating:
-    def __init__(self, *workers: int) -> None:
-        self.workers = workers
+    def __init__(self, *workers: int, starting: int = -1) -> None:
+        self.workers, self.starting = workers, starting
+        self.when_started: list[Any] = []
+
+    def may_claim(self, worker: int) -> bool:
+        return worker != self.starting
 
     def is_repeating(self, worker: int) -> bool:
         return worker in self.workers
 
 
-def dispatched(num_orders: int, *repeating: int, beside: Beside | None = None) -> Ring:
+def dispatched(num_orders: int, *repeating: int, beside: Beside | None = None, starting: int = -1) -> Ring:
     ring = Ring(num_orders)
     slots: Any = [[Slot(ring, worker) for _ in range(3)] for worker in range(3)]
     bell: Any = Bell(ring)
-    Dispatcher(Repeating(*repeating), slots, bell, beside).run()  # type: ignore[arg-type]  # as much as it needs of a cluster
+    Dispatcher(Repeating(*repeating, starting=starting), slots, bell, beside).run()  # type: ignore[arg-type]  # as much as it needs of a cluster
     assert bell.num_rung == 1  # the ring that woke it may have been meant for another
     return ring
 
@@ -101,6 +105,10 @@ def test_a_claim_goes_to_the_worker_with_the_least_under_way() -> None:
 
 def test_a_worker_that_does_an_task_again_gets_no_other_meanwhile() -> None:
     assert dispatched(4, 1).claims == [0, 2, 0, 2]
+
+
+def test_a_worker_whose_actor_has_not_started_gets_nothing() -> None:
+    assert dispatched(4, starting=0).claims == [1, 2, 1, 2]
 
 
 def test_what_would_wait_at_an_actor_leaves_the_oldest_orders_to_processes_of_this_machine() -> None:

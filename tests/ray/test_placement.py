@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.ray.actor_pool import Node, alive_nodes, place
+from shmload.ray.placement import Node, alive_nodes, options_of, place
 
 NODES = st.lists(st.builds(Node, st.uuids().map(str), st.integers(0, 5), st.booleans()), min_size=1, unique_by=lambda n: n.node_id)
 
@@ -29,9 +30,30 @@ def test_dead_nodes_are_left_out_and_no_node_is_an_error() -> None:
         {"NodeID": "b", "Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}},
         {"NodeID": "a", "Alive": True, "Resources": {}},
     ]
+    assert alive_nodes(described, going={"a"}) == [Node("b", 2, True)]
     assert alive_nodes(described) == [Node("a", 0, False), Node("b", 2, True)]
     with pytest.raises(ValueError, match="the cluster has no node that is alive"):
         place([], 1)
+
+
+def test_workers_stand_in_proportion_to_the_data_of_nodes_and_then_elsewhere() -> None:
+    nodes = [Node("a", 4, False), Node("b", 2, False), Node("c", 1, False)]
+    assert place(nodes, 8, near={"a": 300, "b": 200}) == ["a", "b", "a", "b", "a", "a", "c", "a"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray, whose strategies it makes")
+def test_what_has_no_room_now_waits_for_any_node_and_what_asks_for_no_cpu_stays_where_it_is_put() -> None:
+    a, b = "a" * 56, "b" * 56  # as long as Ray's
+    nodes = [Node(a, 2, False), Node(b, 1, False)]
+    *fitting, last = options_of(nodes, 4, {})
+    assert [one["num_cpus"] for one in fitting] == [1] * 3
+    assert [one["scheduling_strategy"].node_id for one in fitting] == [a, b, a]
+    assert {one["scheduling_strategy"].soft for one in fitting} == {True}
+    assert last == {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+    put = [one["scheduling_strategy"] for one in options_of(nodes, 4, {"num_cpus": 0})]
+    assert [(strategy.node_id, strategy.soft) for strategy in put] == [(a, False), (b, False), (a, False), (a, False)]
+    given = {"num_cpus": 2, "scheduling_strategy": "SPREAD"}
+    assert options_of(nodes, 2, given) == [given] * 2
 
 
 @given(NODES, st.integers(0, 40), st.integers(0, 100))

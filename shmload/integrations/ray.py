@@ -1,0 +1,86 @@
+"""Ray Train's `prepare_data_loader`, for a ShmLoader.
+
+`ray.train.torch.prepare_data_loader(loader)` builds a plain torch DataLoader out of a loader's attributes, with a
+DistributedSampler, and drops the loader it was given with its seed, its workers' backend and its state, without a word. `prepare`
+here keeps it a ShmLoader, and does the same around it by the loader's own arguments:
+
+    in seed mode                                `rank` and `world_size`: the loader divides, for any number of workers
+    in torch mode, or with an order of its own  a DistributedSampler
+    batches on the worker's GPU                 `device`
+
+So nothing is wrapped: `state_dict()`, `stats()`, `valid`, `set_epoch()` are the loader's. What goes to `ray.train.report`
+beside the model is its `state_dict()`; in seed mode that of any one worker is good for all, also for another number of workers with
+the same global batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import ray.train
+import ray.train.torch
+from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+
+from shmload.integrations import changed, orders_itself, rebuilt
+from shmload.loader import ShmLoader
+
+_Loader = TypeVar("_Loader", bound=ShmLoader[Any])
+
+
+def prepare(loader: _Loader, *, add_dist_sampler: bool = True, move_to_device: bool = True) -> _Loader:
+    """Prepares a ShmLoader in a worker of Ray Train as `ray.train.torch.prepare_data_loader` does a DataLoader.
+
+    The result goes on where the loader stands; the loader itself is not read any more.
+
+    Args:
+        loader: not closed. Where it was given no rank, the worker's of all workers is its own.
+        add_dist_sampler: in torch mode, or with a sampler of yours, divide the samples by a DistributedSampler, unless there is
+            one already. Call `set_epoch` before each epoch then, as with Ray's. In seed mode the loader divides in any case.
+        move_to_device: deliver batches on the worker's GPU, if it has one and the loader no `device`.
+    Returns:
+        another loader of the same class.
+    Raises:
+        RuntimeError: this is no worker of Ray Train.
+        TypeError: not a ShmLoader.
+        ValueError: a sampler of yours would be thrown away.
+        StateMismatch: the loader stands within an epoch that was divided over another number of ranks.
+    """
+    if not isinstance(loader, ShmLoader):
+        raise TypeError(f"prepare takes a ShmLoader; give a {type(loader).__name__} to ray.train.torch.prepare_data_loader")
+    context = ray.train.get_context()
+    rank, world_size = context.get_world_rank(), context.get_world_size()
+    if rank is None or world_size is None:
+        raise RuntimeError(
+            "this process is no worker of a TorchTrainer, and Ray Train knows no rank for it: call prepare in its loop"
+        )
+    arguments: dict[str, Any] = {}
+    if orders_itself(loader):
+        if loader.rank is None:
+            arguments = {"rank": rank, "world_size": world_size}
+    elif world_size > 1 and add_dist_sampler and not _is_divided(loader):
+        loader = _divided(loader, rank, world_size)
+    if move_to_device and loader.device is None and (device := ray.train.torch.get_device()).type == "cuda":
+        arguments["device"] = device
+    return changed(loader, **arguments)
+
+
+def _is_divided(loader: ShmLoader[Any]) -> bool:
+    samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", None)
+    return isinstance(loader.dataset, IterableDataset) or any(isinstance(sampler, DistributedSampler) for sampler in samplers)
+
+
+def _divided(loader: _Loader, rank: int, world_size: int) -> _Loader:
+    """One that reads this worker's part of what it read."""
+    has_batches_of_its_own = loader.batch_size is None and loader.batch_sampler is not None
+    if has_batches_of_its_own or type(loader.sampler) not in (RandomSampler, SequentialSampler):
+        name = type(loader.batch_sampler if has_batches_of_its_own else loader.sampler).__name__
+        raise ValueError(
+            f"{world_size} workers, and a {name} that gives the same samples to each: Ray's own prepare_data_loader would throw "
+            "it away. Give a DistributedSampler, or shmload's own samplers with a seed, which are divided; or "
+            "add_dist_sampler=False if it divides by itself"
+        )
+    if getattr(loader.sampler, "replacement", False):
+        raise ValueError("a RandomSampler with replacement is not divided over workers: give a seed, or a DistributedSampler")
+    shuffle = isinstance(loader.sampler, RandomSampler)
+    sampler = DistributedSampler(loader.dataset, world_size, rank, shuffle=shuffle)  # type: ignore[var-annotated]  # any samples
+    return rebuilt(loader, sampler=sampler, batch_size=loader.batch_size, drop_last=loader.drop_last)

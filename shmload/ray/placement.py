@@ -1,0 +1,103 @@
+"""Where actors stand, and what they ask Ray for.
+
+An actor asks for a CPU, so that an autoscaler sees what is wanted and Ray overbooks no node, unless `actor_options` says otherwise.
+As many as the nodes have CPUs for are placed by hand: in proportion to the bytes of the dataset that lie on each node, if it says
+so; else in proportion to the CPUs, on nodes without a GPU first, since the others' CPUs are a trainer's. Each such place is a wish:
+Ray takes another node where it is full or gone. The rest is Ray's to place, when a node comes that has room.
+
+Actors that ask for no CPU would be put anywhere by Ray; they are placed by hand, however many, and stay there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, NamedTuple
+
+
+class Node(NamedTuple):
+    """A node of the cluster that is alive."""
+
+    node_id: str
+    num_cpus: int
+    has_gpu: bool
+
+
+def alive_nodes(described: Iterable[dict[str, Any]], going: Container[str] = ()) -> list[Node]:
+    """The nodes that Ray says are alive and are not about to go, in a fixed order."""
+    nodes = []
+    for one in described:
+        if one["Alive"] and one["NodeID"] not in going:
+            resources = one["Resources"]
+            nodes.append(Node(one["NodeID"], int(resources.get("CPU", 0)), resources.get("GPU", 0) > 0))
+    return sorted(nodes)
+
+
+def draining() -> Mapping[str, int]:
+    """Nodes that Ray has been told to empty, by id."""
+    from ray._private.state import state
+
+    found: Mapping[str, int] = getattr(state, "get_draining_nodes", dict)()  # Ray says so nowhere else
+    return found
+
+
+def place(nodes: list[Node], num_workers: int, first: int = 0, near: Mapping[str, int] | None = None) -> list[str]:
+    """The node of each worker.
+
+    Workers fill nodes with data up to their CPUs, in proportion to the bytes, then CPU-only nodes by turns, then nodes with a GPU,
+    then go round again.
+
+    Args:
+        first: at which node turns begin, so that several loaders do not all begin at the same one.
+        near: bytes of the dataset on each node.
+    Raises:
+        ValueError: there is no node.
+    """
+    if not nodes:
+        raise ValueError("the cluster has no node that is alive")
+    lap = seats(nodes, first, near or {}) or [node.node_id for node in nodes]
+    return [lap[worker % len(lap)] for worker in range(num_workers)]
+
+
+def seats(nodes: list[Node], first: int, near: Mapping[str, int]) -> list[str]:
+    """Each node as often as it has CPUs, in the order in which workers take them."""
+    # by highest averages (D'Hondt): the next seat is that node's whose bytes for each actor are the most
+    with_data = [(near[n.node_id] / (seat + 1), n.node_id) for n in nodes if near.get(n.node_id) for seat in range(n.num_cpus)]
+    rest = [node for node in nodes if not near.get(node.node_id)]
+    turns = [_turns([node for node in rest if node.has_gpu is has_gpu], first) for has_gpu in (False, True)]
+    return [node_id for _, node_id in sorted(with_data, reverse=True)] + [node_id for part in turns for node_id in part]
+
+
+def _turns(nodes: list[Node], first: int) -> list[str]:
+    nodes = nodes[first % len(nodes) :] + nodes[: first % len(nodes)] if nodes else []
+    most = max((node.num_cpus for node in nodes), default=0)
+    return [node.node_id for turn in range(most) for node in nodes if node.num_cpus > turn]
+
+
+def options_of(
+    nodes: list[Node], num_workers: int, given: Mapping[str, Any], *, first: int = 0, near: Mapping[str, int] | None = None
+) -> list[dict[str, Any]]:
+    """What each worker's actor is made with, as Ray's `.options` takes it.
+
+    Args:
+        given: the user's; a `scheduling_strategy` or `label_selector` among them takes the place of ours.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    options = {"num_cpus": 1, **given}
+    if "scheduling_strategy" in options or "label_selector" in options:
+        return [options] * num_workers
+    num_cpus = options["num_cpus"]
+    places = place(nodes, num_workers, first, near)
+    if not num_cpus:
+        # not soft: an actor that asks for no CPU is then put anywhere
+        return [{**options, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)} for node in places]
+    fitting = int(len(seats(nodes, first, near or {})) // num_cpus)
+    return [
+        {
+            **options,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
+            if worker < fitting
+            else "SPREAD",
+        }
+        for worker, node in enumerate(places)
+    ]

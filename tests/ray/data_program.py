@@ -1,0 +1,88 @@
+"""Rows of Ray Data through ShmLoader, in a process of its own that connects to a cluster and checks what it was given.
+
+python -m tests.ray.data_program ADDRESS
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import ray.data
+import torch
+
+from shmload import ShmLoader
+from shmload.formats import RayDataset
+from tests.ray.cluster_kit import kept
+
+NUM_ROWS = 23
+
+
+def row(index: int) -> dict[str, Any]:
+    return {
+        "index": index,
+        "image": np.full((100, 200, 3), index, np.uint8),
+        "text": "a" * index,
+        "tokens": np.arange(1 + index % 4, dtype=np.int32).tolist(),
+        "left out": {"nested": index},
+    }
+
+
+def check(batches: list[Any], expected: list[list[int]]) -> None:
+    assert expected == [batch["index"].tolist() for batch in batches], (expected, batches)
+    for batch in batches:
+        for at, index in enumerate(batch["index"].tolist()):
+            wanted = row(index)
+            assert np.array_equal(wanted["image"], batch["image"][at].numpy())
+            assert batch["image"].dtype == torch.uint8
+            assert wanted["text"] == batch["text"][at]
+            assert wanted["tokens"] == batch["tokens"][at].tolist()
+
+
+def main(address: str) -> None:
+    ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    made = ray.data.from_items([row(index) for index in range(NUM_ROWS)], override_num_blocks=4)
+    dataset = RayDataset(made.filter(lambda row: True), columns=["index", "image", "text", "tokens"])
+    assert not made.context.execution_options.preserve_order
+    assert len(dataset) == NUM_ROWS
+    assert [dataset[index]["index"] for index in range(NUM_ROWS)] == list(range(NUM_ROWS))
+    assert len(dataset.bytes_by_node()) in (1, 2)
+
+    class Numbers:
+        def __len__(self) -> int:
+            return NUM_ROWS
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5}
+    with ShmLoader(Numbers(), **options) as loader:
+        expected = [batch.tolist() for batch in loader]
+    with ShmLoader(dataset, **options) as here:
+        check(kept(here), expected)
+        here.set_epoch(0)
+        begun = kept(islice(iter(here), 2))
+        state = here.state_dict()
+    actors = {"num_workers": 2, "backend": "ray", "address": address}
+    with ShmLoader(dataset, **options, **actors) as far:
+        far.load_state_dict(state)
+        check(begun + kept(islice(iter(far), 2)), expected[:4])
+        state = far.state_dict()
+    with ShmLoader(dataset, **options, num_workers=1, multiprocessing_context="forkserver") as local:
+        local.load_state_dict(state)
+        check(kept(local), expected[4:])
+    with (
+        ShmLoader(dataset, **options, num_workers=1, multiprocessing_context="fork") as forked,
+        pytest.raises(RuntimeError, match="cannot be read in a fork"),
+    ):
+        next(iter(forked))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    print("all is as expected")

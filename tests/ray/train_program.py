@@ -1,0 +1,69 @@
+"""Two training runs under Ray Train, in a process of its own that connects to a cluster: the second goes on with one worker.
+
+    python -m tests.ray.train_program ADDRESS FOLDER
+
+Each worker reads a ShmLoader that `prepare` has divided, reports a checkpoint with the loader's state behind its last step, and
+writes what it was given to FOLDER.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+from ray.train import Checkpoint, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+from shmload import ShmLoader
+from shmload.integrations.ray import prepare
+from tests.ray.ray_datasets import Rows
+
+GLOBAL_BATCH = 8
+STOP = 3  # steps of the first run
+
+
+def loop(config: dict[str, Any]) -> None:
+    """What each worker does."""
+    context = ray.train.get_context()
+    batch_size = GLOBAL_BATCH // context.get_world_size()
+    with prepare(ShmLoader(Rows(), batch_size, shuffle=True, seed=3, num_workers=1, **config["pool"])) as loader:
+        if config["state"]:
+            loader.load_state_dict(json.loads((Path(config["state"]) / "loader.json").read_text()))
+        given = []
+        for step, batch in enumerate(loader, 1):
+            given.append((batch["index"].tolist(), batch["drawn"].tolist()))
+            if step == config["stop"]:
+                break
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "loader.json").write_text(json.dumps(loader.state_dict()))
+            ray.train.report({}, checkpoint=Checkpoint.from_directory(folder))
+    (Path(config["folder"]) / f"{config['name']}-{context.get_world_rank()}.json").write_text(json.dumps(given))
+
+
+def run(folder: str, name: str, num_workers: int, **config: Any) -> str:
+    """One run; its checkpoint's folder."""
+    trainer = TorchTrainer(
+        loop,
+        train_loop_config={"folder": folder, "name": name, **config},
+        scaling_config=ScalingConfig(num_workers=num_workers, resources_per_worker={"CPU": 0.1}),
+        run_config=RunConfig(storage_path=f"{folder}/runs"),
+    )
+    checkpoint = trainer.fit().checkpoint
+    assert checkpoint is not None
+    return str(checkpoint.path)
+
+
+def main(address: str, folder: str) -> None:
+    ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    actors = {"backend": "ray", "actor_options": {"num_cpus": 0.1}}
+    state = run(folder, "two", 2, pool=actors, stop=STOP, state=None)
+    run(folder, "one", 1, pool={}, stop=None, state=state)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

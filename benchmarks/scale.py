@@ -15,7 +15,8 @@ How to read: bounds, not rates. What grows with the shards is the manifest, whic
 grows with the samples is their index, 70 bytes each, of which a node has that of its own shards; nothing grows with the ranks.
 
 Predicted: 1 ms a step for a rank of a plain order, 1.0 for a resume, 0.5 GB for a million shards.
-Result: docs/scale.md.
+Result (2 cores, other work on the machine): 2 us, 0.87, 280 MiB; 5 MiB more in a worker, which had taken 222 while each look at
+the next windows made a list of all of the epoch's. docs/scale.md has the rest, and what bounds it.
 """
 
 from __future__ import annotations

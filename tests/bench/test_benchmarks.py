@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import small_tensors, start_up
+from benchmarks import scale, small_tensors, start_up
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks.common import Settings
 
@@ -52,3 +52,11 @@ def test_small_tensors_are_measured_in_every_mode_and_beside_the_dataset_alone(m
     assert len(result.rows) == 2 * len(small_tensors.OURS)
     assert all(row.got > 0 for row in result.rows)
     assert all("dataset alone" in row.beside for row in result.rows[1::2])
+
+
+@pytest.mark.slow(reason="one process by spawn, which imports torch")
+def test_a_job_that_nobody_has_is_played_role_by_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SHARDS": 300, "PER_SHARD": 1000, "RANKS": 16, "NODES": 4}.items():
+        monkeypatch.setattr(scale, name, value)
+    rows = scale.measure(Settings(1, 0.05)).rows
+    assert all(row.got > 0 for row in rows)

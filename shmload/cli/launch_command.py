@@ -22,7 +22,7 @@ def launch(
     args: Annotated[list[str] | None, Argument(metavar="ARGS", help="What follows goes to the script as it is.")] = None,
     nprocs: Annotated[
         str | None,
-        Option("--nprocs", "--nproc-per-node", help="Processes here, or gpu, cpu, auto.", show_default="one a CUDA device; else 1"),
+        Option("--nprocs", "--nproc-per-node", help="Processes, or gpu, cpu, auto.", show_default="one a CUDA device; else 1"),
     ] = None,
     module: Annotated[bool, Option("--module", "-m", help="SCRIPT is a module, as for python -m.")] = False,
     no_python: Annotated[bool, Option("--no-python", help="SCRIPT is a program, which Python does not run.")] = False,
@@ -39,21 +39,28 @@ def launch(
     max_restarts: Annotated[int, Option(min=0, help="How often all ranks are started again when one has failed.")] = 0,
     rdzv_backend: Annotated[str | None, Option(help="How machines meet.", show_default="c10d where they come and go")] = None,
     rdzv_endpoint: Annotated[str | None, Option(help="Where machines meet.", metavar="HOST:PORT")] = None,
-    rdzv_id: Annotated[str | None, Option(help="The run's name, by which its machines meet.")] = None,
-    rdzv_conf: Annotated[str | None, Option(help="More for the backend: last_call_timeout=5", metavar="KEY=VALUE,...")] = None,
-    local_addr: Annotated[str | None, Option(help="This machine's address.", metavar="HOST")] = None,
-    role: Annotated[str | None, Option(help="The ranks' role.")] = None,
-    monitor_interval: Annotated[float | None, Option(help="Seconds between looks at who wants to join.")] = None,
-    log_dir: Annotated[str | None, Option(help="Where --redirects and --tee have their files.", metavar="FOLDER")] = None,
-    redirects: Annotated[str | None, Option("--redirects", "-r", help="What goes to files: 1 stdout, 2 stderr, 3 both.")] = None,
-    tee: Annotated[str | None, Option("--tee", "-t", help="What goes to files and comes out here, likewise.")] = None,
-    local_ranks_filter: Annotated[str | None, Option(help="Local ranks that are heard here.", metavar="0,1,...")] = None,
+    rdzv_id: Annotated[str | None, Option(help="The run's name, by which its machines meet.", hidden=True)] = None,
+    rdzv_conf: Annotated[
+        str | None, Option(help="More for the backend: last_call_timeout=5", metavar="KEY=VALUE,...", hidden=True)
+    ] = None,
+    local_addr: Annotated[str | None, Option(help="This machine's address.", metavar="HOST", hidden=True)] = None,
+    role: Annotated[str | None, Option(help="The ranks' role.", hidden=True)] = None,
+    monitor_interval: Annotated[float | None, Option(help="Seconds between looks at who wants to join.", hidden=True)] = None,
+    log_dir: Annotated[
+        str | None, Option(help="Where --redirects and --tee have their files.", metavar="FOLDER", hidden=True)
+    ] = None,
+    redirects: Annotated[
+        str | None, Option("--redirects", "-r", help="What goes to files: 1 stdout, 2 stderr, 3 both.", hidden=True)
+    ] = None,
+    tee: Annotated[str | None, Option("--tee", "-t", help="What goes to files and comes out here, likewise.", hidden=True)] = None,
+    local_ranks_filter: Annotated[
+        str | None, Option(help="Local ranks that are heard here.", metavar="0,1,...", hidden=True)
+    ] = None,
 ) -> None:
-    """Run a script in one process per GPU, with torch.distributed's environment, by torchrun's options.
+    """Run a script in one process per GPU, with torch.distributed's environment.
 
     Each rank's lines come out with its rank before them; the first that fails ends all, and its traceback comes last. Options of
-    this command stand before SCRIPT, as torchrun's with - or _ in their names. Restarts, machines that come and go and files of
-    logs are torch.distributed.elastic's.
+    this command stand before SCRIPT, torchrun's others, too (--tee, --rdzv-conf, ...): docs/launch.md.
     """
     from shmload.errors import RankFailed
     from shmload.launch.watching import Stopped

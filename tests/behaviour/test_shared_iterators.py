@@ -217,17 +217,26 @@ def test_a_state_and_figures_are_told_while_another_thread_waits(seed: int | Non
 @MODES
 def test_an_interrupt_ends_the_wait_for_ones_turn(seed: int | None) -> None:
     waiting = Waiting(seed)
-    me = threading.get_ident()
+    me, heard = threading.get_ident(), threading.Event()
+
+    def interrupted(*_: object) -> None:
+        if not heard.is_set():
+            heard.set()
+            raise KeyboardInterrupt
 
     def interrupt() -> None:
         until(lambda: is_in(me, "__next__"))
-        signal.pthread_kill(me, signal.SIGINT)
+        while not heard.is_set():  # Python's lock does not hear what comes just before it waits
+            signal.pthread_kill(me, signal.SIGINT)
+            heard.wait(0.05)
 
+    before = signal.signal(signal.SIGINT, interrupted)
     interrupter = threading.Thread(target=interrupt)
     interrupter.start()
     with pytest.raises(KeyboardInterrupt):
         next(waiting.stream)
     interrupter.join()
+    signal.signal(signal.SIGINT, before)
     waiting.dataset.gate.set()
     waiting.thread.join(DEADLINE_S)
     assert [waiting.told[0], *(batch.tolist() for batch in waiting.stream)] == [[i, i + 1] for i in range(4, 40, 2)]

@@ -117,6 +117,35 @@ def fsdp() -> Any:
     return answer
 
 
+def torchtitan() -> Any:
+    """torchtitan's loop over its own loader, over that on a ShmLoader and over a TokenDataset; each saved and resumed in the middle."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from tests.integrations import titan_kit as titan
+
+    data = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))["dp"]
+    place = {"dp_rank": data.get_local_rank(), "dp_world_size": data.size(), "batch_size": 2}
+    answer: dict[str, Any] = {}
+    ways: dict[str, tuple[Any, dict[str, Any]]] = {
+        "own": (titan.ParallelAwareDataloader, {}),
+        "torch": (titan.ParallelAwareShmLoader, {"num_workers": 1}),
+        "seed": (titan.TokenLoader, {"num_workers": 1}),
+        "shuffled": (titan.TokenLoader, {"num_workers": 1, "shuffle": True}),
+    }
+    for way, (kind, options) in ways.items():
+        folder = os.path.join(sys.argv[2], way)
+        answer[way] = titan.train(loader := kind(**place, **options), titan.NUM_STEPS, folder)
+        resumed = kind(**place, **options)
+        dcp.load({"dataloader": resumed}, checkpoint_id=folder)
+        answer[f"{way} resumed"] = titan.train(resumed, titan.NUM_STEPS - titan.SAVED_STEP)
+        if way != "own":
+            loader.close()
+            resumed.close()
+    torch.distributed.destroy_process_group()
+    return answer
+
+
 def trainer() -> Any:
     """transformers.Trainer: the loader divides, and each process sees its part."""
     import transformers

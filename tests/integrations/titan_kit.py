@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from datasets import Dataset
 from datasets.distributed import split_dataset_by_node
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -60,11 +62,18 @@ class StateByRank:
         super().load_state_dict(pickle.loads(state[self._rank_id]))  # type: ignore[misc]  # the loader's
 
 
-class ParallelAwareDataloader(StateByRank, StatefulDataLoader):  # type: ignore[type-arg, misc, unused-ignore]  # as torchtitan's
+class BaseDataLoader(Stateful, ABC):
+    """torchtitan's face of all loaders."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class ParallelAwareDataloader(StateByRank, StatefulDataLoader, BaseDataLoader):  # type: ignore[type-arg, misc, unused-ignore]  # as torchtitan's
     """torchtitan's."""
 
 
-class ParallelAwareShmLoader(StateByRank, ShmLoader[Any]):  # type: ignore[misc]  # two states, of which the first wraps the second
+class ParallelAwareShmLoader(StateByRank, ShmLoader[Any], BaseDataLoader):  # type: ignore[misc]  # two states, of which the first wraps the second
     """The same on a ShmLoader: torch mode, with a worker."""
 
 

@@ -16,6 +16,7 @@ import pytest
 slow = pytest.mark.slow(reason="trains a model in processes that import torch")
 EXAMPLES = next(p / "examples" for p in Path(__file__).parents if (p / "examples" / "ddp.py").exists())
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+LAUNCH = [sys.executable, "-m", "shmload.cli", "launch", "--nproc-per-node", "2"]
 Run = Callable[..., list[str]]
 
 
@@ -112,6 +113,20 @@ def test_two_ranks_and_then_one_are_delivered_each_sample_once(run: Run, launche
     assert [line.endswith("of 8 steps") for line in lines if "epoch 2: loss" in line] == [True, True]
     assert any(re.fullmatch(r"rank 0 waited \d+\.\d% of \d+\.\d s: 5120 samples", line) for line in lines)
     assert lines[-1] == "proven: every sample exactly once"
+
+
+@slow
+@pytest.mark.parametrize("launcher", [TORCHRUN, LAUNCH], ids=["torchrun", "shmload"])
+def test_nanogpts_windows_are_get_batchs_and_two_ranks_read_one_ranks_batches(run: Run, launcher: list[str]) -> None:
+    lines = [line.removeprefix("[rank 0] ") for line in run("nanogpt.py", launcher)]
+    assert [re.sub(r"loss \d\.\d{3}", "loss", line) for line in lines] == [
+        "2 ranks, get_batch: loss",
+        "2 ranks, its windows from a worker: loss; batches identical",
+        "2 ranks, each window once: loss; one rank's batches identical",
+        "one rank goes on behind step 24: batches identical",
+    ]
+    assert losses(lines)[0] == losses(lines)[1], "of the same batches"
+    assert max(losses(lines)) < 4.5, "that is less than a model knows that has not read any: 5.5"
 
 
 @pytest.mark.slow(reason="starts a kernel and runs every cell")

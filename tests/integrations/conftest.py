@@ -40,11 +40,10 @@ def _run(command: list[str], deadline_s: float) -> str:
 
 @pytest.fixture
 def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
-    """Runs a function of rank_program.py in two ranks under torchrun; what each rank returned, by rank."""
+    """Runs a function of rank_program.py in two ranks, by torchrun or another launcher; what each rank returned, by rank."""
 
-    def run(name: str) -> list[Any]:
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        _run([*launch, str(FOLDER / "rank_program.py"), name, str(tmp_path)], DEADLINE_S)
+    def run(name: str, launch: str = "torch.distributed.run --standalone --nproc-per-node=2") -> list[Any]:
+        _run([sys.executable, "-m", *launch.split(), str(FOLDER / "rank_program.py"), name, str(tmp_path)], DEADLINE_S)
         return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
 
     return run

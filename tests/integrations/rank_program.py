@@ -117,6 +117,35 @@ def fsdp() -> Any:
     return answer
 
 
+def torchtitan() -> Any:
+    """torchtitan's loop over its own loader, over that on a ShmLoader and over a TokenDataset; each saved and resumed in the middle."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from tests.integrations import titan_kit as titan
+
+    data = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))["dp"]
+    place = {"dp_rank": data.get_local_rank(), "dp_world_size": data.size(), "batch_size": 2}
+    answer: dict[str, Any] = {}
+    ways: dict[str, tuple[Any, dict[str, Any]]] = {
+        "own": (titan.ParallelAwareDataloader, {}),
+        "torch": (titan.ParallelAwareShmLoader, {"num_workers": 1}),
+        "seed": (titan.TokenLoader, {"num_workers": 1}),
+        "shuffled": (titan.TokenLoader, {"num_workers": 1, "shuffle": True}),
+    }
+    for way, (kind, options) in ways.items():
+        folder = os.path.join(sys.argv[2], way)
+        answer[way] = titan.train(loader := kind(**place, **options), titan.NUM_STEPS, folder)
+        resumed = kind(**place, **options)
+        dcp.load({"dataloader": resumed}, checkpoint_id=folder)
+        answer[f"{way} resumed"] = titan.train(resumed, titan.NUM_STEPS - titan.SAVED_STEP)
+        if way != "own":
+            loader.close()
+            resumed.close()
+    torch.distributed.destroy_process_group()
+    return answer
+
+
 def trainer() -> Any:
     """transformers.Trainer: the loader divides, and each process sees its part."""
     import transformers
@@ -146,8 +175,8 @@ def trainer() -> Any:
     return {"seen": seen}
 
 
-def lightning_ddp() -> Any:
-    """Trainer and Fabric over two ranks: their DistributedSampler injected, or seed mode's own division; two epochs each."""
+def seeing() -> Any:
+    """Lightning's module that keeps what it saw."""
     import lightning
 
     class Module(lightning.LightningModule):  # type: ignore[misc, unused-ignore]  # lightning may be without types
@@ -162,20 +191,23 @@ def lightning_ddp() -> Any:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
+    return Module
+
+
+def quiet_trainer(**options: Any) -> Any:
+    import lightning
+
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return lightning.Trainer(accelerator="cpu", devices=2, default_root_dir=sys.argv[2], **dict.fromkeys(off, False), **options)
+
+
+def lightning_ddp() -> Any:
+    """Trainer and Fabric over two ranks: their DistributedSampler injected, or seed mode's own division; two epochs each."""
+    import lightning
+
     def fit(loader: Any, **options: Any) -> Any:
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            devices=2,
-            strategy="ddp",
-            max_epochs=2,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=sys.argv[2],
-            **options,
-        )
-        trainer.fit(module := Module(), loader)
+        trainer = quiet_trainer(strategy="ddp", max_epochs=2, **options)
+        trainer.fit(module := seeing()(), loader)
         return module.seen, trainer.train_dataloader
 
     answer: dict[str, Any] = {}
@@ -202,13 +234,27 @@ def lightning_ddp() -> Any:
 
 
 def lightning_fsdp() -> Any:
-    """Fabric with the FSDP strategy, on the CPU."""
+    """Fabric and Trainer with a sharded model, on the CPU, and Trainer's checkpoint in the middle of an epoch."""
     import lightning
     from lightning.fabric.strategies import ModelParallelStrategy
+    from lightning.pytorch import strategies
     from torch.distributed.fsdp import fully_shard
 
     def parallelize(model: Any, devices: Any) -> Any:
         return fully_shard(model, mesh=devices["data_parallel"])
+
+    class Module(seeing()):  # type: ignore[misc]  # a class that is made
+        def configure_model(self) -> None:
+            parallelize(self.net, self.device_mesh)
+
+    def fit(max_steps: int, path: str | None) -> Any:
+        strategy = strategies.ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+        run = quiet_trainer(strategy=strategy, max_steps=max_steps, use_distributed_sampler=False)
+        with ShmLoader(Numbers(), batch_size=4, seed=5, shuffle=True, num_workers=1) as loader:
+            run.fit(module := Module(), loader, ckpt_path=path)
+        if path is None:
+            run.save_checkpoint(os.path.join(sys.argv[2], "saved.ckpt"))
+        return module.seen
 
     strategy = ModelParallelStrategy(parallelize, data_parallel_size=2, tensor_parallel_size=1)
     fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy=strategy)
@@ -219,6 +265,7 @@ def lightning_fsdp() -> Any:
         for batch in fabric.setup_dataloaders(loader, use_distributed_sampler=False):
             fabric.backward(model(batch["x"]))
             answer["seen"].append(facts(batch))
+    answer["trainer"] = fit(1, None) + fit(3, os.path.join(sys.argv[2], "saved.ckpt"))
     return answer
 
 

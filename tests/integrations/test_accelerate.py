@@ -240,6 +240,13 @@ def test_a_prepared_loader_cannot_be_pickled(make_loader: Make) -> None:
         prepared.__reduce__()
 
 
+# With --cpu it starts one process alone, unless MPI starts them. So it is told of GPUs, and the program says Accelerator(cpu=True).
+LAUNCH = (
+    "accelerate.commands.launch --multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no --dynamo_backend=no "
+    "--main_process_port=0"
+)
+
+
 class Fake:
     """An Accelerator that says something else of itself."""
 
@@ -252,8 +259,13 @@ class Fake:
 
 
 @pytest.mark.slow(reason="two ranks are processes that import torch and Accelerate")
-def test_two_processes_share_out_each_epoch(run_ranks: Callable[..., list[Any]]) -> None:
-    first, second = run_ranks("accelerated")
+@pytest.mark.parametrize("launch", [(), (LAUNCH,)], ids=["torchrun", "accelerate-launch"])
+def test_two_processes_share_out_each_epoch(run_ranks: Callable[..., list[Any]], make_loader: Make, launch: tuple[str]) -> None:
+    first, second = run_ranks("accelerated", *launch)
+    alone = make_loader(batch_size=8)
+    for mine, other in zip(first["seed"]["epochs"], second["seed"]["epochs"], strict=True):
+        one_ranks = [batch["index"].tolist() for batch in alone]
+        assert [a + b for a, b in zip(mine[:2], other[:2], strict=True)] == one_ranks[:2]  # the third is uneven, and padded
     for way in ("seed", "torch", "sampler"):
         for mine, other in zip(first[way]["epochs"], second[way]["epochs"], strict=True):
             assert len(mine) == len(other) == 3, way

@@ -200,11 +200,19 @@ def test_lightning_ranks_share_out_each_epoch(run_ranks: Callable[..., list[Any]
 
 @pytest.mark.slow(reason="two ranks are processes that import torch and Lightning")
 def test_ranks_of_a_sharded_model_read_one_ranks_batches(run_ranks: Callable[..., list[Any]]) -> None:
-    first, second = (rank["seen"] for rank in run_ranks("lightning_fsdp"))
+    ranks = run_ranks("lightning_fsdp")
     with ShmLoader(Numbers(), batch_size=8, seed=5, shuffle=True) as alone:
         expected = [facts(batch) for batch in alone]
-    found = [[mine + other for mine, other in zip(*both, strict=True)] for both in zip(first, second, strict=True)]
-    assert found[:2] == expected[:2]  # the third is uneven, and padded
+    for way in ("seen", "trainer"):
+        steps = zip(*(rank[way] for rank in ranks), strict=True)
+        found = [[mine + other for mine, other in zip(*both, strict=True)] for both in steps]
+        assert len(found) == 3, way
+        assert found[:2] == expected[:2], way  # the third is uneven, and padded
+
+
+def test_trainers_fsdp_strategy_wants_a_gpu() -> None:
+    with pytest.raises(ValueError, match="requires a GPU accelerator"):  # so the ranks above shard by ModelParallelStrategy
+        L.Trainer(accelerator="cpu", devices=2, strategy="fsdp")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

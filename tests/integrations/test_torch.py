@@ -64,6 +64,33 @@ def test_fsdp_ranks_divide_and_resume_from_a_distributed_checkpoint(run_ranks: C
     assert [rank["resumed"] for rank in ranks] == [rank["rest"] for rank in ranks]
 
 
+@slow
+@pytest.mark.filterwarnings(
+    "ignore:torch.distributed is disabled, unavailable or uninitialized"
+)  # one rank loads what two have saved
+def test_torchtitans_loop_reads_and_resumes_the_same_batches(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    for module in ("datasets", "torchdata"):
+        pytest.importorskip(module, reason=f"needs {module}: pip install shmload[integrations,huggingface]")
+    from torch.distributed import checkpoint as dcp
+
+    from tests.integrations import titan_kit as titan
+
+    ranks = run_ranks("torchtitan")
+    for rank in ranks:
+        for way in ("own", "torch", "seed", "shuffled"):
+            assert len(rank[way]) == titan.NUM_STEPS
+            assert rank[f"{way} resumed"] == rank[way][titan.SAVED_STEP :], way
+        assert rank["torch"] == rank["own"]
+        assert rank["seed"] != rank["shuffled"]
+    alone = torch.utils.data.DataLoader(titan.HuggingFaceDataset(), batch_size=4)
+    assert together([rank["seed"] for rank in ranks]) == titan.train(alone, titan.NUM_STEPS)
+    for way in ("seed", "shuffled"):
+        with titan.TokenLoader(0, 1, batch_size=4, shuffle=way == "shuffled") as loader:
+            dcp.load({"dataloader": loader}, checkpoint_id=tmp_path / way)
+            rest = titan.train(loader, titan.NUM_STEPS - titan.SAVED_STEP)
+        assert together([rank[f"{way} resumed"] for rank in ranks]) == rest
+
+
 # dcp says that it works alone where there is no process group: that is what is meant here
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 @pytest.mark.parametrize("num_workers", [0, 1])

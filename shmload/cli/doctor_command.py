@@ -1,6 +1,6 @@
-"""`shmload doctor`: what of this host would go wrong with a loader, and what to change.
+"""`shmload doctor`: what of this host, or of a Ray cluster, would go wrong with a loader, and what to change.
 
-Exit code 0: nothing fails (advice may be given); 1: something does.
+Exit code 0: nothing fails (advice may be given); 1: something does; 2: the command line is wrong.
 """
 
 import json
@@ -9,19 +9,34 @@ from typing import Annotated
 
 import typer
 
-from shmload.cli.terminal import console
+from shmload.cli.terminal import console, refuse
 
 COLOURS = {"good": "green", "advice": "yellow", "problem": "bold red"}
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print every finding as JSON instead of text.")] = False) -> None:
-    """Check this host: shared memory, cgroups, limits, kernel, processors, software; say what to change."""
+def doctor(
+    address: Annotated[str, typer.Argument(metavar="[ADDRESS]", help="With --cluster: of the head, as HOST:PORT.")] = "auto",
+    cluster: Annotated[bool, typer.Option("--cluster", help="Look at a Ray cluster: each node, and an actor on it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every finding as JSON instead of text.")] = False,
+) -> None:
+    """Check this host: shared memory, cgroups, limits, kernel, processors, software; say what to change.
+
+    With --cluster, the nodes of a Ray cluster that this machine belongs to: versions, CPUs, shared memory, the object store,
+    whether an actor starts there, and how fast its batches come here.
+    """
     from rich.markup import escape
 
-    from shmload.shm.names import Host
-    from shmload.tools.doctor import examine
+    if cluster:
+        from shmload.tools.cluster_doctor import examine_cluster
 
-    findings = examine(Host())
+        findings = examine_cluster(address)
+    elif address != "auto":
+        refuse("doctor", f"an address is that of a Ray cluster: shmload doctor --cluster {address}")
+    else:
+        from shmload.shm.names import Host
+        from shmload.tools.doctor import examine
+
+        findings = examine(Host())
     levels = [finding.level for finding in findings]
     problems = levels.count("problem")
     if as_json:

@@ -424,19 +424,27 @@ def _call(actor: Any, method: str, argument: tuple[Any, ...]) -> Call:
     return Call(actor, getattr(actor, method).remote(*argument), method, argument)
 
 
-def differing(found: Introduction) -> str | None:
-    """What an actor's node has in another version than this machine; None: nothing that matters."""
-    ours = versions()
-    theirs = {name: version for name, version in found.versions.items() if version != ours[name]}
-    if not theirs:
-        return None
-    said = ", ".join(
-        f"{name} {version or 'missing'} where the trainer has {ours[name] or 'none'}" for name, version in theirs.items()
+SAME_VERSIONS = (
+    'Install the same versions on every node, or name an environment that has them: actor_options={"runtime_env": {"pip": [...]}}'
+)
+
+
+def other_versions(theirs: Mapping[str, str]) -> str:
+    """What a node has in another version than this machine; empty: nothing that matters."""
+    return ", ".join(
+        f"{name} {theirs[name] or 'missing'} where the trainer has {version or 'none'}"
+        for name, version in versions().items()
+        if theirs[name] != version
     )
+
+
+def differing(found: Introduction) -> str | None:
+    """What is said of an actor's node that has another version than this machine; None: nothing that matters."""
+    if not (said := other_versions(found.versions)):
+        return None
     return (
         f"node {found.place[0]} of the Ray cluster ({found.host}) has {said}: what is pickled here may fail or mean something else "
-        "there. Install the same versions on every node, or name an environment that has them: "
-        'actor_options={"runtime_env": {"pip": [...]}}'
+        f"there. {SAME_VERSIONS}"
     )
 
 

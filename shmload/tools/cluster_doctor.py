@@ -1,0 +1,221 @@
+"""What of a Ray cluster would go wrong with a loader, in plain words: an actor goes to each node, and says what it finds there.
+
+The actor is pickled by value, so it starts on a node that has no shmload, or another, and can say so; what it returns is of
+Python's own types. It asks for no CPU: a cluster that is at work is looked at, too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from shmload.errors import ClusterUnreachable
+from shmload.ray import actors
+from shmload.ray.actor_pool import SAME_VERSIONS, join, other_versions
+from shmload.ray.actors import versions
+from shmload.ray.placement import Node, alive_nodes, draining
+from shmload.tools.doctor import Finding, Level, mib
+
+START_S = 60.0  # for all actors: an image or an environment may still be on its way
+BATCH_NBYTES = 8 << 20
+NUM_BATCHES = 4  # on the way at once, as a loader's; the object store of each side holds them
+SLOW = 100e6  # bytes a second: a network of one gigabit
+
+
+class Scout:
+    """An actor that looks at its node."""
+
+    def look(self) -> dict[str, Any]:
+        """The host's name, versions, why shmload cannot be loaded (empty if it can), and /dev/shm: bytes in all and free."""
+        failure = ""
+        try:
+            importlib.import_module("shmload.ray.actors")
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+        try:
+            status = os.statvfs("/dev/shm")
+            shm = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+        except OSError:
+            shm = 0, 0
+        return {"host": socket.gethostname(), "versions": versions(), "load_failure": failure, "shm": shm}
+
+    def batch(self, nbytes: int) -> Any:
+        """An array that travels as a batch does."""
+        return importlib.import_module("numpy").zeros(nbytes, "u1")
+
+
+@dataclass
+class NodeState:
+    """What is known of a node.
+
+    Attributes:
+        node: as Ray describes it.
+        free_cpus, store, free_store: Ray's: CPUs; bytes of the object store, in all and free.
+        is_here: it is this machine, whose object store is read in place.
+        seen: what the actor has said; empty: there is none.
+        failure: why there is no actor, or nothing came from it.
+        bytes_per_s: at which batches came from it; 0: not measured.
+    """
+
+    node: Node
+    free_cpus: float
+    store: float
+    free_store: float
+    is_here: bool = False
+    seen: dict[str, Any] = field(default_factory=dict)
+    failure: str = ""
+    bytes_per_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The node's number as Ray's own tools begin it, and its host."""
+        host = self.seen.get("host", "")
+        return f"node {self.node.node_id[:8]}" + (f" ({host})" if host else "")
+
+
+def examine_cluster(address: str = "auto") -> list[Finding]:
+    """What there is to say of a cluster, node by node. Joins it as a driver, and leaves it.
+
+    Args:
+        address: of the head; "auto": that of RAY_ADDRESS, or of this machine.
+    """
+    try:
+        import ray
+
+        join(address)
+    except ImportError:
+        return [Finding("cluster", "problem", "Ray is not installed here", 'pip install "shmload[ray]"')]
+    except ClusterUnreachable as error:
+        text, _, remedy = str(error).partition(". Start one")
+        return [Finding("cluster", "problem", text, f"Start one{remedy}")]
+    try:
+        going = draining()
+        states = _looked_at(ray, alive_nodes(ray.nodes(), going))
+    finally:
+        ray.shutdown()
+    return [said_of_cluster(states, len(going)), *(finding for state in states for finding in said_of_node(state))]
+
+
+def _looked_at(ray: Any, nodes: list[Node]) -> list[NodeState]:
+    """Sends an actor to each node, and times what comes from one after the other."""
+    from ray._private.state import available_resources_per_node  # Ray says so nowhere else
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    all_of = {one["NodeID"]: one["Resources"] for one in ray.nodes()}
+    free_of = available_resources_per_node()
+    states = []
+    for node in nodes:
+        resources, free = all_of[node.node_id], free_of.get(node.node_id, {})
+        stores = resources.get("object_store_memory", 0), free.get("object_store_memory", 0)
+        states.append(NodeState(node, free.get("CPU", 0), *stores, is_here=node.node_id == here))
+    with by_value(ray.cloudpickle):
+        scout = ray.remote(Scout)
+        scouts = [
+            scout.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)).remote()
+            for node in nodes
+        ]
+    looks = [one.look.remote() for one in scouts]
+    ray.wait(looks, num_returns=len(looks), timeout=START_S)
+    for state, one, look in zip(states, scouts, looks, strict=True):
+        try:
+            state.seen = ray.get(look, timeout=0)
+            if not state.is_here:
+                state.bytes_per_s = _pace(ray, one)
+        except ray.exceptions.GetTimeoutError:
+            state.failure = f"nothing came within {START_S:g} s"
+        except Exception as error:
+            state.failure = " ".join(str(error).split())
+    return states
+
+
+@contextmanager
+def by_value(cloudpickle: Any) -> Iterator[None]:
+    """Has what a Scout needs of shmload travel with it, until the block ends."""
+    modules = sys.modules[__name__], actors
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _pace(ray: Any, scout: Any) -> float:
+    """Bytes a second at which batches that lie ready come from an actor's node, several at once."""
+    ray.get(scout.batch.remote(BATCH_NBYTES), timeout=START_S)  # the nodes' first connection
+    ready = [scout.batch.remote(BATCH_NBYTES) for _ in range(NUM_BATCHES)]
+    ray.wait(ready, num_returns=len(ready), timeout=START_S, fetch_local=False)
+    began = monotonic()
+    ray.get(ready, timeout=START_S)
+    return NUM_BATCHES * BATCH_NBYTES / (monotonic() - began)
+
+
+def said_of_cluster(states: list[NodeState], num_going: int = 0) -> Finding:
+    """Nodes and CPUs of them all.
+
+    Args:
+        num_going: nodes that Ray has been told to empty.
+    """
+    free, num_cpus = sum(state.free_cpus for state in states), sum(state.node.num_cpus for state in states)
+    text = f"{len(states)} node{'s' * (len(states) != 1)}, {free:g} of {num_cpus} CPUs are free"
+    if num_going:
+        text += f"; {num_going} more about to leave"
+    if free >= 1:
+        return Finding("cluster", "good", text)
+    remedy = 'Add nodes, or let actors share CPUs: actor_options={"num_cpus": 0}'
+    return Finding("cluster", "advice", f"{text}: actors wait for one, unless an autoscaler brings a node", remedy)
+
+
+def said_of_node(state: NodeState) -> Iterator[Finding]:
+    """Everything of one node, in the order in which things would go wrong."""
+
+    def found(check: str, level: Level, text: str, remedy: str = "") -> Finding:
+        return Finding(f"{state.name}, {check}", level, text, remedy)
+
+    if not state.seen:
+        remedy = "Look at the node's Ray logs, at `ray status`, and whether it has what Ray's actors need: memory, the same Python"
+        yield found("actor", "problem", f"none has started: {state.failure}", remedy)
+        return
+    yield found("actor", "good", f"starts; {state.free_cpus:g} of {state.node.num_cpus} CPUs are free")
+    theirs = state.seen["versions"]
+    if other := other_versions(theirs):
+        yield found("versions", "problem", f"{other}: a loader refuses it", SAME_VERSIONS)
+    elif why := state.seen["load_failure"]:
+        yield found("versions", "problem", f"shmload cannot be loaded there: {why}", 'pip install "shmload[ray]" on the node')
+    else:
+        yield found("versions", "good", ", ".join(f"{name} {version}" for name, version in theirs.items() if version))
+    size, free = state.seen["shm"]
+    shm = f"{mib(free)} of {mib(size)} are free"
+    if size < state.store:
+        text = f"{shm}, and Ray's object store has {mib(int(state.store))}: it lies on a disk, and batches are as slow as that"
+        remedy = "A larger /dev/shm (docker run --shm-size, in Kubernetes an emptyDir with medium: Memory), or a smaller "
+        yield found("/dev/shm", "advice", text, f"{remedy}ray start --object-store-memory")
+    else:
+        yield found("/dev/shm", "good", shm)
+    store = f"{mib(int(state.free_store))} of {mib(int(state.store))} are free"
+    if state.free_store < max(state.store / 10, NUM_BATCHES * BATCH_NBYTES):
+        text = f"{store}: the dataset lies there once, and batches on their way; what does not fit is written to disk"
+        yield found("object store", "advice", text, "ray start --object-store-memory=BYTES, or end what fills it (ray memory)")
+    else:
+        yield found("object store", "good", store)
+    if state.failure:
+        remedy = (
+            "Let nodes reach each other on all of Ray's ports (--object-manager-port, --min-worker-port), and install numpy"
+        )
+        yield found("transfer", "problem", f"no batch came: {state.failure}", remedy)
+    elif state.is_here:
+        yield found("transfer", "good", "none is needed: it is this machine")
+    elif state.bytes_per_s < SLOW:
+        text = f"{state.bytes_per_s / 1e6:,.0f} MB/s, less than a network of one gigabit: larger batches wait for it"
+        yield found("transfer", "advice", text, "A faster network, or smaller samples: decode less, send uint8")
+    else:
+        yield found("transfer", "good", f"{state.bytes_per_s / 1e6:,.0f} MB/s")

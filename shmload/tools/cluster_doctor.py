@@ -208,9 +208,7 @@ def said_of_node(state: NodeState) -> Iterator[Finding]:
     else:
         yield found("object store", "good", store)
     if state.failure:
-        remedy = (
-            "Let nodes reach each other on all of Ray's ports (--object-manager-port, --min-worker-port), and install numpy"
-        )
+        remedy = "Let nodes reach each other on all of Ray's ports (--object-manager-port, --min-worker-port), and install numpy"
         yield found("transfer", "problem", f"no batch came: {state.failure}", remedy)
     elif state.is_here:
         yield found("transfer", "good", "none is needed: it is this machine")

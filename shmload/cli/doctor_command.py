@@ -15,7 +15,7 @@ COLOURS = {"good": "green", "advice": "yellow", "problem": "bold red"}
 
 
 def doctor(
-    address: Annotated[str, typer.Argument(metavar="[ADDRESS]", help="With --cluster: of the head, as HOST:PORT.")] = "auto",
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="With --cluster: of the head, as HOST:PORT.")] = "auto",
     cluster: Annotated[bool, typer.Option("--cluster", help="Look at a Ray cluster: each node, and an actor on it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every finding as JSON instead of text.")] = False,
 ) -> None:

@@ -11,6 +11,7 @@ WORKERS = "tests/pipeline/test_workers.py::"
 INDEXED = "tests/remote/test_indexed.py::"
 GENERATIONS = "tests/remote/packing/test_generations.py::"
 CONNECTION = "tests/ray/test_connection.py::"
+NODES = "tests/doctor/test_cluster_nodes.py::"
 PROXIES = "tests/storage/test_proxies.py::"
 MEETING = "tests/shm/test_meeting.py::"
 
@@ -195,6 +196,22 @@ CROSSED_DEFECTS = [
         (
             "tests/ray/test_placement.py::test_what_has_no_room_now_waits_for_any_node_and_what_asks_for_no_cpu_stays_where_it_is_put",
         ),
+    ),
+    Defect(
+        "N6",
+        "the doctor of a cluster does not compare versions",
+        "shmload/ray/actor_pool.py",
+        "        if theirs[name] != version\n",
+        "        if not version\n",
+        (f"{NODES}test_what_is_wrong_is_said_with_a_remedy_and_the_rest_is_good", f"{NODES}test_a_version_is_compared_by_name"),
+    ),
+    Defect(
+        "N6",
+        "a node without an actor is passed over",
+        "shmload/tools/cluster_doctor.py",
+        '        yield found("actor", "problem", f"none has started: {state.failure}", remedy)\n',
+        "",
+        (f"{NODES}test_a_node_without_an_actor_is_one_problem",),
     ),
     Defect(
         "N1",

@@ -59,6 +59,18 @@ def test_shares_are_the_same_in_each_epoch_and_samples_in_another_order() -> Non
         assert first[:, node].tolist() != second[:, node].tolist()
 
 
+def test_a_shard_is_read_in_the_window_that_is_said() -> None:
+    sizes = [3, 0, 5, 2, 7, 1, 4, 6]
+    order = NodeShuffle(sizes, nodes=3, global_batch=6, window=2)
+    for shard, size in enumerate(sizes):
+        if not size:
+            with pytest.raises(ValueError, match="has no samples"):
+                order.window_of(shard, seed=5, epoch=1)
+            continue
+        window = order.window_of(shard, seed=5, epoch=1)
+        assert shard in order.shards_from(window, seed=5, epoch=1, num_windows=1)[0]
+
+
 @pytest.mark.parametrize(("sizes", "nodes", "batch"), [([4, 4], 3, 4), ([1], 2, 2), ([4], 0, 4)])
 def test_what_does_not_divide_is_said(sizes: list[int], nodes: int, batch: int) -> None:
     with pytest.raises(ValueError, match="NodeShuffle: "):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload import ShardCorrupt
-from shmload.remote.manifest import IndexEntry, Manifest, ShardEntry
+from shmload.remote.manifest import IndexEntry, Manifest, RemoteShard, ShardEntry, Shards, ShardTable
 from shmload.remote.packing.generation import Record
+from shmload.storage.local import LocalStore
 
 GENERATION = "0123456789abcdef"
 
@@ -170,3 +173,29 @@ def test_any_value_in_any_place_is_an_error_or_right(where: tuple[Any, ...], val
     except ShardCorrupt:
         return
     assert json.loads(data) == json.loads(found.dump())
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+indexes = st.builds(IndexEntry, texts, sizes, texts)
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_table_of_shards_has_the_shards(data: st.DataObject) -> None:
+    store = LocalStore(Path("/"))
+    values = (st.one_of(st.none(), kind) for kind in (sizes, texts, indexes))
+    row = st.builds(RemoteShard, st.just(store), texts, sizes, texts, *values, packing=st.sampled_from(["", "zst"]))
+    shards = data.draw(st.lists(row, min_size=1, max_size=8))
+    table = ShardTable(shards)
+    for again in (table, pickle.loads(pickle.dumps(table))):
+        assert [(shard.key, shard.index, shard.packing) for shard in again] == [(s.key, s.index, s.packing) for s in shards]
+        assert again[-1].key == shards[-1].key
+        assert [shard.nbytes for shard in again[1:3]] == [shard.nbytes for shard in shards[1:3]]
+        with pytest.raises(IndexError):
+            again[len(shards)]
+    of_table, of_objects = Shards(table), Shards(tuple(shards))
+    for name in ("nbytes", "num_samples", "etag"):
+        assert of_table.values(name) == of_objects.values(name)
+    assert (of_table.nbytes, of_table.largest) == (of_objects.nbytes, of_objects.largest)
+    most = data.draw(sizes)
+    assert (of_table.too_large(most) is None) == (of_objects.too_large(most) is None)

@@ -116,7 +116,7 @@ def test_a_loader_that_is_deleted_leaves_no_actor_and_no_object(cluster: Cluster
     assert len(actors) == 2
     assert stored >= nbytes
     assert cluster.ask("wait_for_none", 10.0) == []
-    assert cluster.ask("wait_for_stored", nbytes, 10.0) < nbytes
+    assert cluster.ask("wait_for_stored", nbytes, 30.0) < nbytes
 
 
 @slow

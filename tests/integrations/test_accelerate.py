@@ -15,7 +15,7 @@ from tests.integrations.integrations_kit import Numbers, Tiny, facts
 
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate: pip install shmload[integrations]")
 
-from shmload.integrations import rebuilt  # noqa: E402
+from shmload.integrations import rebuilt  # noqa: E402  # only where accelerate is
 from shmload.integrations.accelerate import PreparedLoader, prepare  # noqa: E402  # only where accelerate is
 
 

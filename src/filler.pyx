@@ -370,7 +370,7 @@ cdef class ChunkWriter:
 
     Attributes:
         row: of the sample that has been begun; the chunk's last, plus 1, once all are written.
-        fits: False if the sample of `row` is not of the kind that its place takes.
+        misfit: the sample of `row`, where it is not of the kind that its place takes; then `fits` is False.
     """
 
     cdef WorkerRing _ring
@@ -382,6 +382,7 @@ cdef class ChunkWriter:
     cdef int _end
     cdef readonly int row
     cdef readonly bint fits
+    cdef readonly object misfit
 
     def __cinit__(self, WorkerRing ring not None, Part part not None, list keys not None, int row, *, begin=None,
                   Reseeder reseeder=None, uint64_t seed=0, seed_rest=None):
@@ -391,10 +392,20 @@ cdef class ChunkWriter:
         self._begin, self._reseeder, self._seed, self._seed_rest = begin, reseeder, seed, seed_rest
         self.fits = True
 
-    def put(self, sample):
+    def fill(self, sample, source):
+        """Writes the sample that has been begun, and those behind it as they are read; ends before one that does not fit, or
+        where nobody waits any more.
+
+        Args:
+            source: gives the sample of a key by `source[key]`.
+        """
+        while self._put(sample) and self.row < self._end:
+            sample = source[self._keys[self.row]]
+
+    cdef bint _put(self, object sample) except -1:
         """Writes the sample that has been begun, and begins the next one. False: that sample does not fit, or nobody waits."""
         if not self._part.write(sample, self.row):
-            self.fits = False
+            self.fits, self.misfit = False, sample
             return False
         self.row += 1
         if self.row >= self._end:

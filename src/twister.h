@@ -15,8 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
+#ifdef __x86_64__
+#include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -43,11 +43,10 @@ static inline void shml_twister_base(uint32_t *base) {
 
 typedef uint32_t shml_vector4 __attribute__((vector_size(16)));
 typedef uint32_t shml_vector8 __attribute__((vector_size(32)));
-typedef uint32_t shml_vector16 __attribute__((vector_size(64)));
 
 /* Four words of four lanes, words[word][lane], to out[lane][word]. `stride`: lanes in a row of `words`. */
 SHML_INLINE void shml_transpose(const uint32_t *words, size_t stride, uint32_t *out) {
-#ifdef __SSE2__
+#ifdef __x86_64__
     __m128i a = _mm_loadu_si128((const __m128i *)words), b = _mm_loadu_si128((const __m128i *)(words + stride));
     __m128i c = _mm_loadu_si128((const __m128i *)(words + 2 * stride)), d = _mm_loadu_si128((const __m128i *)(words + 3 * stride));
     __m128i ab = _mm_unpacklo_epi32(a, b), cd = _mm_unpacklo_epi32(c, d);
@@ -70,19 +69,45 @@ SHML_INLINE void shml_transpose(const uint32_t *words, size_t stride, uint32_t *
 #endif
 }
 
-/* Four words of each of `width` lanes to words `at` to at + 4 of their states. */
-SHML_INLINE void shml_put(const uint32_t *words, int width, uint32_t at, uint32_t (*out)[SHML_TWISTER_WORDS]) {
-    if (width == 1)
-        memcpy(&out[0][at], words, 16);
-    else
-        for (int lane = 0; lane < width; lane += 4) shml_transpose(words + lane, (size_t)width, &out[lane][at]);
+/* Words of each of `width` lanes, words[word][lane], to words `at` on of their states: four, or with wide registers eight. */
+SHML_INLINE void shml_put_one(const uint32_t *words, int width, uint32_t at, uint32_t (*out)[SHML_TWISTER_WORDS]) {
+    memcpy(&out[0][at], words, 16 * (size_t)width);
 }
+
+SHML_INLINE void shml_put_base(const uint32_t *words, int width, uint32_t at, uint32_t (*out)[SHML_TWISTER_WORDS]) {
+    for (int lane = 0; lane < width; lane += 4) shml_transpose(words + lane, (size_t)width, &out[lane][at]);
+}
+
+#ifdef __x86_64__
+/* As shml_transpose in both halves of a register; then halves are exchanged. */
+__attribute__((target("avx2"))) static inline void shml_put_avx2(const uint32_t *words, int width, uint32_t at,
+                                                                 uint32_t (*out)[SHML_TWISTER_WORDS]) {
+    for (int lane = 0; lane < width; lane += 8) {
+        __m256i row[8], pair[8], quad[8];
+        for (int i = 0; i < 8; i++) row[i] = _mm256_loadu_si256((const __m256i *)(words + i * width + lane));
+        for (int i = 0; i < 8; i += 2) {
+            pair[i] = _mm256_unpacklo_epi32(row[i], row[i + 1]);
+            pair[i + 1] = _mm256_unpackhi_epi32(row[i], row[i + 1]);
+        }
+        for (int i = 0; i < 8; i += 4) { /* quad[i + j]: lanes j and j + 4 of words i to i + 3 */
+            for (int j = 0; j < 2; j++) {
+                quad[i + 2 * j] = _mm256_unpacklo_epi64(pair[i + j], pair[i + 2 + j]);
+                quad[i + 2 * j + 1] = _mm256_unpackhi_epi64(pair[i + j], pair[i + 2 + j]);
+            }
+        }
+        for (int j = 0; j < 4; j++) {
+            _mm256_storeu_si256((__m256i *)&out[lane + j][at], _mm256_permute2x128_si256(quad[j], quad[j + 4], 0x20));
+            _mm256_storeu_si256((__m256i *)&out[lane + j + 4][at], _mm256_permute2x128_si256(quad[j], quad[j + 4], 0x31));
+        }
+    }
+}
+#endif
 
 /* The states of N vectors' worth of keys. A macro, as C has no types for arguments. A key below 2^32 has one word, which init_by_array
  * takes again and again; it adds the word's number within the key. */
-#define SHML_SEED_BODY(vector, N) \
+#define SHML_SEED_BODY(put, GROUP, vector, N) \
     enum { WIDTH = N * sizeof(vector) / 4, WORDS = SHML_TWISTER_WORDS }; \
-    vector four[4][N], mixed[WORDS][N], added[2][N], p[N], m[N]; \
+    vector group[GROUP][N], mixed[WORDS][N], added[2][N], p[N], m[N]; \
     uint32_t low[WIDTH], high[WIDTH], first[WIDTH]; \
     for (int lane = 0; lane < WIDTH; lane++) { \
         uint32_t top = (uint32_t)(keys[lane] >> 32); \
@@ -94,26 +119,26 @@ SHML_INLINE void shml_put(const uint32_t *words, int width, uint32_t at, uint32_
     memcpy(m, first, sizeof m); \
     memcpy(added[1], low, sizeof p); \
     memcpy(added[0], high, sizeof p); \
-    for (uint32_t i = 0; i < WORDS; i += 4) { \
-        for (uint32_t j = i; j < i + 4; j++) { /* two chains a vector, each of which waits for itself only */ \
+    for (uint32_t i = 0; i < WORDS; i += GROUP) { \
+        for (uint32_t j = i; j < i + GROUP; j++) { /* two chains a vector, each of which waits for itself only */ \
             for (int v = 0; v < N; v++) { \
-                four[j - i][v] = p[v]; \
+                group[j - i][v] = p[v]; \
                 p[v] = (p[v] ^ (p[v] >> 30)) * 1812433253u + (j + 1); \
                 mixed[j][v] = m[v]; \
                 m[v] = (((m[v] ^ (m[v] >> 30)) * 1664525u) ^ base[j + 1]) + added[(j + 1) & 1][v]; \
             } \
         } \
-        shml_put((const uint32_t *)four, WIDTH, i, out->plain); \
+        put((const uint32_t *)group, WIDTH, i, out->plain); \
     } \
     for (int v = 0; v < N; v++) { /* one word further, which is the second again */ \
         m[v] = mixed[WORDS - 1][v]; \
         mixed[1][v] = m[v] = (((m[v] ^ (m[v] >> 30)) * 1664525u) ^ mixed[1][v]) + added[0][v]; \
     } \
-    for (uint32_t i = 0; i < WORDS; i += 4) { \
-        for (uint32_t j = i < 2 ? 2 : i; j < i + 4; j++) \
+    for (uint32_t i = 0; i < WORDS; i += GROUP) { \
+        for (uint32_t j = i < 2 ? 2 : i; j < i + GROUP; j++) \
             for (int v = 0; v < N; v++) \
-                four[j - i][v] = m[v] = (((m[v] ^ (m[v] >> 30)) * 1566083941u) ^ mixed[j][v]) - j; \
-        shml_put((const uint32_t *)four, WIDTH, i, out->mixed); \
+                group[j - i][v] = m[v] = (((m[v] ^ (m[v] >> 30)) * 1566083941u) ^ mixed[j][v]) - j; \
+        put((const uint32_t *)group, WIDTH, i, out->mixed); \
     } \
     for (int v = 0; v < N; v++) m[v] = (((m[v] ^ (m[v] >> 30)) * 1566083941u) ^ mixed[1][v]) - 1u; \
     memcpy(low, m, sizeof low); \
@@ -122,14 +147,15 @@ SHML_INLINE void shml_put(const uint32_t *words, int width, uint32_t at, uint32_
         out->mixed[lane][1] = low[lane]; \
     }
 
-#define SHML_SEED(target, suffix, vector, N) \
-    target static void shml_seed_##suffix(const uint32_t *base, const uint64_t *keys, shml_twisters *out) { SHML_SEED_BODY(vector, N) }
+#define SHML_SEED(target, suffix, group, vector, N) \
+    target static void shml_seed_##suffix(const uint32_t *base, const uint64_t *keys, shml_twisters *out) { \
+        SHML_SEED_BODY(shml_put_##suffix, group, vector, N) \
+    }
 
-SHML_SEED(, one, uint32_t, 1)
-SHML_SEED(, base, shml_vector4, 4)
+SHML_SEED(, one, 4, uint32_t, 1)
+SHML_SEED(, base, 4, shml_vector4, 4)
 #ifdef __x86_64__
-SHML_SEED(__attribute__((target("avx2"))), avx2, shml_vector8, 2)
-SHML_SEED(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), avx512, shml_vector16, 1)
+SHML_SEED(__attribute__((target("avx2"))), avx2, 8, shml_vector8, 2)
 #endif
 
 /* The states of the first `count` keys, at most SHML_LANES. All of `keys` is read.
@@ -138,9 +164,7 @@ static inline void shml_seed_twisters(const uint32_t *base, const uint64_t *keys
     if (count == 1)
         shml_seed_one(base, keys, out);
 #ifdef __x86_64__
-    else if (isa == 2)
-        shml_seed_avx512(base, keys, out);
-    else if (isa == 1)
+    else if (isa >= 1) /* wider ones gain nothing: what waits is the chains */
         shml_seed_avx2(base, keys, out);
 #endif
     else

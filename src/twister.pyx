@@ -60,6 +60,7 @@ cdef class Reseeder:
         key: of the sample begun last.
         random_at: address of the words of Python's generator, which its place among them precedes; 0: unknown.
         numpy_at: address of the words of numpy's, which the place follows; 0: unknown.
+        own_at: address where numpy says which bit generator it draws from: a user may put in another.
         gauss_at: address of numpy's left gaussian: whether there is one, and which.
         torch_at: address of the words of torch's, within ATen's CPUGeneratorImpl; 0: unknown.
     """
@@ -79,11 +80,10 @@ cdef class Reseeder:
 
         Args:
             random: Python's own.
-            numpys_own: () -> numpy's bit generator.
+            numpys_own: numpy's bit generator.
             modules: sys.modules, where torch may appear later.
         """
-        self._randoms, self._numpys_own, self._modules = random.__dict__, numpys_own, modules
-        self._numpy = numpys_own()
+        self._randoms, self._numpy, self._modules = random.__dict__, numpys_own, modules
 
     def watch_torch(self, module):
         """Takes note of torch's generator."""
@@ -119,7 +119,7 @@ cdef class Reseeder:
         words = <uint8_t *>self.numpy_at
         if (words != NULL and (<int32_t *>words)[SHML_TWISTER_WORDS] == SHML_TWISTER_WORDS
                 and (<int32_t *>self.gauss_at)[0] == 0 and (<uint64_t *>self.gauss_at)[1] == 0
-                and self._numpys_own() is self._numpy):
+                and (<void **>self.own_at)[0] == <void *>self._numpy):
             memcpy(words, self._states.plain[at], SHML_TWISTER_NBYTES)
         else:
             left |= 2

@@ -86,6 +86,7 @@ class WorkerRing:
 class ChunkWriter:
     row: int
     fits: bool
+    misfit: Any
     def __new__(
         cls,
         ring: WorkerRing,
@@ -98,4 +99,4 @@ class ChunkWriter:
         seed: int = 0,
         seed_rest: Callable[[int, int, int, int, list[Any], int], None] | None = None,
     ) -> ChunkWriter: ...
-    def put(self, sample: object) -> bool: ...
+    def fill(self, sample: object, source: Any) -> None: ...

@@ -7,8 +7,8 @@ cdef extern from "twister.h" nogil:
 
 cdef class Reseeder:
     cdef readonly uint64_t key
-    cdef public size_t random_at, numpy_at, gauss_at, torch_at
-    cdef object _numpys_own, _numpy, _torch
+    cdef public size_t random_at, numpy_at, own_at, gauss_at, torch_at
+    cdef object _numpy, _torch
     cdef dict _randoms, _modules, _torchs
     cdef uint64_t _stream, _seed, _epoch
     cdef int64_t _indices[16]

@@ -1,5 +1,4 @@
 import random
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Self
 
@@ -13,12 +12,13 @@ def seeded(keys: list[int], isa: int | None = None) -> list[tuple[bytes, bytes]]
 class Reseeder:
     random_at: int
     numpy_at: int
+    own_at: int
     gauss_at: int
     torch_at: int
     @property
     def key(self) -> int: ...
     def __new__(cls, stream: int) -> Self: ...
-    def watch(self, random: Any, numpys_own: Callable[[], Any], modules: dict[str, ModuleType]) -> None: ...
+    def watch(self, random: Any, numpys_own: Any, modules: dict[str, ModuleType]) -> None: ...
     def watch_torch(self, module: ModuleType) -> None: ...
     def begin(self, seed: int, epoch: int, index: int, keys: list[Any] | None, row: int) -> int: ...
 

@@ -194,18 +194,12 @@ class WorkerLoop:
         placer = self._memory.placer()
         if samples is not None:
             return self._place_all(keys, samples, placer)
-        dataset, has_getitem = self._job.dataset, not self._plan.has_getitems
         writer = reader.writer(placer, keys, first)
-        put, sample = writer.put, head
-        if put(head):
-            for key in keys[first + 1 : end]:
-                sample = dataset[key] if has_getitem else reader.read(key)  # what is kept is the head
-                if not put(sample):
-                    break
+        writer.fill(head, reader if self._plan.has_getitems else self._job.dataset)
         if writer.fits:
             return DONE if writer.row == end else VOID
         self._num_misfits += 1
-        read = [*map(placer.get, range(writer.row)), sample] if ring.nchunks == 1 else []
+        read = [*map(placer.get, range(writer.row)), writer.misfit] if ring.nchunks == 1 else []
         return self._ask_repack(keys, read)
 
     def _place_all(self, keys: list[Any], samples: list[Any], placer: RowPlacer) -> int:

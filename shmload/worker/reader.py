@@ -607,6 +607,8 @@ class SampleReader:
         job = self._job
         return job.plan.sample(job.dataset, key) if job.plan.has_getitems else job.dataset[key]
 
+    __getitem__ = read
+
     def keep(self, key: Any, sample: Any) -> None:
         """Keeps a sample that was read in vain, so that it need not be read twice."""
         if not self.reads_all:

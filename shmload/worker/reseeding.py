@@ -88,16 +88,16 @@ def _seed_publicly(left: int, key: int) -> None:
 def _reseeder() -> Reseeder:
     """One that knows where random and numpy keep their words. Torch may come later."""
     python: Any = random.seed.__self__  # type: ignore[attr-defined]  # a method of the global one
-    numpys_own = np.random.get_bit_generator  # type: ignore[attr-defined]  # public, but missing in numpy's stubs
+    numpys_own = np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, but missing in numpy's stubs
     reseeder = Reseeder(_STREAM)
     reseeder.watch(python, numpys_own, sys.modules)
     if sys.implementation.name == "cpython":  # where id() is an address
         reseeder.random_at = _random_at(python)
         if not _is_right(reseeder, RANDOM):
             reseeder.random_at = 0
-        if isinstance(numpys_own(), np.random.MT19937):  # a user may have put in another kind
-            reseeder.gauss_at = _gauss_at()
-            reseeder.numpy_at = numpys_own().ctypes.state_address if reseeder.gauss_at else 0
+        if isinstance(numpys_own, np.random.MT19937):  # a user may have put in another kind
+            reseeder.own_at, reseeder.gauss_at = _own_at(numpys_own), _gauss_at()
+            reseeder.numpy_at = numpys_own.ctypes.state_address if reseeder.own_at and reseeder.gauss_at else 0
             if not _is_right(reseeder, NUMPY):
                 reseeder.numpy_at = 0
     return reseeder
@@ -119,13 +119,26 @@ def _random_at(python: random.Random) -> int:
     return 0 if at < 0 or at % 4 else id(python) + at + 4
 
 
-def _gauss_at() -> int:
-    """Address of whether numpy has a gaussian left, which that one follows, within the object's basic size; 0: not found."""
+def _numpys_memory() -> tuple[int, bytes]:
+    """Address of numpy's global object, and what lies there within its basic size."""
     numpys: Any = np.random.get_state.__self__  # type: ignore[attr-defined]  # a method of the global one
+    return id(numpys), ctypes.string_at(id(numpys), type(numpys).__basicsize__)
+
+
+def _own_at(bit_generator: Any) -> int:
+    """Address of numpy's reference to its bit generator; 0: not found, or more than one could be it."""
+    start, memory = _numpys_memory()
+    reference = struct.pack("<Q", id(bit_generator))
+    at = memory.find(reference)
+    return 0 if at < 0 or at % 8 or reference in memory[at + 8 :] else start + at
+
+
+def _gauss_at() -> int:
+    """Address of whether numpy has a gaussian left, which that one follows; 0: not found."""
     np.random.set_state(("MT19937", np.zeros(_NUM_WORDS, np.uint32), _NUM_WORDS, 1, _GAUSS))
-    memory = ctypes.string_at(id(numpys), type(numpys).__basicsize__)
+    start, memory = _numpys_memory()
     at = memory.find(struct.pack("<d", _GAUSS)) - 8
-    return 0 if at < 0 or at % 8 or memory[at : at + 4] != struct.pack("<i", 1) else id(numpys) + at
+    return 0 if at < 0 or at % 8 or memory[at : at + 4] != struct.pack("<i", 1) else start + at
 
 
 def _torch_at(generator: Any) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -477,6 +478,8 @@ class ShmLoader(DataLoader[T]):
 
     def close(self) -> None:
         """Ends the workers and frees the ring's name; batches still held stay valid. A closed loader cannot be iterated again."""
+        if sys is None or sys.is_finalizing():  # by a generator that outlives the program: what runs at exit has ended all
+            return
         self._is_closed = True
         self._watches.close()
         self._passes.close()

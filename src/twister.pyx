@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 cdef extern from "twister.h" nogil:
     const int SHML_TWISTER_WORDS, SHML_TWISTER_NBYTES, SHML_LANES
@@ -221,3 +221,18 @@ def reseed_congruences(uint64_t seed, uint64_t epoch, int64_t index, list places
         state[0], state[1] = words.word[1], words.word[0]
         state[2], state[3] = words.word[3] | 1, words.word[2]
         left[0] = left[1] = 0
+
+
+def rekey_philox(size_t place, uint64_t first, uint64_t second):
+    """Sets one of numpy's Philox generators to the beginning of a key's stream.
+
+    Args:
+        place: address of what it holds: the addresses of its counter and its key, where it stands in its buffer, the buffer, and half
+            a word that may be left.
+        first, second: the key.
+    """
+    cdef uint64_t *state = <uint64_t *>place
+    memset(<void *>state[0], 0, 32)
+    (<uint64_t *>state[1])[0], (<uint64_t *>state[1])[1] = first, second
+    (<int32_t *>(state + 2))[0] = 4  # nothing in it
+    memset(state + 3, 0, 40)

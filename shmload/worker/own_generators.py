@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from shmload._core.twister import reseed_congruences, reseed_pythons, sample_words, seeded
+from shmload._core.twister import rekey_philox, reseed_congruences, reseed_pythons, sample_words, seeded
 from shmload.worker.reseeding import python_offset
 
 OBJECTS_MAX = 2000  # looked at before giving up: a dataset may hold millions
@@ -232,6 +232,35 @@ def _knows_congruences() -> bool:
     np.random.Generator(bits).integers(9, dtype=np.uint32)  # leaves half a word
     reseed_congruences(1, 2, 3, [place], [4])
     return bits.state == _STATES[np.random.PCG64](sample_words(1, 2, 3, 4))
+
+
+@functools.cache
+def _knows_philox() -> bool:
+    """Whether a Philox is written where it is thought to be."""
+    bits = np.random.Philox(1)
+    place = _philox_place(bits) if sys.implementation.name == "cpython" else 0
+    if not place:
+        return False
+    (key,) = struct.unpack("<Q", ctypes.string_at(place + 8, 8))
+    if ctypes.string_at(key, 16) != bits.state["state"]["key"].tobytes():
+        return False
+    np.random.Generator(bits).integers(9, size=3, dtype=np.uint32)  # moves the counter, fills the buffer and leaves half a word
+    rekey_philox(place, 2, 3)
+    return repr(bits.state) == repr(np.random.Philox(key=np.array([2, 3], np.uint64)).state)
+
+
+def _philox_place(bits: np.random.Philox) -> int:
+    """What `rekey_philox` takes, unproven: numpy's `state_address`, with addresses within the same object; 0: it has others."""
+    first, end = id(bits), id(bits) + type(bits).__basicsize__
+    place: Any = bits.ctypes.state_address
+    if not first <= place <= end - 64:
+        return 0
+    return int(place) if all(first <= each <= end - 32 for each in struct.unpack("<2Q", ctypes.string_at(place, 16))) else 0
+
+
+def philox_place(bits: np.random.Philox) -> int:
+    """Where a Philox keeps what it holds, for `rekey_philox`; 0: not known."""
+    return _philox_place(bits) if _knows_philox() else 0
 
 
 def _state_of(generator: Any) -> Any:

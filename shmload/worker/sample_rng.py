@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmload._core.permutation import sample_key_pair
-from shmload.worker.own_generators import OwnGenerators
+from shmload._core.twister import rekey_philox
+from shmload.worker.own_generators import OwnGenerators, philox_place
 from shmload.worker.reseeding import GlobalGenerators
 
 _OWN_STREAM = 0  # keys sample_rng(); 1 keys the global generators (reseeding.py)
@@ -110,6 +110,7 @@ class _Now(threading.local):
     watch: _Watch | None = None
     rng: np.random.Generator | None = None
     rng_of: object = None  # which sample's it is, as `CurrentReading.begun`
+    rng_at: int | None = None  # where it keeps what it holds; 0: not known, None: not looked for
     keyed: _Keyed | None = None
 
 
@@ -255,7 +256,7 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
         index = index if _now.keyed is None else _now.keyed.key(index)
         own = sample_key_pair(seed, epoch, index & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
         return np.random.Generator(np.random.Philox(key=np.array(own, np.uint64)))
-    watch = _watch()
+    watch = _watch() if _now.watch is not None else None
     if watch is not None:
         if not watch.can_repeat:
             raise RuntimeError(
@@ -269,18 +270,28 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
             key = random.getrandbits(64), random.getrandbits(64)
         else:
             key = sample_key_pair(seed, epoch, of & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
-        _now.rng, _now.rng_of = _generator(np.array(key, np.uint64)), begun
+        _now.rng, _now.rng_of = _generator(*key), begun
     return _now.rng
 
 
-def _generator(key: NDArray[np.uint64]) -> np.random.Generator:
-    """A generator at the start of a key's stream: the thread's last one unless someone has kept it, as a new one costs 8 us."""
+def _generator(first: int, second: int) -> np.random.Generator:
+    """A generator at the start of a key's stream: the thread's last one unless someone has kept it, as a new one costs 8 us.
+
+    numpy's own setter takes 3 us, so its memory is written where that is known to be right.
+    """
     if _now.rng is None or sys.getrefcount(_now.rng) > _UNKEPT:
-        return np.random.Generator(np.random.Philox(key=key))
+        _now.rng_at = None
+        return np.random.Generator(np.random.Philox(key=np.array([first, second], np.uint64)))
     last = _now.rng
+    if _now.rng_at is None:
+        bits: Any = last.bit_generator
+        _now.rng_at = philox_place(bits)
+    if _now.rng_at:
+        rekey_philox(_now.rng_at, first, second)
+        return last
     last.bit_generator.state = {
         "bit_generator": "Philox",
-        "state": {"counter": _ZEROS, "key": key},
+        "state": {"counter": _ZEROS, "key": np.array([first, second], np.uint64)},
         "buffer": _ZEROS,
         "buffer_pos": len(_ZEROS),  # nothing in it
         "has_uint32": 0,

@@ -250,3 +250,30 @@ def test_a_child_that_exits_like_any_program_prints_nothing_and_harms_nothing() 
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "right\n", "")
+
+
+GENERATORS = """
+from shmload import ShmLoader
+from shmload.pipeline import Items
+
+def batches(**options):
+    with ShmLoader(list(range(64)), batch_size=4, num_workers=1, **options) as loader:
+        yield from loader
+
+found = [batches(seed=1), batches(), iter(Items(range(64)).map(int, workers=1).batch(4)), iter(Items(range(64)).filter(bool).batch(4))]
+print([len(next(each)) for each in found])
+"""
+
+
+@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
+def test_a_program_that_ends_amid_generators_over_loaders_prints_nothing() -> None:
+    """Their `with` closes the loader when Python has taken its modules apart."""
+    done = subprocess.run(
+        [sys.executable, "-c", GENERATORS],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[4, 4, 4, 4]\n", "")

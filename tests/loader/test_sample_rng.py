@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload import ShmLoader
 from shmload._core.permutation import sample_key_pair
+from shmload.worker import own_generators
 from shmload.worker.sample_rng import begin_sample, end_samples, sample_rng
 
 
@@ -31,14 +32,23 @@ def fresh(index: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array(sample_key_pair(7, 3, index, 0), np.uint64)))
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=20))
-def test_it_draws_what_a_new_one_would(samples: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize("is_in_memory", [True, False])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # what is set is the same for all examples
+@given(samples=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=20))
+def test_it_draws_what_a_new_one_would(monkeypatch: pytest.MonkeyPatch, is_in_memory: bool, samples: list[tuple[int, int]]) -> None:
+    assert own_generators._knows_philox() or not is_in_memory
+    if not is_in_memory:
+        monkeypatch.setattr(own_generators, "_knows_philox", lambda: False)
+        generator_of(-1)
+        kept = sample_rng()  # so that the next one is looked for anew
     for index, num_draws in samples:
         rng, expected = generator_of(index), fresh(index)
         for _ in range(num_draws):  # of 32 bits each: half a word may be left over for the next sample to find
             assert rng.integers(0, 1000, dtype=np.uint32) == expected.integers(0, 1000, dtype=np.uint32)
         assert rng.normal() == expected.normal()
         del rng
+    if not is_in_memory:
+        del kept
 
 
 def test_one_that_was_kept_is_left_alone() -> None:

@@ -20,6 +20,14 @@ ENGINE_DEFECTS = [
         ("tests/engine/test_worker_process.py::test_a_worker_uses_the_memory_of_its_arrays_again",),
     ),
     Defect(
+        "E4",
+        "a loader that a generator closes as Python ends is closed as at any other time",
+        "shmload/loader.py",
+        "        if sys is None or sys.is_finalizing():",
+        "        if False:",
+        ("tests/engine/test_forks.py::test_a_program_that_ends_amid_generators_over_loaders_prints_nothing",),
+    ),
+    Defect(
         "E3",
         "a worker that wakes up runs before the trainer that rang for it",
         "shmload/worker/pool.py",

@@ -188,25 +188,22 @@ class Pack(Expanding):
         return repr(self)
 
     def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
-        windows: list[list[np.ndarray[Any, Any]]] = []
-        rooms: list[int] = []
+        windows: list[_Window] = []
+        counted = np.arange(self.window)
         is_greedy = self.strategy == "greedy"
         for item, parts in _answered(self._parts, items, name):
             if type(item) is FailedItem:
                 yield item
                 continue
             for part in parts:
-                place = self._place(rooms, len(part))
-                if place < 0:
+                window = self._fitting(windows, len(part))
+                if window is None:
                     if is_greedy and windows:
-                        yield self._made(windows.pop())
-                        rooms.pop()
-                    windows.append([])
-                    rooms.append(self.window)
-                    place = len(windows) - 1
-                windows[place].append(part)
-                rooms[place] -= len(part)
-        yield from map(self._made, windows)
+                        yield windows.pop().columns
+                    window = _Window(self.window, self.pad)
+                    windows.append(window)
+                window.put(part, counted)
+        yield from (window.columns for window in windows)
 
     def _parts(self, item: Any) -> list[np.ndarray[Any, Any]]:
         tokens = np.asarray(item)
@@ -216,22 +213,46 @@ class Pack(Expanding):
             return [tokens]
         return [tokens[first : first + self.window] for first in range(0, len(tokens), self.window)]
 
-    def _place(self, rooms: Sequence[int], length: int) -> int:
-        if len(rooms) < 2:
-            return 0 if rooms and rooms[0] >= length else -1
-        fitting = [(room, place) for place, room in enumerate(rooms) if room >= length]
-        return min(fitting)[1] if fitting else -1
+    def _fitting(self, windows: Sequence[_Window], length: int) -> _Window | None:
+        """The window that a sequence goes to; None: another one."""
+        if len(windows) < 2:
+            return windows[0] if windows and windows[0].room >= length else None
+        return min((window for window in windows if window.room >= length), key=lambda window: window.room, default=None)
 
-    def _made(self, parts: Sequence[np.ndarray[Any, Any]]) -> dict[str, Any]:
-        lengths = [len(part) for part in parts]
-        ends = np.cumsum(lengths)
-        filled = ends[-1]
-        tokens, segments, positions = np.zeros((3, self.window), np.int64)
-        np.concatenate(parts, out=tokens[:filled], casting="unsafe")  # any integers
-        tokens[filled:] = self.pad
-        segments[:filled] = np.repeat(np.arange(1, len(parts) + 1), lengths)
-        positions[:filled] = np.arange(filled) - np.repeat(ends - lengths, lengths)
-        return {"tokens": tokens, "segment_ids": segments, "position_ids": positions}
+
+class _Window:
+    """One window as it fills up.
+
+    Attributes:
+        columns: what comes of it.
+        room: tokens that it still takes.
+    """
+
+    __slots__ = ("_columns", "_num_parts", "columns", "room")
+
+    def __init__(self, length: int, pad: int) -> None:
+        tokens, segments, positions = np.zeros((3, length), np.int64)
+        if pad:
+            tokens[:] = pad
+        self._columns, self.columns = (
+            (tokens, segments, positions),
+            {"tokens": tokens, "segment_ids": segments, "position_ids": positions},
+        )
+        self._num_parts, self.room = 0, length
+
+    def put(self, part: np.ndarray[Any, Any], counted: np.ndarray[Any, Any]) -> None:
+        """Takes a sequence in.
+
+        Args:
+            counted: 0, 1, ..., at least as many.
+        """
+        tokens, segments, positions = self._columns
+        length = len(part)
+        start = len(tokens) - self.room
+        here = slice(start, start + length)
+        self.room -= length
+        self._num_parts += 1
+        tokens[here], segments[here], positions[here] = part, self._num_parts, counted[:length]
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.util import is_exiting
 from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -646,7 +647,8 @@ class Supervisor:
         while self._ring.recover(death.worker_id, poison=is_deadly) >= 0:  # a Ray worker pool's worker holds several
             self.num_taken_back += 1
         fate = "when it was about to leave" if death.worker_id in self._workers.leaving else "it is replaced"
-        log.warning("%s%s; %s", death, "" if work is None else f" on {work}", fate)
+        if not is_exiting():  # in which Python ends its children, though a thread of the program may still read
+            log.warning("%s%s; %s", death, "" if work is None else f" on {work}", fate)
         self._replace(death.worker_id)
         self._num_restarts += 1
         return None

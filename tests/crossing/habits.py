@@ -32,7 +32,7 @@ WORKER_NAME = "pt_data_worker"
 STOPPED_S = 0.15
 STARTED = 9  # batches
 GONE_S = 5.0
-WAIT_MAX_S = 5.0  # on an idle machine
+WAIT_MAX_S = 5.0  # with forked workers, on an idle machine
 ENDED = r"DataLoader worker \(pid(\(s\))? \d+\) (exited unexpectedly|is killed by signal)"
 
 
@@ -168,6 +168,11 @@ class Trial:
             if not (self._harms and self._ends_the_loader(error)):
                 raise
             self._forget()
+
+    def wait_max_s(self) -> float:
+        """How long next() may take on a machine as busy as this one is now."""
+        imports_torch = self.case.start != "fork" or self.case.backend == "ray"
+        return WAIT_MAX_S * (4 if imports_torch else 1) * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
     def _ends_the_loader(self, error: BaseException) -> bool:
         """Whether this is what torch says of a dead worker, where none is replaced. What came before it has been compared."""
@@ -508,7 +513,7 @@ class Trial:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(2 * WAIT_MAX_S)
+            thread.join(2 * self.wait_max_s())
             if thread.is_alive():
                 raise Wrong("a thread hangs in next()")
         for error in errors:

@@ -198,7 +198,7 @@ def _child(case: Case, folder: Path, writer: int, stacks: Path, limit_s: float) 
 
 
 def _outcome(case: Case, folder: Path) -> Outcome:
-    from tests.crossing.habits import WAIT_MAX_S, Refused, Trial, Wrong
+    from tests.crossing.habits import Refused, Trial, Wrong
 
     trial = Trial(case, folder)
     try:
@@ -211,10 +211,7 @@ def _outcome(case: Case, folder: Path) -> Outcome:
     except BaseException as error:
         what, said, detail = "error", f"{type(error).__name__}: {error}"[:600], traceback.format_exc()[-2500:]
     watch = trial.watch
-    retry_policy_s = WAIT_MAX_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)) + watch.allowed_s
-    if case.start != "fork" or case.backend == "ray":
-        retry_policy_s *= 4  # each worker imports torch
-    if what == "right" and watch.longest_s > retry_policy_s:
+    if what == "right" and watch.longest_s > trial.wait_max_s() + watch.allowed_s:
         what, said = "slow", f"next() took {watch.longest_s:.1f} s"
     return Outcome(what, said, detail, trial.num_batches, round(watch.longest_s, 3))
 

@@ -102,7 +102,7 @@ ENDS = {
 def test_the_first_rank_to_fail_ends_all(how: str, start_method: str, tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as error:
         shmload.spawn(rank_functions.fail, (how, barrier(start_method), str(tmp_path)), 3, start_method=start_method)
-    assert monotonic() - ast.literal_eval((tmp_path / "time").read_text()) < 2.0
+    assert monotonic() - ast.literal_eval((tmp_path / "time").read_text()) < 10.0
     text = str(error.value)
     assert re.match(rf"rank 1 \(pid \d+\) {re.escape(ENDS[how])}", text)
     assert text.endswith("\n\nranks 0 and 2 ended when asked to (SIGTERM)")

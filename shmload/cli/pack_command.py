@@ -27,6 +27,8 @@ SOURCE = (
 KEY = "32 bytes, or 64 hexadecimal digits, as `openssl rand -hex 32` makes them."
 FUNCTION = "Makes samples of each of SOURCE's: package.module:function, that yields any number of them. They keep their order."
 
+PART = "Pack one of so many parts, 1/4 to 4/4, each on a machine of its own; whichever finds all of them there ends the packing."
+
 
 def pack(
     source: Annotated[str, Argument(metavar="SOURCE", help=SOURCE)],
@@ -44,6 +46,7 @@ def pack(
     key_file: Annotated[Path | None, Option(help="Encrypts each sample with the key in a file: " + KEY)] = None,
     key_variable: Annotated[str | None, Option(metavar="NAME", help="The same with that of an environment variable.")] = None,
     append: Annotated[bool, Option("--append", help="Keep the samples of DEST, and add these behind them.")] = False,
+    part: Annotated[str, Option(metavar="N/COUNT", help=PART)] = "1/1",
     function: Annotated[str | None, Option(metavar="package.module:function", help=FUNCTION)] = None,
     endpoint: Annotated[str | None, Option(metavar="URL", help="Of an S3-compatible store.")] = None,
 ) -> None:
@@ -66,6 +69,7 @@ def pack(
             compression_level=compression_level,
             cipher=cipher_of(key_file, key_variable),
             append=append,
+            part=part_of(part),
         )
         dataset = dataset_of(source)
         if function is not None:
@@ -85,6 +89,10 @@ def pack(
         f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards{found}, {readable(manifest.nbytes)}, "
         f"{perf_counter() - begin:.1f} s: {', '.join(manifest.extensions)}"
     )
+    if packing.missing:
+        missing = ", ".join(map(str, packing.missing))
+        typer.echo(f"part {part} is there; missing: {missing}. Whichever of them ends last makes it a dataset")
+        return
     typer.echo(f"read it by shmload.remote.RemoteDataset.from_urls({dest!r})")
 
 
@@ -101,6 +109,18 @@ def cipher_of(key_file: Path | None, key_variable: str | None) -> "SampleCipher 
     if key_file is not None:
         return SampleCipher(key_in_file(key_file))
     return None if key_variable is None else SampleCipher(key_in_variable(key_variable))
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """The number of a part and how many there are.
+
+    Raises:
+        ValueError: it says neither.
+    """
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal()):
+        raise ValueError(f"--part is N/COUNT, as 1/4 to 4/4; got {text!r}")
+    return int(number), int(count)
 
 
 def _in_a_line(error: BaseException) -> object:

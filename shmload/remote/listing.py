@@ -21,6 +21,7 @@ from shmload.remote.block_index import ShardLayout
 from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, pack_beside
 from shmload.remote.layouts import LitData, Mds, Parquet, PlainFiles, Tar, layout_named, layout_of, litdata_of
 from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, ShardEntry, Shards, ShardTable
+from shmload.remote.packing.generation import CLAIM, unfinished
 from shmload.storage.client import split_url
 from shmload.storage.local import Store, StoredObject, checked_key
 
@@ -79,6 +80,8 @@ def _foreign(store: Store, layout: str | ShardLayout | None) -> Shards:
         except ObjectMissing:
             raise error from None
     names = {entry.key for entry in listed}
+    if CLAIM in names:
+        raise ObjectMissing(f"{store.url}: is no dataset yet: {unfinished(store)}")
     if INDEX_NAME in names and not isinstance(asked, (Tar, PlainFiles)):
         return _named_by_index(store, asked)
     groups: dict[str, list[StoredObject]] = {}

@@ -9,6 +9,7 @@ CACHE, DISK, FOLDER, LEDGER, PROCESSES = (
 )
 APPEND = "tests/remote/packing/test_append.py::"
 FOLLOWING = "tests/remote/test_following.py::"
+PARTS = "tests/remote/packing/test_parts.py::"
 CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
@@ -315,6 +316,22 @@ STORAGE_DEFECTS = [
         "now.digest != before.digest",
         "False",
         (f"{APPEND}test_two_that_append_at_once_never_lose_what_the_other_has_added",),
+    ),
+    Defect(
+        "N5",
+        "a part that ends writes the manifest, whatever is missing",
+        "shmload/remote/packing/generation.py",
+        "        if (found[-1].stop if found else first) != stop:\n",
+        "        if found and found[-1].stop > stop:\n",
+        (f"{PARTS}test_a_part_that_is_missing_is_named_to_who_reads",),
+    ),
+    Defect(
+        "N5",
+        "machines that pack parts write shards of the same names",
+        "shmload/remote/packing/generation.py",
+        "        return (self.number - 1) * MOST_SHARDS\n",
+        "        return 0\n",
+        (f"{PARTS}test_parts_in_any_order_make_the_samples_of_one_machine[plain]",),
     ),
     Defect(
         "N5",

@@ -10,6 +10,7 @@ CACHE, DISK, FOLDER, LEDGER, PROCESSES = (
 APPEND = "tests/remote/packing/test_append.py::"
 FOLLOWING = "tests/remote/test_following.py::"
 PARTS = "tests/remote/packing/test_parts.py::"
+STREAMS = "tests/remote/packing/test_streams.py::"
 CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
@@ -332,6 +333,22 @@ STORAGE_DEFECTS = [
         "        return (self.number - 1) * MOST_SHARDS\n",
         "        return 0\n",
         (f"{PARTS}test_parts_in_any_order_make_the_samples_of_one_machine[plain]",),
+    ),
+    Defect(
+        "N5",
+        "an image that an iterable opens loses its file on the way to a worker",
+        "shmload/remote/packing/stream_encoding.py",
+        "            if data is not None:\n",
+        "            if False:\n",
+        (f"{STREAMS}test_bytes_of_an_iterable_are_the_same_for_any_number_of_workers[plain]",),
+    ),
+    Defect(
+        "N5",
+        "records of an iterable are taken as workers end them",
+        "shmload/remote/packing/stream_encoding.py",
+        "                    yield from tasks.popleft().result()\n",
+        "                    yield from tasks.pop().result()\n",
+        (f"{STREAMS}test_bytes_of_an_iterable_are_the_same_for_any_number_of_workers[plain]",),
     ),
     Defect(
         "N5",

@@ -23,15 +23,7 @@ from shmload.formats.tar.members import ZSTD_LEVEL
 from shmload.formats.tar.writer import archive_nbytes, member_name
 from shmload.loader import ShmLoader
 from shmload.remote.manifest import Manifest
-from shmload.remote.packing.encoded_samples import (
-    RECORD,
-    EncodedSamples,
-    Files,
-    MemberCoding,
-    PackSource,
-    prefix_and_members,
-    source_of,
-)
+from shmload.remote.packing.encoded_samples import RECORD, EncodedSamples, Files, MemberCoding, PackSource, source_of
 from shmload.remote.packing.encoding import Serializers
 from shmload.remote.packing.generation import (
     MOST_PARTS,
@@ -44,6 +36,7 @@ from shmload.remote.packing.generation import (
     Spool,
     manifest_of,
 )
+from shmload.remote.packing.stream_encoding import StreamEncoder
 from shmload.storage.client import client_of, open_store
 from shmload.storage.local import Store
 from shmload.worker.own_generators import OwnGenerators
@@ -309,9 +302,11 @@ class Packing:
                 values, offsets = batch[RECORD]
                 yield memoryview(values.numpy()), offsets[1:].tolist()
 
-    def _num_workers(self, num_samples: int) -> int:
+    def _num_workers(self, num_samples: int | None) -> int:
         wanted = self._options.workers
-        found = min(wanted, len(os.sched_getaffinity(0)), -(-num_samples // self._batch_size))
+        found = min(wanted, len(os.sched_getaffinity(0)))
+        if num_samples is not None:
+            found = min(found, -(-num_samples // self._batch_size))
         if found < wanted:
             logger.info("packing takes %d of %d workers: there are that many processors, or batches of samples", found, wanted)
         return found
@@ -334,7 +329,7 @@ def _name(digest: str, before: Manifest | None) -> str:
 
 
 class StreamPacking(Packing):
-    """The packing of what an iterable yields, in its order, encoded by this process.
+    """The packing of what an iterable yields, in its order. This process reads it, and workers encode.
 
     One that was interrupted goes on if the iterable yields the same again: what shards in the store hold of it is passed over.
     """
@@ -353,23 +348,16 @@ class StreamPacking(Packing):
         if not first:
             raise ValueError("an iterable of at least 1 sample is needed; this one is empty: check what it reads")
         self._stream = enumerate(chain(first, source))
-        self._coded = options.coding
-        self._choose(self._digest([self._record(n, sample) for n, sample in enumerate(first)], None))
-        self._coded = self._coding()
-
-    def _record(self, number: int, sample: Any) -> bytes:
-        try:
-            prefix, members = prefix_and_members(sample, self._options.quality, self._options.serializers)
-            return b"".join(self._coded.record(f"{self._first + number:09d}", prefix, members))
-        except Exception as error:
-            error.add_note(f"sample {number} of the iterable")
-            raise
+        encoder = StreamEncoder(options.coding, options.quality, options.serializers)
+        self._choose(self._digest([encoder.record(number, sample) for number, sample in enumerate(first)], None))
+        self._encoder = replace(encoder, coding=self._coding(), first=self._first)
 
     def _batches(self, at: int) -> Iterator[tuple[memoryview, list[int]]]:
         records: list[bytes] = []
         nbytes = 0
-        for number, sample in islice(self._stream, at, None):
-            records.append(self._record(number, sample))
+        num_workers = self._num_workers(None)
+        for record in self._encoder.all(islice(self._stream, at, None), num_workers, self._options.multiprocessing_context):
+            records.append(record)
             nbytes += len(records[-1])
             if nbytes >= _BATCH_NBYTES or len(records) == _BATCH_SIZE_MAX:
                 yield memoryview(b"".join(records)), list(accumulate(map(len, records)))
@@ -431,8 +419,8 @@ def upload_cv_dataset(
 
     Args:
         ds: map-style; samples are (image, label), an image, or dicts. An iterable of such samples (a generator, a fluent
-            RemoteDataset, torch's IterableDataset) is packed in its own order, by this process alone; what goes on after a kill
-            asks it for the same samples again.
+            RemoteDataset, torch's IterableDataset) is packed in its own order: this process reads it, workers encode. What goes
+            on after a kill asks it for the same samples again.
         client: of `make_client`, or boto3's; None: `bucket` is a folder of this machine, or a URL; a dict: a URL of another
             cloud, whose library takes that (`open_store`).
         bucket, base_folder: where the dataset goes; one folder for each dataset.

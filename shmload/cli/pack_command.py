@@ -29,6 +29,8 @@ FUNCTION = "Makes samples of each of SOURCE's: package.module:function, that yie
 
 PART = "Pack one of so many parts, 1/4 to 4/4, each on a machine of its own; whichever finds all of them there ends the packing."
 
+IN_ORDER = "Each object below SOURCE, a folder or URL, is a sample: they are packed as they are listed, in the listing's order."
+
 
 def pack(
     source: Annotated[str, Argument(metavar="SOURCE", help=SOURCE)],
@@ -48,10 +50,12 @@ def pack(
     append: Annotated[bool, Option("--append", help="Keep the samples of DEST, and add these behind them.")] = False,
     part: Annotated[str, Option(metavar="N/COUNT", help=PART)] = "1/1",
     function: Annotated[str | None, Option(metavar="package.module:function", help=FUNCTION)] = None,
+    in_order: Annotated[bool, Option("--in-order", help=IN_ORDER)] = False,
     endpoint: Annotated[str | None, Option(metavar="URL", help="Of an S3-compatible store.")] = None,
 ) -> None:
     """Pack a dataset into shards. One that was interrupted goes on when the same command is given again."""
     from shmload.errors import StoreError
+    from shmload.remote import ObjectStream
     from shmload.remote.packing.pack import PackOptions, packing_of
     from shmload.storage.client import make_client, open_store
     from shmload.tools.named import FlatSamples, dataset_of, resolve
@@ -71,7 +75,7 @@ def pack(
             append=append,
             part=part_of(part),
         )
-        dataset = dataset_of(source)
+        dataset = ObjectStream(source) if in_order else dataset_of(source)
         if function is not None:
             dataset = FlatSamples(dataset, resolve(function, what="--function"))
         store = open_store(dest, make_client(endpoint) if endpoint else None)

@@ -11,6 +11,7 @@ APPEND = "tests/remote/packing/test_append.py::"
 FOLLOWING = "tests/remote/test_following.py::"
 PARTS = "tests/remote/packing/test_parts.py::"
 STREAMS = "tests/remote/packing/test_streams.py::"
+OBJECTS = "tests/remote/test_object_stream.py::"
 CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
@@ -349,6 +350,22 @@ STORAGE_DEFECTS = [
         "                    yield from tasks.popleft().result()\n",
         "                    yield from tasks.pop().result()\n",
         (f"{STREAMS}test_bytes_of_an_iterable_are_the_same_for_any_number_of_workers[plain]",),
+    ),
+    Defect(
+        "N5",
+        "a stream of objects waits for the end of their listing",
+        "shmload/remote/object_stream.py",
+        "                if len(under_way) == self._at_once:\n",
+        "                if False:\n",
+        (f"{OBJECTS}test_objects_are_fetched_while_they_are_listed",),
+    ),
+    Defect(
+        "N5",
+        "a bucket is listed to its end before anything is read",
+        "shmload/storage/s3.py",
+        "            yield from page\n",
+        "            yield from list(page) if following is None else page + list(self.as_listed(prefix))[len(page) :]\n",
+        (f"{OBJECTS}test_a_bucket_is_listed_page_by_page",),
     ),
     Defect(
         "N5",

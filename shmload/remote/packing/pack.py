@@ -23,6 +23,7 @@ from shmload.formats.tar.members import ZSTD_LEVEL
 from shmload.formats.tar.writer import archive_nbytes, member_name
 from shmload.loader import ShmLoader
 from shmload.remote.manifest import Manifest
+from shmload.remote.object_stream import ObjectStream
 from shmload.remote.packing.encoded_samples import RECORD, EncodedSamples, Files, MemberCoding, PackSource, source_of
 from shmload.remote.packing.encoding import Serializers
 from shmload.remote.packing.generation import (
@@ -343,7 +344,7 @@ class StreamPacking(Packing):
                 "map-style dataset, or what each machine has with append=True, one after the other"
             )
         self._begin(store, options, on_progress, None)
-        source = iter(samples)
+        self._iterable, source = samples, iter(samples)
         first = list(islice(source, NUM_PROBED))
         if not first:
             raise ValueError("an iterable of at least 1 sample is needed; this one is empty: check what it reads")
@@ -355,8 +356,10 @@ class StreamPacking(Packing):
     def _batches(self, at: int) -> Iterator[tuple[memoryview, list[int]]]:
         records: list[bytes] = []
         nbytes = 0
-        num_workers = self._num_workers(None)
-        for record in self._encoder.all(islice(self._stream, at, None), num_workers, self._options.multiprocessing_context):
+        stream: Iterator[tuple[int, Any]] = islice(self._stream, at, None)
+        if at and isinstance(self._iterable, ObjectStream):  # which need not fetch what is in the store
+            stream = enumerate(self._iterable.starting_at(at), at)
+        for record in self._encoder.all(stream, self._num_workers(None), self._options.multiprocessing_context):
             records.append(record)
             nbytes += len(records[-1])
             if nbytes >= _BATCH_NBYTES or len(records) == _BATCH_SIZE_MAX:

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 SOURCE = (
-    "A folder of images; TFRecord, Parquet, JSON lines, .npy, tar files (patterns with * and braces); a folder or URL of shards "
-    "that RemoteDataset reads; or package.module:dataset, which may also be a function that yields samples."
+    "A folder of images; TFRecord, Parquet, JSON lines, .npy, tar files (with * and braces); what RemoteDataset reads; or "
+    "package.module:dataset, or a function that yields samples."
 )
-KEY = "32 bytes, or 64 hexadecimal digits, as `openssl rand -hex 32` makes them."
-FUNCTION = "Makes samples of each of SOURCE's: package.module:function, that yields any number of them. They keep their order."
+KEY = "32 bytes, or 64 hexadecimal digits."
+FUNCTION = "package.module:function, which yields samples of each of SOURCE's."
 
-PART = "Pack one of so many parts, 1/4 to 4/4, each on a machine of its own; whichever finds all of them there ends the packing."
+PART = "One of so many parts, 1/4 to 4/4, of a machine each."
 
-IN_ORDER = "Each object below SOURCE, a folder or URL, is a sample: they are packed as they are listed, in the listing's order."
+IN_ORDER = "Each object below SOURCE is a sample, packed as it is listed."
 
 
 def pack(
@@ -49,7 +49,7 @@ def pack(
     key_variable: Annotated[str | None, Option(metavar="NAME", help="The same with that of an environment variable.")] = None,
     append: Annotated[bool, Option("--append", help="Keep the samples of DEST, and add these behind them.")] = False,
     part: Annotated[str, Option(metavar="N/COUNT", help=PART)] = "1/1",
-    function: Annotated[str | None, Option(metavar="package.module:function", help=FUNCTION)] = None,
+    function: Annotated[str | None, Option(metavar="NAME", help=FUNCTION)] = None,
     in_order: Annotated[bool, Option("--in-order", help=IN_ORDER)] = False,
     endpoint: Annotated[str | None, Option(metavar="URL", help="Of an S3-compatible store.")] = None,
 ) -> None:

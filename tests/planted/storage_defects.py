@@ -398,6 +398,7 @@ STORAGE_DEFECTS = [
         "        self._snapshots, self._begun = {epoch: found}, epoch\n",
         "        self._begun = epoch\n",
         (f"{FOLLOWING}test_a_state_is_resumed_on_its_own_snapshot_and_the_epoch_behind_it_reads_all",),
+        is_crossing=True,
     ),
     Defect(
         "A6",

@@ -12,6 +12,7 @@ FOLLOWING = "tests/remote/test_following.py::"
 PARTS = "tests/remote/packing/test_parts.py::"
 STREAMS = "tests/remote/packing/test_streams.py::"
 OBJECTS = "tests/remote/test_object_stream.py::"
+LAYOUTS = "tests/remote/test_layouts.py::"
 CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
@@ -366,6 +367,22 @@ STORAGE_DEFECTS = [
         "            yield from page\n",
         "            yield from list(page) if following is None else page + list(self.as_listed(prefix))[len(page) :]\n",
         (f"{OBJECTS}test_a_bucket_is_listed_page_by_page",),
+    ),
+    Defect(
+        "N5",
+        "a frame of LitData's is expanded for each of its items",
+        "shmload/remote/chunk_layouts.py",
+        "    found: memoryview = cache.get((index.path, block), expanded)\n",
+        "    found, _ = expanded()\n",
+        (f"{LAYOUTS}test_a_frame_of_several_items_is_expanded_once",),
+    ),
+    Defect(
+        "N5",
+        "frames that leave items out are believed",
+        "shmload/remote/chunk_layouts.py",
+        "    if not is_sound or np.any(",
+        "    if np.any(",
+        (f"{LAYOUTS}test_a_chunk_of_frames_that_is_damaged_is_said",),
     ),
     Defect(
         "N5",

@@ -13,6 +13,7 @@ PARTS = "tests/remote/packing/test_parts.py::"
 STREAMS = "tests/remote/packing/test_streams.py::"
 OBJECTS = "tests/remote/test_object_stream.py::"
 LAYOUTS = "tests/remote/test_layouts.py::"
+ELSEWHERE = "tests/remote/test_elsewhere.py::"
 CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
@@ -383,6 +384,14 @@ STORAGE_DEFECTS = [
         "    if not is_sound or np.any(",
         "    if np.any(",
         (f"{LAYOUTS}test_a_chunk_of_frames_that_is_damaged_is_said",),
+    ),
+    Defect(
+        "N5",
+        "a library of fsspec's tries for as long as it likes",
+        "shmload/storage/filesystem.py",
+        "tries.left_s) if system.async_impl else",
+        "tries.left_s) if False else",
+        (f"{ELSEWHERE}test_a_library_that_tries_by_itself_has_no_more_time_than_the_store",),
     ),
     Defect(
         "N5",

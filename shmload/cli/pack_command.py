@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
 
 SOURCE = (
-    "A folder of images; TFRecord, Parquet, JSON lines, .npy, tar files (patterns with * and braces); a folder or URL of shards "
-    "that RemoteDataset reads; or package.module:dataset, which may also be a function that yields samples."
+    "A folder of images; TFRecord, Parquet, JSON lines, .npy, tar files (with * and braces); what RemoteDataset reads; or "
+    "package.module:dataset, or a function that yields samples."
 )
-KEY = "32 bytes, or 64 hexadecimal digits, as `openssl rand -hex 32` makes them."
-FUNCTION = "Makes samples of each of SOURCE's: package.module:function, that yields any number of them. They keep their order."
+KEY = "32 bytes, or 64 hexadecimal digits."
+FUNCTION = "package.module:function, which yields samples of each of SOURCE's."
+
+PART = "One of so many parts, 1/4 to 4/4, of a machine each."
+
+IN_ORDER = "Each object below SOURCE is a sample, packed as it is listed."
 
 
 def pack(
@@ -44,11 +48,14 @@ def pack(
     key_file: Annotated[Path | None, Option(help="Encrypts each sample with the key in a file: " + KEY)] = None,
     key_variable: Annotated[str | None, Option(metavar="NAME", help="The same with that of an environment variable.")] = None,
     append: Annotated[bool, Option("--append", help="Keep the samples of DEST, and add these behind them.")] = False,
-    function: Annotated[str | None, Option(metavar="package.module:function", help=FUNCTION)] = None,
+    part: Annotated[str, Option(metavar="N/COUNT", help=PART)] = "1/1",
+    function: Annotated[str | None, Option(metavar="NAME", help=FUNCTION)] = None,
+    in_order: Annotated[bool, Option("--in-order", help=IN_ORDER)] = False,
     endpoint: Annotated[str | None, Option(metavar="URL", help="Of an S3-compatible store.")] = None,
 ) -> None:
     """Pack a dataset into shards. One that was interrupted goes on when the same command is given again."""
     from shmload.errors import StoreError
+    from shmload.remote import ObjectStream
     from shmload.remote.packing.pack import PackOptions, packing_of
     from shmload.storage.client import make_client, open_store
     from shmload.tools.named import FlatSamples, dataset_of, resolve
@@ -66,8 +73,9 @@ def pack(
             compression_level=compression_level,
             cipher=cipher_of(key_file, key_variable),
             append=append,
+            part=part_of(part),
         )
-        dataset = dataset_of(source)
+        dataset = ObjectStream(source) if in_order else dataset_of(source)
         if function is not None:
             dataset = FlatSamples(dataset, resolve(function, what="--function"))
         store = open_store(dest, make_client(endpoint) if endpoint else None)
@@ -85,6 +93,10 @@ def pack(
         f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards{found}, {readable(manifest.nbytes)}, "
         f"{perf_counter() - begin:.1f} s: {', '.join(manifest.extensions)}"
     )
+    if packing.missing:
+        missing = ", ".join(map(str, packing.missing))
+        typer.echo(f"part {part} is there; missing: {missing}. Whichever of them ends last makes it a dataset")
+        return
     typer.echo(f"read it by shmload.remote.RemoteDataset.from_urls({dest!r})")
 
 
@@ -101,6 +113,18 @@ def cipher_of(key_file: Path | None, key_variable: str | None) -> "SampleCipher 
     if key_file is not None:
         return SampleCipher(key_in_file(key_file))
     return None if key_variable is None else SampleCipher(key_in_variable(key_variable))
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """The number of a part and how many there are.
+
+    Raises:
+        ValueError: it says neither.
+    """
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal()):
+        raise ValueError(f"--part is N/COUNT, as 1/4 to 4/4; got {text!r}")
+    return int(number), int(count)
 
 
 def _in_a_line(error: BaseException) -> object:

@@ -1,4 +1,4 @@
-"""Files and objects that are compressed as a whole, expanded as they are read: .gz, .bz2, .xz, .zst. What is written is zstd."""
+"""Files and objects that are compressed as a whole, expanded as they are read, by their endings. What is written is zstd."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _STEP = 1 << 20  # bytes that are given at a time
 _INPUT = 16 << 10  # bytes of zstd taken at a time: they may expand to 30,000 times as many
 _OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
 _ENDINGS = {".gz": "gz", ".tgz": "gz", ".bz2": "bz2", ".xz": "xz", ".zst": "zst", ".zstd": "zst"}
+_ENDINGS |= {".br": "br", ".snappy": "snappy"}
 
 
 def packing_of(key: str) -> tuple[str, str]:
-    """What a name says of compression: the name without its ending, and "gz", "bz2", "xz", "zst" or nothing."""
+    """What a name says of compression: the name without its ending, and "gz", "bz2", "xz", "zst", "br", "snappy" or nothing."""
     for ending, kind in _ENDINGS.items():
         if key.lower().endswith(ending):
             return key[: -len(ending)] + (".tar" if ending == ".tgz" else ""), kind
@@ -37,12 +38,12 @@ def expanded_pieces(kind: str, file: Any) -> Iterator[bytes]:
         file: gives its bytes by `read(n)`.
     Raises:
         ValueError: it is damaged or cut.
-        ModuleNotFoundError: there is nothing that reads zstd (extra `zstd`).
+        ModuleNotFoundError: there is nothing that reads it (extras `zstd`, `brotli`, `snappy`).
     """
     errors: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
     total = 0
     try:
-        for piece in _zstd(file) if kind == "zst" else _opened(kind, file):
+        for piece in _PIECES[kind](file) if kind in _PIECES else _opened(kind, file):
             total += len(piece)
             yield piece
     except ShmloadError:  # the file's own, as of a store
@@ -103,3 +104,29 @@ def _zstd(file: Any) -> Iterator[bytes]:
             yield piece
     if frame is not None:
         raise EOFError("its last frame does not end")
+
+
+def _brotli(file: Any) -> Iterator[bytes]:
+    module = library("brotli", "brotli")
+    stream = module.Decompressor()
+    try:
+        while data := bytes(file.read(_INPUT)):
+            if piece := stream.process(data):
+                yield piece
+    except module.error as cause:
+        raise EOFError(str(cause)) from cause
+    if not stream.is_finished():
+        raise EOFError("its stream does not end")
+
+
+def _snappy(file: Any) -> Iterator[bytes]:
+    """One block, which names its length first: as MosaicML's writer makes it, without the frames of other programs."""
+    module = library("snappy", "snappy")
+    data = b"".join(iter(lambda: bytes(file.read(_STEP)), b""))
+    try:
+        yield module.uncompress(data)
+    except module.UncompressError as cause:
+        raise EOFError(f"no block of snappy without frames ({cause})") from cause
+
+
+_PIECES: dict[str, Callable[[Any], Iterator[bytes]]] = {"zst": _zstd, "br": _brotli, "snappy": _snappy}

@@ -188,7 +188,7 @@ class Pack(Expanding):
         return repr(self)
 
     def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
-        windows: list[_Window] = []
+        windows: list[_PackedWindow] = []
         counted = np.arange(self.window)
         is_greedy = self.strategy == "greedy"
         for item, parts in _answered(self._parts, items, name):
@@ -200,7 +200,7 @@ class Pack(Expanding):
                 if window is None:
                     if is_greedy and windows:
                         yield windows.pop().columns
-                    window = _Window(self.window, self.pad)
+                    window = _PackedWindow(self.window, self.pad)
                     windows.append(window)
                 window.put(part, counted)
         yield from (window.columns for window in windows)
@@ -213,14 +213,14 @@ class Pack(Expanding):
             return [tokens]
         return [tokens[first : first + self.window] for first in range(0, len(tokens), self.window)]
 
-    def _fitting(self, windows: Sequence[_Window], length: int) -> _Window | None:
+    def _fitting(self, windows: Sequence[_PackedWindow], length: int) -> _PackedWindow | None:
         """The window that a sequence goes to; None: another one."""
         if len(windows) < 2:
             return windows[0] if windows and windows[0].room >= length else None
         return min((window for window in windows if window.room >= length), key=lambda window: window.room, default=None)
 
 
-class _Window:
+class _PackedWindow:
     """One window as it fills up.
 
     Attributes:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from shmload.remote.indexed import RemoteSamples
     from shmload.remote.manifest import Manifest
+    from shmload.remote.object_stream import ObjectStream
     from shmload.remote.packing.pack import upload_cv_dataset
     from shmload.remote.remote_dataset import RemoteDataset
     from shmload.schedule.samplers import NodeShuffle, ShardShuffle
@@ -27,6 +28,7 @@ _STAGES = "shmload.remote.fluent"
 _PLACES = {
     "Client": "shmload.storage.client",
     "Manifest": "shmload.remote.manifest",
+    "ObjectStream": "shmload.remote.object_stream",
     "RemoteDataset": "shmload.remote.remote_dataset",
     "RemoteSamples": "shmload.remote.indexed",
     "NodeShuffle": "shmload.schedule.samplers",
@@ -41,6 +43,7 @@ __all__ = [
     "Continue",
     "Manifest",
     "NodeShuffle",
+    "ObjectStream",
     "RemoteDataset",
     "RemoteSamples",
     "ShardShuffle",

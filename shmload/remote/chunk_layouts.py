@@ -8,11 +8,12 @@ Formats: https://github.com/mosaicml/streaming (its MDSWriter), https://github.c
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from shmload.errors import ShardCorrupt, ShmloadError
 from shmload.formats.columns import BlockCache, PerProcess, library
+from shmload.formats.compression import expanded_pieces
 from shmload.remote.arrow_rows import cell, column_of
 from shmload.remote.block_index import SCALARS, BlockLayout, Bounds, Read, RecordIndex
 
@@ -226,7 +228,11 @@ class LitData(BlockLayout):
         block_size: tokens of a sample, where chunks are tokens end to end.
         allow_pickle: read leaves of pickles, which can run any code.
         cache_bytes: of chunks that are rows of Arrow, as LitData writes dicts of numbers, bytes and text: what is decoded of them,
-            and what is fetched where the cache does not hold them; in each process.
+            and what is fetched where the cache does not hold them; of frames that hold several items: what they expand to. In
+            each process.
+        encryption: what decrypts items that were encrypted one by one, by its `decrypt(bytes)`: LitData's own FernetEncryption or
+            RSAEncryption, or Fernet of the package cryptography. Shown nowhere; worker processes are given it.
+        is_zipped: whether each item is a frame of zstd, as its index.json says.
     """
 
     name: ClassVar[str] = "litdata"
@@ -235,9 +241,19 @@ class LitData(BlockLayout):
     block_size: int | None = None
     allow_pickle: bool = False
     cache_bytes: int = 1 << 28
+    encryption: Any = field(default=None, compare=False, repr=False)
+    is_zipped: bool = False
     _decoded: PerProcess[BlockCache] = field(default_factory=PerProcess, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        if self.encryption is not None and not callable(getattr(self.encryption, "decrypt", None)):
+            raise TypeError(
+                f"encryption has a method decrypt(bytes), as LitData's FernetEncryption; got a {_kind(self.encryption)}"
+            )
+
     def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
+        if bytes(memoryview(read(0, min(nbytes, 8))).cast("B")) == _FRAMED:
+            return _of_frames(url, nbytes, read)
         bounds, end = _table(url, nbytes, read)
         if self.block_size is not None:
             kind, _, code = self.data_format[0].partition(":")
@@ -251,6 +267,8 @@ class LitData(BlockLayout):
         if index.firsts is None:
             return super().sample(index, number, read)
         cache = self._decoded.get(lambda: BlockCache(self.cache_bytes))
+        if index.extra:
+            return super().sample(index, number, lambda at, nbytes: _framed(index, number, read, cache))
         arrow = library("pyarrow", "parquet")
         try:
             file, rows = cache.get((index.path, "file"), lambda: _opened(arrow, read(*index.span(0))))
@@ -266,6 +284,7 @@ class LitData(BlockLayout):
     def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
         if self.block_size is not None:
             return {"value": _lit_array(*self.data_format[0].partition(":")[::2], data)}
+        data = self._plain(data)
         sizes = np.frombuffer(data, "<u4", len(self.data_format)).tolist()
         at, leaves = 4 * len(sizes), []
         if at + sum(sizes) != len(data):
@@ -278,6 +297,17 @@ class LitData(BlockLayout):
             return item
         return {str(k): value for k, value in enumerate(item)} if isinstance(item, list) else {"value": item}
 
+    def _plain(self, data: memoryview) -> memoryview:
+        """An item's bytes, decrypted or expanded."""
+        if self.encryption is not None:
+            try:
+                data = memoryview(self.encryption.decrypt(bytes(data)))
+            except Exception as error:  # a library's own
+                raise ValueError(
+                    f"it was damaged, or encrypted with another key than that of encryption= ({_kind(error)})"
+                ) from error
+        return memoryview(b"".join(expanded_pieces("zst", io.BytesIO(data)))) if self.is_zipped else data
+
     def _leaf(self, given: str, data: Any) -> Any:
         kind, _, code = given.partition(":")
         if kind in ("tensor", "numpy", "no_header_tensor", "no_header_numpy"):
@@ -287,6 +317,61 @@ class LitData(BlockLayout):
         if kind not in _LIT_PLAIN:
             raise ValueError(f"a leaf of format {given!r} is not known here")
         return _LIT_PLAIN[kind](data)
+
+
+_FRAMED = b"LDFZ01\0\0"  # begins a chunk whose items are compressed several at once
+_FRAME = np.dtype([("first", "<u4"), ("count", "<u4"), ("at", "<u8"), ("nbytes", "<u4"), ("expanded", "<u4")])
+
+
+def _of_frames(url: str, nbytes: int, read: Read) -> RecordIndex:
+    """A chunk of frames: its blocks are these, and `extra` says where items lie in what all of them expand to."""
+    head = bytes(memoryview(read(0, min(nbytes, 24))).cast("B"))
+    if len(head) < 24:
+        raise ShardCorrupt(f"{url}: at byte 8: it ends within the head of its frames")
+    version, _, count, _, num_frames = struct.unpack_from("<HHIII", head, 8)
+    end = 24 + 4 * (count + 1) + _FRAME.itemsize * num_frames
+    if version != 1 or not num_frames or end > nbytes:
+        raise ShardCorrupt(
+            f"{url}: at byte 8: it says {num_frames} frames in version {version} of {count} items; version 1 is read here, and its "
+            f"tables lie in its {nbytes} bytes"
+        )
+    tables = bytes(memoryview(read(24, end - 24)).cast("B"))
+    offsets, frames = (
+        np.frombuffer(tables, "<u4", count + 1).astype(np.int64),
+        np.frombuffer(tables, _FRAME, offset=4 * (count + 1)),
+    )
+    bounds = np.append(frames["at"], frames["at"][-1:] + frames["nbytes"][-1:]).astype(np.int64)
+    firsts = np.append(frames["first"], [count]).astype(np.int64)
+    is_sound = bounds[0] >= end and bounds[-1] <= nbytes and firsts[0] == 0 and offsets[0] == 0
+    is_sound &= all(np.array_equal(np.diff(a), frames[b]) for a, b in ((bounds, "nbytes"), (firsts, "count")))
+    if not is_sound or np.any(np.diff(offsets) < 0) or not np.array_equal(np.diff(offsets[firsts]), frames["expanded"]):
+        raise ShardCorrupt(f"{url}: at byte 24: its {num_frames} frames do not hold its {count} items one behind the other")
+    return RecordIndex(url, bounds, firsts, tables[: 4 * (count + 1)])
+
+
+def _framed(index: RecordIndex, number: int, read: Read, cache: BlockCache) -> memoryview:
+    """An item's bytes, of the frame that it lies in."""
+    block, _ = index.block(number)
+    offsets, firsts = np.frombuffer(index.extra, "<u4"), index.firsts
+    assert firsts is not None
+    begin, at, stop, end = (int(offsets[n]) for n in (firsts[block], number, number + 1, firsts[block + 1]))
+
+    def expanded() -> tuple[memoryview, int]:
+        data = b""
+        for piece in expanded_pieces("zst", io.BytesIO(memoryview(read(*index.span(block))))):
+            data += piece
+            if len(data) > end - begin:
+                break
+        if len(data) != end - begin:
+            raise ValueError(f"its frame does not expand to {end - begin} bytes, as its chunk says")
+        return memoryview(data), len(data)
+
+    found: memoryview = cache.get((index.path, block), expanded)
+    return found[at - begin : stop - begin]
+
+
+def _kind(value: Any) -> str:
+    return type(value).__qualname__
 
 
 def _of_arrow(url: str, nbytes: int, read: Read, num_samples: int) -> RecordIndex:
@@ -324,18 +409,28 @@ def litdata_of(config: Mapping[str, Any], asked: LitData, where: str) -> LitData
         ValueError: it says what is not read here.
     """
     loader = config.get("item_loader") or "PyTreeLoader"
+    level, encryption = config.get("compression_level"), config.get("encryption")
     refused = {
-        "encryption": config.get("encryption"),
-        f"compression_level={config.get('compression_level')!r}": config.get("compression_level") not in (None, "chunk"),
+        f"compression_level={level!r}": level not in (None, "chunk", "batch", "sample"),
+        "encryption of whole chunks": encryption and encryption["level"] != "sample",
+        "encryption of tokens": encryption and loader == "TokensLoader",
         f"item_loader={loader}": loader not in ("PyTreeLoader", "TokensLoader"),
     }
     if what := [name for name, is_so in refused.items() if is_so]:
-        raise ValueError(f"{where}: was written with {', '.join(what)}, which is not read here: optimize it without")
+        raise ValueError(
+            f"{where}: was written with {', '.join(what)}, which is not read here: optimize it without, or with encryption of "
+            "level='sample'"
+        )
+    if bool(encryption) != (asked.encryption is not None):
+        remedy = "leave encryption= out"
+        if encryption:
+            remedy = "say what decrypts them, layout=LitData(encryption=FernetEncryption.load(file, password))"
+        raise ValueError(f"{where}: its items are encrypted by {(encryption or {}).get('algorithm', 'nothing')}: {remedy}")
     if loader == "TokensLoader" and asked.block_size is None:
         raise ValueError(f"{where}: holds tokens end to end: say how many make a sample, layout=LitData(block_size=...)")
     spec = json.loads(config["data_spec"])[1] if config.get("data_spec") else {"type": None, "children_spec": []}
     formats = tuple(map(str, config["data_format"]))
-    return LitData(formats, _tree(spec, where), asked.block_size, asked.allow_pickle, asked.cache_bytes)
+    return replace(asked, data_format=formats, tree=_tree(spec, where), is_zipped=level == "sample")
 
 
 def _tree(spec: Mapping[str, Any], where: str) -> Any:

@@ -21,6 +21,7 @@ from shmload.remote.block_index import ShardLayout
 from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, pack_beside
 from shmload.remote.layouts import LitData, Mds, Parquet, PlainFiles, Tar, layout_named, layout_of, litdata_of
 from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, ShardEntry, Shards, ShardTable
+from shmload.remote.packing.generation import CLAIM, unfinished
 from shmload.storage.client import split_url
 from shmload.storage.local import Store, StoredObject, checked_key
 
@@ -79,6 +80,8 @@ def _foreign(store: Store, layout: str | ShardLayout | None) -> Shards:
         except ObjectMissing:
             raise error from None
     names = {entry.key for entry in listed}
+    if CLAIM in names:
+        raise ObjectMissing(f"{store.url}: is no dataset yet: {unfinished(store)}")
     if INDEX_NAME in names and not isinstance(asked, (Tar, PlainFiles)):
         return _named_by_index(store, asked)
     groups: dict[str, list[StoredObject]] = {}
@@ -142,7 +145,8 @@ def _named_by_index(store: Store, asked: ShardLayout | None) -> Shards:
             layout = asked if isinstance(asked, of_chunks) else of_chunks()
             if isinstance(layout, LitData):
                 layout = litdata_of(config, layout, where)
-            packing = "zst" if str(config.get("compression") or "").startswith("zstd") and not is_tables else ""
+            is_whole = config.get("compression_level") in (None, "chunk") and not is_tables
+            packing = "zst" if str(config.get("compression") or "").startswith("zstd") and is_whole else ""
             tokens = isinstance(layout, LitData) and layout.block_size is not None
             named = [
                 (str(c["filename"]), int(c["chunk_bytes"]), None if tokens else int(c["chunk_size"]), packing)
@@ -175,7 +179,7 @@ def _mds_entry(one: Mapping[str, Any], where: str) -> _Named:
     zipped = one["zip_data"]
     packing = packing_of(zipped["basename"])[1] if zipped else ""
     if zipped and not packing:
-        raise ValueError(f"{where}: shards are compressed by {one['compression']}; zstd, gz and bz2 are read here")
+        raise ValueError(f"{where}: shards are compressed by {one['compression']}; zstd, gz, bz2, br and snappy are read here")
     return str((zipped or one["raw_data"])["basename"]), int(one["raw_data"]["bytes"]), int(one["samples"]), packing
 
 

@@ -19,7 +19,9 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,7 +52,8 @@ class FilesystemStore:
 
     Args:
         url: its scheme, host or bucket, and folder. No password: options are for those.
-        options: what the file system takes besides, by name: fsspec calls them storage options.
+        options: what the file system takes besides, by name: fsspec calls them storage options. `retries` and `timeout_s` among
+            them are of the retry_policy.
         retry_policy: how often and how long is tried again.
         parallel: ranges of one large object that are read at once.
     Raises:
@@ -70,7 +73,8 @@ class FilesystemStore:
             raise StoreError(f"the URL of a {self.scheme}:// store has a password in it: give it in client={{'password': ...}}")
         self.url = url.rstrip("/")
         self.options = dict(options or {})
-        self.retry_policy = retry_policy or RetryPolicy()
+        patience = {name: self.options.pop(name) for name in ("retries", "timeout_s") if name in self.options}
+        self.retry_policy = replace(retry_policy or RetryPolicy(), **patience)
         self.parallel = parallel
         self._root: str | None = None  # the folder as the file system calls it
         self._pool = _Systems()
@@ -140,7 +144,8 @@ class FilesystemStore:
         for first in range(0, len(bounds), self.parallel):
             some = bounds[first : first + self.parallel]
             starts, ends = ([offset + bound[side] for bound in some] for side in (0, 1))
-            found = system.cat_ranges([path] * len(some), starts, ends, on_error="raise")
+            slow = system.slow_by(ends[-1] - starts[0])
+            found = slow.cat_ranges([path] * len(some), starts, ends, on_error="raise")
             yield from zip([begin for begin, _ in some], found, strict=True)
 
     def list_objects(self, prefix: str = "") -> Iterator[StoredObject]:
@@ -164,10 +169,11 @@ class FilesystemStore:
     # ------------------------------------------------------------ writing
 
     def put(self, key: str, data: Buffer) -> StoredObject:
-        return self._written(key, lambda system, path: system.pipe_file(path, bytes(memoryview(data).cast("B"))))
+        sent = bytes(memoryview(data).cast("B"))
+        return self._written(key, lambda system, path: system.slow_by(len(sent)).pipe_file(path, sent))
 
     def put_file(self, key: str, path: Path) -> StoredObject:
-        return self._written(key, lambda system, to: system.put_file(str(path), to))
+        return self._written(key, lambda system, to: system.slow_by(os.path.getsize(path)).put_file(str(path), to))
 
     def _written(self, key: str, write: Callable[[Any, str], object]) -> StoredObject:
         def once(system: Any, path: str) -> StoredObject:
@@ -242,7 +248,14 @@ class FilesystemStore:
     def _opened(self) -> Any:
         """A file system of this process."""
         made = _class_of(self.scheme)
-        return made(**{**made._get_kwargs_from_urls(self.url), **self.options}, skip_instance_cache=True)
+        given = {**made._get_kwargs_from_urls(self.url), **self.options}
+        if self.scheme != "sftp":
+            return made(**given, skip_instance_cache=True)
+        stall_s = min(self.retry_policy.stall_s, self.retry_policy.timeout_s)
+        waits = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout"), stall_s)
+        system = made(**{**waits, **given}, skip_instance_cache=True)
+        system.ftp.get_channel().settimeout(stall_s)  # which by itself waits for ever
+        return system
 
     def _asked(self, key: str | None, verb: str, ask: Callable[[Any, str], T]) -> T:
         """What the file system answers; what may pass is tried again, over a new connection where it is the caller's alone.
@@ -259,7 +272,8 @@ class FilesystemStore:
         while True:
             try:
                 with self._pool.one(self._opened) as system:
-                    return ask(system, self._path(system, key))
+                    bounded = _Bounded(system, tries.left_s) if system.async_impl else _Unbounded(system)
+                    return ask(bounded, self._path(system, key))
             except StoreError:
                 raise
             except Exception as error:
@@ -275,6 +289,8 @@ class FilesystemStore:
         if (isinstance(error, kinds) and verb != "write") or status == 404:
             return ObjectMissing(f"no such object: {self._name(key)}")
         said = self._without_secrets(words(error))
+        if type(error).__name__ == "FSTimeoutError":
+            said = "its library got no answer in time, however often it tried"
         if isinstance(error, PermissionError) or status in (401, 403) or "uthenticat" in type(error).__name__:
             remedy = "look at the credentials, in the environment, where the scheme's library looks, or in client={...}"
         elif (
@@ -293,6 +309,39 @@ class FilesystemStore:
             for part in re.findall(r"[^;&=\s]{8,}", value) if isinstance(value, str) else ():
                 text = text.replace(part, "...")
         return re.sub(r"\?\S+", "?...", text)
+
+
+class _Unbounded:
+    """A file system of which nobody can say how long it takes."""
+
+    def __init__(self, system: Any) -> None:
+        self._system = system
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._system, name)
+
+    def slow_by(self, nbytes: int) -> Any:
+        """The same, with the time that so many bytes may take besides."""
+        return self
+
+
+class _Bounded(_Unbounded):
+    """An asynchronous one, whose calls end after a time: what its library tries again by itself may take minutes."""
+
+    def __init__(self, system: Any, wait_s: float) -> None:
+        super().__init__(system)
+        self._wait_s = wait_s
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        return partial(found, timeout=self._wait_s) if name in _CALLS else found  # which fsspec's `sync` takes
+
+    def slow_by(self, nbytes: int) -> Any:
+        return _Bounded(self._system, self._wait_s + nbytes / _SLOWEST)
+
+
+_CALLS = frozenset(("info", "find", "cat_ranges", "pipe_file", "put_file", "rm_file"))
+_SLOWEST = 1 << 16  # bytes a second
 
 
 class _Systems:

@@ -298,16 +298,18 @@ class S3Store(WebReader):
         self.url = f"s3://{bucket}/{self.prefix}".rstrip("/")
 
     def list_objects(self, prefix: str = "") -> Iterator[StoredObject]:
+        return iter(sorted(self.as_listed(prefix), key=lambda each: each.key))
+
+    def as_listed(self, prefix: str = "") -> Iterator[StoredObject]:
+        """The same in the server's order, which is that of keys at most; a page is asked for when the one before has been taken."""
         prefix = self.prefix + checked_prefix(prefix, self.url)
         doing = f"list s3://{self.bucket}/{prefix}"
-        found: list[StoredObject] = []
         token: str | None = None
         while True:
             page, following = self.repeatedly(doing, partial(self._page, doing, prefix, token))
-            found += page
+            yield from page
             if following is None:
-                found.sort(key=lambda each: each.key)
-                return iter(found)
+                return
             if following == token:
                 raise StoreError(f"cannot {doing}: {self.client.endpoint} gives the same page again and again")
             token = following

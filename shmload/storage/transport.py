@@ -90,6 +90,11 @@ class Retry:
         self.num_failed = 0
         self._since = monotonic()
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until no further try is begun; a tenth at least."""
+        return max(self.retry_policy.timeout_s - (monotonic() - self._since), 0.1)
+
     def failed(self, failure: TransientError) -> None:
         """Waits before the next try: twice as long each time, by chance between half and whole, so that many readers spread.
 

@@ -82,6 +82,7 @@ class Case:
     sizes: str = "even"
     wrap: str = ""
     extra: str = ""
+    appends: int = 0  # generations that a packed dataset gets while it is followed
     bad: int = 0  # samples that cannot be read
     keeps: bool = False  # what it draws from are generators of its own
     stages: str = ""  # of a pipeline, one letter each: pipelines.py says what they do
@@ -232,6 +233,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         then_workers=one((0, 1), (1, 2), (2, 2), (3, 1)),
         then_ranks=rng.choice((1, 1, 2, 3, 4)),
         loaders=1,
+        appends=rng.choice((0, 0, 0, 1, 2, 5)),
     )  # fmt: skip
     if is_native and rng.random() < 0.3:  # several workers at batches of long texts and short rows: where races were
         case = replace(
@@ -335,6 +337,11 @@ def _of_kind(case: Case) -> Case:
         case = replace(case, extra="")
     if case.wrap and case.n < 2:
         case = replace(case, wrap="")
+    if case.kind != "remote":
+        case = replace(case, appends=0)
+    if case.appends:  # it is followed, which takes a seed and no order of its own; and every sample is another
+        case = replace(case, mode="seed", order="", extra=case.extra if case.extra in ("zlib", "bare") else "")
+        case = replace(case, fields=case.fields if "i" in case.fields else case.fields + "i", backend="process")
     if case.n == 0 and case.kind not in PLAIN:
         case = replace(case, n=1)
     return case

@@ -239,14 +239,40 @@ def _remote(case: Case, folder: Path) -> Any:
 
 def _packed(case: Case, folder: str) -> Any:
     """Packed in its own order, as an iterable is: compressed by member or by shard, or encrypted and perhaps compressed."""
-    from shmload.remote import RemoteDataset, upload_cv_dataset
+    from shmload.remote import RemoteDataset
 
-    key = bytes(range(32)) if case.extra == "bare" else None
-    compress = ("samples", "shards", None)[case.seed % (3 if key else 2)]
-    samples = ({EXTENSIONS[name]: VALUES[name](case, index) for name in case.fields} for index in range(case.n))
-    manifest = upload_cv_dataset(samples, bucket=folder, maxcount=-(-case.n // 4), workers=0, compress=compress, key=key)
+    key, _ = _coding(case)
+    manifest = _pack(case, folder, range(case.n))
     room = max(shard.nbytes for shard in manifest.shards) * (1, 2, 8)[case.seed % 3]
     return RemoteDataset.from_urls(folder, cache_bytes=room, key=key)
+
+
+def _coding(case: Case) -> tuple[bytes | None, str | None]:
+    """The key and the compression."""
+    if case.extra not in ("zlib", "bare"):
+        return None, None
+    key = bytes(range(32)) if case.extra == "bare" else None
+    return key, ("samples", "shards", None)[case.seed % (3 if key else 2)]
+
+
+def _pack(case: Case, folder: str, indices: range) -> Any:
+    """Appends samples to a packed dataset, if there is one."""
+    from shmload.remote import upload_cv_dataset
+
+    key, compress = _coding(case)
+    samples = ({EXTENSIONS[name]: VALUES[name](case, index) for name in case.fields} for index in indices)
+    maxcount = -(-case.n // 4)
+    return upload_cv_dataset(samples, bucket=folder, maxcount=maxcount, workers=0, compress=compress, key=key, append=True)
+
+
+def _followed(case: Case, folder: str) -> Any:
+    """A packed dataset that grows, each time with a cache of its own."""
+    from shmload.remote import RemoteDataset
+
+    key, compress = _coding(case)
+    room = 1 << 26 if compress == "shards" or case.seed % 2 else 20_000 * (case.seed % 3)
+    fields = {e: f"{e};{e}.zst" for e in map(EXTENSIONS.__getitem__, case.fields)}
+    return RemoteDataset.from_urls(folder, cache_bytes=room, key=key).indexed(fields=fields, **_tar_options(case), follow=True)
 
 
 def _lies(case: Case, folder: Path) -> Any:
@@ -490,10 +516,24 @@ class Made:
         self.folder = folder
         self._num_made = self._num_runs = 0
         self._cache: Any = None
+        self.size = case.n  # samples that there are by now
+        self._num_appends = 0
 
     def begin_run(self) -> None:
-        """What is made from now on belongs to one training run: that of its ranks."""
+        """What is made from now on belongs to one training run: that of its ranks, which have one store of torch.distributed's."""
         self._num_runs += 1
+        if self.case.appends:
+            from shmload import torch_names
+
+            store = torch.distributed.HashStore()
+            torch_names.default_store = lambda: store
+
+    def append(self) -> None:
+        """A generation more, if another is to come."""
+        if self._num_appends < self.case.appends:
+            self._num_appends += 1
+            first, self.size = self.size, self.size + 1 + self.case.n * (1 + self._num_appends % 2) // 3
+            _pack(self.case, str(self.folder / "followed"), range(first, self.size))
 
     def fresh(self) -> Any:
         """The dataset for one loader."""
@@ -503,6 +543,10 @@ class Made:
             if self._cache is None:
                 self._cache = _growing(case, self.folder)
             return self._cache.dataset(schema_of(case), timeout_s=0.0, run=f"run{self._num_runs}")
+        if case.appends:
+            if self._num_made == 1:
+                _pack(case, str(self.folder / "followed"), range(case.n))
+            return _followed(case, str(self.folder / "followed"))
         if case.kind in MAKERS:
             folder = self.folder / str(self._num_made)
             folder.mkdir()

@@ -14,6 +14,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -88,11 +89,18 @@ class Loaders:
         self.case, self.ranks = case, ranks
         self.epoch = 0  # of the next pass, in seed mode
         self.first = 0  # its first step
+        self.goes_on = False  # in the midst of an epoch that other loaders have begun
+        self.is_quiet = True  # nothing is ordered, and so no later epoch settled
         self.each: list[Any] = []
         trial.made.begin_run()
+        self._works_inline = workers == 0
         for rank in range(ranks):
             options = loader_options(case, rank=rank, ranks=ranks, workers=workers)
             self.each.append(trial.made_loader(options))
+
+    def begin(self) -> None:
+        """Says that a pass begins, behind which workers order the next one whenever they like."""
+        self.goes_on, self.is_quiet = False, self._works_inline
 
     def close(self) -> None:
         """Ends them."""
@@ -108,7 +116,11 @@ class Passes:
         self._trial = trial
         self._loaders = loaders
         self.places = places
-        self.iterators = [iter(loader) for loader in loaders.each]
+        self.iterators: list[Any] = []
+        for loader in loaders.each:
+            self.iterators.append(iter(loader))
+            if loaders.is_quiet and trial.case.seed % 3 == 0:
+                trial.made.append()  # so that ranks have to agree
 
     def take(self, most: int | None = None) -> int:
         """So many batches of each rank, or all to the end; how many it were."""
@@ -119,6 +131,8 @@ class Passes:
                 trial.harm()
                 if not trial.compare(self.iterators[rank], self.places[rank], rank):
                     open_ones.remove(rank)
+                if self._loaders.is_quiet and trial.case.seed % 2:
+                    trial.made.append()  # which no rank sees in this epoch
             taken += 1
         return taken
 
@@ -137,6 +151,8 @@ class Trial:
         self._timers: list[threading.Timer] = []
         self._loose: list[tuple[Any, Any]] = []  # batches whose order is free
         self.order: Any = None
+        self._sizes: dict[int, int] = {}  # of epochs that a growing dataset's samples are read in
+        self._orders: dict[int, SeedOrder] = {}
         self.expected = Expected(case)
 
     # ------------------------------------------------------------ the whole of it
@@ -199,12 +215,27 @@ class Trial:
     def begin(self, loaders: Loaders) -> Passes:
         """The next pass of all ranks."""
         if self.case.is_seeded:
+            self._settle_size(loaders)
             places = self._seed_places(loaders, loaders.epoch, loaders.first)
             loaders.epoch, loaders.first = loaders.epoch + 1, 0
+            loaders.begin()
         else:
             remembered = self.order.begin()
             places = [Place(self, remembered.at)]
         return Passes(self, loaders, places)
+
+    def _settle_size(self, loaders: Loaders) -> None:
+        """Which samples an epoch of a followed dataset has: all that are there when it is begun, and no others when it goes on."""
+        if not self.case.appends:
+            return
+        if loaders.is_quiet:
+            self.made.append()
+        if not loaders.goes_on:
+            self._sizes[loaders.epoch] = self.made.size
+        size = self._sizes[loaders.epoch]
+        if size not in self._orders:
+            self._orders[size] = SeedOrder(replace(self.case, n=size, appends=0), self.made)
+        self.order = self._orders[size]
 
     def _seed_places(self, loaders: Loaders, epoch: int, first: int) -> list[Place]:
         size = self.case.batch_size
@@ -444,6 +475,7 @@ class Trial:
             rest = self._seed_places(again, epoch, step)  # what is left may be no step of so many ranks
             has_ended = step > 0 and all(self._has_ended(place) for place in rest)
         again.epoch, again.first = (epoch + 1, 0) if has_ended else (epoch, step)
+        again.goes_on = not has_ended
         return self.begin(again)
 
     @staticmethod
@@ -481,7 +513,7 @@ class Trial:
         passes = self.begin(loaders)
         passes.take(max(self.strikes_at(passes), 1))
         if self.case.is_seeded:
-            loaders.epoch, loaders.first = 1, 0
+            loaders.epoch, loaders.first, loaders.goes_on = 1, 0, False
             self._load(loaders, states)
             self.begin(loaders).take()
         else:

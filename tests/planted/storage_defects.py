@@ -9,6 +9,11 @@ CACHE, DISK, FOLDER, LEDGER, PROCESSES = (
 )
 APPEND = "tests/remote/packing/test_append.py::"
 FOLLOWING = "tests/remote/test_following.py::"
+PARTS = "tests/remote/packing/test_parts.py::"
+STREAMS = "tests/remote/packing/test_streams.py::"
+OBJECTS = "tests/remote/test_object_stream.py::"
+LAYOUTS = "tests/remote/test_layouts.py::"
+ELSEWHERE = "tests/remote/test_elsewhere.py::"
 CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
@@ -318,6 +323,78 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
+        "a part that ends writes the manifest, whatever is missing",
+        "shmload/remote/packing/generation.py",
+        "        if (found[-1].stop if found else first) != stop:\n",
+        "        if found and found[-1].stop > stop:\n",
+        (f"{PARTS}test_a_part_that_is_missing_is_named_to_who_reads",),
+    ),
+    Defect(
+        "N5",
+        "machines that pack parts write shards of the same names",
+        "shmload/remote/packing/generation.py",
+        "        return (self.number - 1) * MOST_SHARDS\n",
+        "        return 0\n",
+        (f"{PARTS}test_parts_in_any_order_make_the_samples_of_one_machine[plain]",),
+    ),
+    Defect(
+        "N5",
+        "an image that an iterable opens loses its file on the way to a worker",
+        "shmload/remote/packing/stream_encoding.py",
+        "            if data is not None:\n",
+        "            if False:\n",
+        (f"{STREAMS}test_bytes_of_an_iterable_are_the_same_for_any_number_of_workers[plain]",),
+    ),
+    Defect(
+        "N5",
+        "records of an iterable are taken as workers end them",
+        "shmload/remote/packing/stream_encoding.py",
+        "                    yield from tasks.popleft().result()\n",
+        "                    yield from tasks.pop().result()\n",
+        (f"{STREAMS}test_bytes_of_an_iterable_are_the_same_for_any_number_of_workers[plain]",),
+    ),
+    Defect(
+        "N5",
+        "a stream of objects waits for the end of their listing",
+        "shmload/remote/object_stream.py",
+        "                if len(under_way) == self._at_once:\n",
+        "                if False:\n",
+        (f"{OBJECTS}test_objects_are_fetched_while_they_are_listed",),
+    ),
+    Defect(
+        "N5",
+        "a bucket is listed to its end before anything is read",
+        "shmload/storage/s3.py",
+        "            yield from page\n",
+        "            yield from list(page) if following is None else page + list(self.as_listed(prefix))[len(page) :]\n",
+        (f"{OBJECTS}test_a_bucket_is_listed_page_by_page",),
+    ),
+    Defect(
+        "N5",
+        "a frame of LitData's is expanded for each of its items",
+        "shmload/remote/chunk_layouts.py",
+        "    found: memoryview = cache.get((index.path, block), expanded)\n",
+        "    found, _ = expanded()\n",
+        (f"{LAYOUTS}test_a_frame_of_several_items_is_expanded_once",),
+    ),
+    Defect(
+        "N5",
+        "frames that leave items out are believed",
+        "shmload/remote/chunk_layouts.py",
+        "    if not is_sound or np.any(",
+        "    if np.any(",
+        (f"{LAYOUTS}test_a_chunk_of_frames_that_is_damaged_is_said",),
+    ),
+    Defect(
+        "N5",
+        "a library of fsspec's tries for as long as it likes",
+        "shmload/storage/filesystem.py",
+        "tries.left_s) if system.async_impl else",
+        "tries.left_s) if False else",
+        (f"{ELSEWHERE}test_a_library_that_tries_by_itself_has_no_more_time_than_the_store",),
+    ),
+    Defect(
+        "N5",
         "the same append again adds its samples again",
         "shmload/remote/packing/pack.py",
         "        if there is not None and _name(digest, there.before()) == there.generation:\n",
@@ -347,6 +424,7 @@ STORAGE_DEFECTS = [
         "        self._snapshots, self._begun = {epoch: found}, epoch\n",
         "        self._begun = epoch\n",
         (f"{FOLLOWING}test_a_state_is_resumed_on_its_own_snapshot_and_the_epoch_behind_it_reads_all",),
+        is_crossing=True,
     ),
     Defect(
         "A6",

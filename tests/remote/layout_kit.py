@@ -10,15 +10,17 @@ import shutil
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.fernet import Fernet
 
 from shmload.remote.block_index import ShardLayout
 from shmload.remote.layouts import LitData, TFRecords
-from tests.remote.write_foreign import lit_sample, mds_sample, row_sample
+from tests.remote.write_foreign import FERNET_KEY, lit_sample, mds_sample, row_sample
 
 NUM_SAMPLES = 23
 PER_SHARD = 7
@@ -170,6 +172,7 @@ def tar_sample(number: int) -> dict[str, Any]:
     return {"cls": b"%d" % number, "bin": bytes([number]) * number}
 
 
+OPTIONAL = {"br": "brotli", "snappy": "snappy"}
 SCHEMA = {"label": "int64", "name": str, "ids": ("int64", (3,))}
 CASES = [
     Case("jsonl", each(lines, ".jsonl"), line_sample),
@@ -187,6 +190,10 @@ CASES = [
     Case("mds", copied("mds"), of_mds),
     Case("mds.zstd", copied("mds_zstd"), of_mds, None, True),
     Case("mds.gz", copied("mds_gz"), of_mds, None, True),
+    *(Case(f"mds.{kind}", copied(f"mds_{kind}"), of_mds, None, True) for kind, name in OPTIONAL.items() if find_spec(name)),
+    Case("litdata batch", copied("litdata_batch"), of_litdata),
+    Case("litdata sample", copied("litdata_sample"), of_litdata),
+    Case("litdata fernet", copied("litdata_fernet"), of_litdata, LitData(encryption=Fernet(FERNET_KEY)), True),
     Case("litdata", copied("litdata"), of_litdata),
     Case("litdata.zstd", copied("litdata_zstd"), of_litdata, None, True),
     Case("litdata rows", copied("litdata_rows"), row_sample),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,7 @@ from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.formats import ImageFolder
 from shmload.remote import RemoteDataset, upload_cv_dataset
 from shmload.remote.listing import shards_in
+from shmload.storage import transport
 from shmload.storage.client import open_store
 from shmload.storage.filesystem import FilesystemStore
 from shmload.storage.local import Store
@@ -183,6 +188,100 @@ def test_a_store_that_is_away_for_a_moment_costs_nothing(scheme: str, tmp_path: 
         dataset = RemoteDataset(None, shards_in(store))
         assert sorted(labels(dataset)) == list(range(NUM_SAMPLES))
         dataset.close()
+
+
+@contextmanager
+def leaving(scheme: str) -> Iterator[tuple[FilesystemStore, Callable[[], None], Callable[[], None]]]:
+    """A store with little patience, and what has its server go away and come back."""
+    with ExitStack() as stack:
+        patience = {"retries": 2, "timeout_s": 1.5}
+        if scheme == "sftp":
+            port, folder = store_kit._free_port(), stack.enter_context(TemporaryDirectory())
+            program = [sys.executable, str(Path(store_kit.__file__).with_name("sftp_server.py")), str(port), folder]
+            servers: list[subprocess.Popen[bytes]] = []
+
+            def comes() -> None:
+                servers.append(subprocess.Popen([*program, store_kit.SECRET_KEY]))
+                store_kit._until_open(port)
+
+            def goes() -> None:
+                servers[-1].kill()
+                servers[-1].wait()
+
+            comes()
+            stack.callback(goes)
+            login = {"username": "tests", "password": store_kit.SECRET_KEY, "look_for_keys": False, "allow_agent": False}
+            store = FilesystemStore(f"sftp://127.0.0.1:{port}/x", {**login, **patience})
+            stack.callback(store.close)
+            yield store, goes, comes
+            return
+        proxies: list[FaultProxy] = []
+
+        def through(endpoint: str) -> str:
+            proxies.append(stack.enter_context(fault_proxy(endpoint)))
+            return proxies[0].url
+
+        made: Any = elsewhere(scheme, through)
+        store = FilesystemStore(made.url, {**made.options, **patience})
+        yield store, lambda: proxies[0].script(*[Refuse()] * 10_000), proxies[0].script
+
+
+@pytest.mark.slow(reason="a server of each kind goes away, and is waited for")
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
+)  # the libraries leave what broke
+@pytest.mark.parametrize("scheme", store_kit.OTHERS)
+def test_a_store_that_stays_away_is_one_error_within_its_patience(scheme: str, tmp_path: Path) -> None:
+    with leaving(scheme) as (store, goes, comes):
+        write_packed(tmp_path, COUNTS)
+        upload(store, tmp_path)
+        dataset = RemoteDataset(None, shards_in(store), cache_bytes=0, seed=1)
+        place = re.escape(store.url)
+        goes()
+        remedy = (
+            r".+; (no progress in|failed 3 times) .+ Look after the server, or give the client (a longer timeout_s|more retries)"
+        )
+        with pytest.raises(StoreError, match=rf"cannot (read|look at) {place}/[0-9a-f]{{16}}/shard-00000\d.tar(.index)?: {remedy}"):
+            list(dataset)
+        with pytest.raises(StoreError, match=rf"cannot write {place}/x: {remedy}"):
+            store.put("x", b"x")
+        with pytest.raises(StoreError, match=rf"cannot list {place}: {remedy}"):
+            list(store.list_objects())
+        comes()
+        assert sorted(labels(dataset)) == list(range(NUM_SAMPLES))
+        dataset.close()
+
+
+def test_a_library_that_tries_by_itself_has_no_more_time_than_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow:
+        async_impl, protocol = True, ("gs",)
+        waits: list[float] = []  # of one test
+
+        def _strip_protocol(self, path: str) -> str:
+            return path
+
+        def invalidate_cache(self) -> None:
+            pass
+
+        def cat_ranges(self, paths: Any, starts: Any, ends: Any, *, on_error: str, timeout: float) -> Any:
+            self.waits.append(timeout)
+            return [bytes(end - start) for start, end in zip(starts, ends, strict=True)]
+
+        def info(self, path: str, *data: bytes, timeout: float) -> Any:
+            self.waits.append(timeout)
+            raise TimeoutError
+
+        pipe_file = info
+
+    monkeypatch.setattr(FilesystemStore, "_opened", lambda self: Slow())
+    store = FilesystemStore("gs://bucket/x", {"retries": 2, "timeout_s": 7.0})
+    assert (store.options, store.retry_policy.retries) == ({}, 2)
+    monkeypatch.setattr(transport, "_wait", lambda seconds: None)
+    for ask in (lambda: store.head("x"), lambda: store.put("x", bytes(1 << 16))):
+        with pytest.raises(StoreError, match=r"it said nothing for too long; failed 3 times in"):
+            ask()
+    store.read_into("x", bytearray(3 << 16))
+    assert [round(wait) for wait in Slow.waits] == [7, 7, 7, 8, 8, 8, 10]
 
 
 def test_wrong_credentials_are_an_error_that_has_none_of_them(tmp_path: Path) -> None:

@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from cryptography.fernet import Fernet
 from PIL import Image
+
+FERNET_KEY = b"c2htbG9hZCB0ZXN0cywgYW5kIG5vdGhpbmcgZWxzZSE="
 
 
 class Stub(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -113,13 +116,23 @@ def write(folder: Path) -> None:
     sys.meta_path.append(Stub())
     from litdata.streaming.item_loader import TokensLoader
     from litdata.streaming.writer import BinaryWriter
+    from litdata.utilities.encryption import FernetEncryption
     from streaming import MDSWriter
 
-    for name, compression in (("mds", None), ("mds_zstd", "zstd"), ("mds_gz", "gz")):
+    for name, compression in (("mds", None), ("mds_zstd", "zstd"), ("mds_gz", "gz"), ("mds_br", "br"), ("mds_snappy", "snappy")):
         with MDSWriter(out=str(folder / name), columns=MDS, compression=compression, size_limit=4000) as writer:
             for number in range(23):
                 writer.write(mds_sample(number))
-    for name, more in (("litdata", {}), ("litdata_zstd", {"compression": "zstd", "compression_level": "chunk"})):
+    fernet = FernetEncryption("which the key below takes the place of")
+    fernet.fernet = Fernet(FERNET_KEY)
+    zstd = {"compression": "zstd"}
+    for name, more in (
+        ("litdata", {}),
+        ("litdata_zstd", {**zstd, "compression_level": "chunk"}),
+        ("litdata_batch", {**zstd, "compression_batch_size": 3}),
+        ("litdata_sample", {**zstd, "compression_level": "sample"}),
+        ("litdata_fernet", {**zstd, "compression_level": "chunk", "encryption": fernet}),
+    ):
         chunks = BinaryWriter(str(folder / name), chunk_size=7, **more)
         for number in range(23):
             chunks[number] = lit_sample(number)

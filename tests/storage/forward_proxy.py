@@ -21,6 +21,7 @@ class _Handler(socketserver.StreamRequestHandler):
             method, target, _ = line.split(" ")
             authorization = headers.pop("proxy-authorization", None)
             self.server.requests.append((method, target, authorization))
+            self.server.signatures.append(headers.get("authorization", ""))
             if self.server.refuses or authorization != self.server.wanted:
                 status = self.server.refuses or "407 Proxy Authentication Required"
                 self.wfile.write(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
@@ -44,7 +45,9 @@ class _Handler(socketserver.StreamRequestHandler):
 
     def _forward(self, method: str, parts: Any, headers: dict[str, str]) -> None:
         """One request, whose answer ends with the server's connection, and the client's."""
-        with socket.create_connection((parts.hostname, parts.port or 80)) as upstream:
+        if self.server.leads_to:
+            headers["host"] = ":".join(map(str, self.server.leads_to))  # a server that knows no other name takes one for a bucket
+        with socket.create_connection(self.server.leads_to or (parts.hostname, parts.port or 80)) as upstream:
             target = parts.path + (f"?{parts.query}" if parts.query else "")
             lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
             upstream.sendall("\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1"))
@@ -75,8 +78,10 @@ class ForwardProxy(socketserver.ThreadingTCPServer):
 
     Attributes:
         requests: (method, target, Proxy-Authorization) of each that came.
+        signatures: the Authorization of each.
         wanted: the Proxy-Authorization that is let through; None: nobody has to say who he is.
         refuses: a status that is given to all; "": none.
+        leads_to: host and port of the one server that stands for all; None: whichever is asked for.
     """
 
     daemon_threads = True
@@ -85,8 +90,10 @@ class ForwardProxy(socketserver.ThreadingTCPServer):
     def __init__(self, who: str | None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.requests: list[tuple[str, str, str | None]] = []
+        self.signatures: list[str] = []
         self.wanted = None if who is None else f"Basic {base64.b64encode(who.encode()).decode()}"
         self.refuses = ""
+        self.leads_to: tuple[str, int] | None = None
         self.place = f"127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:

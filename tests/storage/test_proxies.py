@@ -9,10 +9,12 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from shmload.errors import StoreError
+from shmload.storage.client import make_client
 from shmload.storage.http import HttpStore
 from shmload.storage.transport import RetryPolicy, Transport
 from tests.storage import store_kit
@@ -52,6 +54,27 @@ def reads_all(store: HttpStore, tmp_path: Path) -> None:
         store.read_to_file("x", file.fileno(), len(DATA))
         assert file.read() == DATA
     store.close()
+
+
+def test_an_endpoint_of_oracles_is_asked_for_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint, region, server = (
+        "http://tenancy.compat.objectstorage.eu-frankfurt-1.oraclecloud.com",
+        "eu-frankfurt-1",
+        store_kit.moto(),
+    )
+    server.bucket("oracle")
+    server.store("oracle", "folder").put("x", DATA)
+    with forward_proxy() as proxy:
+        parts = urlsplit(server.endpoint)
+        proxy.leads_to = (str(parts.hostname), parts.port or 80)
+        monkeypatch.setenv("http_proxy", f"http://{proxy.place}")
+        store = make_client(endpoint, server.access_key, server.secret_key, region=region).store("oracle", "folder")
+        assert bytes(store.get("x")) == DATA
+        assert DATA[5:300_000] == store_kit.read_range(store, "x", 5, 299_995)
+        assert [each.key for each in store.list_objects()] == ["x"]
+    assert {f"{endpoint}/oracle"} == {target[: len(endpoint) + 7] for _, target, _ in proxy.requests}
+    assert len(proxy.requests) >= 3
+    assert all(f"/{region}/s3/aws4_request" in said for said in proxy.signatures)
 
 
 def test_a_request_to_an_http_server_is_handed_over_whole(folder: Path, proxy: ForwardProxy) -> None:

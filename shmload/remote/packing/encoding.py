@@ -96,7 +96,7 @@ def picture_member(picture: Picture, quality: int | None) -> tuple[str, bytes]:
     Raises:
         ValueError: no format keeps its mode.
     """
-    if (data := _file_of(picture)) is not None:
+    if (data := file_of_picture(picture)) is not None:
         return image_extension(data[:PEEK]), data
     if picture.mode in TIFF_MODES:
         return "tif", _saved(picture, "TIFF")
@@ -158,7 +158,7 @@ def _saved(picture: Picture, format: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def _file_of(picture: Picture) -> bytes | None:
+def file_of_picture(picture: Picture) -> bytes | None:
     """The bytes of the file that an image was opened from, if it is surely the same still.
 
     An operation makes an image that knows no format, but one in place (paste, putpixel, thumbnail, seek) leaves what the image

@@ -1,6 +1,6 @@
 """What a packing keeps in the store: its claim, its shards with a record beside each, and at its end the manifest.
 
-    packing.json                            generation of the packing under way; the last one that began
+    packing.json                            generation of the packing under way; the last one that began, and of how many parts
     <generation>/shard-000000.tar.json      written after its shard and index: these are whole
     manifest.json                           of the newest whole generation; written last
 
@@ -11,6 +11,9 @@ A generation is named after the dataset and the arguments, so the same packing f
 two of the same at once write the same bytes under the same names. One of another kind takes the claim over: who finds another
 name in it stops. Once the manifest is written, all other objects in folders of generations are removed, except of one that was
 claimed since. Objects that are no such names are never touched.
+
+Several machines pack parts of one generation: stretches of its order, whose shards have numbers of their own. They share its
+claim, and whichever finds all parts whole writes the manifest. Two that find it at once write the same one.
 
 Where shards lie until they are sent: a few files without names, which go with the process, also when it is killed. They lie in
 memory if it has room for them, and are written over by the next shards: pages that are there cost one copy, and new ones of a
@@ -94,13 +97,49 @@ class Record:
 
     @property
     def number(self) -> int:
-        """Of the shard, which its name ends in."""
+        """Of the shard, which its name ends in; shards of a part have those from `PackPart.first_number` on."""
         return int(self.shard.name.rpartition("-")[2].partition(".")[0])
 
     @property
     def stop(self) -> int:
         """Position behind its last sample."""
         return self.first + self.shard.num_samples
+
+
+@dataclass(frozen=True)
+class PackPart:
+    """A machine's share of a packing: its `number`, from 1 on, of `count`."""
+
+    number: int = 1
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @property
+    def first_number(self) -> int:
+        """Of its shards; those of another part are below it, or at least `MOST_SHARDS` above."""
+        return (self.number - 1) * MOST_SHARDS
+
+    def span(self, total: int) -> tuple[int, int]:
+        """Positions of the order, of so many samples, where it begins and where the next part does."""
+        return total * (self.number - 1) // self.count, total * self.number // self.count
+
+    def has(self, record: Record) -> bool:
+        """Whether a shard is one of its own."""
+        return self.count == 1 or self.first_number <= record.number < self.first_number + MOST_SHARDS
+
+    def whole(self, records: Sequence[Record], total: int | None) -> list[Record]:
+        """Of shards by their first positions, those of this part that follow each other from its begin on."""
+        found: list[Record] = []
+        at, stop = (0, None) if total is None else self.span(total)
+        for record in filter(self.has, records):
+            is_next = (record.first, record.number) == (at, self.first_number + len(found))
+            if not is_next or (stop is not None and record.stop > stop):
+                break
+            found.append(record)
+            at = record.stop
+        return found
 
 
 class ShardFile:
@@ -163,6 +202,7 @@ class ShardFile:
 
 logger = logging.getLogger("shmload")
 CLAIM = "packing.json"
+MOST_PARTS, MOST_SHARDS = 999, 1_000_000  # of a packing, and of one part; numbers have nine digits at most
 _NOTE = ".json"
 _OURS = re.compile(r"([0-9a-f]{16})/shard-[0-9]{6,9}\.tar(\.zst)?(\.index|\.json)?")
 _AT_ONCE = 4  # files that are read to be compared
@@ -176,18 +216,30 @@ class Generation:
         name: of the generation.
         suffix: of its shards.
         before: the dataset that it is appended to; None: it replaces what is there.
+        part: of it, that this machine packs.
+        total: samples of all parts; None: nobody knows, and there is one part.
     """
 
-    def __init__(self, store: Store, name: str, suffix: str = ".tar", before: Manifest | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        suffix: str = ".tar",
+        before: Manifest | None = None,
+        part: PackPart | None = None,
+        total: int | None = None,
+    ) -> None:
         self._store, self.name, self._suffix, self._before = store, name, suffix, before
+        self._part, self._total = part or PackPart(), total
 
     def shard_name(self, number: int) -> str:
-        """Where a shard goes."""
-        return f"{self.name}/shard-{number:06d}{self._suffix}"
+        """Where the part's so manieth shard goes."""
+        return f"{self.name}/shard-{self._part.first_number + number:06d}{self._suffix}"
 
     def claim(self) -> None:
         """Says that this is the packing under way."""
-        self._store.put(CLAIM, json.dumps({"generation": self.name}).encode("ascii") + b"\n")
+        parts = {} if self._part.count == 1 else {"parts": self._part.count, "num_samples": self._total}
+        self._store.put(CLAIM, json.dumps({"generation": self.name, **parts}).encode("ascii") + b"\n")
 
     def check(self) -> None:
         """Returns if this is still the packing under way.
@@ -234,15 +286,22 @@ class Generation:
             self._store.delete([record.shard.name + _NOTE for record in records])
 
     def records(self) -> list[Record]:
-        """Shards of this generation that are in the store, whole, by their first positions."""
-        there = self._there()
-        manifest = self.committed()
-        found = self._noted(there) if manifest is None else _of_manifest(manifest, self.name)
-        found = [record for record in found if _is_there(record.shard, there)]
+        """Shards of this part that are in the store, whole, by their first positions."""
+        found = list(filter(self._part.has, self._all()))
         with ThreadPoolExecutor(_AT_ONCE, "shmload-check") as pool:
             are_whole = list(pool.map(self._is_whole, found))
-        whole = [record for record, is_whole in zip(found, are_whole, strict=True) if is_whole]
-        return sorted(whole, key=lambda record: record.first)
+        return [record for record, is_whole in zip(found, are_whole, strict=True) if is_whole]
+
+    def all_parts(self) -> tuple[list[Record], list[PackPart]]:
+        """The shards of all parts, in their order, as far as they are there; and the parts that are not whole."""
+        return all_parts(self._all(), self._part.count, self._total or 0)
+
+    def _all(self) -> list[Record]:
+        """Shards of all parts that are there, with as many bytes as they should have, by their first positions."""
+        there = self._there()
+        manifest = self.committed()
+        found = _noted(self._store, there) if manifest is None else _of_manifest(manifest, self.name)
+        return sorted((each for each in found if _is_there(each.shard, there)), key=lambda record: record.first)
 
     def _is_whole(self, record: Record) -> bool:
         if not isinstance(self._store, LocalStore):
@@ -257,35 +316,18 @@ class Generation:
                 return False
         return True
 
-    def _noted(self, there: Iterable[str]) -> list[Record]:
-        """What the notes say."""
-        found = []
-        for key in there:
-            if not key.endswith(_NOTE) or not _OURS.fullmatch(key):
-                continue
-            with suppress(ValueError, KeyError, TypeError, ObjectMissing):  # no record is less than a wrong one: packed again
-                note = json.loads(bytes(self._store.get(key)))
-                shard = ShardEntry.of(note["shard"], key)
-                if shard.name + _NOTE == key and type(note["first"]) is int and note["first"] >= 0:
-                    found.append(Record(note["first"], tuple(map(str, note["extensions"])), shard))
-        return found
-
     def _there(self) -> dict[str, StoredObject]:
         names = [self.name] if self._before is None else [*self._before.generations, self.name]
         return {each.key: each for name in names for each in self._store.list_objects(name)}
 
-    def commit(self, records: Sequence[Record], seed: int, key: str = "") -> Manifest:
-        """Makes these shards the dataset: writes the manifest, then removes what it replaces.
-
-        Raises:
-            StoreError: shards are not there any more, or another packing was begun.
-        """
+    def manifest(self, records: Sequence[Record], seed: int, key: str = "") -> Manifest:
+        """What is to be said of these shards, behind those of before."""
         before = self._before
         shards = tuple(record.shard for record in records)
         extensions = {extension for record in records for extension in record.extensions}
         if before is not None:
             shards, extensions = (*before.shards, *shards), extensions.union(before.extensions)
-        manifest = Manifest(
+        return Manifest(
             self.name,
             seed,
             sum(shard.num_samples for shard in shards),
@@ -294,6 +336,15 @@ class Generation:
             shards,
             key,
         )
+
+    def commit(self, records: Sequence[Record], seed: int, key: str = "") -> Manifest:
+        """Makes these shards the dataset: writes the manifest, then removes what it replaces.
+
+        Raises:
+            StoreError: shards are not there any more, or another packing was begun.
+        """
+        before, manifest = self._before, self.manifest(records, seed, key)
+        shards = manifest.shards
         self.check()
         self._has_all(shards)
         faults.hit("before_manifest")
@@ -347,6 +398,57 @@ def manifest_of(store: Store) -> Manifest | None:
         return Manifest.parse(store.get(MANIFEST_NAME), name=f"{store.url}/{MANIFEST_NAME}")
     except ObjectMissing:
         return None
+
+
+def unfinished(store: Store) -> str:
+    """What is missing in a folder in which a packing was begun, and that has no manifest."""
+    there = {each.key: each for each in store.list_objects()}
+    try:
+        claim = json.loads(bytes(store.get(CLAIM)))
+        count, total = claim.get("parts", 1), claim.get("num_samples", 0)
+        records = [each for each in _noted(store, there) if each.shard.generation == claim["generation"]]
+        _, missing = all_parts(sorted(records, key=lambda each: each.first), count, total)
+    except (ObjectMissing, ValueError, KeyError, TypeError, AttributeError):
+        count, missing = 1, []
+    if count == 1:
+        return "a packing into it was begun and is not at its end: the same call, or `shmload pack`, goes on with it"
+    if not missing:
+        return f"all of its {count} parts are there, and nobody has ended the packing: pack any of them again"
+    named = ", ".join(map(str, missing))
+    return f"it is packed in {count} parts, and {named} of them is missing: pack that with the same arguments"
+
+
+def all_parts(records: Sequence[Record], count: int, total: int) -> tuple[list[Record], list[PackPart]]:
+    """The shards of so many parts of `total` samples, by their first positions; and the parts that are not whole.
+
+    Args:
+        records: of the generation, by their first positions.
+    """
+    kept: list[Record] = []
+    missing = []
+    for part in (PackPart(number, count) for number in range(1, count + 1)):
+        found = part.whole(records, total)
+        first, stop = part.span(total)
+        if (found[-1].stop if found else first) != stop:
+            missing.append(part)
+        kept += found
+    return kept, missing
+
+
+def _noted(store: Store, there: Mapping[str, StoredObject]) -> list[Record]:
+    """What the notes say of shards."""
+
+    def read(key: str) -> Record | None:
+        with suppress(ValueError, KeyError, TypeError, ObjectMissing):  # no record is less than a wrong one: packed again
+            note = json.loads(bytes(store.get(key)))
+            shard = ShardEntry.of(note["shard"], key)
+            if shard.name + _NOTE == key and type(note["first"]) is int and note["first"] >= 0:
+                return Record(note["first"], tuple(map(str, note["extensions"])), shard)
+        return None
+
+    with ThreadPoolExecutor(_AT_ONCE, "shmload-notes") as pool:
+        found = pool.map(read, (key for key in there if key.endswith(_NOTE) and _OURS.fullmatch(key)))
+        return [record for record in found if record is not None]
 
 
 def _of_manifest(manifest: Manifest, generation: str) -> list[Record]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, islice
 from typing import Any, Literal
@@ -23,17 +23,21 @@ from shmload.formats.tar.members import ZSTD_LEVEL
 from shmload.formats.tar.writer import archive_nbytes, member_name
 from shmload.loader import ShmLoader
 from shmload.remote.manifest import Manifest
-from shmload.remote.packing.encoded_samples import (
-    RECORD,
-    EncodedSamples,
-    Files,
-    MemberCoding,
-    PackSource,
-    prefix_and_members,
-    source_of,
-)
+from shmload.remote.object_stream import ObjectStream
+from shmload.remote.packing.encoded_samples import RECORD, EncodedSamples, Files, MemberCoding, PackSource, source_of
 from shmload.remote.packing.encoding import Serializers
-from shmload.remote.packing.generation import NUM_THREADS, Generation, Record, ShardFile, ShardSender, Spool, manifest_of
+from shmload.remote.packing.generation import (
+    MOST_PARTS,
+    NUM_THREADS,
+    Generation,
+    PackPart,
+    Record,
+    ShardFile,
+    ShardSender,
+    Spool,
+    manifest_of,
+)
+from shmload.remote.packing.stream_encoding import StreamEncoder
 from shmload.storage.client import client_of, open_store
 from shmload.storage.local import Store
 from shmload.worker.own_generators import OwnGenerators
@@ -61,6 +65,7 @@ class PackOptions:
         compress: by zstd, at `compression_level`: "samples", "shards" or nothing.
         cipher: encrypts samples; None: nothing does.
         append: keep the shards that are there, and add these as a generation behind them.
+        part: of the dataset, that this machine packs: its number, from 1 on, and how many there are.
         serializers: of the user's: type -> (extension, function that makes bytes of a value).
         multiprocessing_context: how workers start.
         spool_folder: where shards lie until they are sent; None: in memory, or if that is short where temporary files do.
@@ -79,6 +84,7 @@ class PackOptions:
     cipher: SampleCipher | None = None
     serializers: Serializers = field(default_factory=dict)
     append: bool = False
+    part: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
         if self.maxsize < archive_nbytes(0) or self.maxcount < 1 or self.workers < 0:
@@ -97,6 +103,8 @@ class PackOptions:
             if not (isinstance(kind, type) and isinstance(given, tuple) and len(given) == 2 and callable(given[1])):
                 raise TypeError(f"serializers are type -> (extension, function that makes bytes); got {kind!r}: {given!r}")
             member_name("0", given[0])
+        if not (len(self.part) == 2 and 1 <= self.part[0] <= self.part[1] <= MOST_PARTS):
+            raise ValueError(f"part is (number, count), from (1, count) on, and count is {MOST_PARTS} at most; got {self.part}")
         if self.compress:
             list(zstd_pieces(memoryview(b""), 1))  # a library that is missing is told now, and not by a worker
 
@@ -111,7 +119,7 @@ class PackProgress:
     """How far a packing is.
 
     Attributes:
-        total: samples that there are; None: nobody knows, as of an iterable.
+        total: samples that there are, in the part that is packed; None: nobody knows, as of an iterable.
         num_samples: packed; those of shards that were there count.
         nbytes: of shards that are whole in the store; `num_shards` of them, of which `num_found` were there before.
     """
@@ -128,7 +136,11 @@ class Packing:
 
     Attributes:
         num_found: shards that were there when it began.
+        missing: parts of which nothing, or not all, is there yet.
     """
+
+    missing: Sequence[PackPart] = ()
+    _span: tuple[int, int | None]  # positions of the order that are packed
 
     def __init__(
         self, dataset: Any, store: Store, options: PackOptions, on_progress: Callable[[PackProgress], None] | None
@@ -144,6 +156,7 @@ class Packing:
             probes = [b"".join(self._samples.pieces(index, own)) for index in probed]
         mean = sum(map(len, probes)) // len(probes)
         self._batch_size = min(max(_BATCH_NBYTES // mean, 1), _BATCH_SIZE_MAX)
+        self._span = self._part.span(len(source))
         self._choose(self._digest(probes, source))
         self._samples.begin(self._coding(), self._first)
 
@@ -151,6 +164,8 @@ class Packing:
         self, store: Store, options: PackOptions, on_progress: Callable[[PackProgress], None] | None, total: int | None
     ) -> None:
         self._options, self._store, self._on_progress, self._total = options, store, on_progress, total
+        self._part = PackPart(*options.part)
+        self._span = (0, total)
         self._records: list[Record] = []  # of the shards that are in the store
         self.num_found = self._num_packed = self._first = 0
 
@@ -159,6 +174,8 @@ class Packing:
         options, digest = self._options, hashlib.sha256()
         arguments = (options.seed, options.maxsize, options.maxcount, options.quality, options.restart_markers)
         digest.update(json.dumps((VERSION, self._total, *arguments)).encode("ascii"))
+        if self._part.count > 1:
+            digest.update(f"{self._part.count} parts".encode("ascii"))
         if options.compress or options.cipher is not None:
             fingerprint = None if options.cipher is None else options.cipher.fingerprint
             digest.update(json.dumps((options.compress, options.compression_level, fingerprint)).encode("ascii"))
@@ -187,39 +204,34 @@ class Packing:
             )
         self._first = 0 if before is None else before.num_samples
         suffix = ".tar.zst" if options.compress == "shards" else ".tar"
-        self._generation = Generation(self._store, _name(digest, before), suffix, before)
+        self._generation = Generation(self._store, _name(digest, before), suffix, before, self._part, self._total)
 
     def _coding(self) -> MemberCoding:
         """What is done to members, now that the generation has its name."""
         return replace(self._options.coding, cipher=self._options.cipher, generation=self._generation.name)
 
     def run(self) -> Manifest:
-        """Packs what is not in the store yet, and writes the manifest."""
-        total, at = self._total, 0
+        """Packs what is not in the store yet, and writes the manifest, unless other parts are `missing`."""
         generation = self._generation
         found = generation.records()
-        for record in found:
-            is_next = (record.first, record.number) == (at, len(self._records))
-            if not is_next or (total is not None and record.stop > total):
-                break
-            self._records.append(record)
-            at = record.stop
+        self._records = self._part.whole(found, self._total)
+        at = self._records[-1].stop if self._records else self._span[0]
         self.num_found = len(self._records)
         if self.num_found:
             logger.info("%s: %d shards of generation %s are there already", self._store.url, self.num_found, generation.name)
-        if at == total and generation.is_settled():
+        if at == self._span[1] and generation.is_settled():
             return self._commit()
         generation.claim()
         faults.hit("claimed")
         generation.forget(found[self.num_found :])  # they are packed anew
-        self._num_packed = at
+        self._num_packed = at - self._span[0]
         self._report()
         level = self._options.compression_level if self._options.compress == "shards" else None
         num_files = NUM_THREADS + 1 if level is None else 2 * NUM_THREADS + 1
         self._spool = Spool(num_files * self._options.maxsize, self._options.spool_folder)
         sender = ShardSender(self._store, generation, self._sent, level)
         try:
-            if total is None or at < total:
+            if self._span[1] is None or at < self._span[1]:
                 self._pack(sender, at)
             sender.wait(0)
         finally:
@@ -230,7 +242,14 @@ class Packing:
 
     def _commit(self) -> Manifest:
         cipher = self._options.cipher
-        return self._generation.commit(self._records, self._options.seed, "" if cipher is None else cipher.fingerprint)
+        seed, key = self._options.seed, "" if cipher is None else cipher.fingerprint
+        if self._part.count > 1:
+            records, self.missing = self._generation.all_parts()
+            if self.missing:
+                self._generation.check()
+                return self._generation.manifest(self._records, seed, key)
+            self._records = records
+        return self._generation.commit(self._records, seed, key)
 
     def _pack(self, sender: ShardSender, at: int) -> None:
         """Packs the samples from position `at` on into further shards."""
@@ -267,7 +286,7 @@ class Packing:
 
     def _batches(self, at: int) -> Iterator[tuple[memoryview, list[int]]]:
         """Records from position `at` on, in their order: bytes of a batch, and where in it each ends."""
-        stop = len(self._samples)
+        stop = self._span[1] or 0
         num_workers = self._num_workers(stop - at)
         loader: ShmLoader[Any] = ShmLoader(
             self._samples,
@@ -284,9 +303,11 @@ class Packing:
                 values, offsets = batch[RECORD]
                 yield memoryview(values.numpy()), offsets[1:].tolist()
 
-    def _num_workers(self, num_samples: int) -> int:
+    def _num_workers(self, num_samples: int | None) -> int:
         wanted = self._options.workers
-        found = min(wanted, len(os.sched_getaffinity(0)), -(-num_samples // self._batch_size))
+        found = min(wanted, len(os.sched_getaffinity(0)))
+        if num_samples is not None:
+            found = min(found, -(-num_samples // self._batch_size))
         if found < wanted:
             logger.info("packing takes %d of %d workers: there are that many processors, or batches of samples", found, wanted)
         return found
@@ -298,7 +319,9 @@ class Packing:
     def _report(self) -> None:
         if self._on_progress is not None:
             nbytes = sum(record.shard.nbytes for record in self._records)
-            self._on_progress(PackProgress(self._total, self._num_packed, nbytes, len(self._records), self.num_found))
+            first, stop = self._span
+            total = None if stop is None else stop - first
+            self._on_progress(PackProgress(total, self._num_packed, nbytes, len(self._records), self.num_found))
 
 
 def _name(digest: str, before: Manifest | None) -> str:
@@ -307,7 +330,7 @@ def _name(digest: str, before: Manifest | None) -> str:
 
 
 class StreamPacking(Packing):
-    """The packing of what an iterable yields, in its order, encoded by this process.
+    """The packing of what an iterable yields, in its order. This process reads it, and workers encode.
 
     One that was interrupted goes on if the iterable yields the same again: what shards in the store hold of it is passed over.
     """
@@ -315,29 +338,29 @@ class StreamPacking(Packing):
     def __init__(
         self, samples: Iterable[Any], store: Store, options: PackOptions, on_progress: Callable[[PackProgress], None] | None
     ) -> None:
+        if options.part[1] > 1:
+            raise ValueError(
+                f"part={options.part} is of a dataset with a length, and nobody knows where a part of an iterable begins. Pack a "
+                "map-style dataset, or what each machine has with append=True, one after the other"
+            )
         self._begin(store, options, on_progress, None)
-        source = iter(samples)
+        self._iterable, source = samples, iter(samples)
         first = list(islice(source, NUM_PROBED))
         if not first:
             raise ValueError("an iterable of at least 1 sample is needed; this one is empty: check what it reads")
         self._stream = enumerate(chain(first, source))
-        self._coded = options.coding
-        self._choose(self._digest([self._record(n, sample) for n, sample in enumerate(first)], None))
-        self._coded = self._coding()
-
-    def _record(self, number: int, sample: Any) -> bytes:
-        try:
-            prefix, members = prefix_and_members(sample, self._options.quality, self._options.serializers)
-            return b"".join(self._coded.record(f"{self._first + number:09d}", prefix, members))
-        except Exception as error:
-            error.add_note(f"sample {number} of the iterable")
-            raise
+        encoder = StreamEncoder(options.coding, options.quality, options.serializers)
+        self._choose(self._digest([encoder.record(number, sample) for number, sample in enumerate(first)], None))
+        self._encoder = replace(encoder, coding=self._coding(), first=self._first)
 
     def _batches(self, at: int) -> Iterator[tuple[memoryview, list[int]]]:
         records: list[bytes] = []
         nbytes = 0
-        for number, sample in islice(self._stream, at, None):
-            records.append(self._record(number, sample))
+        stream: Iterator[tuple[int, Any]] = islice(self._stream, at, None)
+        if at and isinstance(self._iterable, ObjectStream):  # which need not fetch what is in the store
+            stream = enumerate(self._iterable.starting_at(at), at)
+        for record in self._encoder.all(stream, self._num_workers(None), self._options.multiprocessing_context):
+            records.append(record)
             nbytes += len(records[-1])
             if nbytes >= _BATCH_NBYTES or len(records) == _BATCH_SIZE_MAX:
                 yield memoryview(b"".join(records)), list(accumulate(map(len, records)))
@@ -379,6 +402,7 @@ def upload_cv_dataset(
     compression_level: int = ZSTD_LEVEL,
     key: bytes | None = None,
     append: bool = False,
+    part: tuple[int, int] = (1, 1),
     serializers: Serializers | None = None,
     multiprocessing_context: Any = None,
     spool_folder: str | os.PathLike[str] | None = None,
@@ -398,8 +422,8 @@ def upload_cv_dataset(
 
     Args:
         ds: map-style; samples are (image, label), an image, or dicts. An iterable of such samples (a generator, a fluent
-            RemoteDataset, torch's IterableDataset) is packed in its own order, by this process alone; what goes on after a kill
-            asks it for the same samples again.
+            RemoteDataset, torch's IterableDataset) is packed in its own order: this process reads it, workers encode. What goes
+            on after a kill asks it for the same samples again.
         client: of `make_client`, or boto3's; None: `bucket` is a folder of this machine, or a URL; a dict: a URL of another
             cloud, whose library takes that (`open_store`).
         bucket, base_folder: where the dataset goes; one folder for each dataset.
@@ -415,13 +439,17 @@ def upload_cv_dataset(
         key: 32 bytes, with which each member is encrypted, "txt" as "txt.enc" (extra `encryption`); it is written nowhere.
         append: keep the samples that are there, and add these behind them, as a generation of its own. The same call again, right
             after it, adds nothing.
+        part: (number, count), from (1, count) on: this machine packs one of so many parts of the dataset, and others, with the same
+            arguments, the rest, at once or not. Whichever finds all of them whole writes the manifest. Samples and their order
+            are those of one machine; where shards begin follows from `count`, too.
         serializers: for values of types of your own, `{Graph: ("graph", dumps)}`: type -> (extension, function that gives bytes).
         multiprocessing_context: how workers start: "fork", "spawn", "forkserver" or a context.
         spool_folder: where up to three shards lie until they are sent, five if they are compressed, in files without names. None:
             in memory if so many of `maxsize` are at most an eighth of what is free, else where temporary files do.
         on_progress: called now and then with a `PackProgress`.
     Returns:
-        what was written: `manifest.json` in the folder, which is read back by `RemoteDataset(client, bucket, base_folder)`.
+        what was written: `manifest.json` in the folder, which is read back by `RemoteDataset(client, bucket, base_folder)`. While
+        other parts are missing, what it would say of this one, and nothing was written there.
     Raises:
         StoreError: the store cannot be written, or another packing into the folder was begun.
         TypeError, ValueError: an argument, or a sample that nothing keeps; the text names its field.
@@ -449,6 +477,7 @@ def upload_cv_dataset(
         None if key is None else SampleCipher(key),
         dict(serializers or {}),
         append,
+        part,
     )
     return packing_of(ds, store_of(client, bucket, base_folder), options, on_progress).run()
 

@@ -36,7 +36,7 @@ class TellingStore(CountingStore):
         return done
 
 
-def _pack(folder: Path, fd: int, num_samples: int, workers: int, append: bool) -> None:
+def _pack(folder: Path, fd: int, num_samples: int, workers: int, append: bool, part: tuple[int, int]) -> None:
     try:
         store = TellingStore(folder, fd)
         method = "fork" if workers else None
@@ -46,6 +46,7 @@ def _pack(folder: Path, fd: int, num_samples: int, workers: int, append: bool) -
             maxcount=MAXCOUNT,
             seed=SEED,
             append=append,
+            part=part,
             workers=workers,
             multiprocessing_context=method,
             on_progress=lambda progress: os.write(fd, b"."),
@@ -56,11 +57,17 @@ def _pack(folder: Path, fd: int, num_samples: int, workers: int, append: bool) -
 
 
 def killed_after(
-    folder: Path, num_steps: int | None, *, num_samples: int = NUM_SAMPLES, workers: int = 0, append: bool = False
+    folder: Path,
+    num_steps: int | None,
+    *,
+    num_samples: int = NUM_SAMPLES,
+    workers: int = 0,
+    append: bool = False,
+    part: tuple[int, int] = (1, 1),
 ) -> int:
     """Packs, and kills that after so many steps (None: it is killed by a charge); how many steps it took, -1: it was done before."""
     read, write = os.pipe()
-    process = ForkProcess(target=_pack, args=(folder, write, num_samples, workers, append))
+    process = ForkProcess(target=_pack, args=(folder, write, num_samples, workers, append, part))
     process.start()
     os.close(write)
     count = 0

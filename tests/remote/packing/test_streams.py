@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import io
+import json
+import multiprocessing
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from shmload.cli import app
+from shmload.formats.encryption import SampleCipher
 from shmload.remote import RemoteDataset, upload_cv_dataset
 from shmload.remote.manifest import Manifest
+from shmload.remote.packing import stream_encoding
 from shmload.remote.packing.pack import PackOptions, PackProgress, packing_of
 from tests.remote.layout_kit import CASES, NUM_SAMPLES, Case
-from tests.remote.packing.packing_kit import CountingStore, names_in, names_of, samples_in
+from tests.remote.packing.packing_kit import CountingStore, encoded, names_in, names_of, samples_in
 
 OPTIONS = PackOptions(maxsize=100_000, maxcount=10, workers=0, seed=0)
 
@@ -93,6 +104,95 @@ def test_what_an_iterable_raises_says_where(tmp_path: Path) -> None:
     assert caught.value.__notes__ == ["sample 12 of the iterable"]
     with pytest.raises(TypeError, match="is needed, or an iterable of samples, which are packed in its order; got a int"):
         pack(5, tmp_path)
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: int
+
+
+class Whole(int):
+    """Which may be anything in another process."""
+
+
+class Bare:
+    def __reduce__(self) -> Any:
+        raise TypeError("it stays here")
+
+
+def all_kinds(folder: Path) -> Iterator[Any]:
+    """Samples of every kind; their maker uses its buffer again."""
+    buffer = np.zeros((4, 5, 3), np.uint8)
+    pixels = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+    jpeg = encoded(Image.fromarray(pixels), "JPEG")
+    (folder / "there.jpg").write_bytes(jpeg)
+    grey = Image.fromarray(pixels).convert("P")
+    for number in range(84):
+        buffer[:] = number % 256
+        with Image.open(folder / "there.jpg") as there, Image.open(folder / "there.jpg") as changed:
+            changed.putpixel((0, 0), (number % 256, 0, 0))
+            yield (
+                (buffer, number),
+                {"image": Image.open(io.BytesIO(jpeg)), "label": Whole(number), "more": [1, 2.5, {"a": None}]},
+                (there, number),
+                {"image": changed, "seg.png": encoded(grey, "PNG"), "where": folder / "there.jpg"},
+                Pair(torch.full((3, 2, 2), number / 255), number),
+                {"graph": Bare(), "n": np.int16(number), "x": torch.arange(number % 7), "y": np.arange(6.0)[:: -(number % 2) or 1]},
+                grey,
+            )[number % 7]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"quality": 90, "compress": "samples", "cipher": SampleCipher(bytes(32))}],
+    ids=["plain", "all that can be done"],
+)
+def test_bytes_of_an_iterable_are_the_same_for_any_number_of_workers(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_encoding, "_CHUNK_SIZE", 8)
+    found = {}
+    for workers in (0, 1, 2):
+        folder = tmp_path / str(workers)
+        given = PackOptions(30_000, 50, workers, 0, serializers={Bare: ("bare", lambda bare: b"kept")}, **options)
+        manifest = packing_of(all_kinds(tmp_path), CountingStore(folder), given).run()
+        found[workers] = {name: (folder / name).read_bytes() for name in names_of(manifest)}
+    assert found[0] == found[1] == found[2]
+    assert multiprocessing.active_children() == []
+
+
+def test_what_is_wrong_with_a_sample_is_told_by_a_worker_as_it_is_here(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="field 'x': nothing keeps a complex") as caught:
+        samples = ({"x": 1 if number < 200 else complex(number)} for number in range(400))
+        packing_of(samples, CountingStore(tmp_path), replace(OPTIONS, workers=2)).run()
+    assert caught.value.__notes__ == ["sample 200 of the iterable"]
+
+
+def test_workers_of_an_iterable_end_with_a_packing_that_is_killed(tmp_path: Path) -> None:
+    read, write = os.pipe()
+
+    def deadly() -> Iterator[dict[str, Any]]:
+        for number, sample in enumerate(numbered(500)):
+            if number == 400:
+                os.write(write, json.dumps([child.pid for child in multiprocessing.active_children()]).encode())
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield sample
+
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        packing_of(deadly(), CountingStore(tmp_path), replace(OPTIONS, workers=2)).run()
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        workers = json.loads(pipe.read())
+    assert workers
+    for worker in workers:
+        with suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(worker)
+            assert select.select([pidfd], [], [], 30)[0]
+            os.close(pidfd)
 
 
 def test_a_fluent_dataset_is_packed(tmp_path: Path) -> None:

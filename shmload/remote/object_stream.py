@@ -1,0 +1,72 @@
+"""Objects of a store as samples, in the order of their listing, while it is still being listed.
+
+`RemoteDataset` numbers its samples, so it lists all before it reads any. A stream has neither numbers nor a length: it asks for
+the next page of a listing when it has read the objects of the one before, and holds as many as are fetched at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import Any
+
+from shmload.formats.compression import packing_of
+from shmload.formats.tar.shards import KEY
+from shmload.remote.layouts import PlainFiles, layout_of
+from shmload.storage.client import open_store
+from shmload.storage.local import Store, StoredObject
+
+__all__ = ["ObjectStream"]
+
+
+class ObjectStream:
+    """Iterates over samples `{"__key__": name, extension: bytes}`, one of each object below a URL.
+
+    Args:
+        url: of a folder, or a store; whatever lies below is a sample, and the store can be listed.
+        client: as of `open_store`.
+        at_once: objects that are fetched beside each other; so many are held.
+    Raises:
+        StoreError: while it is iterated over: the store does not answer, or an object is not what was listed any more.
+        ValueError: so, too: an object is a shard, of samples of its own.
+    Thread/process safety: each iteration has threads of its own.
+    """
+
+    def __init__(self, url: str | Store, client: Any = None, *, at_once: int = 16) -> None:
+        if at_once < 1:
+            raise ValueError(f"at_once is 1 at least; got {at_once}")
+        self._store = open_store(url, client) if isinstance(url, str) else url
+        self._at_once = at_once
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self.starting_at(0)
+
+    def starting_at(self, number: int) -> Iterator[dict[str, Any]]:
+        """The same from the so manieth object on; those before it are listed and not fetched."""
+        listed = getattr(self._store, "as_listed", self._store.list_objects)()
+        under_way: deque[Future[dict[str, Any]]] = deque()
+        pool = ThreadPoolExecutor(self._at_once, "shmload-objects")
+        try:
+            for found in islice(listed, number, None):
+                under_way.append(pool.submit(self._sample, found))
+                if len(under_way) == self._at_once:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _sample(self, found: StoredObject) -> dict[str, Any]:
+        if not isinstance(layout_of(packing_of(found.key)[0]), PlainFiles | None):
+            raise ValueError(
+                f"{self._store.url}/{found.key} is a shard of many samples, and here each object is one: read it by RemoteDataset, "
+                "which `shmload pack` does without --in-order"
+            )
+        folder, slash, name = found.key.rpartition("/")
+        stem, dot, extension = name.rpartition(".")
+        if not (stem and dot and extension):
+            stem, extension = name, "data"
+        data = bytes(self._store.get(found.key, etag=found.etag or None))
+        return {KEY: folder + slash + stem.replace(".", "_").strip(), extension.lower(): data}

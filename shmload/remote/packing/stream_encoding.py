@@ -1,0 +1,171 @@
+"""What an iterable yields, as records in its order, encoded by several processes.
+
+The iterable is read by the packing process, which pickles each sample as it comes, since the iterable may use its buffers again.
+Worker processes make the records; a chunk of samples is one task, and tasks' records are taken in their order, so that the
+number of workers changes no byte. To that end, only what surely is in a worker what it is here is handed over: plain values,
+arrays, tensors, images. A sample with anything else in it is encoded here.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import pickle
+import signal
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import PosixPath
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import numpy as np
+
+from shmload._core.watch import die_with
+from shmload.remote.packing.encoded_samples import MemberCoding, prefix_and_members
+from shmload.remote.packing.encoding import Serializers, file_of_picture
+
+_CHUNK_NBYTES, _CHUNK_SIZE = 1 << 20, 64  # of a task: pickled bytes, and samples
+_TASKS_PER_WORKER = 3  # handed over and not taken back
+_PLAIN = (np.ndarray, PosixPath)
+_BY_NAME = (type, FunctionType, BuiltinFunctionType)  # of what reductions consist
+Handed = tuple[int, bytes, bool]  # number of a sample, its pickle or record, and whether it is a record
+
+
+@dataclass(frozen=True)
+class StreamEncoder:
+    """Makes records of samples.
+
+    Attributes:
+        first: number of the first sample, in its key.
+    """
+
+    coding: MemberCoding
+    quality: int | None
+    serializers: Serializers = field(default_factory=dict)
+    first: int = 0
+
+    def record(self, number: int, sample: Any) -> bytes:
+        """The record of the so manieth sample.
+
+        Raises:
+            Exception: nothing keeps it; a note says which it is.
+        """
+        try:
+            prefix, members = prefix_and_members(sample, self.quality, self.serializers)
+            return b"".join(self.coding.record(f"{self.first + number:09d}", prefix, members))
+        except Exception as error:
+            error.add_note(f"sample {number} of the iterable")
+            raise
+
+    def records(self, handed: Iterable[Handed]) -> list[bytes]:
+        """The records of samples that `handed` gave."""
+        return [data if is_record else self.record(number, pickle.loads(data)) for number, data, is_record in handed]
+
+    def handed(self, number: int, sample: Any) -> Handed:
+        """A sample as it crosses to a worker."""
+        if isinstance(sample, tuple) and hasattr(sample, "_asdict"):
+            sample = sample._asdict()
+        file = io.BytesIO()
+        try:
+            _HandingOver(file, protocol=5).dump(sample)
+        except Exception:  # it cannot be pickled, for whatever reason
+            return number, self.record(number, sample), True
+        return number, file.getvalue(), False
+
+    def all(self, stream: Iterable[tuple[int, Any]], num_workers: int, context: Any = None) -> Iterator[bytes]:
+        """Records of numbered samples, in their order.
+
+        Args:
+            num_workers: processes that make them; 0: this one.
+            context: of multiprocessing, or the name of a start method.
+        Raises:
+            BrokenProcessPool: a worker was killed.
+        """
+        if not num_workers:
+            for number, sample in stream:
+                yield self.record(number, sample)
+            return
+        chunks = _chunks(self.handed(number, sample) for number, sample in stream)
+        first = next(chunks, [])
+        if (second := next(chunks, None)) is None:  # not worth a process
+            yield from self.records(first)
+            return
+        if context is None or isinstance(context, str):
+            context = multiprocessing.get_context(context)
+        pool = ProcessPoolExecutor(num_workers, context, initializer=_begin, initargs=(os.getpid(), self))
+        tasks: deque[Future[list[bytes]]] = deque()
+        try:
+            for chunk in chain((first, second), chunks):
+                with warnings.catch_warnings():  # the first submission forks, and workers only encode
+                    warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+                    tasks.append(pool.submit(_records, chunk))
+                if len(tasks) > _TASKS_PER_WORKER * num_workers:
+                    yield from tasks.popleft().result()
+            while tasks:
+                yield from tasks.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class _HandingOver(pickle.Pickler):
+    """Pickles a sample of what it knows; anything else is an error."""
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _PLAIN or isinstance(value, (np.generic, np.dtype, *_BY_NAME)):
+            return NotImplemented
+        if kind.__module__ == "torch" and kind.__name__ == "Tensor":
+            import torch
+
+            return torch.from_numpy, (value.detach().cpu().numpy(),)
+        if kind.__module__.startswith("PIL.") and hasattr(value, "getbands"):
+            data = file_of_picture(value)
+            if data is not None:
+                return _picture, (data,)
+            if kind.__module__ != "PIL.Image":
+                return _same, (value.copy(),)
+            return NotImplemented
+        raise pickle.PicklingError(f"a {kind.__qualname__} may be another in a worker")
+
+
+def _picture(data: bytes) -> Any:
+    """An image that was opened and not changed, opened from its file's bytes."""
+    from PIL import Image
+
+    return Image.open(io.BytesIO(data))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _chunks(handed: Iterable[Handed]) -> Iterator[list[Handed]]:
+    chunk: list[Handed] = []
+    nbytes = 0
+    for one in handed:
+        chunk.append(one)
+        nbytes += len(one[1])
+        if nbytes >= _CHUNK_NBYTES or len(chunk) == _CHUNK_SIZE:
+            yield chunk
+            chunk, nbytes = [], 0
+    if chunk:
+        yield chunk
+
+
+_encoder: StreamEncoder  # of a worker process
+
+
+def _begin(parent: int, encoder: StreamEncoder) -> None:
+    global _encoder
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the packing process is interrupted, and ends its workers
+    die_with(parent)
+    _encoder = encoder
+
+
+def _records(chunk: list[Handed]) -> list[bytes]:
+    return _encoder.records(chunk)

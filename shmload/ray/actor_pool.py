@@ -159,7 +159,7 @@ class Cluster:
         for setting in settings:
             worker = setting.post.worker_id
             made = ray.remote(Decoder).options(max_restarts=0, **options[worker])
-            actor = made.remote(setting, self._job)
+            actor = made.remote(setting, [self._job])
             with self._lock:
                 self._actors[worker] = actor
                 self._started.pop(worker, None)

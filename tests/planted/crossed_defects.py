@@ -181,6 +181,22 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
+        "every worker reads the same part of a stream of Ray Data",
+        "shmload/formats/ray_blocks.py",
+        "        found = self._splits[number].iter",
+        "        found = self._splits[0].iter",
+        ("tests/ray/test_ray_data.py::test_each_worker_reads_its_own_part_of_a_stream",),
+    ),
+    Defect(
+        "N6",
+        "ranks that would each read all of a Dataset are not refused",
+        "shmload/formats/ray_blocks.py",
+        ' > 1:\n                raise ValueError(\n                    f"each of',
+        ' < 1:\n                raise ValueError(\n                    f"each of',
+        ("tests/ray/test_ray_data.py::test_what_no_stream_reads_once_is_refused",),
+    ),
+    Defect(
+        "N6",
         "an actor that waits for a CPU is given batches",
         "shmload/ray/agent.py",
         " or not self._cluster.may_claim(worker):",

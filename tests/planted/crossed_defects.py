@@ -320,6 +320,22 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "G1",
+        "ranks of torch's agent have the one thread that torch was given so that it would not warn",
+        "shmload/launch/elastic_agent.py",
+        "    if given_threads is None:\n",
+        "    if False:\n",
+        ("tests/launch/test_elastic.py::test_ranks_of_torchs_agent_inherit_what_the_other_launcher_gives_them",),
+    ),
+    Defect(
+        "G1",
+        "ranks that one machine starts again count no restart",
+        "shmload/launch/ranks.py",
+        '"TORCHELASTIC_RESTART_COUNT": place.num_restarts,',
+        '"TORCHELASTIC_RESTART_COUNT": 0,',
+        ("tests/launch/test_elastic.py::test_one_machine_starts_its_ranks_again_without_torchs_agent",),
+    ),
+    Defect(
+        "G1",
         "torchrun's options are known by one of their two names",
         "shmload/cli/__init__.py",
         'name.replace("_", "-")',

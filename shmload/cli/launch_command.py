@@ -98,7 +98,8 @@ def launch(
         raise typer.BadParameter(f"machines are numbered from 0 to {int(nnodes) - 1}; got {node_rank}", param_hint="--node-rank")
     words = [script, *(args or [])]
     try:
-        if by_environment or any(value is not None for value in torchs.values()) or not (nprocs or "1").isdecimal():
+        is_torchs = any(value is not None for name, value in torchs.items() if name != "max-restarts" or nnodes != "1")
+        if by_environment or is_torchs or not (nprocs or "1").isdecimal():
             given: dict[str, object] = {
                 "nnodes": nnodes if nnodes != "1" else None,
                 "nproc-per-node": nprocs,
@@ -111,12 +112,13 @@ def launch(
             _run_by_torch(given, [*(flag for flag, is_set in flags.items() if is_set), *words], grace, pin, logs)
         else:
             command = words if no_python else [sys.executable, *(["-m"] if module else []), *words]
-            _run(command, int(nprocs) if nprocs else None, grace, pin, logs, int(nnodes), node_rank, master_addr, master_port)
+            number = int(nprocs) if nprocs else None
+            _run(command, number, grace, pin, logs, int(nnodes), node_rank, master_addr, master_port, max_restarts)
     except (RankFailed, ConnectionError) as failure:
-        typer.echo(f"shmload launch: {failure}", err=True)
+        _tell(str(failure))
         raise typer.Exit(1) from None
     except Stopped as stopped:
-        typer.echo(f"shmload launch: {stopped}", err=True)
+        _tell(str(stopped))
         raise typer.Exit(128 + stopped.number) from None
 
 
@@ -130,20 +132,34 @@ def _run(
     node_rank: int,
     master_addr: str | None,
     master_port: int | None,
+    max_restarts: int,
 ) -> None:
-    from shmload.launch.ranks import LOOPBACK, STATIC_PORT, NodePlace, held_port, number_of_ranks, rank_specs, start_command
+    from shmload.errors import RankFailed
+    from shmload.launch import ranks
     from shmload.launch.supervisor import SpawnedRanks
     from shmload.shm.names import Host
 
-    held = held_port() if master_port is None and num_nodes == 1 else None
-    if master_port is None:
-        master_port = STATIC_PORT if held is None else held.getsockname()[1]
     # the same on all machines, and another one in the next run
-    run_id = secrets.token_hex(8) if num_nodes == 1 else f"{master_addr}:{master_port}"
-    place = NodePlace(master_addr or LOOPBACK, master_port, run_id, num_nodes, node_rank)
+    run_id = secrets.token_hex(8) if num_nodes == 1 else f"{master_addr}:{master_port or ranks.STATIC_PORT}"
     host = Host()
-    specs = rank_specs(place, number_of_ranks(nprocs, host), host, pin=pin, logs=logs)
-    SpawnedRanks(partial(start_command, command), specs, grace_s, held).run()
+    num_ranks = ranks.number_of_ranks(nprocs, host)
+    for num_restarts in range(max_restarts + 1):
+        held = ranks.held_port() if master_port is None and num_nodes == 1 else None
+        port = master_port or (ranks.STATIC_PORT if held is None else held.getsockname()[1])
+        place = ranks.NodePlace(master_addr or ranks.LOOPBACK, port, run_id, num_nodes, node_rank, num_restarts, max_restarts)
+        specs = ranks.rank_specs(place, num_ranks, host, pin=pin, logs=logs)
+        try:
+            SpawnedRanks(partial(ranks.start_command, command), specs, grace_s, held).run()
+            break
+        except RankFailed as failure:
+            if num_restarts == max_restarts:
+                raise
+            said = ranks.next_start(num_restarts + 2, range(num_ranks), num_ranks, num_restarts + 1, max_restarts)
+            _tell(f"{failure}\n\n{said}")
+
+
+def _tell(text: str) -> None:
+    typer.echo(f"shmload launch: {text}", err=True)
 
 
 def _run_by_torch(given: dict[str, object], words: list[str], grace_s: float, pin: bool, logs: Path | None) -> None:
@@ -159,12 +175,6 @@ def _run_by_torch(given: dict[str, object], words: list[str], grace_s: float, pi
         logs.mkdir(parents=True, exist_ok=True)
     arguments = [f"--{name}={value}" for name, value in given.items() if value is not None]
     try:
-        run_elastic(
-            [*arguments, *words],
-            grace_s=grace_s,
-            pin=pin,
-            logs=str(logs.absolute()) if logs else "",
-            tell=lambda text: typer.echo(f"shmload launch: {text}", err=True),
-        )
+        run_elastic([*arguments, *words], grace_s=grace_s, pin=pin, logs=str(logs.absolute()) if logs else "", tell=_tell)
     except ValueError as error:  # torch has refused an option's value
         raise typer.BadParameter(str(error)) from None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shmload.formats.images.decoder import CenterCrop, ImageDecoder, RandomResizedCrop, Resize, with_restart_markers
     from shmload.formats.images.image_folder import ImageFolder
     from shmload.formats.images.normalise import Normalise
-    from shmload.formats.ray_blocks import RayDataset
+    from shmload.formats.ray_blocks import RayDataset, RayStream
     from shmload.formats.tar.shards import TarDataset
     from shmload.formats.tar.stream import TarStream
     from shmload.formats.tar.writer import TarWriter
@@ -25,7 +25,7 @@ _MODULES = {
     "images.image_folder": ("ImageFolder",),
     "images.normalise": ("Normalise",),
     "columns": ("HDF5Dataset", "ParquetDataset", "SafetensorsDataset", "ZarrDataset"),
-    "ray_blocks": ("RayDataset",),
+    "ray_blocks": ("RayDataset", "RayStream"),
     "tar.shards": ("TarDataset",),
     "tar.stream": ("TarStream",),
     "tar.writer": ("TarWriter",),
@@ -43,6 +43,7 @@ __all__ = [
     "ParquetDataset",
     "RandomResizedCrop",
     "RayDataset",
+    "RayStream",
     "Resize",
     "SafetensorsDataset",
     "TFRecordDataset",

@@ -8,7 +8,8 @@ rank before them without a detour through files; and ranks are ended in order, w
 The agent ends ranks wherever it finds that it must (a failure, new members, a signal, its own end): all of that comes by
 `_shutdown`, where ours are ended first, so torch's own way finds nobody left.
 
-Rejected: torch's agent for every launch. It imports torch before the first rank starts, which is 2 s.
+Rejected: torch's agent for every launch. It imports torch before the first rank starts, which is 1 to 2 s. So one machine that asks
+for restarts and nothing else has them by the command itself (`cli/launch_command.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser
 
 from shmload.errors import RankFailed
-from shmload.launch.ranks import BOOT, LOOPBACK, STATIC_PORT, Child, RankSpec, divided, log_of, threads_of_each
+from shmload.launch.ranks import BOOT, LOOPBACK, STATIC_PORT, Child, RankSpec, divided, log_of, next_start, threads_of_each
 from shmload.launch.watching import DRAIN_S, Pipe, RankWatch, Signals, Stopped
 from shmload.shm.names import Host
 from shmload.torch_names import rank_processes
@@ -112,11 +113,8 @@ class RankAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._num_starts:
             ranks, num_max = [worker.global_rank for worker in worker_group.workers], worker_group.spec.max_restarts
-            who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
-            self._tell(
-                f"{self.failure}start {self._num_starts + 1}: {who} of {worker_group.workers[0].world_size}; "
-                f"{num_max - self._remaining_restarts} of {num_max} restarts are used up"
-            )
+            world_size, num_used = worker_group.workers[0].world_size, num_max - self._remaining_restarts
+            self._tell(f"{self.failure}{next_start(self._num_starts + 1, ranks, world_size, num_used, num_max)}")
         self._num_starts += 1
         self.failure = ""
         try:

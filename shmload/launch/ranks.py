@@ -178,13 +178,15 @@ STATIC_PORT = 29500  # torchrun's: where several machines meet if nobody says an
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Where the ranks of a run meet, and which of its machines this is."""
+    """Where the ranks of a run meet, which of its machines this is, and how often they were started before, of how many times."""
 
     master_addr: str
     master_port: int
     run_id: str
     num_nodes: int = 1
     node_rank: int = 0
+    num_restarts: int = 0
+    max_restarts: int = 0
 
 
 def held_port() -> socket.socket:
@@ -228,8 +230,8 @@ def environment(
         "MASTER_PORT": place.master_port,
         # by these torch and the frameworks know that somebody else has started the ranks
         "TORCHELASTIC_RUN_ID": place.run_id,
-        "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RESTART_COUNT": place.num_restarts,
+        "TORCHELASTIC_MAX_RESTARTS": place.max_restarts,
         "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 serves the rendezvous
     }
     found = {**inherited, **{name: str(value) for name, value in own.items()}}
@@ -242,6 +244,12 @@ def environment(
     elif num_local > 1:
         found.setdefault("OMP_NUM_THREADS", threads_of_each(num_local))
     return found
+
+
+def next_start(number: int, ranks: Sequence[int], world_size: int, num_used: int, max_restarts: int) -> str:
+    """What is said when the ranks of this machine are started for the `number`th time."""
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"start {number}: {who} of {world_size}; {num_used} of {max_restarts} restarts are used up"
 
 
 def threads_of_each(num_local: int) -> str:

@@ -159,7 +159,7 @@ class Cluster:
         for setting in settings:
             worker = setting.post.worker_id
             made = ray.remote(Decoder).options(max_restarts=0, **options[worker])
-            actor = made.remote(setting, self._job)
+            actor = made.remote(setting, [self._job])
             with self._lock:
                 self._actors[worker] = actor
                 self._started.pop(worker, None)
@@ -491,6 +491,14 @@ def own_cluster() -> str:
 
 def unreachable(address: str, error: Exception) -> ClusterUnreachable:
     """What is said of a cluster that cannot be joined."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if "AuthenticationError" in str(cause):  # Ray has it in the text of another
+            return ClusterUnreachable(
+                f"the Ray cluster at address={address!r} wants Ray's token: set RAY_AUTH_MODE=token in this program's "
+                "environment, and on another machine than the head's bring the token (the head's ~/.ray/auth_token) there"
+            )
+        cause = cause.__cause__ or cause.__context__
     return ClusterUnreachable(
         f"there is no Ray cluster at address={address!r} ({type(error).__name__}: {error}). Start one with "
         "`ray start --head`, join it from this machine with `ray start --address=HEAD:6379`, or give the head's address"

@@ -312,14 +312,16 @@ class Decoder:
     """One worker of a loader, wherever it runs.
 
     Args:
-        pickled_job: the pickled job, as bytes that this node fetched once for all of its actors.
+        parcel: a reference to the pickled job, in a list. Of an argument by itself Ray would bring the bytes, and leave them on the
+            node if the actor is ended while it starts: they would go only when their room is needed.
     """
 
-    def __init__(self, setting: ActorSetting, pickled_job: Any) -> None:
+    def __init__(self, setting: ActorSetting, parcel: Sequence[Any]) -> None:
         post = setting.post
         self._local_ring = LocalRing(post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
+        pickled_job = _fetched(parcel[0])
         try:
             job = owners.loads(pickled_job)
             _name_classes_of_main()
@@ -413,6 +415,13 @@ def _shifted(text: bytes, first: int, capacity: int) -> bytes:
     if not first or not failure.rows:
         return text
     return failure._replace(rows=tuple(first + row for row in failure.rows)).dumps(capacity)
+
+
+def _fetched(reference: Any) -> Any:
+    """The bytes of an object, where all actors of this node read them."""
+    import ray
+
+    return ray.get(reference)
 
 
 def _node_id() -> str:

@@ -105,6 +105,7 @@ class Case:
     collate: str = ""
     after: str = ""  # what after_batch does: it marks each batch, or fails with every third
     backend: str = "process"
+    actors: str = ""  # what they ask Ray for: a CPU each, nothing ("share"), or half a CPU wherever Ray wants them ("spread")
     shm: str = "usual"
     # what is done with it
     habit: str = "pass"
@@ -154,7 +155,10 @@ def draw(
     for _ in range(10_000):
         drawn = replace(_drawn(rng, shm_kinds), **(only or {}))
         if ray_share and rng.random() < ray_share:
-            drawn = replace(drawn, backend="ray", **(only or {}))
+            rays: dict[str, Any] = {"backend": "ray", "actors": rng.choice(("", "share", "spread"))}
+            if rng.random() < 0.15:  # rows of Ray Data
+                rays |= {"kind": "parquet", "extra": "ray"}
+            drawn = replace(drawn, **{**rays, **(only or {})})
         case = mended(drawn)
         if all(getattr(case, name) == value for name, value in (only or {}).items()):
             return case
@@ -293,6 +297,7 @@ def _of_kind(case: Case) -> Case:
             case.extra, case.extra if case.extra in ("stops", "raises", *DECODED) else ""
         ),
         "npy": "",
+        "parquet": "ray" if case.extra == "ray" and case.backend == "ray" else "",
         "iterable": "state" if case.extra else "",
         "tokens": "files" if case.extra else "",
         "mix": "files" if case.extra else "",
@@ -473,9 +478,9 @@ def _of_loader(case: Case) -> Case:
 def _of_backend(case: Case) -> Case:
     """Actors take seconds to start, and what is killed or stopped here is no actor: tests/ray has that."""
     if case.backend != "ray":
-        return case
+        return replace(case, actors="")
     if case.kind in ("growing", "pipeline") or case.workers == 0:
-        return replace(case, backend="process")
+        return replace(case, backend="process", actors="")
     workers = min(case.workers, 2) if isinstance(case.workers, int) else 2
     return replace(
         case, workers=workers, ranks=1, then_ranks=1, loaders=1, harm="none", shm="usual", start="fork", threads=1, prefetch=None

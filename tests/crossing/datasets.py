@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -426,8 +427,22 @@ def _parquet(case: Case, folder: Path) -> Any:
             columns[name] = pa.array([value.tolist() for value in values], pa.list_(pa.int64()))
         else:
             columns[name] = pa.array(values, {"i": pa.int64(), "r": pa.float64(), "s": pa.string(), "y": pa.binary()}[name])
-    pq.write_table(pa.table(columns), folder / "x.parquet", row_group_size=7)
+    table = pa.table(columns)
+    if case.extra == "ray":
+        return _ray_blocks([table.slice(first, 7) for first in range(0, case.n, 7)])
+    pq.write_table(table, folder / "x.parquet", row_group_size=7)
     return ParquetDataset(str(folder / "x.parquet"))
+
+
+def _ray_blocks(tables: list[Any]) -> Any:
+    import ray
+    import ray.data
+
+    from shmload.formats import RayDataset
+
+    if not ray.is_initialized():
+        ray.init(address=os.environ["CROSSING_RAY"], logging_level="ERROR", log_to_driver=False)
+    return RayDataset(ray.data.from_arrow(tables))
 
 
 def _hdf5(case: Case, folder: Path) -> Any:

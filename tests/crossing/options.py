@@ -11,6 +11,8 @@ from tests.crossing.cases import BY_BATCH, Case
 from tests.crossing.datasets import COLLATE, size_of
 from tests.crossing.values import length
 
+ACTORS: dict[str, dict[str, Any]] = {"share": {"num_cpus": 0}, "spread": {"num_cpus": 0.5, "scheduling_strategy": "SPREAD"}}
+
 
 class StatefulSampler:
     """Indices, and a state as torchdata asks for it: the next pass goes on where it was."""
@@ -136,6 +138,8 @@ def loader_options(case: Case, *, rank: int = 0, ranks: int | None = None, worke
         if case.backend == "ray":
             options["backend"], options["address"] = "ray", os.environ["CROSSING_RAY"]
             del options["multiprocessing_context"]
+            if case.actors:
+                options["actor_options"] = ACTORS[case.actors]
     if not case.in_order:
         options["in_order"] = False
     if case.on_error != "raise":

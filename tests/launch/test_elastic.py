@@ -17,12 +17,15 @@ import pytest
 import typer
 
 from shmload.cli import app
+from shmload.errors import RankFailed
+from shmload.launch.ranks import RankSpec, threads_of_each
 from shmload.tools.audit.verify import read_folder, verify
 from tests.launch import elastic_program
 from tests.launch.launch_kit import UP_S, Run, all_end, ranks_up
 
 slow = pytest.mark.slow(reason="torch's agent imports torch before it starts a script")
 LAUNCH = ("-m", "shmload.cli", "launch")
+TORCHS = ["--role", "trainer"]  # what only torch's agent does
 STAY = """
 import os
 from tests.launch import rank_functions
@@ -53,10 +56,13 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @slow
-def test_a_rank_that_is_killed_is_told_and_all_are_started_again(started: Run, tmp_path: Path, temporary: Path) -> None:
+@pytest.mark.parametrize("options", [[], TORCHS])
+def test_a_rank_that_is_killed_is_told_and_all_are_started_again(
+    options: list[str], started: Run, tmp_path: Path, temporary: Path
+) -> None:
     (tmp_path / "script.py").write_text(FAILING)
     words = ["1", "$HOME", "$$", "--max_restarts", "a b"]
-    process = started(*LAUNCH, "--nproc_per_node", "2", "--max_restarts", "1", "script.py", *words)
+    process = started(*LAUNCH, "--nproc_per_node", "2", "--max_restarts", "1", *options, "script.py", *words)
     out, err = process.communicate(timeout=90)
     assert process.returncode == 0
     said = r"\nstart 2: ranks 0 to 1 of 2; 1 of 1 restarts are used up\n"
@@ -72,9 +78,10 @@ def test_a_rank_that_is_killed_is_told_and_all_are_started_again(started: Run, t
 
 
 @slow
-def test_without_restarts_left_the_first_to_fail_comes_last(started: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], TORCHS])
+def test_without_restarts_left_the_first_to_fail_comes_last(options: list[str], started: Run, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(FAILING)
-    process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "1", "--logs", "logs", "script.py", "9")
+    process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "1", *options, "--logs", "logs", "script.py", "9")
     out, err = process.communicate(timeout=90)
     assert (process.returncode, out) == (1, "")
     assert re.fullmatch(KILLED + r"\nstart 2: .*\n" + KILLED, err), err
@@ -85,7 +92,7 @@ def test_without_restarts_left_the_first_to_fail_comes_last(started: Run, tmp_pa
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_in_order_with_one_line(number: signal.Signals, started: Run, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(STAY)
-    process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "3", "script.py")
+    process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "3", *TORCHS, "script.py")
     pids = ranks_up(tmp_path, 2, process)
     assert pids == [os.getpgid(pid) for pid in pids], "the terminal's ^C does not reach them"
     os.killpg(process.pid, number)
@@ -101,7 +108,7 @@ def test_a_rank_that_does_not_end_is_killed_when_the_grace_is_over(
 ) -> None:
     monkeypatch.setenv("HOW", "ignore")
     (tmp_path / "script.py").write_text(STAY)
-    process = started(*LAUNCH, "--nprocs", "1", "--max-restarts", "3", "--grace", "0.1", "script.py")
+    process = started(*LAUNCH, "--nprocs", "1", "--max-restarts", "3", *TORCHS, "--grace", "0.1", "script.py")
     pids = ranks_up(tmp_path, 1, process)
     process.terminate()
     told = "rank 0 did not end within 0.1 s of SIGTERM and had to be killed (SIGKILL)"
@@ -112,10 +119,53 @@ def test_a_rank_that_does_not_end_is_killed_when_the_grace_is_over(
 @slow
 def test_no_rank_outlives_an_agent_that_is_killed(started: Run, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(STAY)
-    process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "3", "script.py")
+    process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "3", *TORCHS, "script.py")
     pids = ranks_up(tmp_path, 2, process)
     process.kill()
     assert all_end(pids, 2.0)
+
+
+def test_one_machine_starts_its_ranks_again_without_torchs_agent(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    places: list[list[str]] = []
+
+    class Failing:
+        def __init__(self, start: Any, specs: list[RankSpec], grace_s: float, port: socket.socket) -> None:
+            counts = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "MASTER_PORT")
+            places.append([specs[0].environ[name] for name in counts])
+            port.close()
+
+        def run(self) -> None:
+            raise RankFailed(f"failure {len(places)}")
+
+    monkeypatch.setattr("shmload.launch.supervisor.SpawnedRanks", Failing)
+    with pytest.raises(SystemExit) as ended:
+        app(["launch", "--nprocs", "2", "--max-restarts", "2", __file__])
+    assert ended.value.code == 1
+    assert [place[:2] for place in places] == [["0", "2"], ["1", "2"], ["2", "2"]]
+    assert len({place[2] for place in places}) == 1, "one run"
+    said = [f"failure {number}\n\nstart {number + 1}: ranks 0 to 1 of 2; {number} of 2 restarts are used up" for number in (1, 2)]
+    assert capsys.readouterr().err == "".join(f"shmload launch: {text}\n" for text in [*said, "failure 3"])
+
+
+@pytest.mark.parametrize(
+    ("given", "has_own_cpus", "wanted"),
+    [(None, True, None), (None, False, threads_of_each(2)), ("3", True, "3"), ("3", False, "3")],
+)
+def test_ranks_of_torchs_agent_inherit_what_the_other_launcher_gives_them(
+    given: str | None, has_own_cpus: bool, wanted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shmload.launch.elastic_agent import _set_environment  # it imports torch's agent
+
+    for name in ("PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", given or "1")  # torch's own default, if nobody says another
+    monkeypatch.setenv("SHMLOAD_RANK_CPUS", "7")
+    _set_environment(given, 2, has_own_cpus=has_own_cpus)
+    found = {
+        name: os.environ.pop(name) for name in ("PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+    }
+    assert set(found.values()) == {"1"}
+    assert (os.environ.get("OMP_NUM_THREADS"), os.environ.get("SHMLOAD_RANK_CPUS")) == (wanted, None)
 
 
 SPEAK = "from tests.launch.rank_functions import speak\nimport os\nspeak(os.environ['RANK'])\n"
@@ -228,10 +278,11 @@ for number, batch in enumerate(loader):
 
 
 @slow
-def test_ranks_that_share_a_ring_share_it_after_a_restart(started: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], TORCHS])
+def test_ranks_that_share_a_ring_share_it_after_a_restart(options: list[str], started: Run, tmp_path: Path) -> None:
     """The leader of the first start is killed."""
     (tmp_path / "script.py").write_text(SHARING)
-    process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "1", "script.py")
+    process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "1", *options, "script.py")
     out, err = process.communicate(timeout=90)
     assert process.returncode == 0, err
     both = [[line[9:] for line in out.splitlines() if line.startswith(f"[rank {rank}] ")] for rank in range(2)]

@@ -46,8 +46,8 @@ def elsewhere() -> list[str]:
 
 
 @contextmanager
-def started() -> Iterator[Cluster]:
-    """A real Ray cluster of two nodes, until the block ends.
+def started(program: str = "ray_host.py") -> Iterator[Cluster]:
+    """A real Ray cluster of two nodes, or what another program starts, until the block ends.
 
     Where it may be, the nodes have a /dev/shm and a /proc of their own, as another machine has: what was only shared here is not
     found there.
@@ -57,7 +57,7 @@ def started() -> Iterator[Cluster]:
     """
     # sockets lie in it: a longer path would not fit their addresses
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
-    host = str(Path(__file__).with_name("ray_host.py"))
+    host = str(Path(__file__).with_name(program))
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([path for path in sys.path if path]),

@@ -6,7 +6,7 @@ python -m tests.ray.data_program ADDRESS
 from __future__ import annotations
 
 import sys
-from itertools import islice
+from itertools import chain, islice, zip_longest
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,12 @@ import ray.data
 import torch
 
 from shmload import ShmLoader
-from shmload.formats import RayDataset
+from shmload.formats import RayDataset, RayStream
 from tests.ray.cluster_kit import kept
 
 NUM_ROWS = 23
+NUM_LARGE = 168
+MB = 1 << 20
 
 
 def row(index: int) -> dict[str, Any]:
@@ -43,9 +45,38 @@ def check(batches: list[Any], expected: list[list[int]]) -> None:
             assert wanted["tokens"] == batch["tokens"][at].tolist()
 
 
+def check_stream() -> None:
+    """Rows of a Dataset that is nowhere as a whole, larger than both nodes' memory, go on from a state; two ranks' parts are all of it."""
+    large = ray.data.range(NUM_LARGE, override_num_blocks=NUM_LARGE // 8).map(
+        lambda row: {**row, "image": np.full(MB, row["id"], np.uint8)}, concurrency=2
+    )
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "multiprocessing_context": "forkserver"}
+    begun: list[Any] = []
+    with ShmLoader(RayStream(large, num_readers=2), **options) as loader:
+        for step, batch in enumerate(loader):
+            assert (batch["image"].amin(1) == batch["id"]).all()
+            assert (batch["image"].amax(1) == batch["id"]).all()
+            begun.append(batch["id"].tolist())
+            if step == 1:
+                state = loader.state_dict()
+            del batch
+    assert sorted(chain.from_iterable(begun)) == list(range(NUM_LARGE))
+    with ShmLoader(RayStream(large, num_readers=2), **options) as again:
+        again.load_state_dict(state)
+        assert [batch["id"].tolist() for batch in again] == begun[2:]
+    parts = [RayStream(part) for part in ray.data.range(10, override_num_blocks=5).streaming_split(2)]
+    ranks = [ShmLoader(part, **{**options, "num_workers": 1}) for part in parts]
+    for _ in range(2):
+        found = [batch["id"].tolist() for pair in zip_longest(*ranks) for batch in pair if batch is not None]
+        assert sorted(chain.from_iterable(found)) == list(range(10)), found
+    for rank in ranks:
+        rank.close()
+
+
 def main(address: str) -> None:
     ray.init(address=address, logging_level="ERROR", log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
+    check_stream()
     made = ray.data.from_items([row(index) for index in range(NUM_ROWS)], override_num_blocks=4)
     dataset = RayDataset(made.filter(lambda row: True), columns=["index", "image", "text", "tokens"])
     assert not made.context.execution_options.preserve_order

@@ -90,6 +90,9 @@ def main(socket: str, folder: str) -> None:
     def wait_for_stored(most: int, timeout_s: float) -> int:
         return int(until(stored_nbytes, lambda left: left < most, timeout_s))
 
+    def wait_until_stored(least: int, timeout_s: float) -> int:
+        return int(until(stored_nbytes, lambda stored: stored >= least, timeout_s))
+
     def stored_nbytes() -> int:
         state = get_state_from_address(cluster.address)
         return int(get_memory_info_reply(state).store_stats.object_store_bytes_used)
@@ -124,6 +127,7 @@ def main(socket: str, folder: str) -> None:
         "wait_for_nodes": wait_for_nodes,
         "stored_nbytes": stored_nbytes,
         "wait_for_stored": wait_for_stored,
+        "wait_until_stored": wait_until_stored,
         "kill_node": kill_node,
         "add_node": add_node,
         "drain_node": drain_node,

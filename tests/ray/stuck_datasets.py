@@ -15,3 +15,13 @@ class Stuck(Rows):
         if index == 5:
             threading.Event().wait()
         return super().__getitem__(index)
+
+
+def stick_away_from_the_head(worker: int) -> None:
+    """A worker_init_fn that does not end on any node but the head's."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    (head,) = [node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"]]
+    if here != head:
+        threading.Event().wait()

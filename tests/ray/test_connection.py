@@ -12,7 +12,7 @@ from shmload import ShmLoader
 from shmload.errors import ClusterUnreachable
 from shmload.ray import actor_pool as module
 from shmload.ray import actor_pool as pool_module
-from shmload.ray.actor_pool import Briefing, Cluster, RayPool, differing
+from shmload.ray.actor_pool import Briefing, Cluster, RayPool, differing, unreachable
 from shmload.ray.actors import Introduction, versions
 from shmload.storage import transport
 
@@ -95,6 +95,16 @@ def test_the_first_agent_says_at_once_that_there_is_no_cluster(monkeypatch: pyte
     with pytest.raises(ClusterUnreachable, match="nothing listens there"):
         unconnected(monkeypatch)._join()
     assert heads.num_asked == 1
+
+
+def test_a_cluster_that_wants_a_token_is_one_error_that_says_so() -> None:
+    refused = ConnectionError("Failed to connect to Ray cluster")
+    refused.__cause__ = RuntimeError(
+        "Failed to connect to GCS. Last connection error: ... ray.exceptions.AuthenticationError: RPC error"
+    )
+    said = str(unreachable("head:6379", refused))
+    assert said.startswith("the Ray cluster at address='head:6379' wants Ray's token")
+    assert "RAY_AUTH_MODE=token" in said
 
 
 @pytest.mark.parametrize("num_failures", [3, 100])

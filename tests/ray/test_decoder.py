@@ -29,7 +29,8 @@ def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Deco
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shmload.ray.actors._name_classes_of_main", lambda: None)
         patch.setattr("shmload.ray.actors.prepare", lambda job, post: (job, None, None))
-        return Decoder(ActorSetting(POST, (), AREA, 4 * AREA), np.frombuffer(sent(job), np.uint8))
+        patch.setattr("shmload.ray.actors._fetched", bytes)
+        return Decoder(ActorSetting(POST, (), AREA, 4 * AREA), [sent(job)])
 
 
 def sent(value: Any) -> bytearray:
@@ -82,8 +83,9 @@ def test_a_row_that_cannot_be_read_is_named_by_its_place_in_the_whole_batch() ->
     assert (outcome.own, failure.kind, failure.rows) == (ERROR, KeyError, (2,))
 
 
-def test_a_job_that_does_not_unpickle_is_every_tasks_error() -> None:
-    worker = Decoder(ActorSetting(POST, (), AREA, 4 * AREA), np.frombuffer(b"no pickle", np.uint8))
+def test_a_job_that_does_not_unpickle_is_every_tasks_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shmload.ray.actors._fetched", bytes)
+    worker = Decoder(ActorSetting(POST, (), AREA, 4 * AREA), [b"no pickle"])
     for _ in range(2):
         outcome = worker.work(part([0], 0, 1))
         assert (outcome.own, Failure.loads(outcome.error).kind) == (ERROR, pickle.UnpicklingError)

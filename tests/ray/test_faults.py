@@ -18,6 +18,7 @@ from shmload import ClusterUnreachable, ShmLoader, WorkerDied
 from shmload.formats import ArrayDataset
 from tests.ray.cluster_kit import Cluster, assert_same, kept, kill_worker
 from tests.ray.ray_datasets import Deadly, Failing, Gated, Rows
+from tests.ray.stuck_datasets import stick_away_from_the_head
 
 slow = pytest.mark.slow(reason="starts actors on a Ray cluster, and some are killed")
 SLOW_S = float(os.environ.get("SHMLOAD_SLOW_BATCH_S", "0.5"))  # longer by hand: what Ray itself times out would show
@@ -115,6 +116,17 @@ def test_a_loader_that_is_deleted_leaves_no_actor_and_no_object(cluster: Cluster
     gc.collect()
     assert len(actors) == 2
     assert stored >= nbytes
+    assert cluster.ask("wait_for_none", 10.0) == []
+    assert cluster.ask("wait_for_stored", nbytes, 30.0) < nbytes
+
+
+@pytest.mark.slow(reason="starts actors on a Ray cluster, one of which does not come to its end, and waits until they have gone")
+def test_an_actor_that_is_ended_while_it_starts_leaves_no_object(cluster: Cluster) -> None:
+    dataset = ArrayDataset(np.zeros((64, 4096), np.float32))
+    nbytes = 64 * 4096 * 4
+    with ShmLoader(dataset, **SEEDED, **on(cluster), worker_init_fn=stick_away_from_the_head) as far:
+        assert len(kept(far)) == 16
+        assert cluster.ask("wait_until_stored", 2 * nbytes, 20.0) >= 2 * nbytes
     assert cluster.ask("wait_for_none", 10.0) == []
     assert cluster.ask("wait_for_stored", nbytes, 30.0) < nbytes
 

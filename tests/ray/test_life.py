@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shmload import ClusterUnreachable, ShmLoader
-from tests.ray.cluster_kit import Cluster, assert_same, kept, started
+from tests.ray.cluster_kit import Cluster, assert_same, elsewhere, kept, started
 from tests.ray.ray_datasets import Rows
 
 slow = pytest.mark.slow(reason="starts actors on a Ray cluster whose nodes come and go")
@@ -41,6 +41,19 @@ def test_actors_for_which_there_is_no_room_hold_up_nothing_and_start_on_a_node_t
         drained = cluster.ask("drain_node")  # as many nodes as before
         assert_same(expected(), begun + kept(batches))
         assert drained not in {node for node, _ in cluster.ask("actors")}
+
+
+@pytest.mark.slow(reason="starts a Ray cluster of its own, whose autoscaler starts a node")
+def test_actors_that_ask_for_cpus_bring_a_node_and_stand_there(running_cluster: Cluster) -> None:
+    if not elsewhere():
+        pytest.skip("needs namespaces (unshare --mount --pid), with which all that Ray has started ends")
+    with started("autoscaling_host.py") as own:
+        (head,) = own.ask("nodes")
+        with ShmLoader(Rows(), **SEEDED, num_workers=2, **on(own)) as far:
+            assert_same(expected(), kept(far))
+            came = set(own.ask("nodes")) - {head}
+            assert len(came) == 1
+            assert set(own.ask("actors")) == came
 
 
 @slow

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ if importlib.util.find_spec("ray") is None:
 
 import ray  # only where it is
 
-from shmload.formats import RayDataset
+from shmload.formats import RayDataset, RayStream
 
 IMAGE = pa.fixed_shape_tensor(pa.uint8(), (2, 3))  # what Ray's own tensors are, too: a shape, and lists of values
 
@@ -35,6 +36,21 @@ class Executed:
 
     def to_arrow_refs(self) -> list[pa.Table]:
         assert self.preserve_order, "blocks come in the order in which they are done"
+        return self.tables
+
+    def streaming_split(self, count: int) -> list[Part]:
+        assert self.preserve_order, "blocks go to whichever part is quick"
+        return [Part(self.tables[number::count]) for number in range(count)]
+
+
+class Part:
+    """A DataIterator."""
+
+    def __init__(self, tables: list[pa.Table]) -> None:
+        self.tables = tables
+
+    def iter_batches(self, *, batch_size: None, batch_format: str) -> list[pa.Table]:
+        assert batch_format == "pyarrow"
         return self.tables
 
 
@@ -95,6 +111,57 @@ def test_rows_of_all_blocks_come_by_number() -> None:
                 assert batch["text"][at] == "a" * index
 
 
+def test_a_stream_gives_rows_block_by_block_and_goes_on_from_a_state() -> None:
+    made = Executed(table(0, 5), table(5, 0), table(5, 4), table(9, 3))
+    columns = ["index", "image", "text"]
+    with ShmLoader(RayStream(made, columns), 5) as loader:
+        assert not made.preserve_order
+        batches = iter(loader)
+        begun = [next(batches)["index"].tolist()]
+        state = loader.state_dict()
+    with ShmLoader(RayStream(made, columns), 5) as again:
+        again.load_state_dict(state)
+        for batch in again:
+            begun.append(batch["index"].tolist())
+            for at, index in enumerate(begun[-1]):
+                assert batch["image"][at].tolist() == [[index] * 3] * 2
+                assert batch["text"][at] == "a" * index
+    assert [sample["tokens"].tolist() for sample in RayStream(made)] == [list(range(index % 3)) for index in range(12)]
+    assert begun == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+
+
+def test_each_worker_reads_its_own_part_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = RayStream(Executed(*(table(first, 2) for first in range(0, 12, 2))), columns=["index"], num_readers=2)
+    parts = []
+    for worker in range(2):
+        monkeypatch.setattr(
+            "shmload.formats.ray_blocks.get_worker_info", lambda worker=worker: SimpleNamespace(id=worker, num_workers=2)
+        )
+        parts.append([int(sample["index"]) for sample in pickle.loads(pickle.dumps(stream))])
+    assert parts == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
+    monkeypatch.undo()
+    with pytest.raises(
+        ValueError, match=r"a RayStream of num_readers=2 is read by 1 workers: .* as many num_workers as the stream has"
+    ):
+        next(iter(stream))
+
+
+def test_what_no_stream_reads_once_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [int(sample["index"]) for sample in RayStream(Part([table(0, 2)]))] == [0, 1]
+    with pytest.raises(ValueError, match=r"a ray.data.DataIterator has one reader; got num_readers=2"):
+        RayStream(Part([]), num_readers=2)
+    with pytest.raises(ValueError, match="num_readers is the number of workers that read, at least 1; got 0"):
+        RayStream(Executed(), num_readers=0)
+    with pytest.raises(TypeError, match=r"RayStream takes a ray.data.Dataset, or a DataIterator .* got a list"):
+        RayStream([])
+    with pytest.raises(ValueError, match="block 1: column 'text' is not there"):
+        list(RayStream(Executed(table(0, 1), table(1, 1).drop(["text"]))))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"each of the 2 ranks would execute the whole .* one of dataset.streaming_split\(2\)"):
+        RayStream(Executed(table(0, 1)))
+
+
 def test_a_copy_reads_the_same_blocks_wherever_it_is_opened() -> None:
     dataset = pickle.loads(pickle.dumps(RayDataset(Executed(table(0, 4), table(4, 3)), columns=["index", "text"])))
     again = pickle.loads(pickle.dumps(dataset))
@@ -128,7 +195,9 @@ def test_what_is_no_dataset_of_rows_is_refused(tables: list[pa.Table], options: 
 
 
 def test_a_fork_of_the_process_that_made_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = RayDataset(Executed(table(0, 4)))
+    dataset, stream = RayDataset(Executed(table(0, 4))), RayStream(Part([table(0, 4)]))
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(RuntimeError, match='give multiprocessing_context="forkserver", or backend="ray"'):
         dataset[0]
+    with pytest.raises(RuntimeError, match="a RayStream cannot be read in a fork of the process that made it"):
+        next(iter(stream))

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import ray.data
 import ray.train
 from ray.train import Checkpoint, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
 from shmload import ShmLoader
+from shmload.formats import RayStream
 from shmload.integrations.ray import prepare
 from tests.ray.ray_datasets import Rows
 
@@ -42,6 +44,11 @@ def loop(config: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "loader.json").write_text(json.dumps(loader.state_dict()))
             ray.train.report({}, checkpoint=Checkpoint.from_directory(folder))
+    if config["stop"]:
+        stream = RayStream(ray.train.get_dataset_shard("rows"))
+        with ShmLoader(stream, 4, num_workers=1, multiprocessing_context="forkserver") as loader:
+            rows = [row for _ in range(2) for batch in loader for row in batch["id"].tolist()]
+        (Path(config["folder"]) / f"rows-{context.get_world_rank()}.json").write_text(json.dumps(rows))
     (Path(config["folder"]) / f"{config['name']}-{context.get_world_rank()}.json").write_text(json.dumps(given))
 
 
@@ -51,6 +58,7 @@ def run(folder: str, name: str, num_workers: int, **config: Any) -> str:
         loop,
         train_loop_config={"folder": folder, "name": name, **config},
         scaling_config=ScalingConfig(num_workers=num_workers, resources_per_worker={"CPU": 0.1}),
+        datasets={"rows": ray.data.range(20, override_num_blocks=4)} if config["stop"] else None,
         run_config=RunConfig(storage_path=f"{folder}/runs"),
     )
     checkpoint = trainer.fit().checkpoint

@@ -1,0 +1,81 @@
+"""A Ray cluster whose head has no CPU and whose autoscaler starts nodes on this machine, for tests; driven as `ray_host.py` is.
+
+    python autoscaling_host.py SOCKET FOLDER
+
+Ray's own `AutoscalingCluster` would end every Ray on the machine first (`ray stop --force`), and wants port 6379.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private.services import get_node_ip_address
+from ray._private.state import actors
+
+STORE_NBYTES = 80 << 20
+HEAD = "ray.head.default"  # as Ray's fake provider names it
+START = "from ray.scripts.scripts import main; main()"
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.create_server(("", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def main(path: str, folder: str) -> None:
+    connection = Client(path, "AF_UNIX")
+    port = free_port()
+    address = f"{get_node_ip_address()}:{port}"
+    types = {
+        HEAD: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+        "decoder": {"resources": {"CPU": 2, "object_store_memory": STORE_NBYTES}, "node_config": {}, "max_workers": 1},
+    }
+    nothing: dict[str, Any] = {name: {} for name in ("auth", "docker", "file_mounts")}
+    nothing |= {f"{when}_commands": [] for when in ("initialization", "setup", "head_setup", "worker_setup")}
+    nothing |= {name: [] for name in ("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files")}
+    config = {
+        **nothing,  # which the autoscaler wants to see
+        "file_mounts_sync_continuously": False,
+        "upscaling_speed": 1.0,
+        "idle_timeout_minutes": 1.0,
+        "cluster_name": "autoscaled",
+        "max_workers": 1,
+        "provider": {"type": "fake_multinode", "gcs_address": address},
+        "available_node_types": types,
+        "head_node_type": HEAD,
+    }
+    Path(folder, "autoscaling.json").write_text(json.dumps(config))
+    options = [
+        f"--autoscaling-config={folder}/autoscaling.json",
+        f"--port={port}",
+        f"--temp-dir={folder}",
+        "--include-dashboard=false",
+    ]
+    options += ["--num-cpus=0", f"--object-store-memory={STORE_NBYTES}", "--disable-usage-stats"]
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # `ray start` asks for a token where another Ray has left one
+    environment = {**os.environ, "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+    subprocess.run([sys.executable, "-c", START, "start", "--head", *options], env=environment, check=True)
+    ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    connection.send(address)
+    try:
+        while True:
+            name, _ = connection.recv()
+            nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+            places = [actor["Address"]["NodeID"] for actor in actors().values() if actor["ActorClassName"] == "Decoder"]
+            connection.send({"nodes": nodes, "actors": places}[name])
+    except EOFError:
+        os._exit(0)  # the first process of its namespace: all others end with it
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -44,7 +44,11 @@ class ObjectStream:
         return self.starting_at(0)
 
     def starting_at(self, number: int) -> Iterator[dict[str, Any]]:
-        """The same from the so manieth object on; those before it are listed and not fetched."""
+        """The same from a later object on.
+
+        Args:
+            number: of the first one in the listing; those before it are listed and not fetched.
+        """
         listed = getattr(self._store, "as_listed", self._store.list_objects)()
         under_way: deque[Future[dict[str, Any]]] = deque()
         pool = ThreadPoolExecutor(self._at_once, "shmload-objects")

@@ -13,20 +13,21 @@ reading of the batch, and without the agent's; the whole CPU is the cluster's to
 Result (2 cores, quiet, two rounds of 1.5 s):
 | | actors | one node: MB/s | trainer s/GB | all s/GB | two nodes: MB/s | trainer s/GB | all s/GB |
 |---|---|---|---|---|---|---|---|
-| shmload | 1 | 1,519-1,645 | 0.028-0.030 | 1.01-1.11 | 647-655 | 0.026-0.028 | 2.44-2.54 |
-| shmload | 2 | 1,792-1,878 | 0.019-0.022 | 1.01-1.06 | 646-652 | 0.022-0.025 | 2.63-2.67 |
-| shmload | 4 | 1,834-2,108 | 0.014-0.016 | 0.92-1.05 | 627-663 | 0.016-0.017 | 2.59-2.83 |
-| ray.get | 1 | 1,923-2,093 | 0.20-0.22 | 0.78-0.86 | 598-770 | 0.37-0.51 | 2.21-2.84 |
-| ray.get | 2 | 2,142-2,301 | 0.19-0.20 | 0.83-0.88 | 652-678 | 0.43-0.45 | 2.50-2.64 |
-| ray.get | 4 | 2,280-2,873 | 0.13-0.17 | 0.67-0.84 | 572-732 | 0.40-0.55 | 2.38-3.25 |
+| shmload | 1 | 2,712-2,734 | 0.016-0.017 | 0.68-0.71 | 737-899 | 0.015-0.018 | 2.05-2.51 |
+| shmload | 2 | 2,797-2,816 | 0.012-0.013 | 0.66-0.69 | 826-861 | 0.015 | 2.19-2.28 |
+| shmload | 4 | 2,562-2,668 | 0.009-0.010 | 0.67-0.73 | 864 | 0.011 | 2.21 |
+| ray.get | 1 | 2,395-3,923 | 0.11-0.13 | 0.48-0.75 | 814-939 | 0.24-0.30 | 1.96-2.27 |
+| ray.get | 2 | 4,032-4,067 | 0.08 | 0.46 | 866-884 | 0.27 | 2.08-2.13 |
+| ray.get | 4 | 3,437-3,480 | 0.08 | 0.54-0.56 | 809-881 | 0.25-0.28 | 2.18-2.38 |
 | the seed's way | 2 | 611-619 | 0.50-0.64 | 2.9-3.0 | 393-435 | 0.74 | 4.1-4.5 |
 | Ray Data | 2 | 180-234 | 2.1-2.9 | 6.9-9.0 | 168-184 | 2.6-2.8 | 9.1-10.3 |
 | torch, local | 2 | 1,314-1,395 | 0.10-0.11 | 1.25-1.36 | | | |
 | shmload, local | 2 | 22,006-27,811 | 0.004 | 0.07-0.09 | | | |
-Over `ray.get` (medians of two ratios): two nodes 0.97, 0.98, 1.01 with 1, 2, 4 actors; one node 0.79, 0.83, 0.78: there the
-agent's copy costs what it costs in CPU. Over the seed's way 3.0 on one node. Two and four actors that wait: 1.00 and 1.01 of
-linear (11.9 batches/s with one). The trainer waits for each batch of one or two actors: what runs then is in no cache, about 200
-us a batch.
+The rows of shmload and ray.get are of a later run under `chrt -f 1`, the others of a run without. Over `ray.get` (medians of two
+ratios): two nodes 0.93, 0.96 with 1, 2 actors, and 0.98 with 4 in one round, in the other of which all stood in each other's way
+(89 MB/s); one node 0.91, 0.69, 0.76: there the agent's copy costs what it costs in CPU. Over the seed's way 3.0 on one node. Two
+and four actors that wait: 1.00 and 1.01 of linear (11.9 batches/s with one). The trainer waits for each batch of one or two
+actors: what runs then is in no cache, about 200 us a batch.
 """
 
 from __future__ import annotations

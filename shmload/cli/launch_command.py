@@ -96,6 +96,11 @@ def launch(
         raise typer.BadParameter("with several machines they must know where machine 0 is", param_hint="--master-addr")
     if is_static and node_rank >= int(nnodes):
         raise typer.BadParameter(f"machines are numbered from 0 to {int(nnodes) - 1}; got {node_rank}", param_hint="--node-rank")
+    if is_static and nnodes != "1" and max_restarts:
+        _tell(
+            "ranks that start again on several machines may not find each other by --master-addr alone, as by torchrun; "
+            "give each machine --rdzv-backend c10d --rdzv-endpoint HOST:PORT instead"
+        )
     words = [script, *(args or [])]
     try:
         is_torchs = any(value is not None for name, value in torchs.items() if name != "max-restarts" or nnodes != "1")

@@ -147,6 +147,18 @@ def test_one_machine_starts_its_ranks_again_without_torchs_agent(monkeypatch: py
     assert capsys.readouterr().err == "".join(f"shmload launch: {text}\n" for text in [*said, "failure 3"])
 
 
+@pytest.mark.parametrize(("options", "is_told"), [([], True), (["--rdzv-backend", "c10d", "--rdzv-endpoint", "here:1"], False)])
+def test_several_machines_are_told_what_restarts_need(
+    options: list[str], is_told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shmload.launch.elastic_agent.run_elastic", lambda arguments, **_: None)
+    monkeypatch.setenv("LOGLEVEL", "ERROR")  # else the command silences all of logging
+    with pytest.raises(SystemExit) as ended:
+        app(["launch", "--nnodes", "2", "--max-restarts", "1", "--master-addr", "here", *options, __file__])
+    assert not ended.value.code
+    assert ("--rdzv-backend c10d" in capsys.readouterr().err) == is_told
+
+
 @pytest.mark.parametrize(
     ("given", "has_own_cpus", "wanted"),
     [(None, True, None), (None, False, threads_of_each(2)), ("3", True, "3"), ("3", False, "3")],

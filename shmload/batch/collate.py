@@ -77,7 +77,7 @@ class OneSample:
         for name, spec in schema.items():
             dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
             if dtype not in (str, bytes) and None not in shape:
-                self._fields[name] = _empty(dtype, (1, *shape))
+                self._fields[name] = empty_rows(dtype, (1, *shape))
 
     def __getitem__(self, name: str) -> Any:
         return self._fields[name]
@@ -90,7 +90,7 @@ class OneSample:
         dtype, shape = self._schema[name]
         (extents,) = lengths
         given = iter(extents if isinstance(extents, tuple) else (extents,))
-        values = self._fields[name] = _empty(dtype, (1, *(next(given) if extent is None else extent for extent in shape)))
+        values = self._fields[name] = empty_rows(dtype, (1, *(next(given) if extent is None else extent for extent in shape)))
         return values.reshape(-1)
 
     def sample(self) -> dict[str, Any]:
@@ -99,7 +99,8 @@ class OneSample:
         return {name: value[()] if isinstance(value, np.ndarray) and not value.ndim else value for name, value in found.items()}
 
 
-def _empty(dtype: Any, shape: tuple[int, ...]) -> Any:
+def empty_rows(dtype: Any, shape: tuple[int, ...]) -> Any:
+    """Rows of a field to be written: an array, or for a dtype that numpy has not a tensor."""
     element = of_any(dtype)
     return array_over(element, np.empty(math.prod(shape) * element.itemsize, np.uint8), shape)
 

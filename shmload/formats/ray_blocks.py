@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shmload.batch.collate import OneSample
+from shmload.batch.collate import OneSample, empty_rows
 from shmload.formats.arrow_tables import Groups, plain_values, schema_of
-from shmload.formats.columns import GroupedDataset, Opened
+from shmload.formats.columns import GroupedDataset, Indices, Opened
 from shmload.world import rank_and_world_size
 
 
@@ -198,10 +198,8 @@ class RayStream(IterableDataset[dict[str, Any]]):
             schema = schema_of(schemas, self._columns, self._asked, self._fill_null, "blocks")
             size = table.num_rows, table.nbytes
             held = RayBlocks([table], schema, [size], self._fill_null, 2 * table.nbytes + 1, get=lambda table: table, first=block)
-            for row in np.arange(table.num_rows)[:, None]:
-                out = OneSample(schema)
-                held.read(row, out)
-                yield out.sample()
+            for rows in _at_once(table, schema):
+                yield from _samples(held, rows)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_splits": _pickled(self._splits)}
@@ -240,6 +238,27 @@ class RayBlocks(Groups):
 
         table = (self._get or ray.get)(self._blocks[group])
         return {name: plain_values(table.column(name)) for name in self.schema}
+
+
+def _at_once(table: Any, schema: Mapping[str, Any]) -> Iterator[Indices]:
+    """The rows of a block, a MiB of them at a time, or one where a field's rows differ in length."""
+    is_fixed = all(spec in (str, bytes) or None not in spec[1] for spec in schema.values())
+    count = min(max((table.num_rows << 20) // max(table.nbytes, 1), 1), 256) if is_fixed else 1
+    rows = np.arange(table.num_rows)
+    return (rows[first : first + count] for first in range(0, len(rows), count))
+
+
+def _samples(held: RayBlocks, rows: Indices) -> Iterator[dict[str, Any]]:
+    schema = held.schema
+    if len(rows) == 1:
+        out = OneSample(schema)
+        held.read(rows, out)
+        yield out.sample()
+        return
+    fields = {name: empty_rows(spec[0], (len(rows), *spec[1])) for name, spec in schema.items() if spec not in (str, bytes)}
+    held.read(rows, fields)
+    for row in range(len(rows)):
+        yield {name: fields[name][row] for name in schema}
 
 
 def _check_columns(columns: Sequence[str] | None) -> None:

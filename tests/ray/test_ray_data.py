@@ -82,7 +82,7 @@ def table(first: int, count: int) -> pa.Table:
     return pa.table(
         {
             "index": list(rows),
-            "image": pa.ExtensionArray.from_storage(IMAGE, pa.array([[row] * 6 for row in rows], IMAGE.storage_type)),
+            "image": pa.ExtensionArray.from_storage(IMAGE, pa.array([[row % 256] * 6 for row in rows], IMAGE.storage_type)),
             "tokens": pa.array([list(range(row % 3)) for row in rows], pa.list_(pa.int32())),
             "text": ["a" * row for row in rows],
         }
@@ -128,6 +128,14 @@ def test_a_stream_gives_rows_block_by_block_and_goes_on_from_a_state() -> None:
                 assert batch["text"][at] == "a" * index
     assert [sample["tokens"].tolist() for sample in RayStream(made)] == [list(range(index % 3)) for index in range(12)]
     assert begun == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+
+
+def test_rows_of_a_large_block_are_read_many_at_a_time_and_are_each_its_own() -> None:
+    whole = table(0, 600)
+    found = list(RayStream(Executed(whole.select(["index", "image", "text"]))))
+    assert [(sample["index"], sample["image"].tolist(), sample["text"]) for sample in found] == [
+        (index, [[index % 256] * 3] * 2, "a" * index) for index in range(600)
+    ]
 
 
 def test_each_worker_reads_its_own_part_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:

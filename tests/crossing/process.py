@@ -75,7 +75,8 @@ def prepare() -> None:
             getattr(shmload.formats, name)
         except ImportError:
             pass
-    for name in ("pyarrow.parquet", "h5py", "zarr", "safetensors.torch", "datasets", "PIL.Image", "psutil"):
+    # torch._dynamo is what torch imports at the first nested tensor, for seconds
+    for name in ("torch._dynamo", "pyarrow.parquet", "h5py", "zarr", "safetensors.torch", "datasets", "PIL.Image", "psutil"):
         try:
             __import__(name)
         except ImportError:

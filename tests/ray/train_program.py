@@ -59,6 +59,7 @@ def run(folder: str, name: str, num_workers: int, **config: Any) -> str:
         train_loop_config={"folder": folder, "name": name, **config},
         scaling_config=ScalingConfig(num_workers=num_workers, resources_per_worker={"CPU": 0.1}),
         datasets={"rows": ray.data.range(20, override_num_blocks=4)} if config["stop"] else None,
+        dataset_config=ray.train.DataConfig(execution_options=ray.data.ExecutionOptions(preserve_order=True)),
         run_config=RunConfig(storage_path=f"{folder}/runs"),
     )
     checkpoint = trainer.fit().checkpoint

@@ -228,16 +228,13 @@ class _PackedWindow:
         room: tokens that it still takes.
     """
 
-    __slots__ = ("_columns", "_num_parts", "columns", "room")
+    __slots__ = ("_num_parts", "columns", "room")
 
     def __init__(self, length: int, pad: int) -> None:
         tokens, segments, positions = np.zeros((3, length), np.int64)
         if pad:
             tokens[:] = pad
-        self._columns, self.columns = (
-            (tokens, segments, positions),
-            {"tokens": tokens, "segment_ids": segments, "position_ids": positions},
-        )
+        self.columns = {"tokens": tokens, "segment_ids": segments, "position_ids": positions}
         self._num_parts, self.room = 0, length
 
     def put(self, part: np.ndarray[Any, Any], counted: np.ndarray[Any, Any]) -> None:
@@ -246,7 +243,7 @@ class _PackedWindow:
         Args:
             counted: 0, 1, ..., at least as many.
         """
-        tokens, segments, positions = self._columns
+        tokens, segments, positions = self.columns.values()
         length = len(part)
         start = len(tokens) - self.room
         here = slice(start, start + length)

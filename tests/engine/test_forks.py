@@ -239,17 +239,22 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
-def test_a_child_that_exits_like_any_program_prints_nothing_and_harms_nothing() -> None:
+def ended(program: str) -> tuple[int, str, str]:
+    """How a program ends in a process of its own: its code, what it printed, and what it complained of."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "right\n", "")
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
+def test_a_child_that_exits_like_any_program_prints_nothing_and_harms_nothing() -> None:
+    assert ended(PROGRAM) == (0, "right\n", "")
 
 
 GENERATORS = """
@@ -268,12 +273,4 @@ print([len(next(each)) for each in found])
 @pytest.mark.slow(reason="a program in a process of its own, which imports torch")
 def test_a_program_that_ends_amid_generators_over_loaders_prints_nothing() -> None:
     """Their `with` closes the loader when Python has taken its modules apart."""
-    done = subprocess.run(
-        [sys.executable, "-c", GENERATORS],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[4, 4, 4, 4]\n", "")
+    assert ended(GENERATORS) == (0, "[4, 4, 4, 4]\n", "")

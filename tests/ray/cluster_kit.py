@@ -84,6 +84,11 @@ def started(program: str = "ray_host.py") -> Iterator[Cluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def on(cluster: Cluster) -> dict[str, Any]:
+    """A loader's arguments for workers there."""
+    return {"backend": "ray", "address": cluster.address}
+
+
 def kill_worker(loader: ShmLoader[Any], worker: int) -> None:
     """Ends the process that stands for a worker of a loader that has begun: an actor's is the agent."""
     engine = loader._builder.last

@@ -16,17 +16,13 @@ import pytest
 
 from shmload import ClusterUnreachable, ShmLoader, WorkerDied
 from shmload.formats import ArrayDataset
-from tests.ray.cluster_kit import Cluster, assert_same, kept, kill_worker
+from tests.ray.cluster_kit import Cluster, assert_same, kept, kill_worker, on
 from tests.ray.ray_datasets import Deadly, Failing, Gated, Rows
 from tests.ray.stuck_datasets import stick_away_from_the_head
 
 slow = pytest.mark.slow(reason="starts actors on a Ray cluster, and some are killed")
 SLOW_S = float(os.environ.get("SHMLOAD_SLOW_BATCH_S", "0.5"))  # longer by hand: what Ray itself times out would show
 SEEDED = {"batch_size": 4, "shuffle": True, "seed": 3, "num_workers": 2}
-
-
-def on(cluster: Cluster) -> dict[str, Any]:
-    return {"backend": "ray", "address": cluster.address}
 
 
 def expected() -> list[Any]:

@@ -21,15 +21,11 @@ from shmload import Mix, SharedIndex, ShmLoader, Weighted
 from shmload.formats import ArrayDataset, TarWriter, TFRecordDataset, TFRecordWriter, TokenDataset
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Permutation
 from shmload.remote import RemoteDataset
-from tests.ray.cluster_kit import Cluster, assert_same, generator, kept
+from tests.ray.cluster_kit import Cluster, assert_same, generator, kept, on
 from tests.ray.ray_datasets import Labelled, Numbers, Rows, drawn
 
 pytestmark = pytest.mark.slow(reason="each starts actors on a Ray cluster")
 Made = tuple[Any, dict[str, Any]]  # a dataset, and the loader's arguments
-
-
-def on(cluster: Cluster) -> dict[str, Any]:
-    return {"backend": "ray", "address": cluster.address}
 
 
 def mixture(folder: Path) -> Made:

@@ -10,15 +10,11 @@ from typing import Any
 import pytest
 
 from shmload import ClusterUnreachable, ShmLoader
-from tests.ray.cluster_kit import Cluster, assert_same, elsewhere, kept, started
+from tests.ray.cluster_kit import Cluster, assert_same, elsewhere, kept, on, started
 from tests.ray.ray_datasets import Rows
 
 slow = pytest.mark.slow(reason="starts actors on a Ray cluster whose nodes come and go")
 SEEDED = {"batch_size": 4, "shuffle": True, "seed": 3}
-
-
-def on(cluster: Cluster) -> dict[str, Any]:
-    return {"backend": "ray", "address": cluster.address}
 
 
 def expected() -> list[Any]:

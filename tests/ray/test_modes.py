@@ -13,16 +13,12 @@ import pytest
 from torch.utils.data import DistributedSampler
 
 from shmload import ShmLoader
-from tests.ray.cluster_kit import Cluster, assert_same, generator, kept
+from tests.ray.cluster_kit import Cluster, assert_same, generator, kept, on
 from tests.ray.ray_datasets import Changing, InPlace, Rows, Texts
 from tests.ray.torch_datasets import Counting, Drawing, listed, seed_worker
 
 pytestmark = pytest.mark.slow(reason="each starts actors on a Ray cluster")
 SEEDED = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2}
-
-
-def on(cluster: Cluster) -> dict[str, Any]:
-    return {"backend": "ray", "address": cluster.address}
 
 
 def test_two_loaders_read_rows_and_text_on_both_nodes_as_locally(cluster: Cluster) -> None:

@@ -138,6 +138,14 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
+        "a reader that has waited for another's fetch waits for room, too",
+        "shmload/remote/local_shards.py",
+        "            return repeated(lambda: self._obtain(number, 0), None, (TimeoutError,))\n",
+        "            return repeated(lambda: self._obtain(number, 0), 5.0)\n",
+        ("tests/remote/test_local_shards.py::test_a_reader_waits_for_another_fetch_and_never_for_room",),
+    ),
+    Defect(
+        "N1",
         "a shard in a folder is whole if its size is right",
         "shmload/remote/packing/generation.py",
         "            if crc != wanted:\n",

@@ -387,11 +387,45 @@ def test_waiting_for_another_fetch_keeps_no_hold_on_what_was_read(tmp_path: Path
     try:
         held = weakref.ref(local)
         assert local.copy(0) is not None
-        assert asked == [0.0, 5.0]
+        assert asked == [0, 0]
         del local
         assert held() is None, "an error's frames hold the shards until a collection"
     finally:
         gc.enable()
+
+
+def test_a_reader_waits_for_another_fetch_and_never_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has the room may be a worker that waits for its trainer, which waits for this reader's batch."""
+    write_packed(tmp_path / "files", [5] * 2)
+    shards = shards_in(LocalStore(tmp_path / "files"))
+    sizes = [shard.nbytes for shard in shards.all]
+    local = LocalShards(shards, tmp_path / "cache", max(sizes))
+    others = BudgetedFolder(local.cache.path, max(sizes))
+    held: list[Any] = []
+    fetching = threading.Event()
+    obtain = BudgetedFolder.obtain
+
+    def noted(self: BudgetedFolder, name: str, nbytes: int, **options: Any) -> Any:
+        """Another begins to fetch the shard first."""
+        monkeypatch.setattr(BudgetedFolder, "obtain", obtain)
+        held.append(others.obtain(name, nbytes))
+        fetching.set()
+        return obtain(self, name, nbytes, **options)
+
+    def pause(seconds: float) -> None:
+        """The other fails with it, and somebody takes all room for something else."""
+        assert fetching.is_set(), "it waits where nobody fetches"
+        fetching.clear()
+        held.pop().abandon()
+        held.append(others.obtain("all the room", max(sizes)))
+
+    monkeypatch.setattr("shmload.storage.folder.sleep", pause)
+    monkeypatch.setattr(BudgetedFolder, "obtain", noted)
+    local._wanted = [0, 1]
+    assert local.copy(0) is None
+    held.pop().abandon()
+    others.close()
+    local.close()
 
 
 def test_a_shard_shorter_than_its_manifest_says_is_told_as_such(tmp_path: Path) -> None:

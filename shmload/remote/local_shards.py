@@ -373,17 +373,15 @@ class LocalShards:
         at = places.get(number, len(wanted))
         beside = [each for each in wanted[at : at + _AT_ONCE] if each not in self._copies]
         if number not in beside or len(beside) < 2 or not self._is_small(beside):
-            return self._fetch_ahead(number)
+            return self._fetch_ahead(number, _ROOM_S)
         pool = self._threads()
         begun: list[Future[Fetched]] = []
         with contextlib.suppress(RuntimeError):  # closed meanwhile: its threads take nothing any more
-            begun.extend(pool.submit(self._fetch_ahead, each) for each in beside)
+            begun.extend(pool.submit(self._fetch_ahead, each, 0) for each in beside)  # readers need these threads, too
         answers = {each.result() for each in begun}  # what was begun is waited for, as one alone is
-        if len(begun) < len(beside):
-            return "over"
-        return "over" if "over" in answers else "again" if "again" in answers else "done"
+        return "over" if len(begun) < len(beside) or "over" in answers else self._fetch_ahead(number, _ROOM_S)
 
-    def _fetch_ahead(self, number: int) -> Fetched:
+    def _fetch_ahead(self, number: int, room_s: float) -> Fetched:
         if number in self._copies:
             return "done"
         is_second = False
@@ -391,8 +389,10 @@ class LocalShards:
             try:
                 self._obtain(number, 0)
             except CacheFull:  # until what is in the way has been passed
+                if not room_s:
+                    raise
                 is_second = True
-                self._obtain(number, _ROOM_S)
+                self._obtain(number, room_s)
             if self._prefetcher is None:  # closed meanwhile
                 return "over"
             self.index(number)

@@ -13,6 +13,7 @@ import textwrap
 import threading
 import weakref
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -426,6 +427,31 @@ def test_a_reader_waits_for_another_fetch_and_never_for_room(tmp_path: Path, mon
     held.pop().abandon()
     others.close()
     local.close()
+
+
+def test_threads_that_readers_need_do_not_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_packed(tmp_path / "files", [5] * 12)
+    shards = shards_in(LocalStore(tmp_path / "files"))
+    local = LocalShards(shards, tmp_path / "cache", 10 * NBYTES)
+    others = BudgetedFolder(local.cache.path, 10 * NBYTES)
+    all_the_room = others.obtain("all the room", 10 * NBYTES)
+    who_waits: SimpleQueue[str] = SimpleQueue()
+    go_on = threading.Event()
+
+    def pause(seconds: float) -> None:
+        who_waits.put(threading.current_thread().name)
+        go_on.wait(10)
+
+    monkeypatch.setattr("shmload.storage.folder.sleep", pause)
+    local.announce(range(12), 9)
+    waiting = who_waits.get(timeout=10)
+    found = local.ranges([(number, 0, 512) for number in range(9)])
+    go_on.set()
+    all_the_room.abandon()  # type: ignore[union-attr]  # a reservation
+    assert waiting == "shmload-fetch"
+    assert [len(each) for each in found] == [512] * 9
+    local.close()
+    others.close()
 
 
 def test_a_shard_shorter_than_its_manifest_says_is_told_as_such(tmp_path: Path) -> None:

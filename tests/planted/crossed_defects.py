@@ -36,6 +36,14 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
+        "draws of samples that are read at once are not seen where numpy keeps its words is known",
+        "shmload/worker/sample_rng.py",
+        "    if generators.reseeder.are_as_seeded():",
+        "    if generators.reseeder.numpy_at:",
+        ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
+    ),
+    Defect(
+        "N1",
         "the same without workers",
         "shmload/modes/passes.py",
         "            self._reads_many = not drew_for_many()  #",

@@ -55,6 +55,7 @@ CASES: dict[str, list[tuple[str, int]]] = {
     "two nodes": [
         *((name, count) for name in ("shmload", "ray.get") for count in NUMS_WORKERS),
         *((name, 2) for name in ("Ray Data", "seed's way")),
+        *((name, 1) for name in ("ship", "ship nothing", "ray.put")),
     ],
 }
 Found = dict[str, list[dict[str, float]]]  # what was measured, a round each, by case
@@ -100,6 +101,8 @@ def in_turn(cases: dict[str, list[tuple[str, int]]], settings: Settings) -> Foun
 
 
 def _words(values: dict[str, float]) -> str:
+    if "seconds" in values:
+        return f"{values['seconds']:.2f} s"
     return (
         f"{values['mb_per_s']:.0f} MB/s, {values['trainer_s_per_gb']:.3f} s/GB in the trainer, "
         f"{values['cpu_s_per_gb']:.2f} s/GB in all"
@@ -129,6 +132,11 @@ def rows_of(found: Found) -> list[Row]:
             share = ratio(found, "mb_per_s", mine, plain)
             beside = f"{_words(middle(found, mine))}; ray.get {_words(middle(found, plain))}"
             rows.append(Row(f"{count} actors, {nodes}: rate over ray.get", share, "x", beside, ">= 0.8x", share >= 0.8))
+    shipped = zip(*(found[f"{name} x 1, two nodes"] for name in ("ship", "ship nothing", "ray.put")), strict=True)
+    share = median((all_of["seconds"] - start["seconds"]) / plain["seconds"] for all_of, start, plain in shipped)
+    beside = ", ".join(f"{name} {_words(middle(found, f'{name} x 1, two nodes'))}" for name in ("ship", "ship nothing", "ray.put"))
+    what = "1 GB to another node: first batch, less that of a loader that ships nothing, over ray.put and ray.get"
+    rows.append(Row(what, share, "x", beside, "<= 1.2x", share <= 1.2))
     trainer = max(middle(found, f"shmload x 2, {nodes}")["trainer_s_per_gb"] for nodes in NODES)
     beside = f"torch, local {middle(found, 'torch, local x 2, one node')['trainer_s_per_gb']:.3f}"
     rows.append(Row("trainer's CPU, 2 actors", trainer, "s/GB", beside, "<= 0.02 s/GB", trainer <= 0.02))

@@ -10,6 +10,9 @@ How to read: both nodes, all actors and the trainer share this machine's cores, 
 than rates. The trainer's CPU is its whole process's, less its own
 reading of the batch, and without the agent's; the whole CPU is the cluster's too.
 
+Shipping: seconds to the first batch from a dataset of 1 GB in one array, and of 8 KB, with one actor on the other node; beside
+ray.put and ray.get of the array there, in a process that is connected, and a task whose process has started.
+
 Result (2 cores, quiet, two rounds of 1.5 s):
 | | actors | one node: MB/s | trainer s/GB | all s/GB | two nodes: MB/s | trainer s/GB | all s/GB |
 |---|---|---|---|---|---|---|---|
@@ -26,7 +29,9 @@ Result (2 cores, quiet, two rounds of 1.5 s):
 The rows of shmload and ray.get are of a later run under `chrt -f 1`, the others of a run without. Over `ray.get` (medians of two
 ratios): two nodes 0.93, 0.96 with 1, 2 actors, and 0.98 with 4 in one round, in the other of which all stood in each other's way
 (89 MB/s); one node 0.91, 0.69, 0.76: there the agent's copy costs what it costs in CPU. Over the seed's way 3.0 on one node. Two
-and four actors that wait: 1.00 and 1.01 of linear (11.9 batches/s with one). The trainer waits for each batch of one or two
+and four actors that wait: 1.00 and 1.01 of linear (11.9 batches/s with one). Shipping 1 GB: 2.5-3.9 s, 8 KB 1.4-1.8 s, ray.put and
+ray.get 1.1-2.8 s, so 0.6 to 1.5 of it, median 1.0 of fourteen rounds beside other programs. All in the pickle: 5.9-6.3 s.
+The trainer waits for each batch of one or two
 actors: what runs then is in no cache, about 200 us a batch.
 """
 
@@ -55,6 +60,7 @@ CASES: dict[str, list[tuple[str, int]]] = {
     "two nodes": [
         *((name, count) for name in ("shmload", "ray.get") for count in NUMS_WORKERS),
         *((name, 2) for name in ("Ray Data", "seed's way")),
+        *((name, 1) for name in ("ship", "ship nothing", "ray.put")),
     ],
 }
 Found = dict[str, list[dict[str, float]]]  # what was measured, a round each, by case
@@ -100,6 +106,8 @@ def in_turn(cases: dict[str, list[tuple[str, int]]], settings: Settings) -> Foun
 
 
 def _words(values: dict[str, float]) -> str:
+    if "seconds" in values:
+        return f"{values['seconds']:.2f} s"
     return (
         f"{values['mb_per_s']:.0f} MB/s, {values['trainer_s_per_gb']:.3f} s/GB in the trainer, "
         f"{values['cpu_s_per_gb']:.2f} s/GB in all"
@@ -129,6 +137,11 @@ def rows_of(found: Found) -> list[Row]:
             share = ratio(found, "mb_per_s", mine, plain)
             beside = f"{_words(middle(found, mine))}; ray.get {_words(middle(found, plain))}"
             rows.append(Row(f"{count} actors, {nodes}: rate over ray.get", share, "x", beside, ">= 0.8x", share >= 0.8))
+    shipped = zip(*(found[f"{name} x 1, two nodes"] for name in ("ship", "ship nothing", "ray.put")), strict=True)
+    share = median((all_of["seconds"] - start["seconds"]) / plain["seconds"] for all_of, start, plain in shipped)
+    beside = ", ".join(f"{name} {_words(middle(found, f'{name} x 1, two nodes'))}" for name in ("ship", "ship nothing", "ray.put"))
+    what = "1 GB to another node: first batch, less that of a loader that ships nothing, over ray.put and ray.get"
+    rows.append(Row(what, share, "x", beside, "<= 1.2x", share <= 1.2))
     trainer = max(middle(found, f"shmload x 2, {nodes}")["trainer_s_per_gb"] for nodes in NODES)
     beside = f"torch, local {middle(found, 'torch, local x 2, one node')['trainer_s_per_gb']:.3f}"
     rows.append(Row("trainer's CPU, 2 actors", trainer, "s/GB", beside, "<= 0.02 s/GB", trainer <= 0.02))

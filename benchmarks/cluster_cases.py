@@ -2,6 +2,8 @@
 
     python -m benchmarks.cluster_cases CASE NUM_WORKERS SECONDS ADDRESS HOST_PID        prints what it measured as JSON
 
+and of what it takes until a dataset that is one array is on another node: 1 GB, or as much less as SECONDS are less than one.
+
 The consumer reads one number of each record: what is measured is the way to the trainer, not the trainer's own reading. Time and
 CPU are those between two moments in the middle of a stream, after `WARM_UP` batches and twice the time that is measured.
 """
@@ -65,7 +67,7 @@ def indices() -> Iterator[list[int]]:
 # ---------------------------------------------------------------- the ways to the trainer
 
 
-def on_the_cluster(dataset: Records, num_workers: int, address: str) -> Any:
+def on_the_cluster(dataset: Records | Heavy, num_workers: int, address: str) -> Any:
     return ShmLoader(dataset, BATCH_SIZE, shuffle=True, seed=1, num_workers=num_workers, backend="ray", address=address)
 
 
@@ -141,6 +143,59 @@ CASES: dict[str, Callable[[int, str], Any]] = {
 }
 
 
+# ---------------------------------------------------------------- the way of a dataset to another node
+
+
+class Heavy:
+    """A dataset that is one array."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.rows = np.random.default_rng(2).integers(0, 1 << 62, nbytes // 8)
+
+    def __len__(self) -> int:
+        return min(1024, len(self.rows))
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+
+def ship(nbytes: int, address: str) -> float:
+    """Seconds from a loader's making to its first batch."""
+    dataset = Heavy(nbytes)
+    began = time.perf_counter()
+    loader = on_the_cluster(dataset, 1, address)
+    next(iter(loader))
+    took_s = time.perf_counter() - began
+    loader.close()
+    return took_s
+
+
+def length(refs: list[Any]) -> int:
+    import ray
+
+    return len(ray.get(refs[0]))
+
+
+def put_and_get(nbytes: int, address: str) -> float:
+    """Seconds from the put of an array to its arrival in a task on the other node, whose process is there already."""
+    import ray
+
+    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    task = ray.remote(length).options(num_cpus=1)
+    ray.get(task.remote([ray.put(np.zeros(4))]))
+    rows = Heavy(nbytes).rows
+    began = time.perf_counter()
+    assert ray.get(task.remote([ray.put(rows)])) == len(rows)
+    return time.perf_counter() - began
+
+
+SHIPPING: dict[str, Callable[[int, str], float]] = {
+    "ship": ship,
+    "ship nothing": lambda nbytes, address: ship(8192, address),
+    "ray.put": put_and_get,
+}
+
+
 # ---------------------------------------------------------------- the stop-watch
 
 
@@ -182,6 +237,10 @@ def measure(batches: Iterator[Any], seconds: float, host_pid: int) -> dict[str, 
 
 
 def main(case: str, num_workers: str, seconds: str, address: str, host_pid: str) -> None:
+    if case in SHIPPING:
+        nbytes = int(min(float(seconds), 1.0) * 1e9)
+        print(json.dumps({"seconds": SHIPPING[case](nbytes, address), "nbytes": nbytes}), flush=True)
+        return
     loader = CASES[case](int(num_workers), address)
     print(json.dumps(measure(iter(loader), float(seconds), int(host_pid))), flush=True)
     close = getattr(loader, "close", None)

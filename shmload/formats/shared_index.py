@@ -29,7 +29,7 @@ from shmload._core.mapping import Mapping as MappedMemory
 from shmload.batch.layout import aligned
 from shmload.errors import RingTooSmall
 from shmload.formats.columns import library
-from shmload.shm import names, owners
+from shmload.shm import names, travel
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import SHM_DIR, meeting_stem, proc_self
 from shmload.shm.segment import Group, available_bytes, open_segment
@@ -276,7 +276,7 @@ class IndexMemory:
 
     def ticket(self) -> Any:
         """What a pickle says of the memory, for `attach`."""
-        return owners.carried(self.mapping) if self.reference is None or owners.is_abroad() else self.reference
+        return travel.carried(self.mapping) if self.reference is None or travel.is_abroad() else self.reference
 
     @classmethod
     def attach(cls, reference: Any, *, keeps_open: bool = False) -> IndexMemory:

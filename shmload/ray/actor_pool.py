@@ -9,6 +9,7 @@ The worker pool whose workers are Ray actors: to the trainer, one process that i
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import os
 import pickle
@@ -18,7 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from time import monotonic
@@ -32,9 +33,10 @@ from shmload._core.filler import ERROR
 from shmload.errors import ClusterUnreachable, StoreError, WorkerDied
 from shmload.ray.actors import NOTHING, ActorSetting, Decoder, Introduction, Outcome, Task, take_failure, versions
 from shmload.ray.placement import alive_nodes, draining, options_of
-from shmload.shm import owners
+from shmload.shm import owners, travel
+from shmload.shm.segment import Segment
 from shmload.storage.transport import Retry, RetryPolicy, TransientError
-from shmload.worker.pool import Death, PreparedWorkers, ProcessPool, WorkerPool, processes, with_pickled_job
+from shmload.worker.pool import Death, PreparedWorkers, ProcessPool, WorkerPool, named, processes
 from shmload.worker.reader import Job, Post
 from shmload.world import ability_of
 
@@ -95,11 +97,15 @@ class Cluster:
     Args:
         pickled_job: the pickled job.
         settings: of the actors, by worker.
+        wait_for_job: returns when the pickled job has been written.
     """
 
-    def __init__(self, briefing: Briefing, pickled_job: NDArray[np.uint8], settings: list[ActorSetting]) -> None:
+    def __init__(
+        self, briefing: Briefing, pickled_job: NDArray[np.uint8], settings: list[ActorSetting], wait_for_job: Callable[[], None]
+    ) -> None:
         self._briefing = briefing
         self._pickled_job = pickled_job
+        self._wait_for_job = wait_for_job
         self._pickled_job_nbytes = pickled_job.nbytes
         self._settings = settings
         self._is_connected = threading.Event()  # all is done, or has failed
@@ -121,15 +127,17 @@ class Cluster:
         self._job: Any = None  # the dataset in Ray's object store
 
     def connect(self) -> None:
-        """Joins the cluster, puts the dataset and asks for the actors."""
+        """Joins the cluster, asks for the actors, and puts the dataset while they start."""
         try:
             import ray
 
             self._join()
             self._joined_at = monotonic()
             self.node_id = str(ray.get_runtime_context().get_node_id())
+            self._make_actors(self._settings)
+            self._wait_for_job()
             self._job = ray.put(self._pickled_job)
-            self._start_workers(self._settings)
+            self._introduce(self._settings)
         except Exception as error:
             self._failure = error if isinstance(error, ClusterUnreachable) else unreachable(self._briefing.address, error)
         finally:
@@ -151,7 +159,7 @@ class Cluster:
                     raise error from None
                 log.warning("%s; trying again", error)
 
-    def _start_workers(self, settings: Iterable[ActorSetting]) -> None:
+    def _make_actors(self, settings: Iterable[ActorSetting]) -> None:
         import ray
 
         given, near = self._briefing.actor_options, self._briefing.near
@@ -159,12 +167,16 @@ class Cluster:
         for setting in settings:
             worker = setting.post.worker_id
             made = ray.remote(Decoder).options(max_restarts=0, **options[worker])
-            actor = made.remote(setting, [self._job])
+            self._actors[worker] = made.remote(setting)
+
+    def _introduce(self, settings: Iterable[ActorSetting]) -> None:
+        """Gives new actors the dataset; they have started when they answer."""
+        for setting in settings:
+            worker = setting.post.worker_id
             with self._lock:
-                self._actors[worker] = actor
-                self._started.pop(worker, None)
                 self._waits_since[worker] = monotonic()
-            threading.Thread(target=self._welcome, args=(worker, actor, actor.introduce.remote()), daemon=True).start()
+                actor = self._actors[worker]
+            threading.Thread(target=self._welcome, args=(worker, actor, actor.introduce.remote([self._job])), daemon=True).start()
 
     def _welcome(self, worker: int, actor: Any, introduction: Any) -> None:
         """Waits until an actor has started, which may be long, and has the worker be claimed for."""
@@ -415,7 +427,8 @@ class Cluster:
         except Exception:
             pass
         try:
-            self._start_workers([self._settings[worker]])
+            self._make_actors([self._settings[worker]])
+            self._introduce([self._settings[worker]])
         except Exception as error:  # the head has gone, or every node
             self._failure = unreachable(self._briefing.address, error)
 
@@ -505,6 +518,7 @@ def unreachable(address: str, error: Exception) -> ClusterUnreachable:
     )
 
 
+ARRIVED = b"!"  # behind the briefing, when the pickled job has been written
 MAX_AHEAD = 4  # tasks of a worker: one is decoded, one travels, one is copied, and one comes early
 
 
@@ -513,10 +527,12 @@ class RayPool:
 
     Args:
         briefing: what the agent is started with.
+        parcel: the pickled job, which `start` writes to the segment while the agent starts.
     """
 
-    def __init__(self, briefing: Briefing) -> None:
+    def __init__(self, briefing: Briefing, parcel: travel.Parcel, segment: Segment) -> None:
         self._briefing = briefing
+        self._parcel, self._segment = parcel, segment
         self._agent: subprocess.Popen[bytes] | None = None
         self._ending: Any = None  # the finalizer of the agent
         self._dead: set[int] = set()  # workers of an agent that has ended, whose rows are still to be taken back
@@ -537,11 +553,16 @@ class RayPool:
         return []
 
     def start(self, num_workers: int) -> None:
-        """Starts the agent, which is not waited for."""
+        """Starts the agent, which is not waited for, and writes meanwhile what it is to send."""
         faults.hit("starting")
-        self._launch(self._briefing)
+        self._launch(self._briefing, self._write)
 
-    def _launch(self, briefing: Briefing) -> None:
+    def _write(self) -> None:
+        self._segment.reserve(self._segment.nbytes)
+        self._parcel.write(self._segment.fd)
+        del self._parcel  # and with it the memory of what pickling has made
+
+    def _launch(self, briefing: Briefing, ship: Callable[[], None] = lambda: None) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(briefing.paths), "RAY_USAGE_STATS_ENABLED": "0"}
         command = [sys.executable, "-m", "shmload.ray.agent"]
         agent = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
@@ -549,11 +570,12 @@ class RayPool:
         self._agent = agent
         self._ending = weakref.finalize(self, _end, agent, os.getpid())
         assert agent.stdin is not None
-        try:
-            agent.stdin.write(pickle.dumps(briefing))
-            agent.stdin.close()
-        except BrokenPipeError:  # it has ended already; `deaths` will report it
-            pass
+        with suppress(BrokenPipeError), agent.stdin:  # it has ended already; `deaths` will report it
+            with suppress(BrokenPipeError):
+                agent.stdin.write(pickle.dumps(briefing))
+                agent.stdin.flush()
+            ship()
+            agent.stdin.write(ARRIVED)
 
     def start_worker(self, worker_id: int) -> None:
         """Not possible: the loader refuses a worker pool of changing size."""
@@ -613,16 +635,24 @@ def _end(agent: subprocess.Popen[bytes], pid: int) -> None:
         agent.wait()
 
 
-def pickled_by_value(job: Job) -> bytearray:
-    """The job as bytes for actors, with what the trainer's own program defines: they do not have it.
+def pickled_by_value(job: Job) -> travel.Parcel:
+    """The job for actors, with what the trainer's own program defines: they do not have it.
 
     Raises:
         TypeError: that is not possible; names the cause.
     """
     from ray import cloudpickle
 
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # Ray has no types for it
+        dispatch_table = cloudpickle.CloudPickler.dispatch_table.new_child(travel.reducers())
+
+    def dump(value: Any, take: Callable[[pickle.PickleBuffer], bool]) -> memoryview:
+        pickled = io.BytesIO()
+        Pickler(pickled, protocol=5, buffer_callback=take).dump(value)
+        return pickled.getbuffer()
+
     try:
-        return owners.dumps(job, lambda value, take: cloudpickle.dumps(value, protocol=5, buffer_callback=take))
+        return travel.Parcel(job, dump)
     except Exception as error:
         raise TypeError(
             'backend="ray" sends the dataset, collate_fn and worker_init_fn to other machines, and they cannot be pickled: '
@@ -716,7 +746,9 @@ class OnCluster:
     def __call__(self, called: PreparedWorkers) -> RayPool | JointPool:
         """The worker pool, not started."""
         num_far = len(called.posts) - self.num_local_workers
-        posts = with_pickled_job(called.group, "pickled_job", pickled_by_value(called.job), called.posts[:num_far])
+        parcel = pickled_by_value(called.job)
+        segment = called.group.segment("pickled_job", parcel.nbytes, num_reserved=0)
+        posts = named(called.posts[:num_far], segment)
         locate = ability_of(called.job.dataset, "bytes_by_node")
         briefing = Briefing(
             tuple(posts),
@@ -732,7 +764,7 @@ class OnCluster:
             near=locate() if locate is not None else {},
             sample_timeout_s=called.sample_timeout_s,
         )
-        actors = RayPool(briefing)
+        actors = RayPool(briefing, parcel, segment)
         if not self.num_local_workers:
             return actors
         return JointPool(actors, processes(dataclasses.replace(called, posts=called.posts[num_far:])), num_far)

@@ -36,7 +36,7 @@ from shmload._core.trainer import FAILED, ORDERED, Lease, TrainerRing, control_n
 from shmload.batch.collate import RowPlacer
 from shmload.batch.layout import Layout
 from shmload.errors import SampleTimeout
-from shmload.shm import owners
+from shmload.shm import travel
 from shmload.worker.loop import WorkerLoop
 from shmload.worker.pool import prepare
 from shmload.worker.reader import REMEDY, Failure, Job, Post, sample_at, timeout_text
@@ -308,22 +308,33 @@ def take_failure(actor: Any, task: Task) -> Failure | None:
     return failure
 
 
+READ_ONLY = (
+    "If this array is the dataset's: one of 1 MiB or more lies in Ray's object store, once for all actors of a node, and is "
+    "read-only there. Copy what is written to (array = array.copy()) in worker_init_fn or at its first use"
+)
+
+
 class Decoder:
-    """One worker of a loader, wherever it runs.
+    """One worker of a loader, wherever it runs. It starts without the dataset, which is put into the object store meanwhile."""
 
-    Args:
-        parcel: a reference to the pickled job, in a list. Of an argument by itself Ray would bring the bytes, and leave them on the
-            node if the actor is ended while it starts: they would go only when their room is needed.
-    """
-
-    def __init__(self, setting: ActorSetting, parcel: Sequence[Any]) -> None:
+    def __init__(self, setting: ActorSetting) -> None:
         post = setting.post
+        self._setting = setting
         self._local_ring = LocalRing(post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
+
+    def introduce(self, parcel: Sequence[Any]) -> Introduction:
+        """Takes the dataset, and says that the actor has started. Its large arrays stay where Ray has them, once for the node.
+
+        Args:
+            parcel: a reference to the pickled job, in a list. Of an argument by itself Ray would bring the bytes, and leave them on
+                the node if the actor is ended meanwhile: they would go only when their room is needed.
+        """
+        post = self._setting.post
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
         pickled_job = _fetched(parcel[0])
         try:
-            job = owners.loads(pickled_job)
+            job = travel.loads(pickled_job)
             _name_classes_of_main()
             job, source, snapshots = prepare(job, post)
         except Exception as error:
@@ -343,12 +354,9 @@ class Decoder:
         if (rows := job.plan.rows) is not None:  # what the dataset declares: the trainer has settled the same
             self._local_ring.settle(rows.dumps())
         self._sample_timer: SampleTimer | None = None
-        if setting.sample_timeout_s is not None:
-            self._sample_timer = SampleTimer(self._local_ring.trainer, post.worker_id, setting.sample_timeout_s, leave_word)
+        if (limit_s := self._setting.sample_timeout_s) is not None:
+            self._sample_timer = SampleTimer(self._local_ring.trainer, post.worker_id, limit_s, leave_word)
             threading.Thread(target=self._sample_timer.watch, daemon=True).start()
-
-    def introduce(self) -> Introduction:
-        """Says that the actor has started."""
         return Introduction(self._place, socket.gethostname(), versions())
 
     def work(self, task: Task) -> Outcome:
@@ -410,10 +418,10 @@ def _snapshot(dumped: bytes, local_ring: LocalRing) -> bytes:
 
 
 def _shifted(text: bytes, first: int, capacity: int) -> bytes:
-    """A failure's text whose rows are those of the whole batch."""
+    """A failure's text whose rows are those of the whole batch, and that says what to do about an array that is only shared."""
     failure = Failure.loads(text)
-    if not first or not failure.rows:
-        return text
+    if failure.kind is ValueError and "read-only" in failure.text:
+        failure = failure._replace(text=failure.text + READ_ONLY)
     return failure._replace(rows=tuple(first + row for row in failure.rows)).dumps(capacity)
 
 

@@ -48,7 +48,7 @@ from shmload._core.mapping import Mapping
 from shmload._core.rows import copy_from
 from shmload._core.watch import die_with
 from shmload.batch.layout import Layout, aligned
-from shmload.ray.actor_pool import Briefing, Call, Cluster
+from shmload.ray.actor_pool import ARRIVED, Briefing, Call, Cluster
 from shmload.ray.actors import ActorSetting, Outcome, Task
 from shmload.shm.segment import Doorbell
 from shmload.worker.loop import process_begin_ns
@@ -357,9 +357,15 @@ def _started(run: Callable[..., None], *args: object) -> threading.Thread:
     return thread
 
 
+def wait_for_job() -> None:
+    """Returns when the trainer has written the pickled job."""
+    if sys.stdin.buffer.read(len(ARRIVED)) != ARRIVED:
+        os._exit(GONE)  # it has failed to, and the loader with it
+
+
 def main() -> None:
     """Runs the agent until the ring closes or the trainer ends."""
-    briefing: Briefing = pickle.loads(sys.stdin.buffer.read())
+    briefing: Briefing = pickle.load(sys.stdin.buffer)
     posts = briefing.posts
     die_with(posts[0].trainer_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a worker's
@@ -374,7 +380,7 @@ def main() -> None:
     rings = [[WorkerRing(control, post.worker_id) for _ in range(briefing.num_ahead)] for post in posts]
     sizes = rings[0][0].text_capacity, rings[0][0].layout_capacity
     settings = [ActorSetting(post, briefing.paths, *sizes, briefing.sample_timeout_s) for post in posts]
-    cluster = Cluster(briefing, pickled_job, settings)
+    cluster = Cluster(briefing, pickled_job, settings, wait_for_job)
     del memory, pickled_job
     by_bell: dict[str, list[list[StandIn]]] = {name: [] for name in orders}
     for post, of_worker in zip(posts, rings, strict=True):

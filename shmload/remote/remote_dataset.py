@@ -57,7 +57,7 @@ from shmload.remote.manifest import Shards
 from shmload.remote.packing.pack import store_of
 from shmload.schedule.samplers import NodeShuffle, ShardShuffle
 from shmload.schedule.schedule import Permutation, Uneven
-from shmload.shm import owners
+from shmload.shm import travel
 from shmload.storage.client import open_store
 from shmload.worker import stage_engine
 from shmload.worker.stage_engine import Batched, Each, Handler, Program, Sliced, Stage, Units
@@ -129,7 +129,7 @@ class Passes:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def __getstate__(self) -> dict[str, Any]:
-        if owners.is_abroad():
+        if travel.is_abroad():
             return {"home": "", "nonce": b"", "next": self.begin(None)}
         return {"home": self._home, "nonce": self._board[:2].tobytes(), "next": self.next}
 

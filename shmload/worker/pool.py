@@ -520,8 +520,13 @@ def processes(called: PreparedWorkers) -> ProcessPool:
     return ProcessPool(posts, called.job, make, travels=travels, stacks=called.stacks)
 
 
-def with_pickled_job(group: Group, name: str, pickled_job: bytes | bytearray, posts: list[Post]) -> list[Post]:
+def with_pickled_job(group: Group, name: str, pickled_job: bytes, posts: list[Post]) -> list[Post]:
     """The posts, with the job in a segment that all of them name."""
     segment = group.segment(name, len(pickled_job))
     memoryview(Mapping(segment.fd, len(pickled_job)))[:] = pickled_job
-    return [dataclasses.replace(post, pickled_job_path=segment.path, pickled_job_nbytes=len(pickled_job)) for post in posts]
+    return named(posts, segment)
+
+
+def named(posts: list[Post], segment: Segment) -> list[Post]:
+    """The posts, which say where the pickled job is."""
+    return [dataclasses.replace(post, pickled_job_path=segment.path, pickled_job_nbytes=segment.nbytes) for post in posts]

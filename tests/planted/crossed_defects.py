@@ -10,6 +10,7 @@ BAD_INPUT = "tests/loader/test_bad_input.py::"
 WORKERS = "tests/pipeline/test_workers.py::"
 INDEXED = "tests/remote/test_indexed.py::"
 GENERATIONS = "tests/remote/packing/test_generations.py::"
+TRAVEL = "tests/shm/test_travel.py::"
 CONNECTION = "tests/ray/test_connection.py::"
 NODES = "tests/doctor/test_cluster_nodes.py::"
 PROXIES = "tests/storage/test_proxies.py::"
@@ -170,6 +171,49 @@ CROSSED_DEFECTS = [
         "            asked_at = self._asked_at if self._joined_at is None else None",
         "            asked_at = self._asked_at",
         (f"{CONNECTION}test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said",),
+    ),
+    Defect(
+        "N6",
+        "large arrays go through the pickle",
+        "shmload/shm/travel.py",
+        "            if raw.nbytes < LEAST_NBYTES and not",
+        "            if not",
+        (f"{TRAVEL}test_it_aliases_the_parcel_at_whole_cache_lines_and_a_small_array_is_a_copy_that_can_be_written_to",),
+    ),
+    Defect(
+        "N6",
+        "small arrays of a dataset cannot be written to on an actor",
+        "shmload/shm/travel.py",
+        "            if raw.nbytes < LEAST_NBYTES and not",
+        "            if raw.nbytes < 0 and not",
+        (
+            f"{TRAVEL}test_it_aliases_the_parcel_at_whole_cache_lines_and_a_small_array_is_a_copy_that_can_be_written_to",
+            "tests/ray/test_decoder.py::test_a_dataset_that_writes_to_its_own_large_array_is_told_what_to_do",
+        ),
+    ),
+    Defect(
+        "N6",
+        "a tensor that was sent lies in memory that it must not write to",
+        "shmload/shm/travel.py",
+        "    _bytes_of(mine)[:] = np.frombuffer(memory, np.uint8)\n",
+        "    mine = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()\n",
+        (f"{TRAVEL}test_a_tensor_is_a_copy",),
+    ),
+    Defect(
+        "N6",
+        "memory is handed out in the order in which it was named",
+        "shmload/shm/travel.py",
+        "            pieces.append(raw)\n",
+        "            pieces.append(raw if len(pieces) >= len(held) else held[len(pieces)].raw())\n",
+        (f"{TRAVEL}test_each_gets_its_own_memory_in_whatever_order_it_was_named",),
+    ),
+    Defect(
+        "N6",
+        "who writes to an array that a node has once is not told what to do",
+        "shmload/ray/actors.py",
+        'failure.kind is ValueError and "read-only" in failure.text',
+        'failure.kind is ValueError and "of nothing" in failure.text',
+        ("tests/ray/test_decoder.py::test_a_dataset_that_writes_to_its_own_large_array_is_told_what_to_do",),
     ),
     Defect(
         "N1",

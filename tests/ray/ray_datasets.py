@@ -57,6 +57,49 @@ class Failing(Rows):
         return super().__getitem__(index)
 
 
+class Counting(Rows):
+    """Counts how often each sample was read, in an array of its own: a large one, unless told."""
+
+    def __init__(self, n: int = 1 << 17, *, is_in_place: bool = False) -> None:
+        super().__init__(n)
+        self.counts, self.is_in_place = np.zeros(n, np.int64), is_in_place
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.is_in_place:
+            np.add(self.counts, 1, out=self.counts)
+        else:
+            self.counts[index] += 1
+        return {"count": self.counts[index]}
+
+
+class Held(Rows):
+    """Says where it has its large array and its large tensor."""
+
+    def __init__(self, n: int, *, tensor: Any) -> None:
+        super().__init__(n)
+        self.array, self.tensor = np.arange(1 << 17), tensor
+        self.again = self.array
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        assert self.again is self.array
+        self.tensor[index] += 1  # its own, so that nobody else sees it
+        array, counts = self.array[index : index + 1], self.tensor.numpy()
+        places = [mapped_at(array.ctypes.data), mapped_at(counts.ctypes.data)]
+        kinds = [array.flags.writeable, counts.flags.writeable]
+        return {"index": array[0], "count": counts[index], "pid": os.getpid(), "places": np.array(places), "kinds": np.array(kinds)}
+
+
+def mapped_at(address: int) -> tuple[int, int]:
+    """Inode and place within it of the file that is mapped at an address of this process; zeros: none is."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            bounds, _, offset, _, inode, *_ = line.split()
+            begin, end = (int(bound, 16) for bound in bounds.split("-"))
+            if begin <= address < end:
+                return (int(inode), int(offset, 16) + address - begin) if int(inode) else (0, 0)
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
 class Deadly(Rows):
     """Some samples end their process with SIGKILL the first so many times; a file keeps count for all processes."""
 

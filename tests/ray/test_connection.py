@@ -27,7 +27,7 @@ def briefing(address: str, **options: Any) -> Briefing:
 def unconnected(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Cluster:
     monkeypatch.setattr(module, "LOOK_S", 0.0)
     monkeypatch.setattr(module, "LOG_S", -1.0)
-    return Cluster(briefing("head:6379", **options), np.empty(200_000_000, np.uint8), [])
+    return Cluster(briefing("head:6379", **options), np.empty(200_000_000, np.uint8), [], lambda: None)
 
 
 def test_without_an_answer_in_time_an_task_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,13 +131,14 @@ class Agent:
 def test_an_agent_that_takes_anothers_place_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[Briefing] = []
 
-    def launch(pool: Any, briefing: Briefing) -> None:
+    def launch(pool: Any, briefing: Briefing, ship: Any = None) -> None:
         launched.append(briefing)
         pool._agent, pool._ending = Agent(), lambda: None
 
     monkeypatch.setattr(RayPool, "_launch", launch)
     monkeypatch.setattr(pool_module.owners, "forget", lambda pid: None)
-    pool = RayPool(briefing("auto", connect_timeout_s=7.5))
+    nothing: Any = None
+    pool = RayPool(briefing("auto", connect_timeout_s=7.5), nothing, nothing)
     pool.start(0)
     pool.replace(0)
     assert [(briefing.is_again, briefing.connect_timeout_s) for briefing in launched] == [(False, 7.5), (True, 7.5)]

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from shmload._core.filler import DONE, ERROR
 from shmload.batch.ragged import AS_TORCH_OR_LIST
-from shmload.ray.actors import ActorSetting, Decoder, Task
-from shmload.shm import owners
+from shmload.ray.actors import READ_ONLY, ActorSetting, Decoder, Task
 from shmload.worker.reader import Failure, Job, Post, plan_of
 from shmload.worker.sample_rng import kept_generators
-from tests.ray.ray_datasets import Failing, InPlace, Rows, Texts
+from tests.ray.ray_datasets import Counting, Failing, InPlace, Rows, Texts
+from tests.shm.travel_kit import sent
 
 AREA = 16384
 POST = Post(1, 2, os.getpid(), "", 0, "", "", "", 0, (), "", 0)
@@ -29,12 +29,16 @@ def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Deco
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shmload.ray.actors._name_classes_of_main", lambda: None)
         patch.setattr("shmload.ray.actors.prepare", lambda job, post: (job, None, None))
-        patch.setattr("shmload.ray.actors._fetched", bytes)
-        return Decoder(ActorSetting(POST, (), AREA, 4 * AREA), [sent(job)])
+        return introduced(sent(job))
 
 
-def sent(value: Any) -> bytearray:
-    return owners.dumps(value, lambda value, take: pickle.dumps(value, protocol=5, buffer_callback=take))
+def introduced(pickled_job: Any) -> Decoder:
+    """An actor that has this for its dataset."""
+    made = Decoder(ActorSetting(POST, (), AREA, 4 * AREA))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shmload.ray.actors._fetched", lambda reference: reference)
+        made.introduce([pickled_job])
+    return made
 
 
 def part(keys: list[int], first: int, end: int, *, is_pickled: bool = False) -> Task:
@@ -83,9 +87,24 @@ def test_a_row_that_cannot_be_read_is_named_by_its_place_in_the_whole_batch() ->
     assert (outcome.own, failure.kind, failure.rows) == (ERROR, KeyError, (2,))
 
 
-def test_a_job_that_does_not_unpickle_is_every_tasks_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.ray.actors._fetched", bytes)
-    worker = Decoder(ActorSetting(POST, (), AREA, 4 * AREA), [b"no pickle"])
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_a_dataset_that_writes_to_its_own_large_array_is_told_what_to_do(is_in_place: bool) -> None:
+    outcome = decoder(Counting(is_in_place=is_in_place)).work(part([3], 0, 1))
+    failure = Failure.loads(outcome.error)
+    assert (outcome.own, failure.kind) == (ERROR, ValueError)
+    assert failure.text.endswith("Copy what is written to (array = array.copy()) in worker_init_fn or at its first use")
+    small = decoder(Counting(1000, is_in_place=is_in_place))
+    assert [np.frombuffer(fields(small, part([3], 0, 1))[0], np.int64)[0] for _ in range(2)] == [1, 2]
+
+
+def test_another_error_is_told_nothing_of_arrays() -> None:
+    with kept_generators():
+        outcome = decoder(Failing()).work(part([7], 0, 1))
+    assert READ_ONLY not in Failure.loads(outcome.error).text
+
+
+def test_a_job_that_does_not_unpickle_is_every_tasks_error() -> None:
+    worker = introduced(b"no pickle")
     for _ in range(2):
         outcome = worker.work(part([0], 0, 1))
         assert (outcome.own, Failure.loads(outcome.error).kind) == (ERROR, pickle.UnpicklingError)

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from shmload import ClusterUnreachable, ShmLoader, WorkerDied
 from shmload.formats import ArrayDataset
 from tests.ray.cluster_kit import Cluster, assert_same, kept, kill_worker, on
-from tests.ray.ray_datasets import Deadly, Failing, Gated, Rows
+from tests.ray.ray_datasets import Deadly, Failing, Gated, Held, Rows
 from tests.ray.stuck_datasets import stick_away_from_the_head
 
 slow = pytest.mark.slow(reason="starts actors on a Ray cluster, and some are killed")
@@ -114,6 +115,24 @@ def test_a_loader_that_is_deleted_leaves_no_actor_and_no_object(cluster: Cluster
     assert stored >= nbytes
     assert cluster.ask("wait_for_none", 10.0) == []
     assert cluster.ask("wait_for_stored", nbytes, 30.0) < nbytes
+
+
+@pytest.mark.slow(reason="starts actors on a Ray cluster")
+def test_a_node_has_a_large_array_once_for_all_of_its_actors_and_each_actor_a_tensor(cluster: Cluster) -> None:
+    dataset = Held(64, tensor=torch.zeros(1 << 18))
+    places: dict[tuple[int, ...], set[int]] = {}
+    with ShmLoader(dataset, **{**SEEDED, "num_workers": 4}, persistent_workers=True, **on(cluster)) as far:
+        for _ in range(500):  # until more actors than nodes have taken part
+            for batch in kept(far):
+                assert batch["kinds"].tolist() == [[False, True]] * 4
+                assert (batch["count"] >= 1).all()
+                rows = zip(batch["index"].tolist(), batch["pid"].tolist(), batch["places"].tolist(), strict=True)
+                for index, pid, (array, tensor) in rows:
+                    places.setdefault((array[0], array[1] - 8 * index), set()).add(pid)
+                    assert tensor[0] != array[0] != 0
+            if sum(map(len, places.values())) > 2:
+                break
+    assert len(places) <= 2 < sum(map(len, places.values()))
 
 
 @pytest.mark.slow(reason="starts actors on a Ray cluster, one of which does not come to its end, and waits until they have gone")

@@ -6,7 +6,6 @@ import gc
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,18 +15,14 @@ from shmload import SharedIndex
 from shmload.formats import ArrayDataset, TarWriter
 from shmload.remote import RemoteDataset
 from shmload.remote.remote_dataset import Passes
-from shmload.shm import owners
-
-
-def pickled_job_of(value: Any) -> Any:
-    packed = owners.dumps(value, lambda value, take: pickle.dumps(value, protocol=5, buffer_callback=take))
-    return np.frombuffer(bytes(packed), np.uint8)
+from shmload.shm import travel
+from tests.shm.travel_kit import sent
 
 
 def test_arrays_are_read_where_they_have_arrived() -> None:
-    pickled_job = pickled_job_of(ArrayDataset((np.arange(12).reshape(4, 3), torch.arange(4, dtype=torch.bfloat16))))
+    pickled_job = sent(ArrayDataset((np.arange(12).reshape(4, 3), torch.arange(4, dtype=torch.bfloat16))))
     gc.collect()  # what it was made of has gone, as for another machine it was never there
-    first, second = owners.loads(pickled_job), owners.loads(pickled_job)
+    first, second = travel.loads(pickled_job), travel.loads(pickled_job)
     assert [row.tolist() for row in first[3]] == [[9, 10, 11], 3.0]
     arrays = [held._held.arrays["0"].array for held in (first, second)]
     assert np.shares_memory(arrays[0], arrays[1])
@@ -37,11 +32,11 @@ def test_arrays_are_read_where_they_have_arrived() -> None:
 
 def test_an_index_and_a_view_of_it_are_read_where_they_have_arrived() -> None:
     index = SharedIndex([(f"{n}.jpg", n) for n in range(9)])
-    pickled_job = pickled_job_of((index, index[::-2], index.column(1).nbytes))
+    pickled_job = sent((index, index[::-2], index.column(1).nbytes))
     nbytes = index.nbytes
     del index
     gc.collect()
-    whole, view, _ = owners.loads(pickled_job)
+    whole, view, _ = travel.loads(pickled_job)
     assert [whole[3], view[0], view[-1]] == [("3.jpg", 3), ("8.jpg", 8), ("0.jpg", 0)]
     assert whole.nbytes == nbytes
     assert whole.column(1).tolist() == list(range(9))
@@ -51,7 +46,7 @@ def test_an_index_and_a_view_of_it_are_read_where_they_have_arrived() -> None:
 def test_passes_that_are_counted_elsewhere_are_told_the_next_and_the_trainer_goes_on_behind_it() -> None:
     here = Passes()
     for number in range(3):
-        one, other = owners.loads(pickled_job_of(here)), owners.loads(pickled_job_of(here.__class__(number)))
+        one, other = travel.loads(sent(here)), travel.loads(sent(here.__class__(number)))
         assert [one.begin(11), other.begin(11)] == [number, number]
     assert here.next == 3
 
@@ -61,13 +56,13 @@ def test_shards_kept_in_a_folder_of_their_own_get_one_on_each_machine(tmp_path: 
         writer.write({"__key__": "k", "cls": 3})
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     here = RemoteDataset.from_urls(str(tmp_path), shuffle=False)
-    pickled_job = pickled_job_of(here)
+    pickled_job = sent(here)
     home = here._source.local._private
     assert home is not None
-    there = owners.loads(pickled_job)
+    there = travel.loads(pickled_job)
     assert there._source.local._private.path == home.path  # this is its machine
     shutil.rmtree(home.path)
-    there = owners.loads(pickled_job)
+    there = travel.loads(pickled_job)
     assert [sample["cls"] for sample in there] == [b"3"]
     made = there._source.local._private.path
     assert made != home.path

@@ -1,14 +1,22 @@
+"""What is sent to other machines arrives as a plain pickle would bring it, its large arrays where they have arrived."""
+
 from __future__ import annotations
 
+import errno
+import os
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
-from shmload.shm import owners
+from shmload.shm import travel
+from tests.shm.travel_kit import parcel_of, sent
 
 
 class Shared:
@@ -18,41 +26,147 @@ class Shared:
         self.memory = memory
 
     def __getstate__(self) -> Any:
-        return owners.carried(self.memory) if owners.is_abroad() else "where it is"
+        return travel.carried(self.memory) if travel.is_abroad() else "where it is"
 
     def __setstate__(self, state: Any) -> None:
         self.memory = state
 
 
-def dumped(value: Any) -> bytearray:
-    return owners.dumps(value, lambda value, take: pickle.dumps(value, protocol=5, buffer_callback=take))
+class Around(Shared):
+    """Has named its memory when that of what it holds is not named yet, and comes before it in the pickle."""
+
+    def __getstate__(self) -> Any:
+        memory = super().__getstate__()
+        return Shared(b"within"), memory
+
+    def __setstate__(self, state: Any) -> None:
+        self.within, self.memory = state
+
+
+class Own(np.ndarray[Any, Any]):
+    """Arrays of a class of their own."""
+
+
+VIEWS: list[Callable[[Any], Any]] = [
+    lambda array: array,
+    lambda array: array.T,
+    lambda array: array[::2] if array.ndim else array,
+    lambda array: array[..., ::-1] if array.ndim else array,
+    np.asfortranarray,
+    lambda array: array.view(Own),
+    lambda array: np.broadcast_to(array, (2, *array.shape)),
+    lambda array: torch.arange(array.size, dtype=torch.int16).reshape(array.shape),
+]
+DTYPES = ["i1", "<f8", ">i4", "?", "c16", "S3", "U2", "M8[s]", "m8[D]", "O", "i2,S3", "i1,(2,)f4"]
+
+
+@st.composite
+def values(draw: st.DrawFn) -> Any:
+    """Arrays and tensors of all kinds in a structure, where several leaves may be one object."""
+    leaves = []
+    for _ in range(draw(st.integers(1, 4))):
+        shape = draw(arrays.array_shapes(min_dims=0, max_side=6, min_side=0))
+        array = np.zeros(shape, draw(st.sampled_from(DTYPES)))
+        array[...] = np.arange(array.size).reshape(shape)
+        leaves.append(draw(st.sampled_from(VIEWS))(array) if array.dtype.names is None else array)
+    return draw(st.lists(st.sampled_from(leaves) | st.dictionaries(st.text(max_size=2), st.sampled_from(leaves)), max_size=8))
+
+
+def described(value: Any) -> Any:
+    """All that can be seen of a value but whether it can be written to."""
+    if isinstance(value, np.ndarray):
+        return type(value), value.dtype, value.shape, value.flags.f_contiguous, str(value.tolist())
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.stride(), value.tolist()
+    if isinstance(value, dict):
+        return {name: described(part) for name, part in value.items()}
+    return [described(part) for part in value]
+
+
+def leaves_of(value: Any) -> list[Any]:
+    return [leaf for part in value for leaf in (part.values() if isinstance(part, dict) else [part])]
+
+
+@given(values(), st.sampled_from([0, 16, 1 << 20]))
+def test_it_is_what_a_plain_pickle_brings(value: Any, least_nbytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(travel, "LEAST_NBYTES", least_nbytes)
+        arrived = travel.loads(sent(value))
+    plain = pickle.loads(pickle.dumps(value, protocol=5))
+    assert described(arrived) == described(plain)
+    one, other = ([[a is b for b in leaves_of(what)] for a in leaves_of(what)] for what in (arrived, value))
+    assert one == other  # what was one object still is
+    for leaf in leaves_of(arrived):
+        if isinstance(leaf, torch.Tensor):
+            leaf += 1
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5), st.integers())
 def test_what_is_carried_arrives_beside_what_is_pickled(pieces: list[bytes], number: int) -> None:
-    arrived, also = owners.loads(dumped(([Shared(piece) for piece in pieces], number)))
+    arrived, also = travel.loads(sent(([Shared(piece) for piece in pieces], number)))
     assert pieces == [bytes(one.memory) for one in arrived]
     assert number == also
 
 
-def test_it_aliases_the_parcel_at_whole_cache_lines_and_an_array_is_a_copy_that_can_be_written_to() -> None:
-    parcel = np.frombuffer(dumped((Shared(np.arange(40, dtype=np.uint8)), Shared(b"abc"), np.zeros(3))), np.uint8)
-    first, second, array = owners.loads(parcel)
-    for one in (first, second):
-        arrived = np.frombuffer(one.memory, np.uint8)
+def test_each_gets_its_own_memory_in_whatever_order_it_was_named() -> None:
+    arrived = travel.loads(sent([Around(b"around"), np.ones(travel.LEAST_NBYTES, np.uint8)]))
+    assert [bytes(arrived[0].memory), bytes(arrived[0].within.memory)] == [b"around", b"within"]
+    assert arrived[1].all()
+
+
+def test_it_aliases_the_parcel_at_whole_cache_lines_and_a_small_array_is_a_copy_that_can_be_written_to() -> None:
+    large, small = np.arange(travel.LEAST_NBYTES, dtype=np.uint8), np.zeros(travel.LEAST_NBYTES - 1, np.uint8)
+    parcel = sent((Shared(np.arange(40, dtype=np.uint8)), Shared(b"abc"), large, small))
+    first, second, whole, copied = travel.loads(parcel)
+    for arrived in (np.frombuffer(first.memory, np.uint8), np.frombuffer(second.memory, np.uint8), whole):
         assert np.shares_memory(arrived, parcel)
         assert (arrived.ctypes.data - parcel.ctypes.data) % 64 == 0
-    array[0] = 7
+    with pytest.raises(ValueError, match="assignment destination is read-only"):
+        whole[0] = 7
+    copied[0] = 7
+    assert not np.shares_memory(travel.loads(parcel)[3], copied)
+
+
+def test_a_tensor_is_a_copy() -> None:
+    parcel = sent(torch.zeros(travel.LEAST_NBYTES, dtype=torch.int8))
+    first, second = travel.loads(parcel), travel.loads(parcel)
+    first += 1
+    assert not second.any()
+    assert not travel.loads(parcel).any()
+    assert not np.shares_memory(first.numpy(), parcel)
+
+
+def test_large_arrays_and_tensors_are_not_copied_before_they_are_written() -> None:
+    value = np.zeros(travel.LEAST_NBYTES, np.uint8), torch.zeros(travel.LEAST_NBYTES)
+    parcel = parcel_of(value)
+    value[0][5], value[1][5] = 9, 9
+    fd = os.memfd_create("shmload-test")
+    os.ftruncate(fd, parcel.nbytes)
+    parcel.write(fd)
+    array, tensor = travel.loads(os.pread(fd, parcel.nbytes, 0))
+    os.close(fd)
+    assert (array[5], tensor[5]) == (9, 9)
+    assert len(parcel._pieces[0]) < 2000
+
+
+def test_no_room_is_an_error() -> None:
+    parcel = parcel_of(b"value")
+    fd = os.open("/dev/full", os.O_WRONLY)
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.ESPIPE) + "|" + os.strerror(errno.ENOSPC)):
+            parcel.write(fd)
+    finally:
+        os.close(fd)
 
 
 def test_for_this_machine_nothing_is_carried_also_after_a_pickle_that_failed() -> None:
     with pytest.raises(TypeError, match="cannot pickle"):
-        dumped((Shared(b"abc"), (one for one in "generators do not pickle")))
-    assert not owners.is_abroad()
+        sent((Shared(b"abc"), (one for one in "generators do not pickle")))
+    assert not travel.is_abroad()
     assert pickle.loads(pickle.dumps(Shared(b"abc"))).memory == "where it is"
 
 
 @pytest.mark.parametrize("text", [b"", b"no job", b"\xff" * 8, b"\1" + b"\0" * 7, b"no pickle"])
 def test_what_is_no_parcel_is_an_error(text: bytes) -> None:
     with pytest.raises(pickle.UnpicklingError, match=rf"{len(text)} bytes are no job for other machines: "):
-        owners.loads(text)
+        travel.loads(text)

@@ -10,7 +10,6 @@ The samples of remote shards, by number: what the fluent dataset and the indexed
 from __future__ import annotations
 
 import copy
-import operator
 import threading
 from array import array
 from bisect import bisect_right
@@ -27,7 +26,7 @@ from typing_extensions import Buffer
 from shmload._core.tar_rows import TarRows
 from shmload.batch.collate import OneSample
 from shmload.errors import ShardCorrupt
-from shmload.formats.columns import checked_indices
+from shmload.formats.columns import checked_index, checked_indices
 from shmload.formats.encryption import ENCRYPTED, SampleCipher
 from shmload.formats.tar.members import Decode
 from shmload.formats.tar.shards import KEY, ShardIndex, TarDataset, TarSamples
@@ -139,9 +138,13 @@ class RemoteSource:
         """Numbers among all of the shards' samples."""
         return indices if self._chosen is None else self._chosen[indices]
 
+    def whole_number(self, index: int) -> int:
+        """The same of one."""
+        return index if self._chosen is None else int(self._chosen[index])
+
     def place(self, index: int) -> tuple[int, int]:
         """(shard, sample within it)."""
-        return self.place_in_whole(index if self._chosen is None else int(self._chosen[index]))
+        return self.place_in_whole(self.whole_number(index))
 
     def place_in_whole(self, number: int) -> tuple[int, int]:
         """The same of a number among all of the shards' samples."""
@@ -461,14 +464,16 @@ class RemoteSamples(_Ordered, TarDataset):
         return checked_indices(indices, len(self))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        (number,) = self._checked([operator.index(index)])
+        if self._follows and index >= len(self):
+            self._source.follow()
+        number = checked_index(index, len(self))
         if self.schema is not None:
             out = OneSample(self.schema)
             self._read_batch_into([number], out)
             return out.sample()
         self._source.begin()
         self._enter(self._source.place(number)[0])
-        return super().__getitem__(int(self._source.whole(number)))
+        return super().__getitem__(self._source.whole_number(number))
 
     def _read_batch_into(self, indices: Sequence[int], out: Any) -> None:
         source = self._source

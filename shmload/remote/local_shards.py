@@ -156,6 +156,16 @@ def _fetch(method: Any, shard: int) -> Fetched:
 
 log = logging.getLogger("shmload")
 
+_process = os.getpid()  # asking each time takes 0.2 us, five times a sample
+
+
+def _in_child() -> None:
+    global _process
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
 _ROOM_S = 0.5  # of a prefetcher for room, before it looks whether the shard is still wanted
 _AT_ONCE = 8  # indexes, ranges or small shards under way
 _SMALL = 1 << 20  # bytes of a shard that is fetched beside others
@@ -185,7 +195,7 @@ class LocalShards:
         self.cache = Cache(f"{place}/shards", capacity_bytes, durable=self._private is None)
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
+        self._pid = _process
         self._lock = threading.Lock()
         self._copies: dict[int, tuple[NDArray[np.uint8], Lease]] = {}  # shards that are here as long as they stand there
         self._indexes: dict[int, Any] = {}
@@ -197,7 +207,7 @@ class LocalShards:
 
     def _here(self) -> None:
         """Begins anew in a forked child, as leases, locks and threads stay with the parent."""
-        if self._pid != os.getpid():
+        if self._pid != _process:
             self._begin()
 
     # ------------------------------------------------------------ indexes
@@ -412,8 +422,7 @@ class LocalShards:
 
     def close(self) -> None:
         """Lets all go, and removes a folder of its own."""
-        if self._pid != os.getpid():
-            self._begin()
+        self._here()
         with self._lock:
             self._wanted, self._prefetcher = [], None
             self._copies.clear()

@@ -24,7 +24,6 @@ import bz2
 import gzip
 import lzma
 import mmap
-import operator
 import os
 import struct
 import zlib
@@ -45,7 +44,7 @@ from shmload._core.tar_rows import Members, TarRows
 from shmload.batch.collate import OneSample, SingleRow
 from shmload.batch.layout import fits, of_any
 from shmload.errors import ShardCorrupt
-from shmload.formats.columns import PerProcess, checked_indices
+from shmload.formats.columns import PerProcess, checked_index, checked_indices
 from shmload.formats.paths import Paths, shard_paths, write_if_possible
 from shmload.formats.tar.members import INTEGERS, TEXTS, Decode, Decoders
 from shmload.world import ForkLock
@@ -462,7 +461,7 @@ class TarDataset:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         samples = self._opened()
-        number = int(checked_indices([operator.index(index)], len(samples))[0])
+        number = checked_index(index, len(samples))
         if self.schema is not None:
             out = OneSample(self.schema)
             self._read_batch_into([number], out)

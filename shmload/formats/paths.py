@@ -12,6 +12,7 @@ Names of many shards in one: `train-{000000..000099}.tar`, as bash and webdatase
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import secrets
@@ -20,6 +21,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
+from functools import lru_cache
 from glob import glob
 from typing import Any, Self
 
@@ -135,6 +137,22 @@ def npy_head(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"its version {version} is none of 1.0, 2.0 and 3.0")
     return (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
+
+
+def npy_head_of(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """The same of a file's bytes, and where its head ends. Samples have the same head again and again: it is parsed once.
+
+    Raises:
+        as npy_head.
+    """
+    at = 10 if data[6:7] == b"\1" else 12
+    return _parsed_head(bytes(data[: at + int.from_bytes(data[8:at], "little")]))
+
+
+@lru_cache(maxsize=256)
+def _parsed_head(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    file = io.BytesIO(head)
+    return *npy_head(file), file.tell()
 
 
 _STEP = 1 << 20  # bytes inflated at a time

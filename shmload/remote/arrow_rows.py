@@ -57,19 +57,21 @@ class Parquet(BlockLayout):
     def sample(self, index: RecordIndex, number: int, read: Read) -> dict[str, Any]:
         block, row = index.block(number)
         cache = self._decoded.get(lambda: BlockCache(self.cache_bytes))
-        columns = cache.get((index.path, index.extra[-64:], block), lambda: self._group(index, block, read))
+        columns = cache.get((index.path, index.extra[-64:], block), lambda: self._group(index, block, read, cache))
         return {name: cell(column, row) for name, column in columns.items()}
 
     def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
         raise NotImplementedError("rows come out of a row group")
 
-    def _group(self, index: RecordIndex, block: int, read: Read) -> tuple[dict[str, Any], int]:
+    def _group(self, index: RecordIndex, block: int, read: Read, cache: BlockCache) -> tuple[dict[str, Any], int]:
         """The columns of a row group, and the bytes they take."""
         arrow, parquet = library("pyarrow", "parquet"), library("pyarrow.parquet", "parquet")
         begin, nbytes = index.span(block)
         try:
             source = arrow.PythonFile(_Part(begin, bytes(memoryview(read(begin, nbytes)).cast("B")), int(index.bounds[-1])), "r")
-            file = parquet.ParquetFile(source, metadata=_metadata(index.path, index.extra))
+            footer = index.extra  # of all row groups, so it takes longer to parse than one of many takes to decode
+            metadata = cache.get((index.path, footer[-64:]), lambda: (_metadata(index.path, footer), len(footer)))
+            file = parquet.ParquetFile(source, metadata=metadata)
             if missing := set(self.columns or ()).difference(file.schema_arrow.names):
                 raise ValueError(f"has no column {', '.join(sorted(missing))}; it has {', '.join(file.schema_arrow.names)}")
             table = file.read_row_group(block, columns=None if self.columns is None else list(self.columns), use_threads=False)

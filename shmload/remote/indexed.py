@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
 from typing import Any, Literal, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -257,15 +258,21 @@ def _decrypted_names(index: Any) -> ShardIndex:
     Raises:
         ShardCorrupt: one is not encrypted.
     """
+    if (known := _with_decrypted_names.get(index)) is not None:
+        return known
     for extension in index.extensions:
         if not extension.endswith(ENCRYPTED):
             raise ShardCorrupt(
                 f"{index.path}: its members {extension!r} are not encrypted, and key= was given: somebody has put them there, or "
                 "the dataset is a plain one, which is read without key="
             )
-    found = copy.copy(index)
+    found: ShardIndex = copy.copy(index)
     found.extensions = [extension.removesuffix(ENCRYPTED) for extension in index.extensions]
-    return found  # type: ignore[no-any-return]  # of whatever kind a layout's index is
+    _with_decrypted_names[index] = found
+    return found
+
+
+_with_decrypted_names: WeakKeyDictionary[Any, ShardIndex] = WeakKeyDictionary()
 
 
 class _NotHere(Exception):

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from shmload import ShmLoader
 from shmload.errors import ObjectMissing, ShardCorrupt, ShmloadError
 from shmload.formats.compression import expanded_pieces
-from shmload.remote import RemoteDataset, chunk_layouts
+from shmload.remote import RemoteDataset, arrow_rows, chunk_layouts
 from shmload.remote.block_index import RecordIndex
 from shmload.remote.fetch import SIDECAR
 from shmload.remote.indexed import RemoteRecords
@@ -569,6 +569,25 @@ def test_columns_of_parquet(tmp_path: Path) -> None:
     assert [plain(sample) for sample in found] == [{"label": number} for number in range(NUM_SAMPLES)]
     with pytest.raises(ValueError, match="has no column nothing; it has label"):
         list(RemoteDataset.from_urls(str(tmp_path), layout=Parquet(columns=("nothing",))))
+
+
+def test_a_footer_of_parquet_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"label": list(range(20))}), tmp_path / "x.parquet", row_group_size=2)
+    view = RemoteDataset.from_urls(str(tmp_path)).indexed()
+    assert len(view) == 20
+    read: list[int] = []
+    parsed = arrow_rows._metadata
+
+    def counted(*args: Any) -> Any:
+        read.append(1)
+        return parsed(*args)
+
+    monkeypatch.setattr(arrow_rows, "_metadata", counted)
+    assert [view[number]["label"] for number in range(20)] == list(range(20))
+    assert len(read) == 1
 
 
 def test_fields_and_functions_of_them(tmp_path: Path) -> None:

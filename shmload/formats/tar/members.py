@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.formats.compression import expanded_pieces, zstd_pieces
-from shmload.formats.paths import inflated, npy_head
+from shmload.formats.paths import inflated, npy_head_of
 
 _NAMES = """
 blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib h5 hdf png apng jp2 j2k jpc jpf jpx j2c
@@ -160,14 +160,13 @@ def decode_npy(data: bytes) -> NDArray[Any]:
     Raises:
         ValueError: it is none, holds objects, or has more or fewer bytes than its header says.
     """
-    file = io.BytesIO(data)
-    shape, is_fortran, dtype = npy_head(file)
+    shape, is_fortran, dtype, begin = npy_head_of(data)
     if dtype.hasobject:
         raise ValueError("an .npy of objects is a pickle; store numbers, or give allow_pickle=True and the extension pkl")
-    rest = len(data) - file.tell()
+    rest = len(data) - begin
     if math.prod(shape) * dtype.itemsize != rest:
         raise ValueError(f"its header says {dtype} of shape {shape}, and {rest} bytes follow")
-    array = np.frombuffer(data, dtype, offset=file.tell()) if rest else np.empty(0, dtype)
+    array = np.frombuffer(data, dtype, offset=begin) if rest else np.empty(0, dtype)
     return array.reshape(shape[::-1]).T.copy("K") if is_fortran else array.reshape(shape).copy()
 
 

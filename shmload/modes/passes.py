@@ -31,7 +31,7 @@ from shmload.engine.builder import EngineBuilder, LoaderConfig
 from shmload.engine.ring import NOTHING, BadSamples, DeliveryLog
 from shmload.metrics import EpochCallback, EpochMetrics, callbacks_of_environment
 from shmload.worker.reader import Job, index_of, no_end, no_room
-from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples, kept_generators
+from shmload.worker.sample_rng import Sample, begin_many, begin_reading, drew_for_many, end_samples, kept_generators, seed_globals
 from shmload.world import rank_and_world_size
 
 log = logging.getLogger("shmload")
@@ -256,9 +256,17 @@ class InlineReader:
         self._own = job.own_generators()
         self._arenas = Arenas()
         self._row = -1
+        self.begun = object()  # another for each sample, and reading of several: for `sample_info` and `sample_rng`, as `sample`
+        self._key: Any = None
+        self._epoch = 0
+
+    def sample(self) -> Sample:
+        """What was begun last."""
+        return self._job.seed, self._epoch, index_of(self._key), 0
 
     def read(self, order: Order) -> Any:
         """The batch of an order; NOTHING if every sample of it is skipped. Seed mode leaves the trainer's generators alone."""
+        begin_reading(self)
         try:
             if self._job.seed is None or not self._job.seed_samples:
                 return self._read_good(order)
@@ -307,18 +315,22 @@ class InlineReader:
             samples = job.dataset.__getitems__(keys)
             self._reads_many = not drew_for_many()  # what a sample draws is keyed by the sample
         if not self._reads_many:
-            samples = []
+            samples, begin, dataset = [], self._begin, job.dataset
             for row, key in enumerate(keys):
-                self._begin(row, keys, epoch)
-                samples.append(job.plan.sample(job.dataset, key))
+                begin(row, keys, epoch)
+                samples.append(job.plan.sample(dataset, key) if job.plan.has_getitems else dataset[key])
             self._row = -1
         return (job.collate_fn or partial(collated, ragged=job.plan.ragged))(samples)
 
     def _begin(self, row: int, keys: list[Any], epoch: int) -> None:
         """Begins the sample of a row; -1: the first of several that are read at once."""
-        self._row = row
-        job, key = self._job, keys[max(row, 0)]
-        begin_sample(job.seed, epoch, index_of(key), 0, reseed=job.seed_samples, keys=keys, row=row, own=self._own)
+        self._row, self._epoch, job = row, epoch, self._job
+        key = self._key = keys[row if row > 0 else 0]
+        self.begun = object()
+        if job.seed_samples and job.seed is not None:
+            seed_globals(job.seed, epoch, index_of(key), keys, row)
+            if self._own is not None:
+                self._own.begin(job.seed, epoch, index_of(key))
 
     def _begin_ragged(self, keys: list[Any], row: int, epoch: int) -> bool:
         self._begin(row, keys, epoch)

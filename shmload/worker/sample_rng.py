@@ -317,14 +317,14 @@ def sample_of(seed: int, epoch: int, index: int, worker: int, *, own: OwnGenerat
 def kept_generators() -> Iterator[None]:
     """Restores the trainer's own global generators: reading in the trainer (`num_workers=0`) must not disturb them."""
     torch = sys.modules.get("torch")
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state() if torch else None
+    pythons, put_numpys_back, torchs = random.getstate(), generators.keep_numpys(), torch.get_rng_state() if torch else None
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        if states[2] is not None:
-            sys.modules["torch"].set_rng_state(states[2])
+        random.setstate(pythons)
+        put_numpys_back()
+        if torchs is not None:
+            sys.modules["torch"].set_rng_state(torchs)
 
 
 log = logging.getLogger("shmload")

@@ -5,6 +5,7 @@ import importlib
 from benchmarks.common import Result, Row, arguments, markdown, save
 
 BENCHMARKS = (
+    "crossed",
     "trainer_cpu",
     "python_dataset",
     "tiny_rows",
@@ -41,6 +42,7 @@ BENCHMARKS = (
     "stats",
     "remote",
     "remote_http",
+    "remote_tokens",
     "gpu",
     "cluster",
     "local_workers",

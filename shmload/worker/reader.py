@@ -184,14 +184,17 @@ def no_room(nbytes: int) -> NDArray[np.uint8]:
 class InPlace:
     """A dataset that decodes into rows: its schema and its `read_into` or `read_batch_into`, through any wrappers.
 
-    `reads_rows_alike`: a row read by itself is as it is in a batch. `takes_all`: no key has to go the plain way.
+    `reads_rows_alike`: a row read by itself is as it is in a batch. `takes_all`: no key has to go the plain way. `draws_nothing`:
+    no code of the user's runs, so samples may be read together with any others.
     """
 
     reads_rows_alike = True
     takes_all = True
+    draws_nothing = False
 
     def __init__(self, dataset: Any) -> None:
         self.schema = dataset.schema
+        self.draws_nothing = type(dataset).__module__.startswith("shmload.formats.")
         self.batch_type = ability_of(dataset, "batch_type")
         self.read_into: Callable[[Any, Any], None] | None = ability_of(dataset, "read_into")
         self.read_batch_into: Callable[[Any, Any], None] | None = ability_of(dataset, "read_batch_into")
@@ -231,7 +234,7 @@ class InPlaceSubset(InPlace):
 
     def __init__(self, inner: InPlace, indices: Sequence[int]) -> None:
         self.schema, self.batch_type = inner.schema, inner.batch_type
-        self.reads_rows_alike, self.takes_all = inner.reads_rows_alike, inner.takes_all
+        self.reads_rows_alike, self.takes_all, self.draws_nothing = inner.reads_rows_alike, inner.takes_all, inner.draws_nothing
         self.inner, self.indices = inner, indices
         read_into, read_batch_into = inner.read_into, inner.read_batch_into
         self.read_into = read_into and (lambda index, out: read_into(indices[index], out))
@@ -247,7 +250,7 @@ class InPlaceSubset(InPlace):
 
 
 class _InPlaceConcat(InPlace):
-    """Several with equal schemas, end to end. Whole batches are read row by row, each from its member.
+    """Several with equal schemas, end to end. Batches are read by the members together where that is the same as row by row.
 
     Args:
         is_cyclic: indices go on behind the last one, from the first: a Mix gives such where a member begins again.
@@ -265,12 +268,37 @@ class _InPlaceConcat(InPlace):
 
         self.read_into = read_into
         self.read_batch_into = None
+        if all(m.draws_nothing and m.read_batch_into is not None for m in members) and not self.layout().is_ragged:
+            self.read_batch_into = self._read_batch
 
     def takes(self, keys: Any) -> bool:
         """Whether the member of each key takes it."""
         if self.takes_all:
             return True
-        return are_integers(keys) and all(self._members[which].takes([at]) for which, at in map(self._place, keys))
+        return are_integers(keys) and all(self._members[which].takes(at) for which, _, at in self._by_member(keys))
+
+    def _read_batch(self, keys: Any, out: Any) -> None:
+        for which, rows, at in self._by_member(keys):
+            read_batch_into = self._members[which].read_batch_into
+            assert read_batch_into is not None
+            if len(rows) == len(keys):
+                return read_batch_into(at, out)
+            own = private_rows(self.layout(), len(rows))
+            read_batch_into(at, RowOut(own, slice(0, len(rows))))
+            for name, values in own.items():
+                out[name][rows] = values
+        return None
+
+    def _by_member(self, keys: Any) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Each member that keys are of, which these are, and their numbers in it."""
+        numbers, ends = np.asarray(keys, np.int64), self._ends
+        for outside in numbers[numbers < -ends[-1]] if not self._is_cyclic else ():
+            self._place(int(outside))
+        numbers = numbers % ends[-1] if self._is_cyclic else np.where(numbers < 0, numbers + ends[-1], numbers)
+        members = np.searchsorted(ends, numbers, "right")
+        for which in np.unique(members).tolist():
+            rows = np.flatnonzero(members == which)
+            yield which, rows, numbers[rows] - (ends[which - 1] if which else 0)
 
     def _place(self, index: int) -> tuple[int, int]:
         ends = self._ends
@@ -348,6 +376,7 @@ class TensorRows(InPlace):
     """The rows of a dataset's tensors; a batch is a list, as torch's collate makes it of tuples."""
 
     takes_all = False
+    draws_nothing = True
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset

@@ -147,6 +147,14 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
+        "datasets end to end whose code draws are read together",
+        "shmload/worker/reader.py",
+        '        self.draws_nothing = type(dataset).__module__.startswith("shmload.formats.")\n',
+        "        self.draws_nothing = True\n",
+        ("tests/behaviour/test_concatenated.py::test_members_whose_code_may_draw_are_read_row_by_row",),
+    ),
+    Defect(
+        "N1",
         "a reader that has waited for another's fetch waits for room, too",
         "shmload/remote/local_shards.py",
         "            return repeated(lambda: self._obtain(number, 0), None, (TimeoutError,))\n",

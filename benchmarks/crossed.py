@@ -1,0 +1,150 @@
+"""Is anything dearer than with torch's DataLoader? Datasets and loaders drawn at random, each read by both.
+
+Method: cases of tests/crossing of 2,000 samples in batches of 16 to 256: plain datasets, whose samples are made before, and every
+format; tuples, dicts and dataclasses of one to three fields, numbers, arrays, texts; whole, in a Subset or a ConcatDataset; with 2
+workers that are kept, or none; with a seed or in torch's mode. Both loaders read the same dataset object's files with torch's
+collate; what torch refuses is left out. Counted are whole passes behind the first one, for as long as the settings say.
+
+How to read: the dearest and the cheapest of all cases, by CPU a sample of all processes over torch's, and the one of them that was
+slowest by the wall. A new seed, `SHMLOAD_CROSSED_SEED`, draws others.
+
+Result (2 cores, beside other programs, 300 cases): with workers the dearest took 0.98 of torch's CPU, lines of JSON in torch's
+mode; without workers and with a seed up to 5 times, where a sample costs torch 0.5 us: three generators are seeded before it. What
+was found by it: numpy's state took 47 us for each chunk, a ConcatDataset of tensors 10 us a row, Parquet's footer 2 ms a row group.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+
+from benchmarks.common import Result, Row, Settings, main
+from shmload import ShmLoader
+from tests.crossing.cases import COLUMNS, FIELDS_OF, NATIVE, ODD, PLAIN, RAGGED, Case, mended
+from tests.crossing.datasets import Made
+
+KINDS = (*PLAIN, *NATIVE, *COLUMNS, "remote", "lies")
+NUM_SAMPLES, NUM_MADE, CASES_A_ROUND = 2000, 512, 20
+
+
+class Cost(NamedTuple):
+    """Microseconds a sample."""
+
+    cpu: float
+    wall: float
+
+
+class Ready:
+    """Samples that cost nothing to read."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._samples, self._num = [dataset[index] for index in range(min(len(dataset), NUM_MADE))], len(dataset)
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __getitem__(self, index: int) -> Any:
+        return self._samples[index % len(self._samples)]
+
+
+def drawn(rng: random.Random) -> Case:
+    """A case that torch reads, too, as a rule."""
+    kind = rng.choice(KINDS)
+    letters = [letter for letter in FIELDS_OF[kind] if letter not in ODD + RAGGED + "N"]
+    case = Case(
+        seed=rng.randrange(1 << 20),
+        kind=kind,
+        fields="".join(rng.sample(letters, min(len(letters), rng.randint(1, 3)))),
+        n=NUM_SAMPLES,
+        size=rng.choice((1, 17, 250, 1000)),
+        text=rng.choice((5, 100)),
+        wrap=rng.choice(("", "", "subset", "concat")),
+        extra=rng.choice(("", "files", "bare")),
+        mode=rng.choice(("seed", "torch")),
+        batch_size=rng.choice((16, 64, 256)),
+        shuffle=rng.random() < 0.6,
+        persistent=True,
+        workers=rng.choice((0, 2, 2)),
+    )
+    return replace(mended(case), loaders=1)
+
+
+def cpu_s() -> float:
+    """Of this process and those it has started."""
+    this = psutil.Process()
+    return sum(sum(process.cpu_times()[:2]) for process in (this, *this.children(recursive=True)))
+
+
+def cost(loader: Any, num_samples: int, seconds: float) -> Cost:
+    """Of passes behind the first."""
+    for _ in loader:
+        pass
+    cpu, began, seen = cpu_s(), time.perf_counter(), 0
+    while time.perf_counter() - began < seconds or not seen:
+        for _ in loader:
+            pass
+        seen += num_samples
+    return Cost((cpu_s() - cpu) / seen * 1e6, (time.perf_counter() - began) / seen * 1e6)
+
+
+def both(case: Case, seconds: float) -> tuple[Cost, Cost] | None:
+    """What the two cost; None: torch refuses the samples."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Made(case, Path(folder))
+        datasets = [made.fresh() for _ in range(2)]
+        if case.kind in PLAIN:
+            datasets = [Ready(dataset) for dataset in datasets]
+        options = {
+            "batch_size": case.batch_size,
+            "shuffle": case.shuffle,
+            "num_workers": case.workers,
+            "persistent_workers": bool(case.workers),
+        }
+        try:
+            theirs = cost(torch.utils.data.DataLoader(datasets[0], **options), len(datasets[0]), seconds)
+        except (TypeError, RuntimeError):
+            return None
+        seed = {"seed": 1} if case.is_seeded else {}
+        with ShmLoader(datasets[1], **options, **seed) as loader:
+            return cost(loader, len(datasets[1]), seconds), theirs
+
+
+def measure(settings: Settings) -> Result:
+    """Draws cases and reads each by both."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of fewer cores than workers
+    rng = random.Random(int(os.environ.get("SHMLOAD_CROSSED_SEED", "1")))
+    found: list[tuple[Case, Cost, Cost]] = []
+    for _ in range(CASES_A_ROUND * settings.rounds):
+        case = drawn(rng)
+        if (costs := both(case, settings.seconds / 2)) is not None:
+            found.append((case, *costs))
+    rows = []
+    for where, has_workers in (("2 workers", True), ("no workers", False)):
+        its = [
+            (own.cpu / max(theirs.cpu, 0.1), case, own, theirs) for case, own, theirs in found if bool(case.workers) is has_workers
+        ]
+        some = sorted(its, key=lambda one: one[0])
+        if not some:
+            continue
+        share, case, own, theirs = some[-1]
+        beside = f"{own.cpu:.1f} us to {theirs.cpu:.1f}: {case.dumps()}; median of {len(some)} {median(one[0] for one in some):.2f}"
+        rows.append(Row(f"{where}: CPU a sample over torch's, the dearest case", share, "x", beside, "<= 1x", share <= 1))
+        slowest, case = max(((o.wall / t.wall, c) for _, c, o, t in some), key=lambda one: one[0])
+        beside = f"{case.dumps()}"
+        rows.append(Row(f"{where}: time a sample over torch's, the slowest case", slowest, "x", beside, "<= 1x", slowest <= 1))
+    return Result(rows, {"cases": [[case.changed(), own._asdict(), theirs._asdict()] for case, own, theirs in found]})
+
+
+if __name__ == "__main__":
+    main("crossed", __doc__, measure)

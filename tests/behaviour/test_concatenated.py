@@ -1,0 +1,76 @@
+"""Datasets end to end whose batches are read by each member at once: the samples are those that torch's loader gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
+
+from shmload import Mix, ShmLoader
+from shmload.formats import ArrayDataset
+from shmload.worker.reader import in_place_of
+
+
+def member(first: int, size: int) -> TensorDataset:
+    rows = torch.arange(first, first + size)
+    return TensorDataset(rows, rows[:, None] * torch.ones(3, dtype=torch.bfloat16))
+
+
+def members_of(sizes: list[int]) -> list[Any]:
+    starts = np.cumsum([0, *sizes]).tolist()
+    found: list[Any] = [member(first, size) for first, size in zip(starts, sizes, strict=False)]
+    found[0] = Subset(found[0], range(sizes[0]))
+    return found
+
+
+@given(st.data())
+def test_any_keys_give_what_torch_gives(data: Any) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    dataset: Any = ConcatDataset(members_of(sizes))
+    keys = st.lists(st.integers(-len(dataset), len(dataset) - 1), min_size=1, max_size=7)
+    batches = data.draw(st.lists(keys, min_size=1, max_size=4))
+    assert in_place_of(dataset).read_batch_into is not None  # type: ignore[union-attr]  # it is the way that is tested
+    loader: Any = ShmLoader(dataset, batch_sampler=batches)
+    for own, theirs in zip(loader, DataLoader(dataset, batch_sampler=batches), strict=True):
+        assert [column.dtype for column in own] == [column.dtype for column in theirs]
+        assert all(torch.equal(*columns) for columns in zip(own, theirs, strict=True))
+
+
+@pytest.mark.parametrize("key", [7, -8])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_key_of_no_member_is_refused(key: int, num_workers: int) -> None:
+    dataset: Any = ConcatDataset(members_of([3, 4]))
+    with ShmLoader(dataset, batch_sampler=[[1, key]], num_workers=num_workers) as loader, pytest.raises((IndexError, ValueError)):
+        list(loader)
+
+
+def test_members_whose_code_may_draw_are_read_row_by_row() -> None:
+    class Drawing(ArrayDataset):
+        def read_batch_into(self, indices: Any, out: Any) -> None:
+            super().read_batch_into(indices, out)
+            out["x"][...] += np.random.random()
+
+    def rows() -> Any:
+        return {"x": np.zeros(6)}
+
+    plain: Any = ConcatDataset([ArrayDataset(rows()), ArrayDataset(rows())])  # type: ignore[list-item]  # torch reads them, too
+    drawing: Any = ConcatDataset([ArrayDataset(rows()), Drawing(rows())])  # type: ignore[list-item]
+    ways = [in_place_of(dataset) for dataset in (plain, drawing)]
+    assert [way is not None and way.read_batch_into is not None for way in ways] == [True, False]
+    whole = [torch.cat([batch["x"] for batch in ShmLoader(drawing, size, seed=1)]) for size in (1, 5, 12)]
+    assert all(torch.equal(each, whole[0]) for each in whole)
+
+
+def test_a_member_of_a_mix_begins_again_in_a_batch() -> None:
+    mixed: Any = Mix([(ArrayDataset({"x": np.arange(3)}), 1.0), (ArrayDataset({"x": np.arange(10, 30)}), 1.0)], stop="all")
+    way = in_place_of(mixed)
+    assert way is not None
+    assert way.read_batch_into is not None
+    found = [torch.cat([batch["x"] for batch in ShmLoader(mixed, size, seed=1)]).tolist() for size in (1, 16)]
+    assert found[0] == found[1]
+    assert found[0].count(1) > 1

@@ -321,6 +321,11 @@ class Cluster:
                 return False
         return monotonic() - since > limit_s
 
+    def is_near(self, worker: int) -> bool:
+        """Whether the worker's actor is on this machine, as Ray has it."""
+        started = self._started.get(worker)
+        return started is not None and started.place[0] == self.node_id
+
     def is_repeating(self, worker: int) -> bool:
         """Whether the worker's actor has taken a dead one's place and should be left alone with what that one may have died of."""
         return self._repeats[worker].locked()

@@ -32,13 +32,14 @@ from numpy.typing import NDArray
 
 from shmload._core.filler import DONE, ERROR, WorkerRing
 from shmload._core.mapping import Mapping
+from shmload._core.rows import copy_from
 from shmload._core.trainer import FAILED, ORDERED, Lease, TrainerRing, control_nbytes
 from shmload.batch.collate import RowPlacer
-from shmload.batch.layout import Layout
+from shmload.batch.layout import Layout, aligned
 from shmload.errors import SampleTimeout
 from shmload.shm import travel
 from shmload.worker.loop import WorkerLoop
-from shmload.worker.pool import prepare
+from shmload.worker.pool import open_memory, prepare
 from shmload.worker.reader import REMEDY, Failure, Job, Post, sample_at, timeout_text
 from shmload.worker.snapshot import END, load_note
 
@@ -71,7 +72,8 @@ class LocalRing:
         self.ring = WorkerRing(control, worker_id)
         self._memory: dict[str, Mapping] = {}
         self._payload = ""
-        self._num_made = 0
+        self._num_made = self._offset = 0
+        self.is_borrowed = False
         self.layout: Layout | None = None
         self.nrows = 1
         self._lease: Lease | None = None  # of the batch made last
@@ -105,12 +107,19 @@ class LocalRing:
             self._make_room(self.layout.nbytes(self.nrows))
         self.trainer.accept_layout(text, is_packed=not text)
 
-    def order(self, raw: bytes, *, epoch: int, step: int, nrows: int, is_pickled: bool, is_packed: bool) -> None:
+    def order(self, raw: bytes, *, epoch: int, step: int, nrows: int, is_pickled: bool, is_packed: bool, slot: Any = None) -> None:
         """Publishes an order in the slot, where the one before is of no use any more, and claims it."""
         ring = self.trainer
         self._lease = None
         if ring.state(0) == ORDERED:
             ring.free(0)
+        if slot is not None:
+            memory, path, offset, nbytes = slot
+            self._memory = {path: memory}
+            self._payload, self._offset, self.is_borrowed = path, offset, True
+            ring.set_payload(0, memory, path.encode(), offset, nbytes)
+        elif self.is_borrowed:  # it is another batch's by now
+            self._renew(1 << 16)
         self.nrows = nrows
         if self.layout is not None and not is_packed:
             self._make_room(self.layout.nbytes(nrows))
@@ -140,15 +149,17 @@ class LocalRing:
         """Bytes of the slot, valid until the next order."""
         if not nbytes:
             return NOTHING
-        return np.ndarray(nbytes, np.uint8, self._memory[self._payload], at)  # type: ignore[arg-type]  # a buffer
+        return np.ndarray(nbytes, np.uint8, self._memory[self._payload], self._offset + at)  # type: ignore[arg-type]  # a buffer
 
     def _make_room(self, nbytes: int) -> None:
-        if self.trainer.payload_nbytes(0) >= nbytes:
-            return
+        if self.trainer.payload_nbytes(0) < nbytes:
+            self._renew(nbytes)
+
+    def _renew(self, nbytes: int) -> None:
         memory = private(nbytes)
         self._memory.pop(self._payload, None)
         self._num_made += 1
-        self._payload = f"payload-{self._num_made}"
+        self._payload, self._offset, self.is_borrowed = f"payload-{self._num_made}", 0, False
         self._memory[self._payload] = memory
         self.trainer.set_payload(0, memory, self._payload.encode(), 0, nbytes)
 
@@ -185,6 +196,10 @@ class Task(NamedTuple):
     order: bytes  # the whole order's, as it stands in the ring
     is_pickled: bool
     is_packed: bool
+    slot: tuple[str, int, int] | None = (
+        None  # segment, offset and bytes of the batch's slot, where rows may be written by whoever can open it
+    )
+    layout: bytes = b""  # the ring's, of rows there
 
     def key(self, row: int) -> Any:
         """What the order asks for in a row of the whole batch."""
@@ -213,6 +228,7 @@ class Outcome(NamedTuple):
     error: bytes = b""
     num_foreign: int = 0
     place: tuple[str, int] | None = None
+    num_written: int = 0  # bytes of rows that are in the slot already
 
 
 class Introduction(NamedTuple):
@@ -314,12 +330,23 @@ READ_ONLY = (
 )
 
 
+def place_rows(target: int, payload: NDArray[np.uint8], row_nbytes: Sequence[int], first: int, end: int, nrows: int) -> None:
+    """Copies rows, dense field by field, to where a batch at `target` has them; both as `Layout.place` lays them out."""
+    source = payload.ctypes.data
+    for nbytes in row_nbytes:
+        copy_from(target + first * nbytes, source, (end - first) * nbytes)
+        source += aligned((end - first) * nbytes)
+        target += aligned(nrows * nbytes)
+
+
 class Decoder:
     """One worker of a loader, wherever it runs. It starts without the dataset, which is put into the object store meanwhile."""
 
     def __init__(self, setting: ActorSetting) -> None:
         post = setting.post
         self._setting = setting
+        self._equal: dict[bytes, bool] = {}
+        self._segments: dict[str, Mapping] = {}  # of the ring, by path
         self._local_ring = LocalRing(post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
 
@@ -367,9 +394,9 @@ class Decoder:
         num_foreign = -int(ring.worker(worker_id)["num_foreign"])
         if self._sample_timer is not None:
             self._sample_timer.begin(task)
-        local_ring.order(
-            raw, epoch=task.epoch, step=task.step, nrows=task.end - task.first, is_pickled=is_pickled, is_packed=task.is_packed
-        )
+        slot = self._slot(task)
+        options: dict[str, Any] = {"is_pickled": is_pickled, "is_packed": task.is_packed, "slot": slot}
+        local_ring.order(raw, epoch=task.epoch, step=task.step, nrows=task.end - task.first, **options)
         self._body.work()
         num_foreign += int(ring.worker(worker_id)["num_foreign"])
         if ring.look(0) == FAILED and (text := ring.failure(0)[1]):
@@ -384,7 +411,30 @@ class Decoder:
         assert layout is not None
         row_nbytes = tuple(field.row_nbytes for field in layout.fields)
         payload = local_ring.payload(layout.nbytes(local_ring.nrows))
+        if slot is not None and local_ring.is_borrowed:
+            return self._outcome(DONE, row_nbytes=row_nbytes, note=note, num_written=payload.nbytes)
         return self._outcome(DONE, payload=payload, row_nbytes=row_nbytes, note=note)
+
+    def _slot(self, task: Task) -> tuple[Mapping, str, int, int] | None:
+        """The slot of the task's batch, if the task may write there and this process can reach it."""
+        if task.slot is None or not self._is_ours(task.layout) or task.end - task.first != task.nrows:
+            return None
+        path, offset, nbytes = task.slot
+        if path not in self._segments:
+            try:
+                self._segments[path] = open_memory(path)
+            except OSError:
+                return None
+        return self._segments[path], path, offset, nbytes
+
+    def _is_ours(self, text: bytes) -> bool:
+        """Whether the ring's layout is this actor's."""
+        if text not in self._equal:
+            ours, theirs = self._local_ring.layout, Layout.loads(text)
+            if ours is None:
+                return False
+            self._equal[text] = (ours.fields, ours.tree, ours.zero_fill) == (theirs.fields, theirs.tree, theirs.zero_fill)
+        return self._equal[text]
 
     def pack_rows(self, made: Outcome, nrows: int) -> Outcome:
         """The rows of an outcome, an actor's of this worker, as a packed batch: the trainer's ring has no places for such rows."""

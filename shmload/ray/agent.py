@@ -49,7 +49,7 @@ from shmload._core.rows import copy_from
 from shmload._core.watch import die_with
 from shmload.batch.layout import Layout, aligned
 from shmload.ray.actor_pool import ARRIVED, Briefing, Call, Cluster
-from shmload.ray.actors import ActorSetting, Outcome, Task
+from shmload.ray.actors import ActorSetting, Outcome, Task, place_rows
 from shmload.shm.segment import Doorbell
 from shmload.worker.loop import process_begin_ns
 from shmload.worker.pool import GONE, open_memory
@@ -179,7 +179,7 @@ class StandIn:
         outcome: Outcome = cluster.result(ring.worker_id, call)
         if outcome.place is not None:
             ring.count_fetch(
-                outcome.payload.nbytes,
+                outcome.payload.nbytes + outcome.num_written,
                 is_remote=outcome.place[0] != cluster.node_id,
                 node=outcome.place[0].encode(),
                 num_actors=cluster.num_actors(ring.worker_id, outcome.place),
@@ -191,7 +191,15 @@ class StandIn:
         path = ring.order_path
         order = bytes(memoryview(self._memory.open(path.decode()))[: ring.order_nbytes]) if path else ring.order_bytes()
         is_packed = ring.is_packed or (ring.has_layout and ring.is_packed_only)
-        return Task(ring.epoch, ring.step, ring.first_row, ring.end_row, ring.nrows, order, ring.is_pickled, is_packed)
+        slot, layout = None, b""
+        if not is_packed and ring.has_layout and self._cluster.is_near(ring.worker_id):
+            layout = ring.layout_text
+            self._memory.room(self._memory.layout.nbytes(ring.nrows))  # there is memory behind it
+            _, segment, offset, nbytes = ring.payload
+            slot = segment.decode(), offset, nbytes
+        return Task(
+            ring.epoch, ring.step, ring.first_row, ring.end_row, ring.nrows, order, ring.is_pickled, is_packed, slot, layout
+        )
 
     def _fits(self, text: bytes) -> bool:
         """Whether rows of this layout have their places in the ring."""
@@ -211,6 +219,8 @@ class StandIn:
 
     def _write(self, outcome: Outcome) -> int:
         ring, payload = self.ring, outcome.payload
+        if outcome.num_written:
+            return DONE
         if outcome.row_nbytes is not None and self._fits(outcome.layout or b""):
             self._place(payload, outcome.row_nbytes)
             return DONE
@@ -225,15 +235,10 @@ class StandIn:
         return DONE
 
     def _place(self, payload: NDArray[np.uint8], row_nbytes: tuple[int, ...]) -> None:
-        """Copies rows, dense field by field, to where the batch has them; both as `Layout.place` lays them out."""
+        """Copies rows to where the batch has them."""
         ring = self.ring
-        num_rows = ring.end_row - ring.first_row
         slot = self._memory.room(sum(aligned(ring.nrows * nbytes) for nbytes in row_nbytes))
-        source, target = payload.ctypes.data, slot.ctypes.data
-        for nbytes in row_nbytes:
-            copy_from(target + ring.first_row * nbytes, source, num_rows * nbytes)
-            source += aligned(num_rows * nbytes)
-            target += aligned(ring.nrows * nbytes)
+        place_rows(slot.ctypes.data, payload, row_nbytes, ring.first_row, ring.end_row, ring.nrows)
 
     def _send_note(self, note: tuple[bytes, bool]) -> int:
         """Passes on what the actor says of itself, behind the batch where it is long."""

@@ -29,8 +29,8 @@ Result (2 cores, quiet, two rounds of 1.5 s):
 The rows of shmload and ray.get are of a later run under `chrt -f 1`, the others of a run without. Over `ray.get` (medians of two
 ratios): two nodes 0.93, 0.96 with 1, 2 actors, and 0.98 with 4 in one round, in the other of which all stood in each other's way
 (89 MB/s); one node 0.91, 0.69, 0.76: there the agent's copy costs what it costs in CPU. Over the seed's way 3.0 on one node. Two
-and four actors that wait: 1.00 and 1.01 of linear (11.9 batches/s with one). Shipping 1 GB: 2.5-3.1 s, 8 KB 1.4-1.6 s, ray.put and
-ray.get 1.1-2.1 s, so 0.7 to 1.5 of it, median 0.95 of six rounds beside other programs (3.5-3.9 s when it was all in the pickle).
+and four actors that wait: 1.00 and 1.01 of linear (11.9 batches/s with one). Shipping 1 GB: 2.5-3.9 s, 8 KB 1.4-1.8 s, ray.put and
+ray.get 1.1-2.8 s, so 0.6 to 1.5 of it, median 1.0 of fourteen rounds beside other programs. All in the pickle: 5.9-6.3 s.
 The trainer waits for each batch of one or two
 actors: what runs then is in no cache, about 200 us a batch.
 """

@@ -102,7 +102,6 @@ def upload() -> None:
     """Packs the photos into the store's bucket."""
     from shmload.remote import make_client
 
-    s3().create_bucket(Bucket=BUCKET)
     pack_into(make_client().store(BUCKET, FOLDER))
 
 
@@ -262,21 +261,25 @@ def touch_memory(place: str) -> None:
             file.write(piece)
 
 
-def run(case: str, folder: str) -> None:
-    """One case, in this process."""
+def run(case: str, folder: str, read: Callable[[str, str], dict[str, int]]) -> None:
+    """One case, in this process: (case, folder) -> bytes that were read, and what else is said of them."""
     for module in ("obstore", "boto3", "webdataset", "shmload.loader", "shmload.remote.remote_dataset"):
         with contextlib.suppress(ImportError):  # the other interpreter has it
             importlib.import_module(module)
     touch_memory(os.path.dirname(folder))
     begin, mine = time.perf_counter(), time.process_time()
-    nbytes = read_peer(case, folder) if case in PEERS else (OWN | OTHERS)[case](folder)
+    said = read(case, folder)
     seconds, trainer = time.perf_counter() - begin, time.process_time() - mine
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found = {"nbytes": nbytes, "s": seconds, "cpu_s": trainer + used.ru_utime + used.ru_stime}
+    found = {**said, "s": seconds, "cpu_s": trainer + used.ru_utime + used.ru_stime}
     if _settled:
         (cpu, before), (cpu_then, then) = _settled
         found["trainer_s_per_gib"] = (cpu_then - cpu) / ((then - before) / 2**30)
     print(json.dumps(found))
+
+
+def read_photos(case: str, folder: str) -> dict[str, int]:
+    return {"nbytes": read_peer(case, folder) if case in PEERS else (OWN | OTHERS)[case](folder)}
 
 
 def watch_memory(folder: str) -> None:
@@ -312,12 +315,15 @@ def watch_memory(folder: str) -> None:
     print(json.dumps({"nbytes": nbytes, "budget": CACHE_BYTES / 1e6, **found}))
 
 
-def in_a_process(case: str, folder: str) -> dict[str, float]:
+def peers_python() -> str:
+    """The interpreter that has the other libraries."""
+    return os.environ.get(INTERPRETER, sys.executable)
+
+
+def in_a_process(case: str, folder: str, interpreter: str, module: str = "benchmarks.remote") -> dict[str, float]:
     """A case by the interpreter that has what it needs; with the CPU that the server took meanwhile, if it runs here."""
-    theirs = case in PEERS or case in OTHERS
-    interpreter = os.environ.get(INTERPRETER, sys.executable) if theirs else sys.executable
     before = server_cpu_s()
-    command = [interpreter, "-W", "ignore", "-m", "benchmarks.remote", "case", case, folder]
+    command = [interpreter, "-W", "ignore", "-m", module, "case", case, folder]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             out, said = process.communicate(timeout=DEADLINE_S)
@@ -350,16 +356,24 @@ def server_cpu_s() -> float:
     return total
 
 
-def measure(settings: Settings) -> Result:
-    """Reads the shards in every way, in turn."""
+def no_store() -> str | None:
+    """Why there is no store; None: there is one, with the bucket, and the environment names it."""
     if "AWS_ENDPOINT_URL" not in os.environ:
         try:
             server = store_kit.s3_server()
         except LookupError as error:
-            return Result([], {"left out": str(error)})
+            return str(error)
         os.environ.update(
             AWS_ENDPOINT_URL=server.endpoint, AWS_ACCESS_KEY_ID=server.access_key, AWS_SECRET_ACCESS_KEY=server.secret_key
         )
+    s3().create_bucket(Bucket=BUCKET)
+    return None
+
+
+def measure(settings: Settings) -> Result:
+    """Reads the shards in every way, in turn."""
+    if (left_out := no_store()) is not None:
+        return Result([], {"left out": left_out})
     upload()
     found: dict[str, list[dict[str, float]]] = {}
     left_out: dict[str, str] = {}
@@ -371,7 +385,8 @@ def measure(settings: Settings) -> Result:
                 try:
                     if case in PEERS and case.endswith("cold"):
                         pack_for(case.split()[0])
-                    one = in_a_process(case, f"{place}/cache")
+                    theirs = case in PEERS or case in OTHERS
+                    one = in_a_process(case, f"{place}/cache", peers_python() if theirs else sys.executable)
                     found.setdefault(case, []).append(one)
                 except LookupError as error:
                     if case in OWN or case == "raw":
@@ -379,13 +394,13 @@ def measure(settings: Settings) -> Result:
                     left_out[case.split()[0]] = str(error)
                     print(f"left out: {error}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as place:
-        memory = in_a_process("memory", f"{place}/private/shards")
+        memory = in_a_process("memory", f"{place}/private/shards", sys.executable)
     return Result(rows_of(found, memory), {"cases": found, "memory": memory, "left out": left_out, "load": os.getloadavg()})
 
 
 def pack_for(peer: str) -> None:
     """Has a peer write its own format."""
-    command = [os.environ.get(INTERPRETER, sys.executable), "-W", "ignore", "-m", "benchmarks.remote_peers", peer]
+    command = [peers_python(), "-W", "ignore", "-m", "benchmarks.remote_peers", peer]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise LookupError(f"{peer}: {done.stderr.strip().splitlines()[-1][:200]}")
@@ -429,6 +444,6 @@ def rows_of(found: dict[str, list[dict[str, float]]], memory: dict[str, float]) 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["case"]:
-        watch_memory(sys.argv[3]) if sys.argv[2] == "memory" else run(*sys.argv[2:4])
+        watch_memory(sys.argv[3]) if sys.argv[2] == "memory" else run(*sys.argv[2:4], read_photos)
     else:
         main("remote", __doc__, measure)

@@ -39,7 +39,7 @@ def _write_litdata(folder: str, photos: Iterable[bytes]) -> None:
     writer.merge()
 
 
-def _streaming() -> Any:
+def mosaicml_package() -> Any:
     """mosaicml's package. It imports torchvision, whose operators the CPU build of torch may lack: two of them are declared."""
     import torch
 
@@ -53,7 +53,7 @@ def _streaming() -> Any:
 
 def _write_mosaicml(folder: str, photos: Iterable[bytes]) -> None:
     columns = {"jpg": "bytes", "cls": "int"}
-    streaming, _declared = _streaming()
+    streaming, _declared = mosaicml_package()
     with streaming.MDSWriter(out=folder, columns=columns, size_limit=SHARD_NBYTES, hashes=[]) as writer:
         for number, photo in enumerate(photos):
             writer.write({"jpg": photo, "cls": number})
@@ -77,23 +77,30 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {"jpg": [bytes(row["jpg"]) for row in rows], "cls": [row["cls"] for row in rows]}
 
 
+def litdata_dataset(url: str, folder: str, **options: Any) -> Any:
+    """A StreamingDataset, shuffled, of the store that the environment names."""
+    import litdata
+    from litdata.streaming import downloader
+
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # there is no argument for it
+    store = {
+        "endpoint_url": os.environ["AWS_ENDPOINT_URL"],
+        "aws_access_key_id": os.environ["AWS_ACCESS_KEY_ID"],
+        "aws_secret_access_key": os.environ["AWS_SECRET_ACCESS_KEY"],
+    }
+    return litdata.StreamingDataset(url, cache_dir=folder, shuffle=True, seed=0, storage_options=store, **options)
+
+
 def _loader(peer: str, url: str, folder: str, cache_bytes: int | None) -> Any:
     if peer == "litdata":
         import litdata
-        from litdata.streaming import downloader
 
-        downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # there is no argument for it
         limit = {} if cache_bytes is None else {"max_cache_size": cache_bytes}
-        options = {
-            "endpoint_url": os.environ["AWS_ENDPOINT_URL"],
-            "aws_access_key_id": os.environ["AWS_ACCESS_KEY_ID"],
-            "aws_secret_access_key": os.environ["AWS_SECRET_ACCESS_KEY"],
-        }
-        data = litdata.StreamingDataset(url, cache_dir=folder, shuffle=True, seed=0, storage_options=options, **limit)
+        data = litdata_dataset(url, folder, **limit)
         return litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=2, collate_fn=_columns)
     import torch
 
-    streaming, _declared = _streaming()
+    streaming, _declared = mosaicml_package()
     os.environ.setdefault("S3_ENDPOINT_URL", os.environ["AWS_ENDPOINT_URL"])
     data = streaming.StreamingDataset(
         remote=url, local=folder, shuffle=True, shuffle_seed=0, batch_size=BATCH, cache_limit=cache_bytes

@@ -108,6 +108,7 @@ class ShmLoader(DataLoader[T]):
         backend: "process": workers are processes of this machine. "ray": they are actors on the nodes of a Ray cluster that this
             machine belongs to, which needs the extra `shmload[ray]`; batches are the same. An actor that dies is replaced in seed
             mode. It needs a fixed `num_workers`; `sample_timeout_s` needs a seed.
+            The numpy arrays of 1 MiB and more in a dataset lie there once for a node's actors, in Ray's store, and are read-only.
         num_local_workers: with backend="ray", processes of this machine that read beside the `num_workers` actors, into the same
             ring. For torch mode and `get_worker_info()` all of them together are the workers, the actors first.
         address: of the cluster's head, with backend="ray"; None: "auto", the cluster that runs on this machine.

@@ -2,10 +2,13 @@
 
 Addresses come from the caller, who has checked every index and every offset against the buffers they belong to and keeps these
 alive; `out` is checked here. No Python object is made for a value, and the GIL is given up.
+
+Also rows that are arrays, each filled up with zeros to the longest; and the numbers of rows that stand end to end.
 """
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint64_t, uint8_t, uintptr_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 
 def gather_rows(const int64_t[::1] addresses not None, Py_ssize_t nbytes, uint8_t[::1] out not None):
@@ -60,3 +63,44 @@ def gather_runs(const int64_t[::1] addresses not None, const int64_t[::1] nbytes
             if nbytes[i]:
                 memcpy(to, <const void *><uintptr_t>addresses[i], nbytes[i])
                 to += nbytes[i]
+
+
+def pad_runs(list runs not None, Py_ssize_t nbytes, uint8_t[::1] out not None):
+    """Copies the bytes of some arrays, each filled up with zeros to `nbytes`.
+
+    Raises:
+        ValueError, BufferError: `out` has not exactly room for them, one has more bytes, or its memory cannot be had as it lies.
+    """
+    cdef Py_buffer run
+    cdef Py_ssize_t i, count = len(runs)
+    if nbytes <= 0 or out.shape[0] != count * nbytes:
+        raise ValueError(f"{count} runs of {nbytes} bytes do not fit {out.shape[0]} bytes")
+    cdef uint8_t *to = &out[0] if count else NULL
+    for i in range(count):
+        PyObject_GetBuffer(runs[i], &run, PyBUF_SIMPLE)
+        try:
+            if run.len > nbytes:
+                raise ValueError(f"run {i} has {run.len} bytes, more than {nbytes}")
+            memcpy(to, run.buf, run.len)
+            memset(to + run.len, 0, nbytes - run.len)
+        finally:
+            PyBuffer_Release(&run)
+        to += nbytes
+
+
+def number_runs(list lengths not None, int64_t[::1] numbers not None, int64_t[::1] places not None):
+    """Writes of the elements of runs that stand end to end which run each is of, from 1 on, and its place in it, from 0 on.
+
+    Raises:
+        ValueError: the runs are longer than what they are written to.
+    """
+    cdef Py_ssize_t i, at = 0, run = 0, length
+    for given in lengths:
+        length = given
+        run += 1
+        if length < 0 or length > numbers.shape[0] - at or length > places.shape[0] - at:
+            raise ValueError(f"run {run - 1} of {length} elements at {at} does not fit {min(len(numbers), len(places))}")
+        for i in range(length):
+            numbers[at + i] = run
+            places[at + i] = i
+        at += length

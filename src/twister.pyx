@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 cdef extern from "twister.h" nogil:
     const int SHML_TWISTER_WORDS, SHML_TWISTER_NBYTES, SHML_LANES
@@ -135,6 +135,27 @@ cdef class Reseeder:
         else:
             left |= 4
         return left
+
+    def are_as_seeded(self):
+        """Whether the three stand where the last `begin` has put them: nothing was drawn. False, too, where one cannot be looked into."""
+        cdef int at = self._next - 1
+        cdef const uint8_t *words
+        if at < 0 or at >= self._count or self.random_at == 0 or self.numpy_at == 0:
+            return False
+        words = <const uint8_t *>self.random_at
+        if ((<const int32_t *>(words - 4))[0] != SHML_TWISTER_WORDS or self._randoms["gauss_next"] is not None
+                or memcmp(words, self._states.mixed[at], SHML_TWISTER_NBYTES) != 0):
+            return False
+        words = <const uint8_t *>self.numpy_at
+        if ((<const int32_t *>words)[SHML_TWISTER_WORDS] != SHML_TWISTER_WORDS or (<const int32_t *>self.gauss_at)[0] != 0
+                or (<void **>self.own_at)[0] != <void *>self._numpy
+                or memcmp(words, self._states.plain[at], SHML_TWISTER_NBYTES) != 0):
+            return False
+        if self._torchs is None:
+            return "torch" not in self._modules
+        words = <const uint8_t *>self.torch_at
+        return (self.torch_at != 0 and self._torchs.get("default_generator") is self._torch and _is_fresh(words)
+                and memcmp(words - 20, &self.key, 8) == 0 and memcmp(words, self._states.plain[at], SHML_TWISTER_NBYTES) == 0)
 
     cdef int _look_ahead(self, uint64_t seed, uint64_t epoch, int64_t index, list keys, Py_ssize_t row) except -1:
         """Computes the states of this sample and of those that come behind it."""

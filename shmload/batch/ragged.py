@@ -45,6 +45,7 @@ import marshal
 import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload._core.gather import gather_rows, gather_runs
+from shmload._core.gather import gather_rows, gather_runs, pad_runs
 from shmload._core.rows import copy_from
 from shmload._core.text import BYTES, UTF8, TextColumn
 from shmload.batch.layout import (
@@ -487,6 +488,10 @@ def _padding(rows: Rows, padded: tuple[int, ...]) -> tuple[int, Write]:
     def write(room: Room) -> None:
         if not len(room):
             return
+        if isinstance(rows.arrays[0], np.ndarray) and all(shape[1:] == padded[2:] for shape in rows.shapes):
+            with suppress(ValueError, BufferError):  # an array with gaps, or of a dtype that buffers do not have
+                pad_runs(rows.arrays, len(room) // len(rows.arrays), room)
+                return
         out = array_over(element, room, padded, as_tensor=not isinstance(rows.arrays[0], np.ndarray))
         for array, shape, place in zip(rows.arrays, rows.shapes, out, strict=True):
             inside = tuple(map(slice, shape))

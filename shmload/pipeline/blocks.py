@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shmload._core.gather import number_runs
 from shmload.batch.ragged import ragged_of
 from shmload.modes.passes import collated
 from shmload.pipeline.block_columns import Block, columns_of
@@ -189,7 +190,6 @@ class Pack(Expanding):
 
     def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
         windows: list[_PackedWindow] = []
-        counted = np.arange(self.window)
         is_greedy = self.strategy == "greedy"
         for item, parts in _answered(self._parts, items, name):
             if type(item) is FailedItem:
@@ -199,11 +199,11 @@ class Pack(Expanding):
                 window = self._fitting(windows, len(part))
                 if window is None:
                     if is_greedy and windows:
-                        yield windows.pop().columns
+                        yield windows.pop().columns()
                     window = _PackedWindow(self.window, self.pad)
                     windows.append(window)
-                window.put(part, counted)
-        yield from (window.columns for window in windows)
+                window.put(part)
+        yield from (window.columns() for window in windows)
 
     def _parts(self, item: Any) -> list[np.ndarray[Any, Any]]:
         tokens = np.asarray(item)
@@ -224,32 +224,31 @@ class _PackedWindow:
     """One window as it fills up.
 
     Attributes:
-        columns: what comes of it.
         room: tokens that it still takes.
     """
 
-    __slots__ = ("_num_parts", "columns", "room")
+    __slots__ = ("_columns", "_lengths", "_tokens", "room")
 
     def __init__(self, length: int, pad: int) -> None:
-        tokens, segments, positions = np.zeros((3, length), np.int64)
+        self._columns = np.zeros((3, length), np.int64)
+        self._tokens = self._columns[0]
         if pad:
-            tokens[:] = pad
-        self.columns = {"tokens": tokens, "segment_ids": segments, "position_ids": positions}
-        self._num_parts, self.room = 0, length
+            self._tokens[:] = pad
+        self._lengths: list[int] = []  # of its sequences
+        self.room = length
 
-    def put(self, part: np.ndarray[Any, Any], counted: np.ndarray[Any, Any]) -> None:
-        """Takes a sequence in.
-
-        Args:
-            counted: 0, 1, ..., at least as many.
-        """
-        tokens, segments, positions = self.columns.values()
-        length = len(part)
-        start = len(tokens) - self.room
-        here = slice(start, start + length)
+    def put(self, part: np.ndarray[Any, Any]) -> None:
+        """Takes a sequence in, by a copy."""
+        length, start = len(part), len(self._tokens) - self.room
+        self._tokens[start : start + length] = part
+        self._lengths.append(length)
         self.room -= length
-        self._num_parts += 1
-        tokens[here], segments[here], positions[here] = part, self._num_parts, counted[:length]
+
+    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
+        """What comes of it, once it takes no more."""
+        tokens, segments, positions = self._columns
+        number_runs(self._lengths, segments, positions)
+        return {"tokens": tokens, "segment_ids": segments, "position_ids": positions}
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from shmload.errors import CacheFull, StoreError
 from shmload.remote.fetch import fetch_index, fetch_of, fetch_range, name_of
 from shmload.remote.manifest import Shards
 from shmload.storage.cache import Cache
-from shmload.storage.folder import Lease
+from shmload.storage.folder import Lease, repeated
 
 __all__ = ["Fetched", "LocalShards", "Prefetcher", "PrivateFolder"]
 
@@ -156,7 +156,6 @@ def _fetch(method: Any, shard: int) -> Fetched:
 
 log = logging.getLogger("shmload")
 
-_WAIT_S = 5.0  # for another process's fetch, before it is looked at what else could be done
 _ROOM_S = 0.5  # of a prefetcher for room, before it looks whether the shard is still wanted
 _AT_ONCE = 8  # indexes, ranges or small shards under way
 _SMALL = 1 << 20  # bytes of a shard that is fetched beside others
@@ -264,18 +263,14 @@ class LocalShards:
             if not self.shards.all[number].packing:
                 return None
             self._let_go(self._copies.keys() - set(self._wanted))  # it is expanded whole, in place of another of its kind
-        wait_s = 0.0
-        while True:
-            try:
-                return self._obtain(number, wait_s)
-            except TimeoutError:  # whoever fetches it is slow, and alive: else it would be ours
-                wait_s = _WAIT_S
-            except CacheFull:
-                return None
-            except (FileNotFoundError, StoreError):
-                if self._private is None or not self._private.is_gone:
-                    raise
-                return None  # its owner, another process, has ended it
+        try:  # whoever fetches it is alive, or it would be ours; room is not waited for: who has it may wait for this reader
+            return repeated(lambda: self._obtain(number, 0), None, (TimeoutError,))
+        except CacheFull:
+            return None
+        except (FileNotFoundError, StoreError):
+            if self._private is None or not self._private.is_gone:
+                raise
+            return None  # its owner, another process, has ended it
 
     def copies(self, numbers: Sequence[int]) -> None:
         """Fetches the shards that `copy` would, several at once: small ones each cost a store's answer and little else."""
@@ -378,17 +373,15 @@ class LocalShards:
         at = places.get(number, len(wanted))
         beside = [each for each in wanted[at : at + _AT_ONCE] if each not in self._copies]
         if number not in beside or len(beside) < 2 or not self._is_small(beside):
-            return self._fetch_ahead(number)
+            return self._fetch_ahead(number, _ROOM_S)
         pool = self._threads()
         begun: list[Future[Fetched]] = []
         with contextlib.suppress(RuntimeError):  # closed meanwhile: its threads take nothing any more
-            begun.extend(pool.submit(self._fetch_ahead, each) for each in beside)
+            begun.extend(pool.submit(self._fetch_ahead, each, 0) for each in beside)  # readers need these threads, too
         answers = {each.result() for each in begun}  # what was begun is waited for, as one alone is
-        if len(begun) < len(beside):
-            return "over"
-        return "over" if "over" in answers else "again" if "again" in answers else "done"
+        return "over" if len(begun) < len(beside) or "over" in answers else self._fetch_ahead(number, _ROOM_S)
 
-    def _fetch_ahead(self, number: int) -> Fetched:
+    def _fetch_ahead(self, number: int, room_s: float) -> Fetched:
         if number in self._copies:
             return "done"
         is_second = False
@@ -396,8 +389,10 @@ class LocalShards:
             try:
                 self._obtain(number, 0)
             except CacheFull:  # until what is in the way has been passed
+                if not room_s:
+                    raise
                 is_second = True
-                self._obtain(number, _ROOM_S)
+                self._obtain(number, room_s)
             if self._prefetcher is None:  # closed meanwhile
                 return "over"
             self.index(number)

@@ -45,14 +45,20 @@ Order = Callable[[Iterator[Kept]], Iterable[Kept]]
 """Of the files that nobody has leased, given oldest first, those that may be evicted, the first to go first."""
 
 
-def repeated(try_once: Callable[[], T], timeout_s: float | None) -> T:
-    """What a try returns, made again after pauses that double while there is no room and the time is not over."""
+def repeated(
+    try_once: Callable[[], T], timeout_s: float | None, waits_out: tuple[type[Exception], ...] = (CacheFull, TimeoutError)
+) -> T:
+    """What a try returns, made again after pauses that double while it fails in one of these ways and the time is not over.
+
+    Args:
+        waits_out: CacheFull: there is no room; TimeoutError: another process is still writing the file.
+    """
     deadline = math.inf if timeout_s is None else monotonic() + timeout_s
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
             return try_once()
-        except (CacheFull, TimeoutError):
+        except waits_out:
             if (left_s := deadline - monotonic()) <= 0:
                 raise
         sleep(min(pause_s, left_s))

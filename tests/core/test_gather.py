@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload._core.gather import gather_rows, gather_runs
+from shmload._core.gather import gather_rows, gather_runs, number_runs, pad_runs
 
 SOURCE = np.arange(256, dtype=np.uint8)
 AT = SOURCE.ctypes.data
@@ -46,3 +46,41 @@ def test_rows_need_exactly_their_room(nbytes: int, room: int) -> None:
 def test_runs_need_lengths_and_exactly_their_room(lengths: list[int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         gather_runs(np.full(max(len(lengths), 2), AT, np.int64), np.array(lengths, np.int64), np.zeros(8, np.uint8))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(0, 3), st.sampled_from(["u1", "i8", "f4"]))
+def test_runs_are_filled_up_with_zeros(lengths: list[int], more: int, dtype: str) -> None:
+    runs = [np.arange(1, length + 1).astype(dtype) for length in lengths]
+    wide = max(1, max(lengths) + more)
+    out = np.full((len(runs), wide), 77, dtype)
+    pad_runs(runs, wide * out.itemsize, out.reshape(-1).view(np.uint8))
+    for row, run in zip(out.tolist(), runs, strict=True):
+        assert row == [*run.tolist(), *[0] * (wide - len(run))]
+
+
+def test_runs_that_cannot_be_filled_up_are_refused() -> None:
+    out = np.zeros(16, np.uint8)
+    for runs, nbytes in (
+        ([np.zeros(9, np.uint8), np.zeros(1, np.uint8)], 8),  # one is longer
+        ([np.zeros(4, np.uint8)], 8),  # `out` has room for more
+        ([np.zeros(8, np.uint8)] * 3, 8),  # and for less
+        ([np.zeros(16, np.uint8)[::2], np.zeros(8, np.uint8)], 8),  # with gaps
+        ([], 8),
+        ([np.zeros(0, np.uint8)], 0),
+    ):
+        with pytest.raises((ValueError, BufferError)):
+            pad_runs(runs, nbytes, out)
+
+
+@given(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 3))
+def test_elements_of_runs_know_their_run_and_place(lengths: list[int], more: int) -> None:
+    numbers, places = np.full((2, sum(lengths) + more), -1, np.int64)
+    number_runs(lengths, numbers, places)
+    assert numbers.tolist() == [run for run, length in enumerate(lengths, 1) for _ in range(length)] + [-1] * more
+    assert places.tolist() == [place for length in lengths for place in range(length)] + [-1] * more
+
+
+@pytest.mark.parametrize("lengths", [[4, 5], [9], [3, -1], [1 << 62, 1 << 62]])
+def test_runs_longer_than_their_room_are_not_numbered(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        number_runs(lengths, *np.zeros((2, 8), np.int64))

@@ -91,7 +91,7 @@ def prepare() -> None:
 
 def run_case(case: Case, limit_s: float = LIMIT_S) -> Outcome:
     """Runs a case in a forked child, and waits for it and all that it started."""
-    limit_s *= 2 if case.backend == "ray" else 1  # a connection and actors take seconds by themselves, on a busy machine many
+    limit_s *= 2 if case.backend == "ray" else 1 + case.loaders / 12  # seconds of their own, on a busy machine many
     reader, writer = os.pipe()
     folder = Path(tempfile.mkdtemp(prefix="crossing-"))
     stacks = folder / "stacks"

@@ -98,6 +98,29 @@ HABITS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.parametrize("habit", HABITS)
+def test_what_has_moved_a_generator_is_seen(habit: str) -> None:
+    generators = GlobalGenerators()
+    for index in range(3):
+        generators.begin(7, 0, index, [0, 1, 2], index)
+        before = states()
+        assert generators.reseeder.are_as_seeded()
+        HABITS[habit]()
+        found = states()
+        has_moved = found | {"numpy": found["numpy"][:4]} != before | {"numpy": before["numpy"][:4]}  # a gaussian that is there not
+        assert generators.reseeder.are_as_seeded() is not has_moved
+
+
+@pytest.mark.parametrize("place", ["random_at", "numpy_at", "torch_at"])
+def test_a_generator_that_cannot_be_looked_into_may_have_moved(place: str) -> None:
+    generators = GlobalGenerators()
+    assert not generators.reseeder.are_as_seeded()  # nothing was seeded yet
+    generators.begin(7, 0, 0, None, 0)
+    assert generators.reseeder.are_as_seeded()
+    setattr(generators.reseeder, place, 0)
+    assert not generators.reseeder.are_as_seeded()
+
+
 @pytest.mark.slow(reason="many examples")
 @given(st.lists(BITS64 | st.integers(0, 2**32), min_size=1, max_size=16), st.sampled_from([0, 1, 2]))
 def test_the_words_are_those_of_the_public_calls(keys: list[int], isa: int) -> None:

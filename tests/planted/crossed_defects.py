@@ -37,6 +37,14 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
+        "draws of samples that are read at once are not seen where numpy keeps its words is known",
+        "shmload/worker/sample_rng.py",
+        "    if generators.reseeder.are_as_seeded():",
+        "    if generators.reseeder.numpy_at:",
+        ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
+    ),
+    Defect(
+        "N1",
         "the same without workers",
         "shmload/modes/passes.py",
         "            self._reads_many = not drew_for_many()  #",
@@ -136,6 +144,14 @@ CROSSED_DEFECTS = [
             f"{INDEXED}test_a_resume_on_more_ranks_reads_the_rest_through_a_small_cache",
         ),
         is_crossing=True,
+    ),
+    Defect(
+        "N1",
+        "a reader that has waited for another's fetch waits for room, too",
+        "shmload/remote/local_shards.py",
+        "            return repeated(lambda: self._obtain(number, 0), None, (TimeoutError,))\n",
+        "            return repeated(lambda: self._obtain(number, 0), 5.0)\n",
+        ("tests/remote/test_local_shards.py::test_a_reader_waits_for_another_fetch_and_never_for_room",),
     ),
     Defect(
         "N1",

@@ -13,6 +13,7 @@ import textwrap
 import threading
 import weakref
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -387,11 +388,70 @@ def test_waiting_for_another_fetch_keeps_no_hold_on_what_was_read(tmp_path: Path
     try:
         held = weakref.ref(local)
         assert local.copy(0) is not None
-        assert asked == [0.0, 5.0]
+        assert asked == [0, 0]
         del local
         assert held() is None, "an error's frames hold the shards until a collection"
     finally:
         gc.enable()
+
+
+def test_a_reader_waits_for_another_fetch_and_never_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has the room may be a worker that waits for its trainer, which waits for this reader's batch."""
+    write_packed(tmp_path / "files", [5] * 2)
+    shards = shards_in(LocalStore(tmp_path / "files"))
+    sizes = [shard.nbytes for shard in shards.all]
+    local = LocalShards(shards, tmp_path / "cache", max(sizes))
+    others = BudgetedFolder(local.cache.path, max(sizes))
+    held: list[Any] = []
+    fetching = threading.Event()
+    obtain = BudgetedFolder.obtain
+
+    def noted(self: BudgetedFolder, name: str, nbytes: int, **options: Any) -> Any:
+        """Another begins to fetch the shard first."""
+        monkeypatch.setattr(BudgetedFolder, "obtain", obtain)
+        held.append(others.obtain(name, nbytes))
+        fetching.set()
+        return obtain(self, name, nbytes, **options)
+
+    def pause(seconds: float) -> None:
+        """The other fails with it, and somebody takes all room for something else."""
+        assert fetching.is_set(), "it waits where nobody fetches"
+        fetching.clear()
+        held.pop().abandon()
+        held.append(others.obtain("all the room", max(sizes)))
+
+    monkeypatch.setattr("shmload.storage.folder.sleep", pause)
+    monkeypatch.setattr(BudgetedFolder, "obtain", noted)
+    local._wanted = [0, 1]
+    assert local.copy(0) is None
+    held.pop().abandon()
+    others.close()
+    local.close()
+
+
+def test_threads_that_readers_need_do_not_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_packed(tmp_path / "files", [5] * 12)
+    shards = shards_in(LocalStore(tmp_path / "files"))
+    local = LocalShards(shards, tmp_path / "cache", 10 * NBYTES)
+    others = BudgetedFolder(local.cache.path, 10 * NBYTES)
+    all_the_room = others.obtain("all the room", 10 * NBYTES)
+    who_waits: SimpleQueue[str] = SimpleQueue()
+    go_on = threading.Event()
+
+    def pause(seconds: float) -> None:
+        who_waits.put(threading.current_thread().name)
+        go_on.wait(10)
+
+    monkeypatch.setattr("shmload.storage.folder.sleep", pause)
+    local.announce(range(12), 9)
+    waiting = who_waits.get(timeout=10)
+    found = local.ranges([(number, 0, 512) for number in range(9)])
+    go_on.set()
+    all_the_room.abandon()  # type: ignore[union-attr]  # a reservation
+    assert waiting == "shmload-fetch"
+    assert [len(each) for each in found] == [512] * 9
+    local.close()
+    others.close()
 
 
 def test_a_shard_shorter_than_its_manifest_says_is_told_as_such(tmp_path: Path) -> None:

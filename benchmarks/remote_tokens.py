@@ -1,0 +1,184 @@
+"""How fast do windows of tokens come from an object store, and what does that cost, beside LitData and MosaicML Streaming?
+
+Method: 40,000 windows of 2,049 tokens, uint16, 164 MB, in shards of 20 MB, in the store of benchmarks/remote.py: as `.npy` files,
+as LitData's TokensLoader has them, and as MosaicML's arrays. Every case reads all once, shuffled, in a process of its own, 2
+forked workers, batches of 32, start of the workers included, imports excluded; cold with an empty folder, then warm with the same.
+The sum of all tokens has to be right.
+
+    npy                      ShmLoader over `RemoteDataset.indexed()`, block shuffle
+    of litdata, of mosaicml  the same over what those have written
+    litdata, mosaicml        their own readers and loaders (TokensLoader; torch's DataLoader)
+
+How to read: as benchmarks/remote.py. CPU is of the reader's processes a window; beside it with the server's.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks import remote
+from benchmarks.common import Result, Row, Settings, main
+from benchmarks.remote_peers import litdata_dataset, mosaicml_package
+
+NUM_WINDOWS, LENGTH, BATCH = 40_000, 2049, 32
+SHARD_NBYTES = 20_000_000
+WRITERS = ("npy", "litdata", "mosaicml")
+CASES = ("npy", "of litdata", "of mosaicml", "litdata", "mosaicml")
+
+
+def windows() -> Iterator[np.ndarray[Any, Any]]:
+    """The windows, each another."""
+    rng = np.random.default_rng(7)
+    for _ in range(NUM_WINDOWS):
+        yield rng.integers(0, 50_000, LENGTH, np.uint16)
+
+
+def write(kind: str, folder: str) -> None:
+    """Writes them as one of the three has them."""
+    if kind == "npy":
+        each, found = SHARD_NBYTES // (2 * LENGTH), np.stack(list(windows()))
+        for number, first in enumerate(range(0, NUM_WINDOWS, each)):
+            np.save(f"{folder}/{number:04d}.npy", found[first : first + each])
+    elif kind == "litdata":
+        import torch
+        from litdata.streaming.item_loader import TokensLoader
+        from litdata.streaming.writer import BinaryWriter
+
+        writer = BinaryWriter(folder, chunk_bytes=SHARD_NBYTES, item_loader=TokensLoader(LENGTH))
+        for number, window in enumerate(windows()):
+            writer[number] = torch.from_numpy(window)
+        writer.done()
+        writer.merge()
+    else:
+        streaming, _declared = mosaicml_package()
+        columns = {"tokens": f"ndarray:uint16:{LENGTH}"}
+        with streaming.MDSWriter(out=folder, columns=columns, size_limit=SHARD_NBYTES, hashes=[]) as out:
+            for window in windows():
+                out.write({"tokens": window})
+
+
+def upload(kind: str) -> None:
+    """Puts them into the store's bucket, unless they are there."""
+    client, prefix = remote.s3(), f"tokens/{kind}"
+    if client.list_objects_v2(Bucket=remote.BUCKET, Prefix=f"{prefix}/").get("KeyCount"):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write(kind, folder)
+        for path in sorted(Path(folder).iterdir()):
+            client.upload_file(str(path), remote.BUCKET, f"{prefix}/{path.name}")
+
+
+def own(kind: str, folder: str) -> Iterator[Any]:
+    """Batches of shmload."""
+    from shmload import ShmLoader
+    from shmload.remote import RemoteDataset
+    from shmload.remote.layouts import LitData
+
+    layout = LitData(block_size=LENGTH) if kind == "litdata" else None
+    data = RemoteDataset.from_urls(f"s3://{remote.BUCKET}/tokens/{kind}", layout=layout, cache_folder=folder, window=5)
+    view = data.indexed()
+    with ShmLoader(view, BATCH, sampler=view.block_shuffle(), seed=0, num_workers=2) as loader:
+        for batch in loader:
+            (tokens,) = (value for value in batch.values() if getattr(value, "ndim", 0) == 2)
+            yield tokens
+
+
+def peers(kind: str, folder: str) -> Iterator[Any]:
+    """Batches of litdata or mosaicml."""
+    import torch
+
+    url = f"s3://{remote.BUCKET}/tokens/{kind}"
+    os.makedirs(folder, exist_ok=True)
+    if kind == "litdata":
+        import litdata
+        from litdata.streaming.item_loader import TokensLoader
+
+        data = litdata_dataset(url, folder, item_loader=TokensLoader(LENGTH), drop_last=False)
+        yield from litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=2)
+    else:
+        streaming, _declared = mosaicml_package()
+        os.environ.setdefault("S3_ENDPOINT_URL", os.environ["AWS_ENDPOINT_URL"])
+        data = streaming.StreamingDataset(remote=url, local=folder, shuffle=True, shuffle_seed=0, batch_size=BATCH)
+        for batch in torch.utils.data.DataLoader(data, batch_size=BATCH, num_workers=2):
+            yield batch["tokens"]
+
+
+def read(case: str, folder: str) -> dict[str, int]:
+    """One pass: bytes, windows, and the sum of the tokens."""
+    kind = case.removeprefix("of ")
+    batches: Iterable[Any] = peers(kind, folder) if case in ("litdata", "mosaicml") else own(kind, folder)
+    total = seen = 0
+    for tokens in batches:
+        total += int(tokens.numpy().sum(dtype=np.int64))
+        seen += len(tokens)
+    return {"nbytes": 2 * LENGTH * seen, "sum": total}
+
+
+def measure(settings: Settings) -> Result:
+    """Reads the windows in every way, in turn."""
+    if (left_out := remote.no_store()) is not None:
+        return Result([], {"left out": left_out})
+    expected = sum(int(window.sum(dtype=np.int64)) for window in windows())
+    found: dict[str, list[dict[str, float]]] = {}
+    absent: dict[str, str] = {}
+    for kind in WRITERS:
+        command = [remote.peers_python(), "-W", "ignore", "-m", "benchmarks.remote_tokens", "upload", kind]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            absent[kind] = (done.stderr.strip() or "no word").splitlines()[-1][:200]
+            print(f"left out: {kind}: {absent[kind]}", file=sys.stderr)
+    cases = [case for case in CASES if case.removeprefix("of ") not in absent]
+    for _ in range(settings.rounds):
+        with tempfile.TemporaryDirectory() as place:
+            for case in cases:
+                for way in ("cold", "warm"):
+                    python = remote.peers_python() if case in ("litdata", "mosaicml") else sys.executable
+                    name = case.replace(" ", "-")
+                    one = remote.in_a_process(case, f"{place}/{name}", python, "benchmarks.remote_tokens")
+                    if one["sum"] != expected:
+                        raise SystemExit(f"{case}, {way}: the tokens come to {one['sum']:.0f}, not {expected}")
+                    found.setdefault(f"{case}, {way}", []).append(one)
+    return Result(rows_of(found), {"cases": found, "left out": absent, "load": os.getloadavg()})
+
+
+def rows_of(found: dict[str, list[dict[str, float]]]) -> list[Row]:
+    """Ratios of the medians to the best peer's."""
+
+    def middle(name: str, of: Callable[[dict[str, float]], float]) -> float:
+        return median(map(of, found[name]))
+
+    rows = []
+    for way in ("cold", "warm"):
+        names = [name for name in found if name.endswith(way)]
+        rate = {name: middle(name, lambda one: one["nbytes"] / one["s"] / 1e6) for name in names}
+        cpu = {name: middle(name, lambda one: one["cpu_s"] / NUM_WINDOWS * 1e6) for name in names}
+        whole = {name: middle(name, lambda one: (one["cpu_s"] + one["server_s"]) / NUM_WINDOWS * 1e6) for name in names}
+        theirs = [name for name in names if name.startswith(("litdata", "mosaicml"))]
+        for name in names if theirs else ():
+            beside = f"{rate[name]:.0f} MB/s, {cpu[name]:.1f} us, {whole[name]:.1f} with the server's"
+            if name in theirs:
+                print(f"{name}: {beside}", file=sys.stderr)
+                continue
+            times, share = rate[name] / max(rate[each] for each in theirs), cpu[name] / min(cpu[each] for each in theirs)
+            others = ", ".join(f"{each} {rate[each]:.0f} MB/s, {cpu[each]:.1f} us" for each in theirs)
+            rows.append(Row(f"{name}: rate over the best peer's", times, "x", f"{beside}; {others}", ">= 1x", times >= 1))
+            rows.append(Row(f"{name}: CPU a window over the best peer's", share, "x", "", "<= 0.5x", share <= 0.5))
+    return rows
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["case"]:
+        remote.run(sys.argv[2], sys.argv[3], read)
+    elif sys.argv[1:2] == ["upload"]:
+        upload(sys.argv[2])
+    else:
+        main("remote_tokens", __doc__, measure)

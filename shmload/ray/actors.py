@@ -32,14 +32,15 @@ from numpy.typing import NDArray
 
 from shmload._core.filler import DONE, ERROR, WorkerRing
 from shmload._core.mapping import Mapping
-from shmload._core.rows import copy_from
 from shmload._core.trainer import FAILED, ORDERED, Lease, TrainerRing, control_nbytes
 from shmload.batch.collate import RowPlacer
-from shmload.batch.layout import Layout, aligned
+from shmload.batch.layout import Layout
 from shmload.errors import SampleTimeout
+from shmload.ray import life_lock
 from shmload.shm import travel
+from shmload.shm.segment import open_segment
 from shmload.worker.loop import WorkerLoop
-from shmload.worker.pool import open_memory, prepare
+from shmload.worker.pool import prepare
 from shmload.worker.reader import REMEDY, Failure, Job, Post, sample_at, timeout_text
 from shmload.worker.snapshot import END, load_note
 
@@ -73,7 +74,7 @@ class LocalRing:
         self._memory: dict[str, Mapping] = {}
         self._payload = ""
         self._num_made = self._offset = 0
-        self.is_borrowed = False
+        self.is_borrowed = False  # the payload is the batch's own slot in the trainer's ring
         self.layout: Layout | None = None
         self.nrows = 1
         self._lease: Lease | None = None  # of the batch made last
@@ -107,14 +108,20 @@ class LocalRing:
             self._make_room(self.layout.nbytes(self.nrows))
         self.trainer.accept_layout(text, is_packed=not text)
 
-    def order(self, raw: bytes, *, epoch: int, step: int, nrows: int, is_pickled: bool, is_packed: bool, slot: Any = None) -> None:
-        """Publishes an order in the slot, where the one before is of no use any more, and claims it."""
+    def order(
+        self, raw: bytes, borrowed: Borrowed | None, *, epoch: int, step: int, nrows: int, is_pickled: bool, is_packed: bool
+    ) -> None:
+        """Publishes an order in the slot, where the one before is of no use any more, and claims it.
+
+        Args:
+            borrowed: memory that the batch is to be made in, if it has the room; None: this process's own.
+        """
         ring = self.trainer
         self._lease = None
         if ring.state(0) == ORDERED:
             ring.free(0)
-        if slot is not None:
-            memory, path, offset, nbytes = slot
+        if borrowed is not None:
+            memory, (_, path, offset, nbytes, _) = borrowed
             self._memory = {path: memory}
             self._payload, self._offset, self.is_borrowed = path, offset, True
             ring.set_payload(0, memory, path.encode(), offset, nbytes)
@@ -183,6 +190,20 @@ class ActorSetting:
     text_capacity: int
     layout_capacity: int
     sample_timeout_s: float | None = None
+    byte: int = 0  # of the control segment, which the actor locks (`life_lock.py`)
+
+
+class Slot(NamedTuple):
+    """Where a batch lies in the trainer's ring: who reaches it decodes there."""
+
+    number: int
+    path: str  # of its segment
+    offset: int
+    nbytes: int
+    layout: bytes  # text of the ring's
+
+
+Borrowed = tuple[Mapping, Slot]  # a segment of the trainer's ring, and a slot in it
 
 
 class Task(NamedTuple):
@@ -196,10 +217,7 @@ class Task(NamedTuple):
     order: bytes  # the whole order's, as it stands in the ring
     is_pickled: bool
     is_packed: bool
-    slot: tuple[str, int, int] | None = (
-        None  # segment, offset and bytes of the batch's slot, where rows may be written by whoever can open it
-    )
-    layout: bytes = b""  # the ring's, of rows there
+    slot: Slot | None = None  # where rows may be written by the actor that is asked; None: they are sent back
 
     def key(self, row: int) -> Any:
         """What the order asks for in a row of the whole batch."""
@@ -330,13 +348,13 @@ READ_ONLY = (
 )
 
 
-def place_rows(target: int, payload: NDArray[np.uint8], row_nbytes: Sequence[int], first: int, end: int, nrows: int) -> None:
-    """Copies rows, dense field by field, to where a batch at `target` has them; both as `Layout.place` lays them out."""
-    source = payload.ctypes.data
-    for nbytes in row_nbytes:
-        copy_from(target + first * nbytes, source, (end - first) * nbytes)
-        source += aligned((end - first) * nbytes)
-        target += aligned(nrows * nbytes)
+def same_layout(one: bytes, other: bytes) -> bool:
+    """Whether two texts are of the same layout, which may be written in several ways: pickle notes which strings are one object."""
+    try:
+        ours, theirs = Layout.loads(one), Layout.loads(other)
+    except Exception:  # a class of the trainer's program alone
+        return False
+    return (ours.fields, ours.tree, ours.zero_fill) == (theirs.fields, theirs.tree, theirs.zero_fill)
 
 
 class Decoder:
@@ -345,13 +363,16 @@ class Decoder:
     def __init__(self, setting: ActorSetting) -> None:
         post = setting.post
         self._setting = setting
-        self._equal: dict[bytes, bool] = {}
-        self._segments: dict[str, Mapping] = {}  # of the ring, by path
+        self._equal: dict[bytes, bool] = {}  # by text of a layout, whether it is this actor's
+        self._segments: dict[str, Mapping] = {}  # of the trainer's ring, by path
+        self._used: dict[int, str] = {}  # slot of that ring -> its segment, as last seen
         self._local_ring = LocalRing(post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
 
     def introduce(self, parcel: Sequence[Any]) -> Introduction:
-        """Takes the dataset, and says that the actor has started. Its large arrays stay where Ray has them, once for the node.
+        """Takes the dataset and, if it can, the lock of those who write into the ring, and says that the actor has started.
+
+        The dataset's large arrays stay where Ray has them, once for the node.
 
         Args:
             parcel: a reference to the pickled job, in a list. Of an argument by itself Ray would bring the bytes, and leave them on
@@ -359,6 +380,7 @@ class Decoder:
         """
         post = self._setting.post
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
+        self._may_write = life_lock.hold(post.control_path, self._setting.byte)
         pickled_job = _fetched(parcel[0])
         try:
             job = travel.loads(pickled_job)
@@ -394,9 +416,8 @@ class Decoder:
         num_foreign = -int(ring.worker(worker_id)["num_foreign"])
         if self._sample_timer is not None:
             self._sample_timer.begin(task)
-        slot = self._slot(task)
-        options: dict[str, Any] = {"is_pickled": is_pickled, "is_packed": task.is_packed, "slot": slot}
-        local_ring.order(raw, epoch=task.epoch, step=task.step, nrows=task.end - task.first, **options)
+        options: dict[str, Any] = {"is_pickled": is_pickled, "is_packed": task.is_packed}
+        local_ring.order(raw, self._borrowed(task), epoch=task.epoch, step=task.step, nrows=task.end - task.first, **options)
         self._body.work()
         num_foreign += int(ring.worker(worker_id)["num_foreign"])
         if ring.look(0) == FAILED and (text := ring.failure(0)[1]):
@@ -411,29 +432,38 @@ class Decoder:
         assert layout is not None
         row_nbytes = tuple(field.row_nbytes for field in layout.fields)
         payload = local_ring.payload(layout.nbytes(local_ring.nrows))
-        if slot is not None and local_ring.is_borrowed:
+        if local_ring.is_borrowed:
             return self._outcome(DONE, row_nbytes=row_nbytes, note=note, num_written=payload.nbytes)
         return self._outcome(DONE, payload=payload, row_nbytes=row_nbytes, note=note)
 
-    def _slot(self, task: Task) -> tuple[Mapping, str, int, int] | None:
-        """The slot of the task's batch, if the task may write there and this process can reach it."""
-        if task.slot is None or not self._is_ours(task.layout) or task.end - task.first != task.nrows:
+    def _borrowed(self, task: Task) -> Borrowed | None:
+        """The slot of the task's batch, if its rows may be written there and this process reaches it.
+
+        Raises:
+            OSError: it cannot be mapped.
+        """
+        slot = task.slot
+        if slot is None or not self._may_write or task.end - task.first != task.nrows or not self._is_ours(slot.layout):
             return None
-        path, offset, nbytes = task.slot
-        if path not in self._segments:
+        self._used[slot.number] = slot.path
+        if slot.path not in self._segments:
             try:
-                self._segments[path] = open_memory(path)
-            except OSError:
+                fd = open_segment(slot.path)
+            except OSError:  # a memfd of another PID namespace
                 return None
-        return self._segments[path], path, offset, nbytes
+            try:
+                self._segments[slot.path] = Mapping(fd, os.fstat(fd).st_size, inherit=False)
+            finally:
+                os.close(fd)
+            for stale in self._segments.keys() - set(self._used.values()):  # a slot has got more room elsewhere
+                del self._segments[stale]
+        return self._segments[slot.path], slot
 
     def _is_ours(self, text: bytes) -> bool:
-        """Whether the ring's layout is this actor's."""
         if text not in self._equal:
-            ours, theirs = self._local_ring.layout, Layout.loads(text)
-            if ours is None:
+            if self._local_ring.layout is None:  # not known yet
                 return False
-            self._equal[text] = (ours.fields, ours.tree, ours.zero_fill) == (theirs.fields, theirs.tree, theirs.zero_fill)
+            self._equal[text] = same_layout(self._local_ring.ring.layout_text, text)
         return self._equal[text]
 
     def pack_rows(self, made: Outcome, nrows: int) -> Outcome:

@@ -117,6 +117,10 @@ def main(socket: str, folder: str) -> None:
         """Ends the process that holds the cluster together."""
         cluster.head_node.kill_gcs_server()
 
+    def send_signal(pid: int, number: int) -> None:
+        """To an actor, as this process sees it."""
+        os.kill(pid, number)
+
     def add_node() -> None:
         nodes.append(cluster.add_node(num_cpus=NUM_CPUS, object_store_memory=STORE_NBYTES))
         meet()
@@ -131,6 +135,7 @@ def main(socket: str, folder: str) -> None:
         "kill_node": kill_node,
         "add_node": add_node,
         "drain_node": drain_node,
+        "send_signal": send_signal,
         "kill_head": kill_head,
     }
     try:

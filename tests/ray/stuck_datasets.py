@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tests.ray.ray_datasets import Rows
 
@@ -15,6 +19,36 @@ class Stuck(Rows):
         if index == 5:
             threading.Event().wait()
         return super().__getitem__(index)
+
+
+class HalfWritten(Rows):
+    """One sample, read for the first time, stands still with half of its row written, and spoils the row once it may go on."""
+
+    schema = {"image": (np.uint8, (300, 40)), "index": (np.int64, ())}
+
+    def __init__(self, folder: str, n: int, *, stuck: int) -> None:
+        super().__init__(n)
+        self.folder, self.stuck = Path(folder), stuck
+
+    def read_into(self, index: int, out: Any) -> None:
+        image = out["image"]
+        if index == self.stuck and self._is_first():
+            image[:150] = 255
+            (self.folder / "pid.new").write_text(str(os.getpid()))
+            (self.folder / "pid.new").rename(self.folder / "pid")  # only here it is whole
+            while not (self.folder / "go_on").exists():
+                threading.Event().wait(0.01)
+            image[:] = 254
+            (self.folder / "spoilt").touch()
+        image[:] = index
+        out["index"] = index
+
+    def _is_first(self) -> bool:
+        try:
+            os.close(os.open(self.folder / "begun", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
 
 
 def stick_away_from_the_head(worker: int) -> None:

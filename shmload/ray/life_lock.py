@@ -1,0 +1,81 @@
+"""Which actors write straight into the ring, and whether one that is believed dead still may: a lock for an actor's life.
+
+An actor that reaches the trainer's memory decodes into the slot of its batch. Then a word of Ray's that it has died is not enough: it
+may only have become unreachable, or be stopped, and write later, into rows that are another's by then. So it takes an OFD lock
+(fcntl(2), F_OFD_SETLK) on one byte of the control segment's file as it starts, which the kernel takes back when the last thread of its
+process has left its memory, however it ends. Who hands on what an actor had waits for that.
+
+* Each actor has a byte of its own, at a number that the agent draws; the file need not be as long. The trainer asks for all at once.
+* The lock is also how the agent knows that an actor reaches *this* segment and no copy of it, another's of the same name, or another
+  machine's: it sees the byte locked through a descriptor of its own, in the one kernel that both are in. No other actor gets a slot.
+* The owner's flock on the same file is another kind of lock; they do not see each other.
+* An OFD lock lives as long as any copy of its descriptor. Children that the user's code forks close theirs (`names.keep`), those that
+  exec have it closed by the kernel (CLOEXEC). One that is forked in C and lives on holds it: then what its actor had waits for it, too.
+  None of them has the ring mapped (`open_memory`).
+* Where the kernel has no such lock (a sandbox), no actor gets it, and batches come by Ray's store.
+
+Rejected: the actor's pid, which means nothing in another PID namespace; POSIX locks, which any close of the file in the process drops;
+host names and Ray's node ids, as containers of one node may have a /dev/shm each, and two nodes of Ray may share one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import secrets
+import struct
+import threading
+from time import monotonic
+
+from shmload.shm import names
+from shmload.shm.segment import open_segment
+
+LOOK_S = 0.02  # how often who waits for a lock looks
+_FLOCK = struct.Struct("@hhqqi4x")  # struct flock: l_type, l_whence, l_start, l_len, l_pid
+_ALL = (0, 0)  # from the first byte to the last there could be
+
+
+def draw() -> int:
+    """The byte of a new actor."""
+    return secrets.randbelow(1 << 62)
+
+
+def hold(path: str, byte: int) -> bool:
+    """Takes the lock for the rest of this process; False: the segment cannot be reached from here, or not be locked."""
+    try:
+        fd = names.keep(open_segment(path))
+    except OSError:
+        return False
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, byte, 1, 0))
+    except OSError:
+        names.close(fd)
+        return False
+    return True
+
+
+def is_held(fd: int, byte: int | None = None) -> bool:
+    """Whether the actor of this byte lives and has the lock.
+
+    Args:
+        fd: of the control segment.
+        byte: None: whether any actor has.
+    """
+    begin, length = _ALL if byte is None else (byte, 1)
+    try:
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, begin, length, 0))
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # the kernel has no such locks, so nobody has one
+            return False
+        raise
+    return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+
+def wait_until_free(fd: int, byte: int, timeout_s: float) -> bool:
+    """Waits so long until the actor of this byte has ended; whether it has. At once for one that has not taken its lock."""
+    deadline, pause = monotonic() + timeout_s, threading.Event()
+    while is_held(fd, byte):
+        if monotonic() >= deadline:
+            return False
+        pause.wait(LOOK_S)
+    return True

@@ -646,9 +646,7 @@ class RayPool:
         self._logged = self._logged or now
         if now - self._logged > LOG_S:
             self._logged = now
-            log.warning(
-                "the agent of the Ray actors has ended, and some of these still live: the loader waits until Ray has ended them"
-            )
+            log.warning("the agent has ended, and some of its Ray actors still live: the loader waits until Ray has ended them")
 
     def replace(self, worker_id: int) -> None:
         """Starts a new agent once every dead worker's rows have been taken back: before that it would claim for them."""

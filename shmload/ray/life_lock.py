@@ -1,21 +1,22 @@
 """Which actors write straight into the ring, and whether one that is believed dead still may: a lock for an actor's life.
 
-An actor that reaches the trainer's memory decodes into the slot of its batch. Then a word of Ray's that it has died is not enough: it
-may only have become unreachable, or be stopped, and write later, into rows that are another's by then. So it takes an OFD lock
-(fcntl(2), F_OFD_SETLK) on one byte of the control segment's file as it starts, which the kernel takes back when the last thread of its
-process has left its memory, however it ends. Who hands on what an actor had waits for that.
+An actor that reaches the trainer's memory decodes into the slot of its batch. Then Ray's word that it has died is not enough: it
+may only be out of reach, or stopped, and write later, into rows that are another's by then. So as it starts it takes an OFD lock
+(fcntl(2), F_OFD_SETLK) on one byte of the control segment's file. The kernel takes it back when the last thread of its process
+has left its memory, however it ends. Who hands on what an actor had waits for that.
 
-* Each actor has a byte of its own, at a number that the agent draws; the file need not be as long. The trainer asks for all at once.
-* The lock is also how the agent knows that an actor reaches *this* segment and no copy of it, another's of the same name, or another
-  machine's: it sees the byte locked through a descriptor of its own, in the one kernel that both are in. No other actor gets a slot.
+* Each actor has a byte of its own, at a number that the agent draws; the file need not be as long. The trainer asks for all of
+  them.
+* By the lock the agent knows that an actor reaches *this* segment, and not another machine's or a copy: it sees the byte locked
+  through a descriptor of its own, in the one kernel that both are in. No other actor is given a slot.
 * The owner's flock on the same file is another kind of lock; they do not see each other.
-* An OFD lock lives as long as any copy of its descriptor. Children that the user's code forks close theirs (`names.keep`), those that
-  exec have it closed by the kernel (CLOEXEC). One that is forked in C and lives on holds it: then what its actor had waits for it, too.
-  None of them has the ring mapped (`open_memory`).
+* An OFD lock lives as long as any copy of its descriptor. Children that the user's code forks close theirs (`names.keep`), and
+  exec closes it (CLOEXEC). One that is forked in C and does not exec holds it, and then what its actor had waits for it, too.
+  None of them has the ring mapped (Mapping's `inherit`).
 * Where the kernel has no such lock (a sandbox), no actor gets it, and batches come by Ray's store.
 
-Rejected: the actor's pid, which means nothing in another PID namespace; POSIX locks, which any close of the file in the process drops;
-host names and Ray's node ids, as containers of one node may have a /dev/shm each, and two nodes of Ray may share one.
+Rejected: the actor's pid, which means nothing in another PID namespace; POSIX locks, which any close of the file drops; host
+names and Ray's node ids, as containers of one node may have a /dev/shm each, and two nodes of Ray may share one.
 """
 
 from __future__ import annotations

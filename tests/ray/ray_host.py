@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import product
 from multiprocessing.connection import Client
 from time import monotonic, time
@@ -118,8 +119,9 @@ def main(socket: str, folder: str) -> None:
         cluster.head_node.kill_gcs_server()
 
     def send_signal(pid: int, number: int) -> None:
-        """To an actor, as this process sees it."""
-        os.kill(pid, number)
+        """To an actor that has not ended, by the number that it has here."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
     def add_node() -> None:
         nodes.append(cluster.add_node(num_cpus=NUM_CPUS, object_store_memory=STORE_NBYTES))

@@ -1,7 +1,8 @@
 """What does a worker pool of Ray actors bring, beside plain Ray, Ray Data, and workers of this machine?
 
 Method: batches of 8 records of 1 MiB; every case in a fresh process, cases in turn, forwards and backwards by rounds, over a real
-Ray cluster of this machine: of one node, and of two where all actors are on the node that is not the trainer's. `ray.get` is
+Ray cluster of this machine: of one node, and of two where all actors are on the node that is not the trainer's, which has a
+/dev/shm of its own then, as a machine has (that takes root, or `unshare -rn` as below). `ray.get` is
 plain Ray with as many actors, four calls under way at each, whose batches stay in Ray's read-only memory. The seed's way
 is an actor a worker, two calls under way, tensors by pickle. Waiting: samples of 10 ms that cost no CPU. Where Ray cannot use
 this machine's own address, run it in a network of its own: `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.cluster'`.
@@ -51,6 +52,7 @@ from benchmarks.common import Result, Row, Settings, main
 
 ROOT = Path(__file__).resolve().parents[1]
 NUMS_WORKERS = (1, 2, 4)
+OWN_MEMORY = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o mode=1777 shm /dev/shm && exec "$@"', "sh"]
 NODES = {"one node": ("4",), "two nodes": ("0", "4")}
 CASES: dict[str, list[tuple[str, int]]] = {
     "one node": [
@@ -81,10 +83,11 @@ def cluster(nodes: str) -> Iterator[tuple[str, int]]:
             host.communicate()
 
 
-def run(case: str, num_workers: int, seconds: float, address: str, host_pid: int) -> dict[str, float]:
+def run(case: str, num_workers: int, seconds: float, address: str, host_pid: int, nodes: str) -> dict[str, float]:
     """One case in a fresh process."""
+    begin = OWN_MEMORY if nodes == "two nodes" else []
     given = [case, str(num_workers), str(seconds), address, str(host_pid)]
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.cluster_cases", *given]
+    command = [*begin, sys.executable, "-W", "ignore", "-m", "benchmarks.cluster_cases", *given]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise SystemExit(f"{case}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
@@ -99,7 +102,7 @@ def in_turn(cases: dict[str, list[tuple[str, int]]], settings: Settings) -> Foun
         for nodes, wanted in cases.items():
             with cluster(nodes) as (address, host_pid):
                 for case, num_workers in wanted[:: 1 if number % 2 == 0 else -1]:
-                    values = run(case, num_workers, settings.seconds, address, host_pid)
+                    values = run(case, num_workers, settings.seconds, address, host_pid, nodes)
                     found.setdefault(f"{case} x {num_workers}, {nodes}", []).append(values)
                     print(f"{case} x {num_workers}, {nodes}: {_words(values)}", file=sys.stderr)
     return found

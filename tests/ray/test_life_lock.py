@@ -80,7 +80,7 @@ def test_a_lock_is_seen_until_its_process_has_ended(control: Segment) -> None:
         os.kill(pid, signal.SIGSTOP)
         assert not life_lock.wait_until_free(control.fd, BYTE, 0.0)
         os.kill(pid, signal.SIGKILL)  # ends a stopped process, too
-        assert life_lock.wait_until_free(control.fd, BYTE, 60.0)
+        assert life_lock.wait_until_free(control.fd, BYTE, 5.0)
     assert not life_lock.is_held(control.fd)
 
 
@@ -88,7 +88,7 @@ def test_what_an_actor_has_forked_does_not_keep_its_lock(control: Segment) -> No
     with holder(control, forks=True) as pid:
         assert life_lock.is_held(control.fd)
         end(pid)
-        assert life_lock.wait_until_free(control.fd, BYTE, 60.0)
+        assert life_lock.wait_until_free(control.fd, BYTE, 5.0)
 
 
 def test_what_cannot_be_reached_or_is_locked_already_is_not_held(control: Segment) -> None:

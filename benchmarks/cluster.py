@@ -27,14 +27,13 @@ Result (2 cores, quiet, two rounds of 1.5 s):
 | Ray Data | 2 | 180-234 | 2.1-2.9 | 6.9-9.0 | 168-184 | 2.6-2.8 | 9.1-10.3 |
 | torch, local | 2 | 1,314-1,395 | 0.10-0.11 | 1.25-1.36 | | | |
 | shmload, local | 2 | 22,006-27,811 | 0.004 | 0.07-0.09 | | | |
-The rows of shmload and ray.get are of later runs under `chrt -f 1`, one node beside other programs (load 11), the others of a run
-without. Over `ray.get` (medians of two
-ratios): two nodes 0.93, 0.96 with 1, 2 actors, and 0.98 with 4 in one round, in the other of which all stood in each other's way
-(89 MB/s); one node 2.7 (2.0, 3.5), 2.3 (2.1, 2.5), 2.5 (2.4, 2.5): actors there write straight into the ring, where the agent's
-copy made it 0.91, 0.69, 0.76, and 3.0 of the seed's way. Two and four actors that wait: 1.00 and 1.01 of linear (11.9 batches/s with one). Shipping 1 GB: 2.5-3.9 s, 8 KB 1.4-1.8 s, ray.put and
-ray.get 1.1-2.8 s, so 0.6 to 1.5 of it, median 1.0 of fourteen rounds beside other programs. All in the pickle: 5.9-6.3 s.
-The trainer waits for each batch of one or two
-actors: what runs then is in no cache, about 200 us a batch.
+The rows of shmload and ray.get are of later runs under `chrt -f 1`, one node beside other programs (load 11), the others of a
+run without. Over `ray.get` (medians of two ratios): two nodes 0.93, 0.96 with 1, 2 actors, and 0.98 with 4 in one round, in the
+other of which all stood in each other's way (89 MB/s); one node 2.7 (2.0, 3.5), 2.3 (2.1, 2.5), 2.5 (2.4, 2.5): actors there
+write straight into the ring, where the agent's copy made it 0.91, 0.69, 0.76, and 3.0 of the seed's way. Two and four actors
+that wait: 1.00 and 1.01 of linear (11.9 batches/s with one). Shipping 1 GB: 2.5-3.9 s, 8 KB 1.4-1.8 s, ray.put and ray.get
+1.1-2.8 s, so 0.6 to 1.5 of it, median 1.0 of fourteen rounds beside other programs. All in the pickle: 5.9-6.3 s. The trainer
+waits for each batch of one or two actors: what runs then is in no cache, about 200 us a batch.
 """
 
 from __future__ import annotations

@@ -176,7 +176,8 @@ class Cluster:
         for setting in settings:
             worker = setting.post.worker_id
             actor = ray.remote(Decoder).options(max_restarts=0, **options[worker])
-            made = actor.remote(dataclasses.replace(setting, byte=(byte := life_lock.draw())))
+            life_lock.let_live(self._control, byte := life_lock.draw())
+            made = actor.remote(dataclasses.replace(setting, byte=byte))
             self._actors[worker], self._bytes[made] = made, byte
 
     def _introduce(self, settings: Iterable[ActorSetting]) -> None:
@@ -404,6 +405,7 @@ class Cluster:
         if (byte := self._bytes.get(actor)) is None:
             return
         began = monotonic()
+        life_lock.let_end(self._control, byte)
         while True:
             with suppress(Exception):  # one that only could not be reached would go on
                 ray.kill(actor)

@@ -9,6 +9,10 @@ has left its memory, however it ends. Who hands on what an actor had waits for t
   them.
 * By the lock the agent knows that an actor reaches *this* segment, and not another machine's or a copy: it sees the byte locked
   through a descriptor of its own, in the one kernel that both are in. No other actor is given a slot.
+* The byte behind an actor's is the agent's, which locks it for as long as the actor may live. The actor waits for it in a thread,
+  and ends at once when it gets it: the agent has ended, or wants it ended. Ray alone may not do that: where its raylet has been
+  killed, an actor goes on until its sample is done. The thread needs the GIL; an actor that is stopped is Ray's to end, or the
+  user's.
 * The owner's flock on the same file is another kind of lock; they do not see each other.
 * An OFD lock lives as long as any copy of its descriptor. Children that the user's code forks close theirs (`names.keep`), and
   exec closes it (CLOEXEC). One that is forked in C and does not exec holds it, and then what its actor had waits for it, too.
@@ -23,9 +27,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import secrets
 import struct
 import threading
+from contextlib import suppress
 from time import monotonic
 
 from shmload.shm import names
@@ -37,22 +43,52 @@ _ALL = (0, 0)  # from the first byte to the last there could be
 
 
 def draw() -> int:
-    """The byte of a new actor."""
-    return secrets.randbelow(1 << 62)
+    """The byte of a new actor, behind which there is one of the agent's."""
+    return 2 * secrets.randbelow(1 << 61)
+
+
+def let_live(fd: int, byte: int) -> None:
+    """Has the actor of this byte, which is still to be made, live until `let_end`, or until this process ends.
+
+    Args:
+        fd: of the control segment.
+    """
+    with suppress(OSError):  # the kernel has no such locks, and no actor will take one
+        _lock(fd, fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte + 1)
+
+
+def let_end(fd: int, byte: int) -> None:
+    """Has the actor of this byte end itself, if it has taken its lock and is not stopped."""
+    with suppress(OSError):
+        _lock(fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte + 1)
 
 
 def hold(path: str, byte: int) -> bool:
-    """Takes the lock for the rest of this process; False: the segment cannot be reached from here, or not be locked."""
+    """Takes the lock for the rest of this process, which ends when the agent says so, or ends.
+
+    Returns:
+        False: the segment cannot be reached from here, or not be locked.
+    """
     try:
         fd = names.keep(open_segment(path))
     except OSError:
         return False
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, byte, 1, 0))
+        _lock(fd, fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte)
     except OSError:
         names.close(fd)
         return False
+    threading.Thread(target=_end_when_told, args=(fd, byte), daemon=True).start()
     return True
+
+
+def _end_when_told(fd: int, byte: int) -> None:
+    _lock(fd, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, byte + 1)
+    os._exit(1)
+
+
+def _lock(fd: int, command: int, kind: int, byte: int) -> None:
+    fcntl.fcntl(fd, command, _FLOCK.pack(kind, 0, byte, 1, 0))
 
 
 def is_held(fd: int, byte: int | None = None) -> bool:

@@ -177,8 +177,8 @@ CROSSED_DEFECTS = [
         "N6",
         "an actor that writes into the ring takes no lock",
         "shmload/ray/life_lock.py",
-        "fcntl.F_OFD_SETLK, ",
-        "fcntl.F_OFD_GETLK, ",
+        "fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte)",
+        "fcntl.F_OFD_GETLK, fcntl.F_WRLCK, byte)",
         (f"{LIFE_LOCK}test_a_lock_is_seen_until_its_process_has_ended",),
     ),
     Defect(
@@ -188,6 +188,14 @@ CROSSED_DEFECTS = [
         "names.keep(open_segment(path))",
         "open_segment(path)",
         (f"{LIFE_LOCK}test_what_an_actor_has_forked_does_not_keep_its_lock",),
+    ),
+    Defect(
+        "N6",
+        "an actor outlives its agent where Ray does not end it",
+        "shmload/ray/life_lock.py",
+        "    threading.Thread(target=_end_when_told, args=(fd, byte), daemon=True).start()\n",
+        "",
+        (f"{LIFE_LOCK}test_an_actor_ends_with_its_agent", f"{LIFE_LOCK}test_an_actor_that_ray_cannot_end_ends_itself"),
     ),
     Defect(
         "N6",

@@ -39,7 +39,8 @@ def control() -> Iterator[Segment]:
 
 @contextmanager
 def holder(segment: Segment, byte: int = BYTE, *, forks: bool = False) -> Iterator[int]:
-    """A process that holds the lock, or could not get it; with a child of its own that lives longer."""
+    """A process that holds the lock, as long as this one lets it live; with a child of its own that lives longer."""
+    life_lock.let_live(segment.fd, byte)
     said, says = os.pipe()
     lives, ends = os.pipe()
     pid = os.fork()
@@ -82,6 +83,16 @@ def test_a_lock_is_seen_until_its_process_has_ended(control: Segment) -> None:
         os.kill(pid, signal.SIGKILL)  # ends a stopped process, too
         assert life_lock.wait_until_free(control.fd, BYTE, 5.0)
     assert not life_lock.is_held(control.fd)
+
+
+def test_an_actor_ends_with_its_agent(control: Segment) -> None:
+    with holder(control) as pid:
+        life_lock.let_live(control.fd, BYTE + 2)
+        life_lock.let_end(control.fd, BYTE + 2)  # another's
+        assert life_lock.is_held(control.fd, BYTE)
+        life_lock.let_end(control.fd, BYTE)
+        assert os.WEXITSTATUS(os.waitpid(pid, 0)[1]) == 1
+        assert not life_lock.is_held(control.fd)
 
 
 def test_what_an_actor_has_forked_does_not_keep_its_lock(control: Segment) -> None:
@@ -152,7 +163,7 @@ class FakeRay:
 
     def kill(self, actor: Any) -> None:
         self.num_kills += 1
-        if self.num_kills == 2:
+        if self.num_kills == 2 and self.pid:
             os.kill(self.pid, signal.SIGKILL)
 
 
@@ -181,11 +192,21 @@ def test_what_an_actor_had_is_given_up_when_it_can_write_no_more(
     ours = cluster(control, actor, is_seeded=False)
     with holder(control) as pid:
         ray = fake(error, pid)
+        os.kill(pid, signal.SIGSTOP)
         with caplog.at_level(logging.WARNING, "shmload"), pytest.raises(raised):
             ours.result(0, Call(actor, "ref", "work", (part([1], 0, 1),)))
         assert ray.num_kills >= 2
         assert not life_lock.is_held(control.fd, BYTE)
     assert "and still lives: what it had waits until it cannot write into the ring any more" in caplog.messages[0]
+
+
+def test_an_actor_that_ray_cannot_end_ends_itself(control: Segment, fake: Any) -> None:
+    actor = Actor()
+    with holder(control):
+        fake(ConnectionError("its raylet is gone"), 0)
+        with pytest.raises(WorkerDied):
+            cluster(control, actor, is_seeded=False).result(0, Call(actor, "ref", "work", (part([1], 0, 1),)))
+        assert not life_lock.is_held(control.fd, BYTE)
 
 
 def test_an_actor_that_says_itself_that_its_task_is_over_is_left_alone(control: Segment, fake: Any) -> None:

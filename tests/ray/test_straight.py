@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shmload import SampleTimeout, ShmLoader
+from shmload import ClusterUnreachable, SampleTimeout, ShmLoader
 from tests.ray.cluster_kit import SHARED_MEMORY, Cluster, assert_same, kept, kill_worker, on, started
 from tests.ray.ray_datasets import Changing, Deadly, InPlace, Rows, Texts
 from tests.ray.stuck_datasets import HalfWritten
@@ -117,6 +117,19 @@ def test_rows_of_an_actor_whose_node_is_killed_are_done_again(beside: Cluster, t
         halted.take()
         beside.ask("add_node")
         halted.assert_right(*range(0, 32, 4))
+
+
+@pytest.mark.slow(reason="starts a Ray cluster of its own, all of whose raylets are killed amid a row")
+def test_actors_that_ray_has_left_alone_end_with_their_agent(shared: Cluster, tmp_path: Path) -> None:
+    with (
+        started(memory=SHARED_MEMORY) as own,
+        Halted(tmp_path, own, HalfWritten(str(tmp_path)), connect_timeout_s=2.0) as halted,
+        pytest.raises(ClusterUnreachable),
+    ):
+        own.ask("kill_raylets")
+        halted.take()
+    assert all((batch["image"] == batch["index"].view(-1, 1, 1)).all() for batch in halted.got)
+    assert not (tmp_path / "spoilt").exists()
 
 
 @slow

@@ -10,9 +10,9 @@ has left its memory, however it ends. Who hands on what an actor had waits for t
 * By the lock the agent knows that an actor reaches *this* segment, and not another machine's or a copy: it sees the byte locked
   through a descriptor of its own, in the one kernel that both are in. No other actor is given a slot.
 * The byte behind an actor's is the agent's, which locks it for as long as the actor may live. The actor waits for it in a thread,
-  and ends at once when it gets it: the agent has ended, or wants it ended. Ray alone may not do that: where its raylet has been
-  killed, an actor goes on until its sample is done. The thread needs the GIL; an actor that is stopped is Ray's to end, or the
-  user's.
+  and when it gets it the agent has ended, or wants it ended. Then Ray has GRACE_S to do that, and the actor ends itself: where
+  its raylet has been killed, Ray lets it go on until its sample is done. The thread needs the GIL; an actor that is stopped is
+  Ray's to end, or the user's.
 * The owner's flock on the same file is another kind of lock; they do not see each other.
 * An OFD lock lives as long as any copy of its descriptor. Children that the user's code forks close theirs (`names.keep`), and
   exec closes it (CLOEXEC). One that is forked in C and does not exec holds it, and then what its actor had waits for it, too.
@@ -37,6 +37,7 @@ from time import monotonic
 from shmload.shm import names
 from shmload.shm.segment import open_segment
 
+GRACE_S = 5.0  # that Ray has to end an actor, which may then clean up
 LOOK_S = 0.02  # how often who waits for a lock looks
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 _ALL = (0, 0)  # from the first byte to the last there could be
@@ -84,6 +85,7 @@ def hold(path: str, byte: int) -> bool:
 
 def _end_when_told(fd: int, byte: int) -> None:
     _lock(fd, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, byte + 1)
+    threading.Event().wait(GRACE_S)
     os._exit(1)
 
 

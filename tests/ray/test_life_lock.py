@@ -37,6 +37,11 @@ def control() -> Iterator[Segment]:
     made.close()
 
 
+@pytest.fixture(autouse=True)
+def ray_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life_lock, "GRACE_S", 0.0)
+
+
 @contextmanager
 def holder(segment: Segment, byte: int = BYTE, *, forks: bool = False) -> Iterator[int]:
     """A process that holds the lock, as long as this one lets it live; with a child of its own that lives longer."""

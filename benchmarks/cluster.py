@@ -1,7 +1,8 @@
 """What does a worker pool of Ray actors bring, beside plain Ray, Ray Data, and workers of this machine?
 
 Method: batches of 8 records of 1 MiB; every case in a fresh process, cases in turn, forwards and backwards by rounds, over a real
-Ray cluster of this machine: of one node, and of two where all actors are on the node that is not the trainer's. `ray.get` is
+Ray cluster of this machine: of one node, and of two where all actors are on the node that is not the trainer's, which has a
+/dev/shm of its own then, as a machine has (that takes root, or `unshare -rn` as below). `ray.get` is
 plain Ray with as many actors, four calls under way at each, whose batches stay in Ray's read-only memory. The seed's way
 is an actor a worker, two calls under way, tensors by pickle. Waiting: samples of 10 ms that cost no CPU. Where Ray cannot use
 this machine's own address, run it in a network of its own: `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.cluster'`.
@@ -16,23 +17,23 @@ ray.put and ray.get of the array there, in a process that is connected, and a ta
 Result (2 cores, quiet, two rounds of 1.5 s):
 | | actors | one node: MB/s | trainer s/GB | all s/GB | two nodes: MB/s | trainer s/GB | all s/GB |
 |---|---|---|---|---|---|---|---|
-| shmload | 1 | 2,712-2,734 | 0.016-0.017 | 0.68-0.71 | 737-899 | 0.015-0.018 | 2.05-2.51 |
-| shmload | 2 | 2,797-2,816 | 0.012-0.013 | 0.66-0.69 | 826-861 | 0.015 | 2.19-2.28 |
-| shmload | 4 | 2,562-2,668 | 0.009-0.010 | 0.67-0.73 | 864 | 0.011 | 2.21 |
-| ray.get | 1 | 2,395-3,923 | 0.11-0.13 | 0.48-0.75 | 814-939 | 0.24-0.30 | 1.96-2.27 |
-| ray.get | 2 | 4,032-4,067 | 0.08 | 0.46 | 866-884 | 0.27 | 2.08-2.13 |
-| ray.get | 4 | 3,437-3,480 | 0.08 | 0.54-0.56 | 809-881 | 0.25-0.28 | 2.18-2.38 |
+| shmload | 1 | 7,871-8,046 | 0.007-0.008 | 0.22-0.23 | 737-899 | 0.015-0.018 | 2.05-2.51 |
+| shmload | 2 | 7,440-7,453 | 0.007-0.008 | 0.24-0.25 | 826-861 | 0.015 | 2.19-2.28 |
+| shmload | 4 | 6,592-7,553 | 0.006-0.007 | 0.26-0.29 | 864 | 0.011 | 2.21 |
+| ray.get | 1 | 2,280-3,963 | 0.11-0.14 | 0.48-0.79 | 814-939 | 0.24-0.30 | 1.96-2.27 |
+| ray.get | 2 | 3,023-3,561 | 0.10-0.11 | 0.52-0.62 | 866-884 | 0.27 | 2.08-2.13 |
+| ray.get | 4 | 2,720-3,042 | 0.09 | 0.62-0.71 | 809-881 | 0.25-0.28 | 2.18-2.38 |
 | the seed's way | 2 | 611-619 | 0.50-0.64 | 2.9-3.0 | 393-435 | 0.74 | 4.1-4.5 |
 | Ray Data | 2 | 180-234 | 2.1-2.9 | 6.9-9.0 | 168-184 | 2.6-2.8 | 9.1-10.3 |
 | torch, local | 2 | 1,314-1,395 | 0.10-0.11 | 1.25-1.36 | | | |
 | shmload, local | 2 | 22,006-27,811 | 0.004 | 0.07-0.09 | | | |
-The rows of shmload and ray.get are of a later run under `chrt -f 1`, the others of a run without. Over `ray.get` (medians of two
-ratios): two nodes 0.93, 0.96 with 1, 2 actors, and 0.98 with 4 in one round, in the other of which all stood in each other's way
-(89 MB/s); one node 0.91, 0.69, 0.76: there the agent's copy costs what it costs in CPU. Over the seed's way 3.0 on one node. Two
-and four actors that wait: 1.00 and 1.01 of linear (11.9 batches/s with one). Shipping 1 GB: 2.5-3.9 s, 8 KB 1.4-1.8 s, ray.put and
-ray.get 1.1-2.8 s, so 0.6 to 1.5 of it, median 1.0 of fourteen rounds beside other programs. All in the pickle: 5.9-6.3 s.
-The trainer waits for each batch of one or two
-actors: what runs then is in no cache, about 200 us a batch.
+The rows of shmload and ray.get are of later runs under `chrt -f 1`, one node beside other programs (load 11), the others of a
+run without. Over `ray.get` (medians of two ratios): two nodes 0.93, 0.96 with 1, 2 actors, and 0.98 with 4 in one round, in the
+other of which all stood in each other's way (89 MB/s); one node 2.7 (2.0, 3.5), 2.3 (2.1, 2.5), 2.5 (2.4, 2.5): actors there
+write straight into the ring, where the agent's copy made it 0.91, 0.69, 0.76, and 3.0 of the seed's way. Two and four actors
+that wait: 1.00 and 1.01 of linear (11.9 batches/s with one). Shipping 1 GB: 2.5-3.9 s, 8 KB 1.4-1.8 s, ray.put and ray.get
+1.1-2.8 s, so 0.6 to 1.5 of it, median 1.0 of fourteen rounds beside other programs. All in the pickle: 5.9-6.3 s. The trainer
+waits for each batch of one or two actors: what runs then is in no cache, about 200 us a batch.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from benchmarks.common import Result, Row, Settings, main
 
 ROOT = Path(__file__).resolve().parents[1]
 NUMS_WORKERS = (1, 2, 4)
+OWN_MEMORY = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o mode=1777 shm /dev/shm && exec "$@"', "sh"]
 NODES = {"one node": ("4",), "two nodes": ("0", "4")}
 CASES: dict[str, list[tuple[str, int]]] = {
     "one node": [
@@ -81,10 +83,11 @@ def cluster(nodes: str) -> Iterator[tuple[str, int]]:
             host.communicate()
 
 
-def run(case: str, num_workers: int, seconds: float, address: str, host_pid: int) -> dict[str, float]:
+def run(case: str, num_workers: int, seconds: float, address: str, host_pid: int, nodes: str) -> dict[str, float]:
     """One case in a fresh process."""
+    begin = OWN_MEMORY if nodes == "two nodes" else []
     given = [case, str(num_workers), str(seconds), address, str(host_pid)]
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.cluster_cases", *given]
+    command = [*begin, sys.executable, "-W", "ignore", "-m", "benchmarks.cluster_cases", *given]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise SystemExit(f"{case}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
@@ -99,7 +102,7 @@ def in_turn(cases: dict[str, list[tuple[str, int]]], settings: Settings) -> Foun
         for nodes, wanted in cases.items():
             with cluster(nodes) as (address, host_pid):
                 for case, num_workers in wanted[:: 1 if number % 2 == 0 else -1]:
-                    values = run(case, num_workers, settings.seconds, address, host_pid)
+                    values = run(case, num_workers, settings.seconds, address, host_pid, nodes)
                     found.setdefault(f"{case} x {num_workers}, {nodes}", []).append(values)
                     print(f"{case} x {num_workers}, {nodes}: {_words(values)}", file=sys.stderr)
     return found

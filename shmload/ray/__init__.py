@@ -1,7 +1,8 @@
 """A worker pool on other machines: Ray actors decode, and one process beside the trainer, the agent, stands for them in the ring.
 
     trainer ──order──▶ slot ──claim──▶ dispatcher ──task──▶ actor w: the same WorkerLoop over a ring of one slot
-    tensors ◀──lease── slot ◀──copy─── stand-in ◀──one buffer, by Ray's object store──┘
+    tensors ◀──lease── slot ◀──copy─── stand-in ◀──one buffer, by Ray's object store──┤
+                        ◀──rows, by an actor that has the trainer's /dev/shm──────┘
 
 What a worker is to the ring (a number that claims and finishes) is here a few *threads* of the agent; what decodes is an actor
 somewhere in the cluster. Trainer, leases, order and repair stay as they are, and the trainer spends nothing on the way: it neither
@@ -12,6 +13,12 @@ path (rows, packed, ragged, iterable, notes, errors) is the local one, and batch
 
 * A claim of some rows of a batch travels as a batch of its own; its rows come back dense, field by field, and are copied into
   their places. Where the ring's layout is not the actor's, or rows had to be packed that others share, the usual repack follows.
+* An actor that reaches the trainer's memory, and has proven it by a lock that the agent sees (`life_lock.py`), has the batch's
+  own slot for the payload of its ring, if its rows are of the ring's layout. So they are written once, where the trainer reads
+  them, and only word of it travels. All else, and all that is packed, comes by the object store. Whenever a task ends without its
+  actor's word (`Cluster._answer` is the one place), the actor is ended first, and its lock waited for, before its rows are
+  anybody else's; the trainer waits for the locks of all actors when their agent has ended (`RayPool.deaths`). A closed loader
+  waits for none: nobody gets its memory.
 * One agent for all actors, because a Ray driver is the owner of what it puts and starts: the dataset is put once and fetched once
   by each node; when the agent ends, however it ends, Ray ends the actors and drops the objects. The agent ends with
   the trainer (`die_with`), so a killed trainer leaves nothing in the cluster either.

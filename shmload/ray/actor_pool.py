@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from shmload import faults
 from shmload._core.filler import ERROR
 from shmload.errors import ClusterUnreachable, StoreError, WorkerDied
+from shmload.ray import life_lock
 from shmload.ray.actors import NOTHING, ActorSetting, Decoder, Introduction, Outcome, Task, take_failure, versions
 from shmload.ray.placement import alive_nodes, draining, options_of
 from shmload.shm import owners, travel
@@ -98,14 +99,22 @@ class Cluster:
         pickled_job: the pickled job.
         settings: of the actors, by worker.
         wait_for_job: returns when the pickled job has been written.
+        control: a descriptor of the ring's control segment, which actors that reach it lock.
     """
 
     def __init__(
-        self, briefing: Briefing, pickled_job: NDArray[np.uint8], settings: list[ActorSetting], wait_for_job: Callable[[], None]
+        self,
+        briefing: Briefing,
+        pickled_job: NDArray[np.uint8],
+        settings: list[ActorSetting],
+        wait_for_job: Callable[[], None],
+        control: int,
     ) -> None:
         self._briefing = briefing
         self._pickled_job = pickled_job
         self._wait_for_job = wait_for_job
+        self._control = control
+        self._bytes: dict[Any, int] = {}  # by actor that has not ended, which one of the control segment it locks
         self._pickled_job_nbytes = pickled_job.nbytes
         self._settings = settings
         self._is_connected = threading.Event()  # all is done, or has failed
@@ -166,8 +175,10 @@ class Cluster:
         options = options_of(alive_nodes(ray.nodes(), draining()), len(self._settings), given, first=os.getpid(), near=near)
         for setting in settings:
             worker = setting.post.worker_id
-            made = ray.remote(Decoder).options(max_restarts=0, **options[worker])
-            self._actors[worker] = made.remote(setting)
+            actor = ray.remote(Decoder).options(max_restarts=0, **options[worker])
+            life_lock.let_live(self._control, byte := life_lock.draw())
+            made = actor.remote(dataclasses.replace(setting, byte=byte))
+            self._actors[worker], self._bytes[made] = made, byte
 
     def _introduce(self, settings: Iterable[ActorSetting]) -> None:
         """Gives new actors the dataset; they have started when they answer."""
@@ -180,12 +191,11 @@ class Cluster:
 
     def _welcome(self, worker: int, actor: Any, introduction: Any) -> None:
         """Waits until an actor has started, which may be long, and has the worker be claimed for."""
-        import ray
-
         try:
-            found: Introduction = ray.get(introduction)
+            found: Introduction = self._answer(actor, introduction)
             failure = None if (text := differing(found)) is None else ClusterUnreachable(text)
         except Exception as error:
+            self._end(actor)
             self._not_started(worker, actor, error)
             return
         with self._news:
@@ -289,7 +299,12 @@ class Cluster:
             WorkerDied: the actor is dead and may not be replaced.
         """
         self._check(worker)
-        return _call(self._actors[worker], method, argument)
+        return self._ask(self._actors[worker], method, argument)
+
+    def _ask(self, actor: Any, method: str, argument: tuple[Any, ...]) -> Call:
+        if not self._reaches_ring(actor):
+            argument = tuple(given._replace(slot=None) if isinstance(given, Task) else given for given in argument)
+        return Call(actor, getattr(actor, method).remote(*argument), method, argument)
 
     def _check(self, worker: int) -> None:
         if not self._is_connected.is_set():
@@ -321,6 +336,14 @@ class Cluster:
                 return False
         return monotonic() - since > limit_s
 
+    def is_near(self, worker: int) -> bool:
+        """Whether the worker's actor can write into the ring."""
+        return self._reaches_ring(self._actors.get(worker))
+
+    def _reaches_ring(self, actor: Any) -> bool:
+        byte = self._bytes.get(actor)
+        return byte is not None and life_lock.is_held(self._control, byte)
+
     def is_repeating(self, worker: int) -> bool:
         """Whether the worker's actor has taken a dead one's place and should be left alone with what that one may have died of."""
         return self._repeats[worker].locked()
@@ -333,7 +356,6 @@ class Cluster:
         Raises:
             WorkerDied: the actor is dead and may not be replaced, or `MAX_DEATHS` died over it alone.
         """
-        import ray
         from ray import exceptions
 
         died = (
@@ -344,7 +366,7 @@ class Cluster:
             exceptions.OutOfMemoryError,  # Ray has killed it because its node ran short
         )
         try:
-            return ray.get(call.ref)
+            return self._answer(call.actor, call.ref)
         except died as error:
             reason: Exception = error
         num_deaths = 0.0  # the first may have been over another task
@@ -355,13 +377,46 @@ class Cluster:
                 self._see_to(worker, call.actor, reason, num_deaths)
                 actor = self._actor_for(worker)
                 is_own = actor is self._actors[worker]  # another worker's has other tasks, which it may die of
-                call = _call(actor, call.method, call.argument)
+                call = self._ask(actor, call.method, call.argument)
                 try:
-                    return ray.get(call.ref)
+                    return self._answer(call.actor, call.ref)
                 except died as error:
                     reason, num_deaths = error, num_deaths + (1 if is_own else 1 / MAX_DEATHS)
                 if (timed_out := self._timed_out(worker, call)) is not None:
                     return timed_out
+
+    def _answer(self, actor: Any, ref: Any) -> Any:
+        """What an actor says to a call. If it has not said itself that the call is over, it has ended before this raises."""
+        import ray
+        from ray.exceptions import RayTaskError
+
+        try:
+            return ray.get(ref)
+        except RayTaskError:
+            raise
+        except BaseException:
+            self._end(actor)
+            raise
+
+    def _end(self, actor: Any) -> None:
+        """Ends an actor. When this returns it cannot write into the ring any more, and what it had may be another's."""
+        import ray
+
+        if (byte := self._bytes.get(actor)) is None:
+            return
+        began = monotonic()
+        life_lock.let_end(self._control, byte)
+        while True:
+            with suppress(Exception):  # one that only could not be reached would go on
+                ray.kill(actor)
+            if life_lock.wait_until_free(self._control, byte, LOG_S):
+                break
+            log.warning(
+                "%s was ended %.0f s ago and still lives: what it had waits until it cannot write into the ring any more",
+                actor,
+                monotonic() - began,
+            )
+        self._bytes.pop(actor, None)
 
     def _actor_for(self, worker: int) -> Any:
         """The worker's newest actor once it has started; another worker's, where that takes long: its CPU went with a node, say.
@@ -413,8 +468,6 @@ class Cluster:
             raise WorkerDied(f"{num_deaths:.0f} Ray actors of DataLoader worker {worker} died over the same rows: {how}")
 
     def _replace(self, worker: int, actor: Any, how: str) -> None:
-        import ray
-
         with self._lock:
             if self._actors[worker] is not actor:  # its place has been taken already, after another task
                 return
@@ -423,18 +476,10 @@ class Cluster:
             self._waits_since[worker] = monotonic()
         log.warning("the Ray actor of worker %d has died (%s); another takes its place", worker, how)
         try:
-            ray.kill(actor)  # one that only could not be reached would go on
-        except Exception:
-            pass
-        try:
             self._make_actors([self._settings[worker]])
             self._introduce([self._settings[worker]])
         except Exception as error:  # the head has gone, or every node
             self._failure = unreachable(self._briefing.address, error)
-
-
-def _call(actor: Any, method: str, argument: tuple[Any, ...]) -> Call:
-    return Call(actor, getattr(actor, method).remote(*argument), method, argument)
 
 
 SAME_VERSIONS = (
@@ -528,11 +573,13 @@ class RayPool:
     Args:
         briefing: what the agent is started with.
         parcel: the pickled job, which `start` writes to the segment while the agent starts.
+        control: the ring's control segment, which actors that write into the ring lock.
     """
 
-    def __init__(self, briefing: Briefing, parcel: travel.Parcel, segment: Segment) -> None:
+    def __init__(self, briefing: Briefing, parcel: travel.Parcel, segment: Segment, control: Segment) -> None:
         self._briefing = briefing
-        self._parcel, self._segment = parcel, segment
+        self._parcel, self._segment, self._control = parcel, segment, control
+        self._logged = 0.0  # when it was last said that actors outlive their agent; 0: none does
         self._agent: subprocess.Popen[bytes] | None = None
         self._ending: Any = None  # the finalizer of the agent
         self._dead: set[int] = set()  # workers of an agent that has ended, whose rows are still to be taken back
@@ -584,13 +631,24 @@ class RayPool:
     reap = start_worker
 
     def deaths(self) -> list[Death]:
-        """All workers whose agent has ended, until they are replaced. Cost: one poll."""
+        """All workers whose agent has ended, and actors with it, until they are replaced. Cost: one poll."""
         agent = self._agent
         if agent is None or agent.poll() is None:
             return []
         if not self._dead:
-            self._dead = set(range(len(self._briefing.posts)))
+            if life_lock.is_held(self._control.fd):
+                self._say_that_it_waits()
+                return []
+            self._logged, self._dead = 0.0, set(range(len(self._briefing.posts)))
         return [Death(worker, agent.pid, agent.returncode) for worker in sorted(self._dead)]
+
+    def _say_that_it_waits(self) -> None:
+        """Says every LOG_S that actors of a dead agent live on: what they had is another's only when they cannot write to it."""
+        now = monotonic()
+        self._logged = self._logged or now
+        if now - self._logged > LOG_S:
+            self._logged = now
+            log.warning("the agent has ended, and some of its Ray actors still live: the loader waits until Ray has ended them")
 
     def replace(self, worker_id: int) -> None:
         """Starts a new agent once every dead worker's rows have been taken back: before that it would claim for them."""
@@ -607,13 +665,19 @@ class RayPool:
         return "(unknown: it is decoded on another machine)"
 
     def kill(self, worker_id: int) -> Death:
-        """Ends the agent at once."""
+        """Ends the agent at once, and waits for the end of actors that write into the ring."""
         assert self._agent is not None
         self._agent.kill()
-        return Death(worker_id, self._agent.pid, self._agent.wait())
+        ended, pause = Death(worker_id, self._agent.pid, self._agent.wait()), threading.Event()
+        while not self.deaths():
+            pause.wait(life_lock.LOOK_S)
+        return ended
 
     def stop(self, grace_s: float) -> None:
-        """Gives the agent that long to leave, then kills it; Ray ends its actors either way. Safe to call twice."""
+        """Gives the agent that long to leave, then kills it; Ray ends its actors either way. Safe to call twice.
+
+        They are not waited for: nobody gets what they had. Its memory is theirs until they end, and no other loader's.
+        """
         agent = self._agent
         if agent is None or os.getpid() != self._pid:
             return
@@ -764,7 +828,8 @@ class OnCluster:
             near=locate() if locate is not None else {},
             sample_timeout_s=called.sample_timeout_s,
         )
-        actors = RayPool(briefing, parcel, segment)
+        assert called.group.control is not None
+        actors = RayPool(briefing, parcel, segment, called.group.control)
         if not self.num_local_workers:
             return actors
         return JointPool(actors, processes(dataclasses.replace(called, posts=called.posts[num_far:])), num_far)

@@ -36,7 +36,9 @@ from shmload._core.trainer import FAILED, ORDERED, Lease, TrainerRing, control_n
 from shmload.batch.collate import RowPlacer
 from shmload.batch.layout import Layout
 from shmload.errors import SampleTimeout
+from shmload.ray import life_lock
 from shmload.shm import travel
+from shmload.shm.segment import open_segment
 from shmload.worker.loop import WorkerLoop
 from shmload.worker.pool import prepare
 from shmload.worker.reader import REMEDY, Failure, Job, Post, sample_at, timeout_text
@@ -71,7 +73,8 @@ class LocalRing:
         self.ring = WorkerRing(control, worker_id)
         self._memory: dict[str, Mapping] = {}
         self._payload = ""
-        self._num_made = 0
+        self._num_made = self._offset = 0
+        self.is_borrowed = False  # the payload is the batch's own slot in the trainer's ring
         self.layout: Layout | None = None
         self.nrows = 1
         self._lease: Lease | None = None  # of the batch made last
@@ -105,12 +108,25 @@ class LocalRing:
             self._make_room(self.layout.nbytes(self.nrows))
         self.trainer.accept_layout(text, is_packed=not text)
 
-    def order(self, raw: bytes, *, epoch: int, step: int, nrows: int, is_pickled: bool, is_packed: bool) -> None:
-        """Publishes an order in the slot, where the one before is of no use any more, and claims it."""
+    def order(
+        self, raw: bytes, borrowed: Borrowed | None, *, epoch: int, step: int, nrows: int, is_pickled: bool, is_packed: bool
+    ) -> None:
+        """Publishes an order in the slot, where the one before is of no use any more, and claims it.
+
+        Args:
+            borrowed: memory that the batch is to be made in, if it has the room; None: this process's own.
+        """
         ring = self.trainer
         self._lease = None
         if ring.state(0) == ORDERED:
             ring.free(0)
+        if borrowed is not None:
+            memory, (_, path, offset, nbytes, _) = borrowed
+            self._memory = {path: memory}
+            self._payload, self._offset, self.is_borrowed = path, offset, True
+            ring.set_payload(0, memory, path.encode(), offset, nbytes)
+        elif self.is_borrowed:  # it is another batch's by now
+            self._renew(1 << 16)
         self.nrows = nrows
         if self.layout is not None and not is_packed:
             self._make_room(self.layout.nbytes(nrows))
@@ -140,15 +156,17 @@ class LocalRing:
         """Bytes of the slot, valid until the next order."""
         if not nbytes:
             return NOTHING
-        return np.ndarray(nbytes, np.uint8, self._memory[self._payload], at)  # type: ignore[arg-type]  # a buffer
+        return np.ndarray(nbytes, np.uint8, self._memory[self._payload], self._offset + at)  # type: ignore[arg-type]  # a buffer
 
     def _make_room(self, nbytes: int) -> None:
-        if self.trainer.payload_nbytes(0) >= nbytes:
-            return
+        if self.trainer.payload_nbytes(0) < nbytes:
+            self._renew(nbytes)
+
+    def _renew(self, nbytes: int) -> None:
         memory = private(nbytes)
         self._memory.pop(self._payload, None)
         self._num_made += 1
-        self._payload = f"payload-{self._num_made}"
+        self._payload, self._offset, self.is_borrowed = f"payload-{self._num_made}", 0, False
         self._memory[self._payload] = memory
         self.trainer.set_payload(0, memory, self._payload.encode(), 0, nbytes)
 
@@ -172,6 +190,20 @@ class ActorSetting:
     text_capacity: int
     layout_capacity: int
     sample_timeout_s: float | None = None
+    byte: int = 0  # of the control segment, which the actor locks (`life_lock.py`)
+
+
+class Slot(NamedTuple):
+    """Where a batch lies in the trainer's ring: who reaches it decodes there."""
+
+    number: int
+    path: str  # of its segment
+    offset: int
+    nbytes: int
+    layout: bytes  # text of the ring's
+
+
+Borrowed = tuple[Mapping, Slot]  # a segment of the trainer's ring, and a slot in it
 
 
 class Task(NamedTuple):
@@ -185,6 +217,7 @@ class Task(NamedTuple):
     order: bytes  # the whole order's, as it stands in the ring
     is_pickled: bool
     is_packed: bool
+    slot: Slot | None = None  # where rows may be written by the actor that is asked; None: they are sent back
 
     def key(self, row: int) -> Any:
         """What the order asks for in a row of the whole batch."""
@@ -213,6 +246,7 @@ class Outcome(NamedTuple):
     error: bytes = b""
     num_foreign: int = 0
     place: tuple[str, int] | None = None
+    num_written: int = 0  # bytes of rows that are in the slot already
 
 
 class Introduction(NamedTuple):
@@ -314,17 +348,31 @@ READ_ONLY = (
 )
 
 
+def same_layout(one: bytes, other: bytes) -> bool:
+    """Whether two texts are of the same layout, which may be written in several ways: pickle notes which strings are one object."""
+    try:
+        ours, theirs = Layout.loads(one), Layout.loads(other)
+    except Exception:  # a class of the trainer's program alone
+        return False
+    return (ours.fields, ours.tree, ours.zero_fill) == (theirs.fields, theirs.tree, theirs.zero_fill)
+
+
 class Decoder:
     """One worker of a loader, wherever it runs. It starts without the dataset, which is put into the object store meanwhile."""
 
     def __init__(self, setting: ActorSetting) -> None:
         post = setting.post
         self._setting = setting
+        self._equal: dict[bytes, bool] = {}  # by text of a layout, whether it is this actor's
+        self._segments: dict[str, Mapping] = {}  # of the trainer's ring, by path
+        self._used: dict[int, str] = {}  # slot of that ring -> its segment, as last seen
         self._local_ring = LocalRing(post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
 
     def introduce(self, parcel: Sequence[Any]) -> Introduction:
-        """Takes the dataset, and says that the actor has started. Its large arrays stay where Ray has them, once for the node.
+        """Takes the dataset and, if it can, the lock of those who write into the ring, and says that the actor has started.
+
+        The dataset's large arrays stay where Ray has them, once for the node.
 
         Args:
             parcel: a reference to the pickled job, in a list. Of an argument by itself Ray would bring the bytes, and leave them on
@@ -332,6 +380,7 @@ class Decoder:
         """
         post = self._setting.post
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
+        self._may_write = life_lock.hold(post.control_path, self._setting.byte)
         pickled_job = _fetched(parcel[0])
         try:
             job = travel.loads(pickled_job)
@@ -367,9 +416,8 @@ class Decoder:
         num_foreign = -int(ring.worker(worker_id)["num_foreign"])
         if self._sample_timer is not None:
             self._sample_timer.begin(task)
-        local_ring.order(
-            raw, epoch=task.epoch, step=task.step, nrows=task.end - task.first, is_pickled=is_pickled, is_packed=task.is_packed
-        )
+        options: dict[str, Any] = {"is_pickled": is_pickled, "is_packed": task.is_packed}
+        local_ring.order(raw, self._borrowed(task), epoch=task.epoch, step=task.step, nrows=task.end - task.first, **options)
         self._body.work()
         num_foreign += int(ring.worker(worker_id)["num_foreign"])
         if ring.look(0) == FAILED and (text := ring.failure(0)[1]):
@@ -384,7 +432,39 @@ class Decoder:
         assert layout is not None
         row_nbytes = tuple(field.row_nbytes for field in layout.fields)
         payload = local_ring.payload(layout.nbytes(local_ring.nrows))
+        if local_ring.is_borrowed:
+            return self._outcome(DONE, row_nbytes=row_nbytes, note=note, num_written=payload.nbytes)
         return self._outcome(DONE, payload=payload, row_nbytes=row_nbytes, note=note)
+
+    def _borrowed(self, task: Task) -> Borrowed | None:
+        """The slot of the task's batch, if its rows may be written there and this process reaches it.
+
+        Raises:
+            OSError: it cannot be mapped.
+        """
+        slot = task.slot
+        if slot is None or not self._may_write or task.end - task.first != task.nrows or not self._is_ours(slot.layout):
+            return None
+        self._used[slot.number] = slot.path
+        if slot.path not in self._segments:
+            try:
+                fd = open_segment(slot.path)
+            except OSError:  # a memfd of another PID namespace
+                return None
+            try:
+                self._segments[slot.path] = Mapping(fd, os.fstat(fd).st_size, inherit=False)
+            finally:
+                os.close(fd)
+            for stale in self._segments.keys() - set(self._used.values()):  # a slot has got more room elsewhere
+                del self._segments[stale]
+        return self._segments[slot.path], slot
+
+    def _is_ours(self, text: bytes) -> bool:
+        if text not in self._equal:
+            if self._local_ring.layout is None:  # not known yet
+                return False
+            self._equal[text] = same_layout(self._local_ring.ring.layout_text, text)
+        return self._equal[text]
 
     def pack_rows(self, made: Outcome, nrows: int) -> Outcome:
         """The rows of an outcome, an actor's of this worker, as a packed batch: the trainer's ring has no places for such rows."""

@@ -47,10 +47,11 @@ from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.rows import copy_from
 from shmload._core.watch import die_with
-from shmload.batch.layout import Layout, aligned
+from shmload.batch.layout import aligned
 from shmload.ray.actor_pool import ARRIVED, Briefing, Call, Cluster
-from shmload.ray.actors import ActorSetting, Outcome, Task
-from shmload.shm.segment import Doorbell
+from shmload.ray.actors import ActorSetting, Outcome, Slot, Task, same_layout
+from shmload.shm import names
+from shmload.shm.segment import Doorbell, open_segment
 from shmload.worker.loop import process_begin_ns
 from shmload.worker.pool import GONE, open_memory
 from shmload.worker.reader import Failure
@@ -168,6 +169,8 @@ class StandIn:
             return self._send_note(outcome.note)
         if not ring.is_packed and not ring.has_layout and not self._memory.settle(outcome.layout or b""):
             return VOID
+        if outcome.num_written:
+            return DONE if outcome.note is None else self._send_note(outcome.note)
         if outcome.row_nbytes is not None and not self._fits(outcome.layout or b"") and ring.nchunks == 1:
             call = self._cluster.begin(ring.worker_id, "pack_rows", outcome, ring.nrows)
             outcome = self._result(call)._replace(note=outcome.note)
@@ -179,8 +182,8 @@ class StandIn:
         outcome: Outcome = cluster.result(ring.worker_id, call)
         if outcome.place is not None:
             ring.count_fetch(
-                outcome.payload.nbytes,
-                is_remote=outcome.place[0] != cluster.node_id,
+                outcome.payload.nbytes + outcome.num_written,
+                is_remote=not outcome.num_written and outcome.place[0] != cluster.node_id,
                 node=outcome.place[0].encode(),
                 num_actors=cluster.num_actors(ring.worker_id, outcome.place),
             )
@@ -191,7 +194,11 @@ class StandIn:
         path = ring.order_path
         order = bytes(memoryview(self._memory.open(path.decode()))[: ring.order_nbytes]) if path else ring.order_bytes()
         is_packed = ring.is_packed or (ring.has_layout and ring.is_packed_only)
-        return Task(ring.epoch, ring.step, ring.first_row, ring.end_row, ring.nrows, order, ring.is_pickled, is_packed)
+        slot = None
+        if not is_packed and ring.has_layout and self._cluster.is_near(ring.worker_id):
+            _, path, offset, nbytes = ring.payload
+            slot = Slot(ring.slot, path.decode(), offset, nbytes, ring.layout_text)
+        return Task(ring.epoch, ring.step, ring.first_row, ring.end_row, ring.nrows, order, ring.is_pickled, is_packed, slot)
 
     def _fits(self, text: bytes) -> bool:
         """Whether rows of this layout have their places in the ring."""
@@ -200,11 +207,7 @@ class StandIn:
             return False
         if text in self._equal or text == ring.layout_text:
             return True
-        try:  # the same layout may be written in several ways: pickle notes which strings are one object
-            theirs, ours = Layout.loads(text), Layout.loads(ring.layout_text)
-        except Exception:  # a class of the trainer's program alone
-            return False
-        if (theirs.fields, theirs.tree, theirs.zero_fill) != (ours.fields, ours.tree, ours.zero_fill):
+        if not same_layout(text, ring.layout_text):
             return False
         self._equal.add(text)
         return True
@@ -371,6 +374,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a worker's
     try:
         control = open_memory(posts[0].control_path)
+        control_fd = names.keep(open_segment(posts[0].control_path))
         ready, grants = (Doorbell.attach(name) for name in (posts[0].ready_bell, posts[0].grants_bell))
         orders = {post.orders_bell: Doorbell.attach(post.orders_bell) for post in posts}
         memory = open_memory(posts[0].pickled_job_path)
@@ -380,7 +384,7 @@ def main() -> None:
     rings = [[WorkerRing(control, post.worker_id) for _ in range(briefing.num_ahead)] for post in posts]
     sizes = rings[0][0].text_capacity, rings[0][0].layout_capacity
     settings = [ActorSetting(post, briefing.paths, *sizes, briefing.sample_timeout_s) for post in posts]
-    cluster = Cluster(briefing, pickled_job, settings, wait_for_job)
+    cluster = Cluster(briefing, pickled_job, settings, wait_for_job, control_fd)
     del memory, pickled_job
     by_bell: dict[str, list[list[StandIn]]] = {name: [] for name in orders}
     for post, of_worker in zip(posts, rings, strict=True):

@@ -526,7 +526,11 @@ class _Mark:
 
 
 class Group:
-    """The segments and bells of one loader. Closed at the process's end at the latest."""
+    """The segments and bells of one loader. Closed at the process's end at the latest.
+
+    Attributes:
+        control: the control segment, once there is one.
+    """
 
     def __init__(self) -> None:
         global _has_swept
@@ -542,6 +546,7 @@ class Group:
                 log.warning("could not sweep the leavings of dead loaders: %s", error)
         self._pid = os.getpid()
         self._owned: list[Segment | Doorbell | _Mark] = []
+        self.control: Segment | None = None
         owners.enter()
         self.stem = new_stem()
         _alive.add(self)
@@ -550,11 +555,13 @@ class Group:
         """A new segment of the group; `options` as Segment.create has them."""
         segment = Segment.create(f"{self.stem}-{part}", nbytes, **options)
         self._owned.append(segment)
-        if part == "control" and segment.kind == "memfd":
-            try:
-                self._owned.append(_Mark(f"{SHM_DIR}/{segment.name}"))
-            except OSError as error:  # no folder, or it is read-only: then nothing of ours can be there to be taken
-                log.debug("no mark for %s: %s", segment.name, error)
+        if part == "control":
+            self.control = segment
+            if segment.kind == "memfd":
+                try:
+                    self._owned.append(_Mark(f"{SHM_DIR}/{segment.name}"))
+                except OSError as error:  # no folder, or it is read-only: then nothing of ours can be there to be taken
+                    log.debug("no mark for %s: %s", segment.name, error)
         return segment
 
     def doorbell(self, part: str) -> Doorbell:

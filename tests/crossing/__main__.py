@@ -193,9 +193,9 @@ def main(arguments: list[str] | None = None) -> int:
 @contextmanager
 def _ray() -> Iterator[None]:
     """A Ray cluster for the cases that want one."""
-    from tests.ray.cluster_kit import started
+    from tests.ray.cluster_kit import SHARED_MEMORY, started
 
-    with started() as cluster:
+    with started(memory=SHARED_MEMORY) as cluster:
         os.environ["CROSSING_RAY"] = cluster.address
         yield
 

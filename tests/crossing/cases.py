@@ -156,6 +156,7 @@ def draw(
         drawn = replace(_drawn(rng, shm_kinds), **(only or {}))
         if ray_share and rng.random() < ray_share:
             rays: dict[str, Any] = {"backend": "ray", "actors": rng.choice(("", "share", "spread"))}
+            rays["shm"] = rng.choice(("usual", "host"))  # a /dev/shm of its own, or the cluster's
             if rng.random() < 0.15:  # rows of Ray Data
                 rays |= {"kind": "parquet", "extra": "ray"}
             drawn = replace(drawn, **{**rays, **(only or {})})
@@ -477,13 +478,12 @@ def _of_loader(case: Case) -> Case:
 
 def _of_backend(case: Case) -> Case:
     """Actors take seconds to start, and what is killed or stopped here is no actor: tests/ray has that."""
-    if case.backend != "ray":
-        return replace(case, actors="")
-    if case.kind in ("growing", "pipeline") or case.workers == 0:
-        return replace(case, backend="process", actors="")
+    if case.backend != "ray" or case.kind in ("growing", "pipeline") or case.workers == 0:
+        return replace(case, backend="process", actors="", shm="usual" if case.shm == "host" else case.shm)
     workers = min(case.workers, 2) if isinstance(case.workers, int) else 2
+    shm = "host" if case.shm == "host" else "usual"
     return replace(
-        case, workers=workers, ranks=1, then_ranks=1, loaders=1, harm="none", shm="usual", start="fork", threads=1, prefetch=None
+        case, workers=workers, ranks=1, then_ranks=1, loaders=1, harm="none", shm=shm, start="fork", threads=1, prefetch=None
     )
 
 

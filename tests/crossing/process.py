@@ -189,7 +189,7 @@ def _child(case: Case, folder: Path, writer: int, stacks: Path, limit_s: float) 
         warnings.simplefilter("ignore")
         tempfile.tempdir = str(folder)
         os.environ["TMPDIR"] = str(folder)
-        if can_have_own_shm():
+        if case.shm != "host" and can_have_own_shm():
             own_shm(SHM_BYTES[case.shm])
         outcome = _outcome(case, folder)
         os.write(writer, json.dumps(asdict(outcome)).encode() + b"\n")

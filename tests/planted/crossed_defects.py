@@ -12,6 +12,7 @@ INDEXED = "tests/remote/test_indexed.py::"
 GENERATIONS = "tests/remote/packing/test_generations.py::"
 TRAVEL = "tests/shm/test_travel.py::"
 CONNECTION = "tests/ray/test_connection.py::"
+LIFE_LOCK = "tests/ray/test_life_lock.py::"
 NODES = "tests/doctor/test_cluster_nodes.py::"
 PROXIES = "tests/storage/test_proxies.py::"
 MEETING = "tests/shm/test_meeting.py::"
@@ -179,6 +180,73 @@ CROSSED_DEFECTS = [
         "            asked_at = self._asked_at if self._joined_at is None else None",
         "            asked_at = self._asked_at",
         (f"{CONNECTION}test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said",),
+    ),
+    Defect(
+        "N6",
+        "an actor that writes into the ring takes no lock",
+        "shmload/ray/life_lock.py",
+        "fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte)",
+        "fcntl.F_OFD_GETLK, fcntl.F_WRLCK, byte)",
+        (f"{LIFE_LOCK}test_a_lock_is_seen_until_its_process_has_ended",),
+    ),
+    Defect(
+        "N6",
+        "a child that an actor forks keeps its lock",
+        "shmload/ray/life_lock.py",
+        "names.keep(open_segment(path))",
+        "open_segment(path)",
+        (f"{LIFE_LOCK}test_what_an_actor_has_forked_does_not_keep_its_lock",),
+    ),
+    Defect(
+        "N6",
+        "an actor outlives its agent where Ray does not end it",
+        "shmload/ray/life_lock.py",
+        "    threading.Thread(target=_end_when_told, args=(fd, byte), daemon=True).start()\n",
+        "",
+        (f"{LIFE_LOCK}test_an_actor_ends_with_its_agent", f"{LIFE_LOCK}test_an_actor_that_ray_cannot_end_ends_itself"),
+    ),
+    Defect(
+        "N6",
+        "any actor that has locked a segment of that name is told of slots",
+        "shmload/ray/actor_pool.py",
+        "return byte is not None and life_lock.is_held(self._control, byte)",
+        "return byte is not None",
+        (f"{LIFE_LOCK}test_only_an_actor_that_locks_this_very_segment_is_told_of_slots",),
+    ),
+    Defect(
+        "N6",
+        "what a dead actor had is handed on while it can still write to it",
+        "shmload/ray/actor_pool.py",
+        "            if life_lock.wait_until_free(self._control, byte, LOG_S):\n",
+        "            if actor:\n",
+        (f"{LIFE_LOCK}test_what_an_actor_had_is_given_up_when_it_can_write_no_more",),
+    ),
+    Defect(
+        "N6",
+        "an actor is believed to have ended only by some of Ray's errors",
+        "shmload/ray/actor_pool.py",
+        "        except BaseException:\n            self._end(actor)\n",
+        "        except ConnectionError:\n            self._end(actor)\n",
+        (f"{LIFE_LOCK}test_what_an_actor_had_is_given_up_when_it_can_write_no_more",),
+    ),
+    Defect(
+        "N6",
+        "an agent's death is told while its actors can still write",
+        "shmload/ray/actor_pool.py",
+        "            if life_lock.is_held(self._control.fd):\n",
+        "            if not agent:\n",
+        (
+            f"{LIFE_LOCK}test_an_agents_death_is_told_when_none_of_its_actors_can_write_any_more",
+            f"{LIFE_LOCK}test_an_agent_that_is_killed_is_one_whose_actors_have_ended",
+        ),
+    ),
+    Defect(
+        "N6",
+        "an actor without the lock writes into the ring",
+        "shmload/ray/actors.py",
+        " or not self._may_write or",
+        " or",
+        (f"{LIFE_LOCK}test_an_actor_without_the_lock_writes_nothing",),
     ),
     Defect(
         "N6",

@@ -22,6 +22,7 @@ from shmload import ShmLoader
 
 START_S = 60
 ELSEWHERE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+SHARED_MEMORY = 'exec "$@"'
 OWN_MEMORY = 'mount -t tmpfs -o mode=1777 shm /dev/shm && exec "$@"'
 
 
@@ -38,20 +39,23 @@ class Cluster:
         return self._connection.recv()
 
 
-def elsewhere() -> list[str]:
-    """What a command begins with to run as on another machine; nothing where that is not permitted."""
-    begin = [*ELSEWHERE, "sh", "-c", OWN_MEMORY, "sh"]
+def elsewhere(memory: str = OWN_MEMORY) -> list[str]:
+    """What a command begins with to run as on another machine, or in a container that shares /dev/shm; nothing where that is not
+    permitted."""
+    begin = [*ELSEWHERE, "sh", "-c", memory, "sh"]
     is_permitted = subprocess.run([*begin, "true"], capture_output=True).returncode == 0
     return begin if is_permitted else []
 
 
 @contextmanager
-def started(program: str = "ray_host.py") -> Iterator[Cluster]:
+def started(program: str = "ray_host.py", memory: str = OWN_MEMORY) -> Iterator[Cluster]:
     """A real Ray cluster of two nodes, or what another program starts, until the block ends.
 
     Where it may be, the nodes have a /dev/shm and a /proc of their own, as another machine has: what was only shared here is not
     found there.
 
+    Args:
+        memory: SHARED_MEMORY: they have this machine's /dev/shm, as the nodes of one machine have.
     Raises:
         RuntimeError: it has not started, or has ended; with its last words.
     """
@@ -67,7 +71,7 @@ def started(program: str = "ray_host.py") -> Iterator[Cluster]:
     os.mkdir(f"{folder}/ray")
     try:
         with Listener(f"{folder}/host", "AF_UNIX") as listener, open(f"{folder}/log", "wb") as log:
-            command = ["setsid", "--fork", *elsewhere(), sys.executable, host, f"{folder}/host", folder]
+            command = ["setsid", "--fork", *elsewhere(memory), sys.executable, host, f"{folder}/host", folder]
             subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
             listener._listener._socket.settimeout(START_S)  # type: ignore[attr-defined]  # it has no timeout of its own
             try:

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import product
 from multiprocessing.connection import Client
 from time import monotonic, time
@@ -117,6 +118,16 @@ def main(socket: str, folder: str) -> None:
         """Ends the process that holds the cluster together."""
         cluster.head_node.kill_gcs_server()
 
+    def kill_raylets() -> None:
+        """Ends what rules the actors of every node, and leaves these."""
+        for node in (cluster.head_node, *nodes):
+            node.kill_raylet()
+
+    def send_signal(pid: int, number: int) -> None:
+        """To an actor that has not ended, by the number that it has here."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
     def add_node() -> None:
         nodes.append(cluster.add_node(num_cpus=NUM_CPUS, object_store_memory=STORE_NBYTES))
         meet()
@@ -131,6 +142,8 @@ def main(socket: str, folder: str) -> None:
         "kill_node": kill_node,
         "add_node": add_node,
         "drain_node": drain_node,
+        "kill_raylets": kill_raylets,
+        "send_signal": send_signal,
         "kill_head": kill_head,
     }
     try:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tests.ray.ray_datasets import Rows
 
@@ -17,11 +22,55 @@ class Stuck(Rows):
         return super().__getitem__(index)
 
 
+class HalfWritten(Rows):
+    """One sample stands still with half of its row written, and spoils the whole row once it may go on: the first from FREE on.
+
+    Args:
+        is_away: only one that is read on another node than the head's, whose actors wait for that.
+    """
+
+    FREE = 8
+    schema = {"image": (np.uint8, (300, 40)), "index": (np.int64, ())}
+
+    def __init__(self, folder: str, *, is_away: bool = False) -> None:
+        super().__init__(32)
+        self.folder, self.is_away = Path(folder), is_away
+
+    def read_into(self, index: int, out: Any) -> None:
+        image = out["image"]
+        if index >= self.FREE and self.is_away and on_head():
+            while not (self.folder / "pid").exists():
+                threading.Event().wait(0.01)
+        if index >= self.FREE and self._is_first():
+            image[:150] = 255
+            (self.folder / "pid.new").write_text(str(os.getpid()))
+            (self.folder / "pid.new").rename(self.folder / "pid")  # only here it is whole
+            while not (self.folder / "go_on").exists():
+                threading.Event().wait(0.01)
+            image[:] = 254
+            (self.folder / "spoilt").touch()
+        image[:] = index
+        out["index"] = index
+
+    def _is_first(self) -> bool:
+        try:
+            os.close(os.open(self.folder / "begun", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+
 def stick_away_from_the_head(worker: int) -> None:
     """A worker_init_fn that does not end on any node but the head's."""
+    if not on_head():
+        threading.Event().wait()
+
+
+@cache
+def on_head() -> bool:
+    """Whether this actor's node is the head's."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
     (head,) = [node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"]]
-    if here != head:
-        threading.Event().wait()
+    return bool(here == head)

@@ -27,7 +27,7 @@ def briefing(address: str, **options: Any) -> Briefing:
 def unconnected(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Cluster:
     monkeypatch.setattr(module, "LOOK_S", 0.0)
     monkeypatch.setattr(module, "LOG_S", -1.0)
-    return Cluster(briefing("head:6379", **options), np.empty(200_000_000, np.uint8), [], lambda: None)
+    return Cluster(briefing("head:6379", **options), np.empty(200_000_000, np.uint8), [], lambda: None, -1)
 
 
 def test_without_an_answer_in_time_an_task_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_an_agent_that_takes_anothers_place_knows_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(RayPool, "_launch", launch)
     monkeypatch.setattr(pool_module.owners, "forget", lambda pid: None)
     nothing: Any = None
-    pool = RayPool(briefing("auto", connect_timeout_s=7.5), nothing, nothing)
+    pool = RayPool(briefing("auto", connect_timeout_s=7.5), nothing, nothing, nothing)
     pool.start(0)
     pool.replace(0)
     assert [(briefing.is_again, briefing.connect_timeout_s) for briefing in launched] == [(False, 7.5), (True, 7.5)]

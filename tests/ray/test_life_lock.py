@@ -1,0 +1,348 @@
+"""The lock of actors that write straight into the ring: who has it, how long, and who waits for it. Without Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmload import WorkerDied
+from shmload._core.filler import DONE, ERROR
+from shmload.errors import RingTooSmall
+from shmload.ray import actor_pool, actors, life_lock
+from shmload.ray.actor_pool import Briefing, Call, Cluster, RayPool
+from shmload.ray.actors import ActorSetting, Slot
+from shmload.shm.segment import Segment
+from shmload.worker.reader import Failure
+from tests.ray.ray_datasets import InPlace
+from tests.ray.test_decoder import AREA, POST, decoder, fields, part
+
+BYTE = 1 << 40
+NBYTES = 1 << 20
+
+
+@pytest.fixture
+def control() -> Iterator[Segment]:
+    made = Segment.create(f"shmload-{os.getuid()}-00000000beef-{os.getpid()}-control", NBYTES)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def ray_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life_lock, "GRACE_S", 0.0)
+
+
+@contextmanager
+def holder(segment: Segment, byte: int = BYTE, *, forks: bool = False) -> Iterator[int]:
+    """A process that holds the lock, as long as this one lets it live; with a child of its own that lives longer."""
+    life_lock.let_live(segment.fd, byte)
+    said, says = os.pipe()
+    lives, ends = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(ends)
+        is_held = life_lock.hold(segment.path, byte)
+        if forks and os.fork():
+            os.write(says, b"1" if is_held else b"0")
+            signal.pause()
+        if not forks:
+            os.write(says, b"1" if is_held else b"0")
+        os.read(lives, 1)  # until the test is over
+        os._exit(0)
+    os.close(lives)
+    try:
+        assert os.read(said, 1) == b"1"
+        yield pid
+    finally:
+        for fd in (said, says, ends):
+            os.close(fd)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+def end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_a_lock_is_seen_until_its_process_has_ended(control: Segment) -> None:
+    assert not life_lock.is_held(control.fd)
+    with holder(control) as pid:
+        assert life_lock.is_held(control.fd, BYTE)
+        assert life_lock.is_held(control.fd)
+        assert not life_lock.is_held(control.fd, BYTE + 1)
+        os.kill(pid, signal.SIGSTOP)
+        assert not life_lock.wait_until_free(control.fd, BYTE, 0.0)
+        os.kill(pid, signal.SIGKILL)  # ends a stopped process, too
+        assert life_lock.wait_until_free(control.fd, BYTE, 5.0)
+    assert not life_lock.is_held(control.fd)
+
+
+def test_an_actor_ends_with_its_agent(control: Segment) -> None:
+    with holder(control) as pid:
+        life_lock.let_live(control.fd, BYTE + 2)
+        life_lock.let_end(control.fd, BYTE + 2)  # another's
+        assert life_lock.is_held(control.fd, BYTE)
+        life_lock.let_end(control.fd, BYTE)
+        assert os.WEXITSTATUS(os.waitpid(pid, 0)[1]) == 1
+        assert not life_lock.is_held(control.fd)
+
+
+def test_what_an_actor_has_forked_does_not_keep_its_lock(control: Segment) -> None:
+    with holder(control, forks=True) as pid:
+        assert life_lock.is_held(control.fd)
+        end(pid)
+        assert life_lock.wait_until_free(control.fd, BYTE, 5.0)
+
+
+def test_what_cannot_be_reached_or_is_locked_already_is_not_held(control: Segment) -> None:
+    assert not life_lock.hold(control.path + "-", BYTE)
+    with holder(control):
+        assert not life_lock.hold(control.path, BYTE)
+
+
+class Method:
+    """Of an actor: notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def remote(self, *argument: Any) -> str:
+        self.asked.append(argument)
+        return "ref"
+
+
+class Actor:
+    def __init__(self) -> None:
+        self.work = Method()
+
+
+def cluster(control: Segment, actor: Any, *, is_seeded: bool = True) -> Cluster:
+    briefing = Briefing((), "auto", (), is_seeded, 1, 0, 0, 60.0)
+    made = Cluster(briefing, np.empty(0, np.uint8), [ActorSetting(POST, (), AREA, 4 * AREA)], lambda: None, control.fd)
+    made._actors[0], made._bytes[actor] = actor, BYTE
+    return made
+
+
+def test_only_an_actor_that_locks_this_very_segment_is_told_of_slots(control: Segment) -> None:
+    actor = Actor()
+    ours = cluster(control, actor)
+    task = part([1], 0, 1)._replace(slot=Slot(0, control.path, 0, NBYTES, b""))
+    copy = Segment.create(f"{control.name[: -len('control')]}payload-0", NBYTES)
+    try:
+        shutil.copy(control.path, copy.path)
+        with holder(copy):  # it has found what it takes for the segment
+            assert not ours.is_near(0)
+            assert ours._ask(actor, "work", (task,)).argument[0].slot is None
+    finally:
+        copy.close()
+    with holder(control):
+        assert ours.is_near(0)
+        assert ours._ask(actor, "work", (task,)).argument == (task,)
+
+
+class RayTaskError(Exception):
+    """Stands for Ray's."""
+
+
+class FakeRay:
+    """What the agent asks of Ray: an answer that never comes, and the ends of actors, the first of which is in vain."""
+
+    def __init__(self, error: Exception, pid: int) -> None:
+        self.error, self.pid, self.num_kills = error, pid, 0
+
+    def get(self, ref: Any) -> Any:
+        raise self.error
+
+    def kill(self, actor: Any) -> None:
+        self.num_kills += 1
+        if self.num_kills == 2 and self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def planted(error: Exception, pid: int) -> FakeRay:
+        made, module, exceptions = FakeRay(error, pid), ModuleType("ray"), ModuleType("ray.exceptions")
+        names = ("RayActorError", "ObjectLostError", "NodeDiedError", "WorkerCrashedError", "OutOfMemoryError")
+        for name in names:
+            setattr(exceptions, name, ConnectionError)
+        exceptions.RayTaskError = RayTaskError  # type: ignore[attr-defined]
+        module.get, module.kill, module.exceptions = made.get, made.kill, exceptions  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "ray", module)
+        monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
+        monkeypatch.setattr(actor_pool, "LOG_S", 0.0)
+        return made
+
+    return planted
+
+
+@pytest.mark.parametrize(("error", "raised"), [(ConnectionError("it is gone"), WorkerDied), (MemoryError("no"), MemoryError)])
+def test_what_an_actor_had_is_given_up_when_it_can_write_no_more(
+    error: Exception, raised: Any, control: Segment, fake: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor = Actor()
+    ours = cluster(control, actor, is_seeded=False)
+    with holder(control) as pid:
+        ray = fake(error, pid)
+        os.kill(pid, signal.SIGSTOP)
+        with caplog.at_level(logging.WARNING, "shmload"), pytest.raises(raised):
+            ours.result(0, Call(actor, "ref", "work", (part([1], 0, 1),)))
+        assert ray.num_kills >= 2
+        assert not life_lock.is_held(control.fd, BYTE)
+    assert "and still lives: what it had waits until it cannot write into the ring any more" in caplog.messages[0]
+
+
+def test_an_actor_that_ray_cannot_end_ends_itself(control: Segment, fake: Any) -> None:
+    actor = Actor()
+    with holder(control):
+        fake(ConnectionError("its raylet is gone"), 0)
+        with pytest.raises(WorkerDied):
+            cluster(control, actor, is_seeded=False).result(0, Call(actor, "ref", "work", (part([1], 0, 1),)))
+        assert not life_lock.is_held(control.fd, BYTE)
+
+
+def test_an_actor_that_says_itself_that_its_task_is_over_is_left_alone(control: Segment, fake: Any) -> None:
+    actor = Actor()
+    with holder(control) as pid:
+        ray = fake(RayTaskError("of the task"), pid)
+        with pytest.raises(RayTaskError):
+            cluster(control, actor).result(0, Call(actor, "ref", "work", (part([1], 0, 1),)))
+        assert ray.num_kills == 0
+
+
+def test_an_actor_that_has_no_lock_is_not_waited_for(control: Segment, fake: Any, caplog: pytest.LogCaptureFixture) -> None:
+    actor = Actor()
+    ray = fake(ConnectionError("it is gone"), 0)
+    with pytest.raises(WorkerDied):
+        cluster(control, actor, is_seeded=False).result(0, Call(actor, "ref", "work", (part([1], 0, 1),)))
+    assert (ray.num_kills, caplog.messages) == (1, [])
+
+
+class Agent:
+    """Stands for the process of an agent that has ended."""
+
+    pid, returncode = 7, -9
+
+    def poll(self) -> int:
+        return self.returncode
+
+    def kill(self) -> None: ...
+
+    wait = poll
+
+
+def pool(control: Segment) -> RayPool:
+    nothing: Any = None
+    made = RayPool(Briefing((POST, POST), "auto", (), True, 1, 0, 0, 60.0), nothing, nothing, control)
+    made._agent = Agent()  # type: ignore[assignment]
+    return made
+
+
+def test_an_agents_death_is_told_when_none_of_its_actors_can_write_any_more(
+    control: Segment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(actor_pool, "LOG_S", -1.0)
+    ours = pool(control)
+    with holder(control) as pid:
+        with caplog.at_level(logging.WARNING, "shmload"):
+            assert ours.deaths() == []
+        assert caplog.messages == [
+            "the agent has ended, and some of its Ray actors still live: the loader waits until Ray has ended them"
+        ]
+        end(pid)
+        assert [death.worker_id for death in ours.deaths()] == [0, 1]
+
+
+def test_an_agent_that_is_killed_is_one_whose_actors_have_ended(control: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([True, True, False])
+    monkeypatch.setattr(life_lock, "is_held", lambda fd, byte=None: next(looks))
+    assert pool(control).kill(1) == (1, 7, -9)
+    assert next(looks, None) is None
+
+
+# ------------------------------------------------------------ the actor's side
+
+
+@pytest.fixture
+def writer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(life_lock, "hold", lambda path, byte: True)
+    return decoder(InPlace(300))
+
+
+def slot_of(worker: Any, segment: Segment, offset: int = 0, nbytes: int = NBYTES // 2, number: int = 0) -> Slot:
+    return Slot(number, segment.path, offset, nbytes, worker._local_ring.layout.dumps())
+
+
+def written(worker: Any, slot: Slot, keys: list[int]) -> Any:
+    return worker.work(part(keys, 0, len(keys))._replace(slot=slot))
+
+
+@pytest.mark.parametrize("kind", ["shm", "memfd"])
+def test_an_actor_writes_into_the_slot_and_sends_no_rows(kind: Any, writer: Any) -> None:
+    segment = Segment.create(f"shmload-{os.getuid()}-00000000beef-{os.getpid()}-payload-0", NBYTES, kind=kind)
+    try:
+        for at, keys in ((0, [3, 1, 4]), (NBYTES // 2, [5, 9]), (0, [2])):
+            outcome = written(writer, slot_of(writer, segment, at), keys)
+            assert (outcome.own, outcome.payload.nbytes) == (DONE, 0)
+            assert outcome.num_written > 0
+            images = np.frombuffer(os.pread(segment.fd, 20 * len(keys), at), np.uint8).reshape(-1, 20)
+            assert images.tolist() == [[key] * 20 for key in keys]
+        assert np.frombuffer(fields(writer, part([7], 0, 1))[0], np.uint8).tolist() == [7] * 20  # in memory of its own again
+        assert os.pread(segment.fd, 20, 0) == bytes([2] * 20)
+    finally:
+        segment.close()
+
+
+@pytest.mark.parametrize("change", [{"nbytes": 64}, {"path": "/dev/shm/none"}, {"layout": b"another"}])
+def test_rows_for_which_the_slot_is_not_fit_are_sent(change: Any, writer: Any, control: Segment) -> None:
+    outcome = written(writer, slot_of(writer, control)._replace(**change), [6] * 8)
+    assert (outcome.own, outcome.num_written) == (DONE, 0)
+    assert outcome.payload[:160].tolist() == [6] * 160
+    assert os.pread(control.fd, NBYTES, 0) == bytes(NBYTES)
+
+
+def test_an_actor_without_the_lock_writes_nothing(control: Segment) -> None:
+    worker = decoder(InPlace(300))
+    assert written(worker, slot_of(worker, control), [6]).num_written == 0
+    assert os.pread(control.fd, NBYTES, 0) == bytes(NBYTES)
+
+
+def test_a_segment_that_no_slot_uses_any_more_is_let_go(writer: Any, control: Segment) -> None:
+    other = Segment.create(f"{control.name[: -len('control')]}payload-1", NBYTES)
+    try:
+        for segment in (control, other):
+            assert written(writer, slot_of(writer, segment), [1]).num_written
+        assert list(writer._segments) == [other.path]
+    finally:
+        other.close()
+
+
+def test_a_slot_that_cannot_be_mapped_is_the_tasks_error(writer: Any, control: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(fd: int, nbytes: int, **options: Any) -> Any:
+        raise OSError(12, "mmap: no memory")
+
+    monkeypatch.setattr(actors, "Mapping", failing)
+    with pytest.raises(OSError, match="mmap: no memory"):  # Ray brings it, and the stand-in makes it the batch's
+        written(writer, slot_of(writer, control), [1])
+
+
+def test_a_slot_for_which_there_is_no_memory_is_the_tasks_error(writer: Any, control: Segment) -> None:
+    assert written(writer, slot_of(writer, control), [1]).num_written
+    os.truncate(control.fd, 1 << 16)  # what lies beyond cannot be had, as where /dev/shm is full
+    outcome = written(writer, slot_of(writer, control, NBYTES // 2), [1])
+    failure = Failure.loads(outcome.error)
+    assert (outcome.own, failure.kind) == (ERROR, RingTooSmall)
+    assert "others have taken them" in failure.text

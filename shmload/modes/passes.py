@@ -31,7 +31,7 @@ from shmload.engine.builder import EngineBuilder, LoaderConfig
 from shmload.engine.ring import NOTHING, BadSamples, DeliveryLog
 from shmload.metrics import EpochCallback, EpochMetrics, callbacks_of_environment
 from shmload.worker.reader import Job, index_of, no_end, no_room
-from shmload.worker.sample_rng import Sample, begin_many, begin_reading, drew_for_many, end_samples, kept_generators, seed_globals
+from shmload.worker.sample_rng import Sample, begin_many, drew_for_many, kept_generators, reading_of, seed_globals
 from shmload.world import rank_and_world_size
 
 log = logging.getLogger("shmload")
@@ -266,14 +266,11 @@ class InlineReader:
 
     def read(self, order: Order) -> Any:
         """The batch of an order; NOTHING if every sample of it is skipped. Seed mode leaves the trainer's generators alone."""
-        begin_reading(self)
-        try:
+        with reading_of(self):
             if self._job.seed is None or not self._job.seed_samples:
                 return self._read_good(order)
             with kept_generators():
                 return self._read_good(order)
-        finally:
-            end_samples()
 
     def _read_good(self, order: Order) -> Any:
         while order.nrows:

@@ -124,6 +124,22 @@ def begin_reading(reading: CurrentReading) -> None:
     _now.reading = reading
 
 
+@contextmanager
+def reading_of(reading: CurrentReading) -> Iterator[None]:
+    """Says who reads the samples of a batch. A sample may itself read another loader's batches, and goes on drawing after that."""
+    now = _now
+    outer = None if now.reading is None else (now.reading, now.watch, now.rng, now.rng_of, now.rng_at)
+    now.reading = now.watch = None
+    begin_reading(reading)
+    try:
+        yield
+    finally:
+        if outer is None:
+            end_samples()
+        else:
+            now.reading, now.watch, now.rng, now.rng_of, now.rng_at = outer
+
+
 def begin_sample(
     seed: int | None,
     epoch: int,

@@ -90,3 +90,37 @@ def test_a_sample_that_is_begun_leaves_nothing_to_the_collector() -> None:
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+class Nested:
+    """Each sample draws, reads a batch of another loader, whose samples draw, too, and draws again."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> dict[str, float]:
+        first = sample_rng().random()
+        (inner,) = ShmLoader(Drawing(3), 3, seed=9)
+        return {"first": first, "second": sample_rng().random(), "inner": float(inner["draw"].sum())}
+
+
+class Drawing:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, float]:
+        return {"draw": sample_rng().random()}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sample_goes_on_drawing_behind_another_loaders_batch(num_workers: int) -> None:
+    with ShmLoader(Nested(), 3, seed=4, num_workers=num_workers) as loader:
+        samples = [sample for batch in loader for sample in zip(*(column.tolist() for column in batch.values()), strict=True)]
+    found = [list(column) for column in zip(*samples, strict=True)]
+    rngs = [np.random.Generator(np.random.Philox(key=np.array(sample_key_pair(4, 0, index, 0), np.uint64))) for index in range(6)]
+    assert found[0] == [rng.random() for rng in rngs]
+    assert found[1] == [rng.random() for rng in rngs]
+    assert len(set(found[2])) == 1

@@ -156,6 +156,14 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
+        "a sample that reads another loader's batch does not go on as itself",
+        "shmload/worker/sample_rng.py",
+        "            now.reading, now.watch, now.rng, now.rng_of, now.rng_at = outer\n",
+        "            now.reading, now.watch, now.rng, now.rng_of, now.rng_at = *outer[:2], None, None, None\n",
+        ("tests/loader/test_sample_rng.py::test_a_sample_goes_on_drawing_behind_another_loaders_batch",),
+    ),
+    Defect(
+        "N1",
         "a reader that has waited for another's fetch waits for room, too",
         "shmload/remote/local_shards.py",
         "            return repeated(lambda: self._obtain(number, 0), None, (TimeoutError,))\n",

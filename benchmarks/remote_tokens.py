@@ -16,8 +16,8 @@ Result (2 cores, beside other programs at a load of 7, one round):
 |---|---|---|---|---|---|
 | cold, MB/s; CPU us a window | 116; 26 | 68; 28 | 63; 38 | 23; 93 | 17; 279 |
 | warm | 148; 21 | 75; 24 | 111; 29 | 79; 65 | 22; 211 |
-Predicted: 0.3 of LitData's CPU. Found at first: 0.7 cold and 1.0 warm, as numpy's state was taken twice for each chunk of a batch, to
-see whether its samples drew.
+Predicted: 0.3 of LitData's CPU. Found at first: 0.7 cold and 1.0 warm, as numpy's state was taken twice for each chunk of a batch,
+to see whether its samples drew.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ pytestmark = [
     # Lightning's advice, on hosts with more cores than these tests use, and with a GPU
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:GPU available but not used"),
+    pytest.mark.filterwarnings("ignore:The `srun` command is available"),
 ]
 
 

@@ -59,7 +59,7 @@ def test_members_whose_code_may_draw_are_read_row_by_row() -> None:
         return {"x": np.zeros(6)}
 
     plain: Any = ConcatDataset([ArrayDataset(rows()), ArrayDataset(rows())])  # type: ignore[list-item]  # torch reads them, too
-    drawing: Any = ConcatDataset([ArrayDataset(rows()), Drawing(rows())])  # type: ignore[list-item]
+    drawing: Any = ConcatDataset([ArrayDataset(rows()), Drawing(rows())])  # type: ignore[list-item]  # as above
     ways = [in_place_of(dataset) for dataset in (plain, drawing)]
     assert [way is not None and way.read_batch_into is not None for way in ways] == [True, False]
     whole = [torch.cat([batch["x"] for batch in ShmLoader(drawing, size, seed=1)]) for size in (1, 5, 12)]

@@ -21,7 +21,8 @@ NEEDED = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 missing = [name for name in NEEDED if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
 pytestmark = [
     pytest.mark.slow(reason="starts Slurm's daemons"),
-    pytest.mark.skipif(bool(missing) or os.getuid() != 0, reason=f"needs Slurm ({', '.join(missing)}), and root to run its nodes"),
+    pytest.mark.skipif(bool(missing), reason=f"needs Slurm's {', '.join(missing)}"),
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root, to run Slurm's nodes"),
 ]
 ROOT = Path(__file__).parents[2]
 NUM_NODES, NUM_SAMPLES = 4, 24

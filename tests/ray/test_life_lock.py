@@ -179,8 +179,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
         names = ("RayActorError", "ObjectLostError", "NodeDiedError", "WorkerCrashedError", "OutOfMemoryError")
         for name in names:
             setattr(exceptions, name, ConnectionError)
-        exceptions.RayTaskError = RayTaskError  # type: ignore[attr-defined]
-        module.get, module.kill, module.exceptions = made.get, made.kill, exceptions  # type: ignore[attr-defined]
+        exceptions.RayTaskError = RayTaskError  # type: ignore[attr-defined]  # of a module made here
+        module.get, module.kill, module.exceptions = made.get, made.kill, exceptions  # type: ignore[attr-defined]  # as above
         monkeypatch.setitem(sys.modules, "ray", module)
         monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
         monkeypatch.setattr(actor_pool, "LOG_S", 0.0)

@@ -8,9 +8,10 @@ collate; what torch refuses is left out. Counted are whole passes behind the fir
 How to read: the dearest and the cheapest of all cases, by CPU a sample of all processes over torch's, and the one of them that was
 slowest by the wall. A new seed, `SHMLOAD_CROSSED_SEED`, draws others.
 
-Result (2 cores, beside other programs): of 145 cases with 2 workers the dearest took 0.98 of torch's CPU, lines of JSON in torch's
-mode; in a second run one took 0.89 of its CPU and 1.12 of its time. Without workers and with a seed up to 5 times, where a sample costs torch 0.5 us: three generators are seeded before it. What
-was found by it: numpy's state took 47 us for each chunk, a ConcatDataset of tensors 10 us a row, Parquet's footer 2 ms a row group.
+Result (2 cores, beside other programs): of 133 cases with 2 workers the dearest took 0.98 of torch's CPU, lines of JSON in torch's
+mode; of 57 more, of formats alone, one took 0.89 of its CPU and 1.12 of its time. Without workers and with a seed a sample that
+costs torch 0.5 us costs 2.5: three generators are seeded before it. What was found by it: a ConcatDataset of tensors took 10 us a
+row, Parquet's footer 2 ms a row group.
 """
 
 from __future__ import annotations

@@ -268,8 +268,10 @@ class _InPlaceConcat(InPlace):
 
         self.read_into = read_into
         self.read_batch_into = None
-        if all(m.draws_nothing and m.read_batch_into is not None for m in members) and not self.layout().is_ragged:
-            self.read_batch_into = self._read_batch
+        if all(m.draws_nothing and m.read_batch_into is not None for m in members):
+            self._layout = self.layout()
+            if not self._layout.is_ragged:
+                self.read_batch_into = self._read_batch
 
     def takes(self, keys: Any) -> bool:
         """Whether the member of each key takes it."""
@@ -283,7 +285,7 @@ class _InPlaceConcat(InPlace):
             assert read_batch_into is not None
             if len(rows) == len(keys):
                 return read_batch_into(at, out)
-            own = private_rows(self.layout(), len(rows))
+            own = private_rows(self._layout, len(rows))
             read_batch_into(at, RowOut(own, slice(0, len(rows))))
             for name, values in own.items():
                 out[name][rows] = values

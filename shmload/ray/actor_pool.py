@@ -294,12 +294,16 @@ class Cluster:
     def begin(self, worker: int, method: str, *argument: Any) -> Call:
         """Asks a worker's actor for something, behind all it has been asked for; nothing is waited for.
 
+        Where the actor has died since it was last looked at and another is on its way, nobody is asked yet: `result` sees to that.
+
         Raises:
             ClusterUnreachable: there is no connection, or none yet.
             WorkerDied: the actor is dead and may not be replaced.
         """
         self._check(worker)
-        return self._ask(self._actors[worker], method, argument)
+        with self._lock:
+            actor = self._actors[worker] if worker in self._started else None
+        return Call(None, None, method, argument) if actor is None else self._ask(actor, method, argument)
 
     def _ask(self, actor: Any, method: str, argument: tuple[Any, ...]) -> Call:
         if not self._reaches_ring(actor):
@@ -365,16 +369,19 @@ class Cluster:
             exceptions.WorkerCrashedError,
             exceptions.OutOfMemoryError,  # Ray has killed it because its node ran short
         )
-        try:
-            return self._answer(call.actor, call.ref)
-        except died as error:
-            reason: Exception = error
+        reason: Exception | None = None  # why the actor that was asked last has ended
+        if call.actor is not None:
+            try:
+                return self._answer(call.actor, call.ref)
+            except died as error:
+                reason = error
+            if (timed_out := self._timed_out(worker, call)) is not None:
+                return timed_out
         num_deaths = 0.0  # the first may have been over another task
-        if (timed_out := self._timed_out(worker, call)) is not None:
-            return timed_out
         with self._repeats[worker]:  # alone: what it had been asked for besides would be blamed, too
             while True:
-                self._see_to(worker, call.actor, reason, num_deaths)
+                if reason is not None:
+                    self._see_to(worker, call.actor, reason, num_deaths)
                 actor = self._actor_for(worker)
                 is_own = actor is self._actors[worker]  # another worker's has other tasks, which it may die of
                 call = self._ask(actor, call.method, call.argument)

@@ -191,6 +191,22 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
+        "a task is sent to the place of an actor that has just died",
+        "shmload/ray/actor_pool.py",
+        "            actor = self._actors[worker] if worker in self._started else None\n",
+        "            actor = self._actors[worker]\n",
+        (f"{CONNECTION}test_a_task_for_an_actor_that_has_just_died_goes_to_the_next",),
+    ),
+    Defect(
+        "N6",
+        "a task that nobody was asked for is a death of its worker's actor",
+        "shmload/ray/actor_pool.py",
+        "                if reason is not None:\n                    self",
+        "                if num_deaths >= 0:\n                    self",
+        (f"{CONNECTION}test_a_task_for_an_actor_that_has_just_died_goes_to_the_next",),
+    ),
+    Defect(
+        "N6",
         "an actor that writes into the ring takes no lock",
         "shmload/ray/life_lock.py",
         "fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte)",

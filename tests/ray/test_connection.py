@@ -1,8 +1,10 @@
-"""What an task waits for before there are actors, without Ray."""
+"""What a task waits for before there are actors, without Ray."""
 
 from __future__ import annotations
 
 import logging
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ def unconnected(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Cluster:
     return Cluster(briefing("head:6379", **options), np.empty(200_000_000, np.uint8), [], lambda: None, -1)
 
 
-def test_without_an_answer_in_time_an_task_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_answer_in_time_a_task_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = unconnected(monkeypatch, connect_timeout_s=0.5)
     cluster._asked_at = EARLY
     cluster.wait(lambda: True)
@@ -153,3 +155,28 @@ def test_connect_timeout_s_is_a_time(given: Any) -> None:
 def test_connect_timeout_s_is_an_attribute() -> None:
     assert ShmLoader([1]).connect_timeout_s == 60.0
     assert ShmLoader([1], connect_timeout_s=5).connect_timeout_s == 5
+
+
+class Answering:
+    """Stands for an actor that answers at once."""
+
+    work = SimpleNamespace(remote=lambda task: f"answer to {task}")
+
+
+def test_a_task_for_an_actor_that_has_just_died_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, made = unconnected(monkeypatch), []
+    cluster._is_connected.set()
+    cluster._repeats = [threading.Lock()]
+    cluster._settings = [SimpleNamespace(sample_timeout_s=None)]  # type: ignore[list-item]  # all that is asked of it
+    monkeypatch.setattr(cluster, "_make_actors", made.append)
+    monkeypatch.setattr(cluster, "_introduce", lambda settings: None)
+    monkeypatch.setattr(cluster, "_answer", lambda actor, ref: ref)
+    cluster._actors[0], cluster._started[0] = (dead := Answering()), Introduction(("node", 1), "host", versions())
+    assert cluster.may_claim(0)
+    cluster._replace(0, dead, "it was killed")
+    between = cluster.begin(0, "work", "a task")
+    cluster._actors[0] = Answering()  # made, and not introduced to the dataset yet
+    made_only = cluster.begin(0, "work", "another")
+    cluster._started[0] = Introduction(("node", 2), "host", versions())
+    assert [cluster.result(0, call) for call in (between, made_only)] == ["answer to a task", "answer to another"]
+    assert len(made) == 1, "the actor on its way is no dead one"

@@ -47,7 +47,7 @@ def part(keys: list[int], first: int, end: int, *, is_pickled: bool = False) -> 
 
 
 def fields(worker: Decoder, task: Task) -> list[bytes]:
-    """The bytes of an task's rows, field by field, without the gaps between fields."""
+    """The bytes of a task's rows, field by field, without the gaps between fields."""
     outcome = worker.work(task)
     assert outcome.own == DONE
     assert outcome.row_nbytes is not None

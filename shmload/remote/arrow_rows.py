@@ -28,13 +28,13 @@ class Parquet(BlockLayout):
 
     Args:
         columns: those that samples have; None: all.
-        cache_bytes: of decoded row groups, in each process.
+        cache_bytes: of decoded row groups, for each dataset in each process.
     """
 
     name: ClassVar[str] = "parquet"
     columns: tuple[str, ...] | None = None
     cache_bytes: int = 1 << 28
-    _decoded: PerProcess[BlockCache] = field(default_factory=PerProcess, compare=False, repr=False)
+    _decoded: PerProcess[BlockCache] = field(default_factory=PerProcess, init=False, compare=False, repr=False)
 
     def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
         tail = bytes(memoryview(read(max(nbytes - 8, 0), min(nbytes, 8))).cast("B"))
@@ -57,7 +57,7 @@ class Parquet(BlockLayout):
     def sample(self, index: RecordIndex, number: int, read: Read) -> dict[str, Any]:
         block, row = index.block(number)
         cache = self._decoded.get(lambda: BlockCache(self.cache_bytes))
-        columns = cache.get((index.path, index.extra[-64:], block), lambda: self._group(index, block, read, cache))
+        columns = cache.get((index.path, block), lambda: self._group(index, block, read, cache))
         return {name: cell(column, row) for name, column in columns.items()}
 
     def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Parquet(BlockLayout):
         try:
             source = arrow.PythonFile(_Part(begin, bytes(memoryview(read(begin, nbytes)).cast("B")), int(index.bounds[-1])), "r")
             footer = index.extra  # of all row groups, so it takes longer to parse than one of many takes to decode
-            metadata = cache.get((index.path, footer[-64:]), lambda: (_metadata(index.path, footer), len(footer)))
+            metadata = cache.get((index.path, "footer"), lambda: (_metadata(index.path, footer), len(footer)))
             file = parquet.ParquetFile(source, metadata=metadata)
             if missing := set(self.columns or ()).difference(file.schema_arrow.names):
                 raise ValueError(f"has no column {', '.join(sorted(missing))}; it has {', '.join(file.schema_arrow.names)}")

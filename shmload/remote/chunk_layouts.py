@@ -228,11 +228,13 @@ class LitData(BlockLayout):
         block_size: tokens of a sample, where chunks are tokens end to end.
         allow_pickle: read leaves of pickles, which can run any code.
         cache_bytes: of chunks that are rows of Arrow, as LitData writes dicts of numbers, bytes and text: what is decoded of them,
-            and what is fetched where the cache does not hold them; of frames that hold several items: what they expand to. In
-            each process.
-        encryption: what decrypts items that were encrypted one by one, by its `decrypt(bytes)`: LitData's own FernetEncryption or
-            RSAEncryption, or Fernet of the package cryptography. Shown nowhere; worker processes are given it.
+            and what is fetched where the cache does not hold them; of frames that hold several items: what they expand to. For
+            each dataset in each process.
+        encryption: what decrypts items or whole chunks, by its `decrypt(bytes)`: LitData's own FernetEncryption or RSAEncryption,
+            or Fernet of the package cryptography. Shown nowhere; worker processes are given it. Copies stay encrypted; what a whole
+            chunk decrypts to is kept within `cache_bytes`, and a chunk that is larger is decrypted for each of its items.
         is_zipped: whether each item is a frame of zstd, as its index.json says.
+        is_sealed: whether whole chunks are encrypted, as it says, and not their items.
     """
 
     name: ClassVar[str] = "litdata"
@@ -243,7 +245,8 @@ class LitData(BlockLayout):
     cache_bytes: int = 1 << 28
     encryption: Any = field(default=None, compare=False, repr=False)
     is_zipped: bool = False
-    _decoded: PerProcess[BlockCache] = field(default_factory=PerProcess, compare=False, repr=False)
+    is_sealed: bool = False
+    _decoded: PerProcess[BlockCache] = field(default_factory=PerProcess, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.encryption is not None and not callable(getattr(self.encryption, "decrypt", None)):
@@ -252,6 +255,12 @@ class LitData(BlockLayout):
             )
 
     def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
+        if not self.is_sealed:
+            return self._found(url, nbytes, read)
+        (inside, _), _ = self._unsealed(url, nbytes, read)
+        return RecordIndex(url, np.array([0, nbytes], np.int64), np.array([0, inside.num_samples], np.int64))
+
+    def _found(self, url: str, nbytes: int, read: Read) -> RecordIndex:
         if bytes(memoryview(read(0, min(nbytes, 8))).cast("B")) == _FRAMED:
             return _of_frames(url, nbytes, read)
         bounds, end = _table(url, nbytes, read)
@@ -263,10 +272,29 @@ class LitData(BlockLayout):
             return _of_arrow(url, nbytes, read, len(bounds) - 1)
         return RecordIndex(url, bounds)
 
+    def _unsealed(self, url: str, nbytes: int, read: Read) -> tuple[tuple[RecordIndex, memoryview], int]:
+        """A whole chunk decrypted, where its items lie in that, and how much it holds."""
+        try:
+            plain = self._decrypted(memoryview(read(0, nbytes)))
+        except ValueError as error:
+            raise ShardCorrupt(f"{url}: {error}") from error
+        return (self._found(url, len(plain), lambda at, size: plain[at : at + size]), plain), len(plain)
+
     def sample(self, index: RecordIndex, number: int, read: Read) -> dict[str, Any]:
         if index.firsts is None:
             return super().sample(index, number, read)
         cache = self._decoded.get(lambda: BlockCache(self.cache_bytes))
+        if not self.is_sealed:
+            return self._sample(index, number, read, cache)
+        whole = index.span(0)[1]
+        inside, plain = cache.get((index.path, "plain"), lambda: self._unsealed(index.path, whole, read))
+        if inside.num_samples != index.num_samples:
+            raise ShardCorrupt(f"{index.path}: holds {inside.num_samples} items, and its index says {index.num_samples}")
+        return self._sample(inside, number, lambda at, nbytes: plain[at : at + nbytes], cache)
+
+    def _sample(self, index: RecordIndex, number: int, read: Read, cache: BlockCache) -> dict[str, Any]:
+        if index.firsts is None:
+            return super().sample(index, number, read)
         if index.extra:
             return super().sample(index, number, lambda at, nbytes: _framed(index, number, read, cache))
         arrow = library("pyarrow", "parquet")
@@ -299,14 +327,15 @@ class LitData(BlockLayout):
 
     def _plain(self, data: memoryview) -> memoryview:
         """An item's bytes, decrypted or expanded."""
-        if self.encryption is not None:
-            try:
-                data = memoryview(self.encryption.decrypt(bytes(data)))
-            except Exception as error:  # a library's own
-                raise ValueError(
-                    f"it was damaged, or encrypted with another key than that of encryption= ({_kind(error)})"
-                ) from error
+        if self.encryption is not None and not self.is_sealed:
+            data = self._decrypted(data)
         return memoryview(b"".join(expanded_pieces("zst", io.BytesIO(data)))) if self.is_zipped else data
+
+    def _decrypted(self, data: memoryview) -> memoryview:
+        try:
+            return memoryview(self.encryption.decrypt(bytes(data)))
+        except Exception as error:  # a library's own
+            raise ValueError(f"it was damaged, or encrypted with another key than that of encryption= ({_kind(error)})") from error
 
     def _leaf(self, given: str, data: Any) -> Any:
         kind, _, code = given.partition(":")
@@ -409,28 +438,27 @@ def litdata_of(config: Mapping[str, Any], asked: LitData, where: str) -> LitData
         ValueError: it says what is not read here.
     """
     loader = config.get("item_loader") or "PyTreeLoader"
-    level, encryption = config.get("compression_level"), config.get("encryption")
+    level, encryption = config.get("compression_level"), config.get("encryption") or {"level": None, "algorithm": "nothing"}
+    sealed = encryption["level"]
     refused = {
         f"compression_level={level!r}": level not in (None, "chunk", "batch", "sample"),
-        "encryption of whole chunks": encryption and encryption["level"] != "sample",
-        "encryption of tokens": encryption and loader == "TokensLoader",
+        f"encryption of level={sealed!r}": sealed not in (None, "chunk", "sample"),
+        "tokens encrypted sample by sample": sealed == "sample" and loader == "TokensLoader",
         f"item_loader={loader}": loader not in ("PyTreeLoader", "TokensLoader"),
     }
     if what := [name for name, is_so in refused.items() if is_so]:
+        raise ValueError(f"{where}: was written with {', '.join(what)}, which is not read here: optimize it without")
+    if (sealed is None) != (asked.encryption is None):
+        remedy = "say what decrypts them, layout=LitData(encryption=FernetEncryption.load(file, password))"
         raise ValueError(
-            f"{where}: was written with {', '.join(what)}, which is not read here: optimize it without, or with encryption of "
-            "level='sample'"
+            f"{where}: its {'chunks' if sealed == 'chunk' else 'items'} are encrypted by {encryption['algorithm']}: "
+            f"{'leave encryption= out' if sealed is None else remedy}"
         )
-    if bool(encryption) != (asked.encryption is not None):
-        remedy = "leave encryption= out"
-        if encryption:
-            remedy = "say what decrypts them, layout=LitData(encryption=FernetEncryption.load(file, password))"
-        raise ValueError(f"{where}: its items are encrypted by {(encryption or {}).get('algorithm', 'nothing')}: {remedy}")
     if loader == "TokensLoader" and asked.block_size is None:
         raise ValueError(f"{where}: holds tokens end to end: say how many make a sample, layout=LitData(block_size=...)")
     spec = json.loads(config["data_spec"])[1] if config.get("data_spec") else {"type": None, "children_spec": []}
     formats = tuple(map(str, config["data_format"]))
-    return replace(asked, data_format=formats, tree=_tree(spec, where), is_zipped=level == "sample")
+    return replace(asked, data_format=formats, tree=_tree(spec, where), is_zipped=level == "sample", is_sealed=sealed == "chunk")
 
 
 def _tree(spec: Mapping[str, Any], where: str) -> Any:

@@ -27,9 +27,9 @@ import math
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -404,13 +404,13 @@ def layout_of(key: str) -> ShardLayout | None:
 
 
 def layout_named(given: str | ShardLayout) -> ShardLayout:
-    """The layout of a name; one that is there already stays.
+    """The layout of a name, or a fresh one like what is given: what it keeps of shards is one dataset's, as they may be replaced.
 
     Raises:
         ValueError: none has that name.
     """
     if not isinstance(given, str):
-        return given
+        return replace(cast(Any, given)) if is_dataclass(given) else given
     if given not in _NAMED:
         raise ValueError(f"layout is one of {', '.join(_NAMED)}, or of the classes of shmload.remote.layouts; got {given!r}")
     return _NAMED[given]()

@@ -281,16 +281,18 @@ def _followed(case: Case, folder: str) -> Any:
 
 def _lies(case: Case, folder: Path) -> Any:
     from shmload.remote import RemoteDataset
-    from shmload.remote.layouts import TFRecords
+    from shmload.remote.layouts import LitData, TFRecords
     from shmload.remote.listing import shards_in
     from shmload.storage.local import LocalStore
 
     layout = {"": "parquet", "gzip": "jsonl.gz", "zlib": "tfrecord", "files": "mds", "bare": "jsonl"}[case.extra]
+    if layout == "mds" and case.seed % 2:
+        layout = "bin"
     num_files = min(case.n, 4)
     for number in range(num_files):
         indices = range(number * case.n // num_files, (number + 1) * case.n // num_files)
         LYING[layout](case, folder / f"part-{number}.{layout}", [_written(case, index) for index in indices])
-    asked = TFRecords(schema_of(case)) if layout == "tfrecord" else None
+    asked = {"tfrecord": TFRecords(schema_of(case)), "bin": LitData(encryption=_cipher(_chunk_kind(case)))}.get(layout)
     shards = shards_in(LocalStore(folder), asked)
     room = (shards.largest + 1, shards.largest * 2, shards.nbytes * 2)[case.seed % 3]
     ahead = (None, 0, shards.largest)[case.seed // 3 % 3]
@@ -343,12 +345,56 @@ def _lying_mds(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
     path.write_bytes(len(bodies).to_bytes(4, "little") + bounds + config + b"".join(bodies))
 
 
+def _chunk_kind(case: Case) -> str:
+    return ("", "chunk", "sample", "zstd")[case.seed // 2 % 4]
+
+
+def _cipher(kind: str) -> Any:
+    from cryptography.fernet import Fernet
+
+    return Fernet(b"YSBrZXkgb2YgdGhlIGNyb3NzaW5ncywgMzIgYnl0ZXM=") if kind in ("chunk", "sample") else None
+
+
+def _lying_chunks(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
+    """As LitData's writer does it: offsets, items of sizes and leaves; plain, compressed one by one, encrypted one by one or whole."""
+    kind = _chunk_kind(case)
+    cipher = _cipher(kind)
+    formats = {"i": "int", "a": "no_header_numpy:9", "s": "str", "v": "no_header_numpy:3"}
+    encode = {"i": lambda value: int(value).to_bytes(8, "little"), "s": lambda value: value.encode()}
+    items = []
+    for each in samples:
+        leaves = [encode[name](each[name]) if name in encode else each[name].tobytes() for name in case.fields]
+        item = b"".join(len(leaf).to_bytes(4, "little") for leaf in leaves) + b"".join(leaves)
+        if kind == "zstd":
+            import zstandard
+
+            item = zstandard.compress(item)
+        items.append(cipher.encrypt(item) if kind == "sample" else item)
+    bounds = np.cumsum([4 * (len(items) + 2), *map(len, items)]).astype("<u4").tobytes()
+    chunk = len(items).to_bytes(4, "little") + bounds + b"".join(items)
+    path.write_bytes(cipher.encrypt(chunk) if kind == "chunk" else chunk)
+    leaf = {"type": None, "context": None, "children_spec": []}
+    spec = {"type": "builtins.dict", "context": json.dumps(list(case.fields)), "children_spec": [leaf] * len(case.fields)}
+    config = {
+        "data_format": [formats[name] for name in case.fields],
+        "data_spec": json.dumps([1, spec]),
+        "compression": "zstd" if kind == "zstd" else None,
+        "compression_level": "sample" if kind == "zstd" else None,
+        "encryption": {"algorithm": "fernet", "level": kind} if cipher else None,
+    }
+    index = path.parent / "index.json"
+    chunks = json.loads(index.read_text())["chunks"] if index.exists() else []
+    chunks.append({"filename": path.name, "chunk_bytes": path.stat().st_size, "chunk_size": len(items)})
+    index.write_text(json.dumps({"chunks": chunks, "config": config}))
+
+
 LYING: dict[str, Callable[[Case, Path, list[dict[str, Any]]], None]] = {
     "parquet": _lying_parquet,
     "jsonl": _lying_lines,
     "jsonl.gz": _lying_lines,
     "tfrecord": _lying_records,
     "mds": _lying_mds,
+    "bin": _lying_chunks,
 }
 
 

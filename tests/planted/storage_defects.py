@@ -219,6 +219,22 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
+        "what a layout keeps of its shards is shared by all datasets that were given it",
+        "shmload/remote/layouts.py",
+        "        return replace(cast(Any, given)) if is_dataclass(given) else given\n",
+        "        return given\n",
+        (f"{LAYOUTS}test_what_a_layout_keeps_of_its_shards_is_one_datasets",),
+    ),
+    Defect(
+        "N5",
+        "a chunk that is encrypted whole is decrypted for each item",
+        "shmload/remote/chunk_layouts.py",
+        'cache.get((index.path, "plain"), lambda: self._unsealed(index.path, whole, read))',
+        "self._unsealed(index.path, whole, read)[0]",
+        (f"{LAYOUTS}test_a_chunk_that_is_encrypted_whole_is_decrypted_once_and_its_copy_stays_encrypted",),
+    ),
+    Defect(
+        "N5",
         "a blank line of JSON lines is a sample",
         "shmload/remote/layouts.py",
         "            ends.append(np.delete(found, blank) + at)",

@@ -158,25 +158,39 @@ def test_connect_timeout_s_is_an_attribute() -> None:
 
 
 class Answering:
-    """Stands for an actor that answers at once."""
+    """Stands for an actor that answers at once, if it has been given the dataset."""
 
-    work = SimpleNamespace(remote=lambda task: f"answer to {task}")
+    is_introduced = True
+
+    @property
+    def work(self) -> Any:
+        assert self.is_introduced
+        return SimpleNamespace(remote=lambda task: f"answer to {task}")
 
 
 def test_a_task_for_an_actor_that_has_just_died_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, made = unconnected(monkeypatch), []
+    cluster, made, here = unconnected(monkeypatch), list[Any](), Introduction(("node", 1), "host", versions())
     cluster._is_connected.set()
     cluster._repeats = [threading.Lock()]
     cluster._settings = [SimpleNamespace(sample_timeout_s=None)]  # type: ignore[list-item]  # all that is asked of it
     monkeypatch.setattr(cluster, "_make_actors", made.append)
     monkeypatch.setattr(cluster, "_introduce", lambda settings: None)
     monkeypatch.setattr(cluster, "_answer", lambda actor, ref: ref)
-    cluster._actors[0], cluster._started[0] = (dead := Answering()), Introduction(("node", 1), "host", versions())
+    cluster._actors[0], cluster._started[0] = (dead := Answering()), here
     assert cluster.may_claim(0)
     cluster._replace(0, dead, "it was killed")
     between = cluster.begin(0, "work", "a task")
-    cluster._actors[0] = Answering()  # made, and not introduced to the dataset yet
-    made_only = cluster.begin(0, "work", "another")
-    cluster._started[0] = Introduction(("node", 2), "host", versions())
-    assert [cluster.result(0, call) for call in (between, made_only)] == ["answer to a task", "answer to another"]
+    successor = Answering()
+
+    def started(worker: int) -> Answering:
+        successor.is_introduced = True
+        cluster._actors[worker], cluster._started[worker] = successor, here
+        return successor
+
+    monkeypatch.setattr(cluster, "_actor_for", started)
+    assert cluster.result(0, between) == "answer to a task"
     assert len(made) == 1, "the actor on its way is no dead one"
+    cluster._started.clear()
+    successor.is_introduced = False
+    made_only = cluster.begin(0, "work", "another")
+    assert cluster.result(0, made_only) == "answer to another"

@@ -164,6 +164,10 @@ def of_litdata(number: int) -> dict[str, Any]:
     return {**made, "picture": np.asarray(made["picture"]), "t": made["t"].numpy(), "flat": made["flat"].numpy(), "nested": nested}
 
 
+def of_tokens(number: int) -> dict[str, Any]:
+    return {"value": np.arange(10 * number, 10 * number + 10)}
+
+
 def line_sample(number: int) -> dict[str, Any]:
     return {"label": number, "name": f"näme {number}"}
 
@@ -194,11 +198,17 @@ CASES = [
     Case("litdata batch", copied("litdata_batch"), of_litdata),
     Case("litdata sample", copied("litdata_sample"), of_litdata),
     Case("litdata fernet", copied("litdata_fernet"), of_litdata, LitData(encryption=Fernet(FERNET_KEY)), True),
+    Case("litdata sealed", copied("litdata_sealed"), of_litdata, LitData(encryption=Fernet(FERNET_KEY))),
+    Case("litdata sealed.zstd", copied("litdata_sealed_zstd"), of_litdata, LitData(encryption=Fernet(FERNET_KEY)), True),
     Case("litdata", copied("litdata"), of_litdata),
     Case("litdata.zstd", copied("litdata_zstd"), of_litdata, None, True),
     Case("litdata rows", copied("litdata_rows"), row_sample),
     Case("litdata rows.zstd", copied("litdata_rows_zstd"), row_sample),
-    Case("litdata, tokens", copied("litdata_tokens"), lambda n: {"value": np.arange(10 * n, 10 * n + 10)}, LitData(block_size=10)),
+    Case("litdata rows sealed", copied("litdata_rows_sealed"), row_sample, LitData(encryption=Fernet(FERNET_KEY))),
+    Case("litdata, tokens", copied("litdata_tokens"), of_tokens, LitData(block_size=10)),
+    Case(
+        "litdata, tokens sealed", copied("litdata_tokens_sealed"), of_tokens, LitData(block_size=10, encryption=Fernet(FERNET_KEY))
+    ),
 ]
 
 

@@ -397,7 +397,11 @@ def test_chunks_of_litdata_that_are_not_read_are_said(tmp_path: Path) -> None:
     shutil.copytree(DATA / "litdata", tmp_path, dirs_exist_ok=True)
     index = json.loads((tmp_path / "index.json").read_text())
     for change, words in (
-        ({"encryption": {"algorithm": "fernet", "level": "chunk"}}, "was written with encryption of whole chunks, which is not re"),
+        (
+            {"encryption": {"algorithm": "fernet", "level": "file"}},
+            "was written with encryption of level='file', which is not read",
+        ),
+        ({"encryption": {"algorithm": "fernet", "level": "chunk"}}, "its chunks are encrypted by fernet: say what decrypts them"),
         (
             {"encryption": {"algorithm": "fernet", "level": "sample"}},
             r"encrypted by fernet: say what decrypts them, layout=LitData",
@@ -426,9 +430,64 @@ def test_items_that_litdata_has_encrypted_need_their_key(tmp_path: Path) -> None
     with pytest.raises(TypeError, match=r"encryption has a method decrypt\(bytes\), as LitData's FernetEncryption; got a bytes"):
         LitData(encryption=key)
     assert "Fernet" not in repr(LitData(encryption=Fernet(key)))
+    with pytest.raises(ShardCorrupt, match=r"chunk-0-0\.bin: it was damaged, or encrypted with another key .*InvalidToken"):
+        list(RemoteDataset.from_urls(str(DATA / "litdata_sealed"), layout=LitData(encryption=Fernet(key)), shuffle=False))
     view = RemoteDataset.from_urls(str(DATA / "litdata_fernet"), layout=LitData(encryption=Fernet(FERNET_KEY))).indexed()
     with ShmLoader(view, 4, seed=0, num_workers=1, multiprocessing_context="fork") as loader:
         assert sorted(joined(batch["label"].tolist() for batch in loader)) == [number - 3 for number in range(NUM_SAMPLES)]
+
+
+class Counted(Fernet):
+    """Counts what it decrypts."""
+
+    num_decrypted = 0
+
+    def decrypt(self, token: bytes | str, ttl: int | None = None) -> bytes:
+        self.num_decrypted += 1
+        return super().decrypt(token, ttl)
+
+
+def test_a_chunk_that_is_encrypted_whole_is_decrypted_once_and_its_copy_stays_encrypted(tmp_path: Path) -> None:
+    counted = Counted(FERNET_KEY)
+    chunks = RemoteDataset.from_urls(
+        str(DATA / "litdata_sealed"), layout=LitData(encryption=counted), shuffle=False, cache_folder=str(tmp_path)
+    )
+    assert len(chunks.indexed()) == NUM_SAMPLES
+    for num_decrypted in (8, 12):  # once to make each chunk's index, once to read it; the next pass has the indexes
+        assert [sample["label"] for sample in chunks] == [number - 3 for number in range(NUM_SAMPLES)]
+        assert counted.num_decrypted == num_decrypted
+        chunks = RemoteDataset.from_urls(
+            str(DATA / "litdata_sealed"), layout=LitData(encryption=counted), shuffle=False, cache_folder=str(tmp_path)
+        )
+    kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert len(kept) > 4000
+    assert "näme 3".encode() not in kept
+
+
+@pytest.mark.parametrize("name", ["parquet", "litdata batch", "litdata sealed", "litdata rows"])
+def test_what_a_layout_keeps_of_its_shards_is_one_datasets(name: str, tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.name == name)
+    case.write(tmp_path)
+    layout = case.layout if case.layout is not None else Parquet() if name == "parquet" else LitData()
+
+    def labels() -> list[int]:
+        dataset = RemoteDataset.from_urls(str(tmp_path), layout=layout, shuffle=False)
+        return [sample["label"] for sample in dataset]
+
+    before = labels()
+    one, other = sorted(path for path in tmp_path.iterdir() if path.name != "index.json")[:2]
+    one.rename(tmp_path / "between")
+    other.rename(one)
+    (tmp_path / "between").rename(other)
+    if (index := tmp_path / "index.json").exists():
+        said = json.loads(index.read_text())
+        for what in ("chunk_bytes", "chunk_size"):
+            first, second = said["chunks"][:2]
+            first[what], second[what] = second[what], first[what]
+        index.write_text(json.dumps(said))
+    after = labels()
+    assert after != before, "the shards were swapped since"
+    assert sorted(after) == sorted(before)
 
 
 def test_a_frame_of_several_items_is_expanded_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def row_sample(number: int) -> dict[str, Any]:
 
 
 def write(folder: Path) -> None:
-    sys.meta_path.append(Stub())
+    sys.meta_path.insert(0, Stub())
     from litdata.streaming.item_loader import TokensLoader
     from litdata.streaming.writer import BinaryWriter
     from litdata.utilities.encryption import FernetEncryption
@@ -124,7 +124,8 @@ def write(folder: Path) -> None:
             for number in range(23):
                 writer.write(mds_sample(number))
     fernet = FernetEncryption("which the key below takes the place of")
-    fernet.fernet = Fernet(FERNET_KEY)
+    whole = FernetEncryption("which the key below takes the place of", level="chunk")
+    fernet.fernet = whole.fernet = Fernet(FERNET_KEY)
     zstd = {"compression": "zstd"}
     for name, more in (
         ("litdata", {}),
@@ -132,23 +133,26 @@ def write(folder: Path) -> None:
         ("litdata_batch", {**zstd, "compression_batch_size": 3}),
         ("litdata_sample", {**zstd, "compression_level": "sample"}),
         ("litdata_fernet", {**zstd, "compression_level": "chunk", "encryption": fernet}),
+        ("litdata_sealed", {"encryption": whole}),
+        ("litdata_sealed_zstd", {**zstd, "compression_level": "chunk", "encryption": whole}),
     ):
         chunks = BinaryWriter(str(folder / name), chunk_size=7, **more)
         for number in range(23):
             chunks[number] = lit_sample(number)
         chunks.done()
         chunks.merge()
-    for name, more in (("litdata_rows", {}), ("litdata_rows_zstd", {"compression": "zstd"})):
+    for name, more in (("litdata_rows", {}), ("litdata_rows_zstd", zstd), ("litdata_rows_sealed", {"encryption": whole})):
         chunks = BinaryWriter(str(folder / name), chunk_size=7, **more)
         for number in range(23):
             chunks[number] = row_sample(number)
         chunks.done()
         chunks.merge()
-    tokens = BinaryWriter(str(folder / "litdata_tokens"), chunk_bytes=400, item_loader=TokensLoader(10))
-    for number in range(23):
-        tokens[number] = torch.arange(10 * number, 10 * number + 10)
-    tokens.done()
-    tokens.merge()
+    for name, more in (("litdata_tokens", {}), ("litdata_tokens_sealed", {"encryption": whole})):
+        tokens = BinaryWriter(str(folder / name), chunk_bytes=400, item_loader=TokensLoader(10), **more)
+        for number in range(23):
+            tokens[number] = torch.arange(10 * number, 10 * number + 10)
+        tokens.done()
+        tokens.merge()
 
 
 if __name__ == "__main__":

@@ -243,7 +243,8 @@ def build(tree: Path) -> None:
     for words in (["setup.py", "-q", "build_ext", "--inplace"], ["-P", "-c", look]):
         done = subprocess.run([sys.executable, *words], cwd=tree, env=environment(tree), capture_output=True, text=True)
         if done.returncode:
-            raise SystemExit(f"{tree}: {done.stderr[-4000:]}")
+            remedy = "it cannot be built, or is no shmload yet: name another commit to compare with"
+            raise SystemExit(f"{done.stderr[-4000:]}\n{tree}: {remedy}")
     if tree not in Path(done.stdout.strip()).parents:
         raise SystemExit(f"{tree}: imported {done.stdout.strip()} in its place")
 

@@ -34,7 +34,7 @@ from shmload.pipeline.sources import Keys, Row, set_whole
 from shmload.schedule.state import UsersOwn, sealed
 from shmload.worker.reader import Failure, no_end
 from shmload.worker.sample_rng import sample_rng
-from shmload.worker.stage_engine import Each, called, through
+from shmload.worker.stage_engine import Each, called, noted
 
 IN_WORKER = "in a worker of this pipeline"
 BLOCK = 256  # items of the row below that are expanded together
@@ -191,18 +191,24 @@ class Pack(Expanding):
     def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
         windows: list[_PackedWindow] = []
         is_greedy = self.strategy == "greedy"
-        for item, parts in _answered(self._parts, items, name):
+        for item in items:
             if type(item) is FailedItem:
                 yield item
                 continue
+            try:
+                parts = self._parts(item)
+            except Exception as error:
+                yield failed(error, name)
+                continue
             for part in parts:
-                window = self._fitting(windows, len(part))
+                length = len(part)
+                window = self._fitting(windows, length)
                 if window is None:
                     if is_greedy and windows:
                         yield windows.pop().columns()
                     window = _PackedWindow(self.window, self.pad)
                     windows.append(window)
-                window.put(part)
+                window.put(part, length)
         yield from (window.columns() for window in windows)
 
     def _parts(self, item: Any) -> list[np.ndarray[Any, Any]]:
@@ -227,26 +233,27 @@ class _PackedWindow:
         room: tokens that it still takes.
     """
 
-    __slots__ = ("_columns", "_lengths", "_tokens", "room")
+    __slots__ = ("_length", "_lengths", "_pad", "_parts", "room")
 
     def __init__(self, length: int, pad: int) -> None:
-        self._columns = np.zeros((3, length), np.int64)
-        self._tokens = self._columns[0]
-        if pad:
-            self._tokens[:] = pad
-        self._lengths: list[int] = []  # of its sequences
+        self._length, self._pad = length, pad
+        self._parts: list[np.ndarray[Any, Any]] = []
+        self._lengths: list[int] = []
         self.room = length
 
-    def put(self, part: np.ndarray[Any, Any]) -> None:
-        """Takes a sequence in, by a copy."""
-        length, start = len(part), len(self._tokens) - self.room
-        self._tokens[start : start + length] = part
+    def put(self, part: np.ndarray[Any, Any], length: int) -> None:
+        """Takes a sequence in."""
+        self._parts.append(part)
         self._lengths.append(length)
         self.room -= length
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
         """What comes of it, once it takes no more."""
-        tokens, segments, positions = self._columns
+        tokens, segments, positions = np.zeros((3, self._length), np.int64)
+        used = self._length - self.room
+        np.concatenate(self._parts, out=tokens[:used], casting="unsafe")
+        if self._pad:
+            tokens[used:] = self._pad
         number_runs(self._lengths, segments, positions)
         return {"tokens": tokens, "segment_ids": segments, "position_ids": positions}
 
@@ -398,9 +405,14 @@ class Bucket(Expanding):
     def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
         held: list[list[Any]] = [[] for _ in range(len(self.boundaries) + 1)]
         longest = [0] * len(held)
-        for item, length in _answered(lambda item: int(self.length(item)), items, name):
+        for item in items:
             if type(item) is FailedItem:
                 yield item
+                continue
+            try:
+                length = int(called(self.length, item, name))
+            except Exception as error:
+                yield failed(error, name)
                 continue
             bucket = bisect_left(self.boundaries, length)
             most = max(longest[bucket], length)
@@ -543,10 +555,12 @@ class BlockRow(Row):
         return f"block {block} of epoch {epoch}, of {self.size} items"
 
     def _read(self, start: int, stop: int) -> Iterator[Any]:
+        reading, below = _reading, self.below
+        at = below.item if isinstance(below, Row) else below.at  # whose keys are positions: one call less for each item
         for position in range(start, stop):
-            _reading.position = position
+            reading.position = position
             try:
-                item = self.below.at(position)
+                item = at(position)
             except Exception as error:
                 item = failed(error, "")
             yield item
@@ -555,8 +569,10 @@ class BlockRow(Row):
 def _mapped(stages: list[Each], items: Iterator[Any]) -> Iterator[Any]:
     for item in items:
         if type(item) is not FailedItem:
+            stage = stages[0]
             try:
-                item = through(stages, item, _reading.name)
+                for stage in stages:
+                    item = stage.function(item)
             except Exception as error:
-                item = FailedItem(Failure.of(error, IN_WORKER, ""))
+                item = FailedItem(Failure.of(noted(error, stage, f", of {_reading.name()}"), IN_WORKER, ""))
         yield item

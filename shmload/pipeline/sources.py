@@ -236,8 +236,10 @@ class Items(Row):
         set_whole(self, "Items(n_workers)", "n_workers", 0, MAX_WORKERS)
 
     def item(self, key: int) -> Any:
-        epoch, place = divmod(key, self.n)
-        return self.items.item(place, epoch) if self.is_keyed else self.items[place]
+        if self.is_keyed:
+            epoch, place = divmod(key, self.n)
+            return self.items.item(place, epoch)
+        return self.items[key % self.n]
 
 
 class Generate(Row):

@@ -86,11 +86,17 @@ def through(stages: Iterable[Each], value: Any, name: Callable[[int], str] | Non
             value = stage.function(value)
     except Exception as error:
         assert stage is not None
-        if isinstance(error, StopIteration):  # which would end the items
-            error = no_end(error, f"the function of {stage.name}")
-        error.add_note(f"shmload: {stage.name}{'' if name is None else f', of {name(key)}'}")
+        error = noted(error, stage, "" if name is None else f", of {name(key)}")
         raise error
     return value
+
+
+def noted(error: Exception, stage: Each, of_what: str) -> Exception:
+    """An exception of a stage's function, with a note of whose it is, and of what."""
+    if isinstance(error, StopIteration):  # which would end the items
+        error = no_end(error, f"the function of {stage.name}")
+    error.add_note(f"shmload: {stage.name}{of_what}")
+    return error
 
 
 @dataclass(frozen=True)

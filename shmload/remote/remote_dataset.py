@@ -440,8 +440,9 @@ class RemoteDataset(IterableDataset[Any]):
                 return  # there is nothing to repeat
 
     def _samples(self, units: Iterable[int], epoch: int, rank: int, world_size: int) -> Iterator[dict[str, Any]]:
-        source, order, share = self._source, self._ordered(), self._share(rank, world_size)
+        source, share = self._source, self._share(rank, world_size)
         for unit in units:
+            order = self._ordered()  # not before: there is none of no samples
             positions = self.program.units.samples(unit, share) * world_size + rank  # round the end if the rank's share is padded
             for index in taken_at(order, positions % order.n, self.seed, epoch).tolist():
                 source.begin()

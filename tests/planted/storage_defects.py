@@ -227,6 +227,22 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
+        "a kept index of tokens is taken for samples of another length",
+        "shmload/remote/chunk_layouts.py",
+        '        return self.name if self.block_size is None else f"{self.name}, {self.block_size} tokens"\n',
+        "        return self.name\n",
+        (f"{LAYOUTS}test_an_index_of_tokens_is_of_one_length_of_samples",),
+    ),
+    Defect(
+        "N5",
+        "text of a schema is bytes where a member is read alone or decrypted",
+        "shmload/formats/tar/shards.py",
+        "            return value.decode()\n",
+        "            return value\n",
+        ("tests/remote/test_indexed.py::test_a_schemas_types_are_the_same_in_each_way_of_reading",),
+    ),
+    Defect(
+        "N5",
         "a chunk that is encrypted whole is decrypted for each item",
         "shmload/remote/chunk_layouts.py",
         'cache.get((index.path, "plain"), lambda: self._unsealed(index.path, whole, read))',

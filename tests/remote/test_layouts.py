@@ -464,6 +464,30 @@ def test_a_chunk_that_is_encrypted_whole_is_decrypted_once_and_its_copy_stays_en
     assert "näme 3".encode() not in kept
 
 
+@pytest.mark.parametrize("name", ["litdata_tokens", "litdata_tokens_sealed"])
+def test_an_index_of_tokens_is_of_one_length_of_samples(name: str, tmp_path: Path) -> None:
+    key = Fernet(FERNET_KEY) if name.endswith("sealed") else None
+    for block_size in (10, 5, 10, 7):
+        layout = LitData(block_size=block_size, encryption=key)
+        dataset = RemoteDataset.from_urls(str(DATA / name), layout=layout, shuffle=False, cache_folder=tmp_path)
+        found = [sample["value"] for sample in dataset]
+        assert {len(value) for value in found} == {block_size}
+        assert len(dataset) == len(found) >= 10 * NUM_SAMPLES // block_size - 5  # what is left of a chunk is no sample
+
+
+@pytest.mark.parametrize("cache_bytes", [1 << 20, 0])
+@pytest.mark.parametrize("name", ["a.tfrecord", "a.jsonl", "a.npy", "a.wav"])
+def test_shards_of_no_bytes_or_no_samples(name: str, cache_bytes: int, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    if name == "a.npy":
+        np.save(tmp_path / name, np.zeros((0, 3)))
+    dataset = RemoteDataset.from_urls(str(tmp_path), cache_bytes=cache_bytes)
+    assert [sample["wav"] for sample in dataset] == [b""] * len(dataset)
+    view = dataset.indexed()
+    with ShmLoader(view, num_workers=0, seed=1) as loader:
+        assert len(view) == len(dataset) == len(list(loader)) == (name == "a.wav")
+
+
 @pytest.mark.parametrize("name", ["parquet", "litdata batch", "litdata sealed", "litdata rows"])
 def test_what_a_layout_keeps_of_its_shards_is_one_datasets(name: str, tmp_path: Path) -> None:
     case = next(case for case in CASES if case.name == name)

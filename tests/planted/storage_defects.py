@@ -243,6 +243,14 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
+        "set_epoch is forgotten where a pass has the seed of one before",
+        "shmload/remote/remote_dataset.py",
+        "            self._since = int(board[3])\n",
+        "",
+        ("tests/remote/test_passes.py::test_a_pass_that_was_set_is_that_one_although_it_has_the_seed_of_one_before",),
+    ),
+    Defect(
+        "N5",
         "a chunk that is encrypted whole is decrypted for each item",
         "shmload/remote/chunk_layouts.py",
         'cache.get((index.path, "plain"), lambda: self._unsealed(index.path, whole, read))',

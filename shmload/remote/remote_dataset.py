@@ -86,7 +86,7 @@ class Passes:
     def _open(self, fd: int, home: str) -> None:
         self._lock = threading.Lock()
         self._turns: dict[int, int] = {}  # of this process's passes, by base seed
-        self._since = 0  # the first entry that counts; a late worker of a pass from before `set_next` has another, and finds its own
+        self._since = 0  # the first entry that counts; for a late worker, of before `set_next`, that is still another
         self._fd, self._home = fd, home
         self._board = np.frombuffer(mmap.mmap(fd, _NBYTES), np.uint64)  # nonce (2 words), next pass, entries ever written, entries
         self._close = weakref.finalize(self, os.close, fd)

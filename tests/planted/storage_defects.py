@@ -243,6 +243,14 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
+        "samples that are looked at before a packing begins are kept as the iterable leaves them",
+        "shmload/remote/packing/pack.py",
+        "            first.append(encoder.encoded(sample))\n",
+        "            first.append(sample)\n",
+        (f"{STREAMS}test_an_iterable_may_use_its_buffers_again",),
+    ),
+    Defect(
+        "N5",
         "set_epoch is forgotten where a pass has the seed of one before",
         "shmload/remote/remote_dataset.py",
         "            self._since = int(board[3])\n",

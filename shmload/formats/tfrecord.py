@@ -288,14 +288,19 @@ class TFRecordWriter(AtomicWriter):
             "bytes; name it in raw= to write its memory"
         )
 
+    def finish(self) -> None:
+        """Hands what is left to the file, behind which nothing can be written any more."""
+        self._buffer.write_to(self._sink)
+        if self._sink is not self._file:
+            self._sink.close()
+            self._sink = self._file
+
     def close(self) -> None:
         """Writes what is left and gives the file its name."""
         if self._file is None:
             return
         try:
-            self._buffer.write_to(self._sink)
-            if self._compression:
-                self._sink.close()
+            self.finish()
             status = self._file.publish(self.num_records)
         except BaseException:
             self.abandon()

@@ -466,6 +466,7 @@ class CacheWriter(AtomicWriter):
         self._file_nbytes, self._publish_s, self._timeout_s = file_nbytes, publish_s, timeout_s
         self._raw, self._compression = frozenset(raw), compression
         self._file: TFRecordWriter | None = None
+        self._is_due = False  # to be published before anything else: there was no room for its end
         self._began = 0.0  # when the file's first sample came
         self._slack = 0  # the most that a record has gone beyond the end of its file
         self._is_closed = False
@@ -483,22 +484,29 @@ class CacheWriter(AtomicWriter):
         Args:
             record: as of TFRecordWriter.write; the memory of a numpy array makes a raw record without a copy of its own.
         Raises:
-            CacheFull: there was no room within `timeout_s`, or the sample alone is larger than the cache.
+            CacheFull: there was no room within `timeout_s`, or for what was written before, which is kept until there is: this one
+                was not taken. Or it is larger than the cache, and dropped with the file that it would have been in.
             TypeError, ValueError: as of TFRecordWriter.write.
         """
         file = self._opened()
         file.write(record)
         self.num_records += 1
         if file.nbytes >= self._file_nbytes or monotonic() - self._began >= self._publish_s:
-            self.publish()
+            try:
+                self.publish()
+            except CacheFull:
+                if self._file is None:
+                    raise  # else this record is taken, and the next one, or `close`, says so
 
     def _opened(self) -> TFRecordWriter:
         if self._is_closed:
             raise ValueError(f"this writer into {self._folder.path} is closed")
+        if self._is_due:
+            self.publish()
         if self._file is None:
             nbytes = min(self._file_nbytes + self._slack, self._folder.capacity_bytes)
-            file = _ReservedFile(self, self._reserved(nbytes))
-            self._file = TFRecordWriter(file, compression=self._compression, raw=self._raw)
+            self._reserved_file = _ReservedFile(self, self._reserved(nbytes))
+            self._file = TFRecordWriter(self._reserved_file, compression=self._compression, raw=self._raw)
             self._began = monotonic()
         return self._file
 
@@ -537,14 +545,29 @@ class CacheWriter(AtomicWriter):
             self._report.write(asdict(statistics))
 
     def publish(self) -> None:
-        """Makes what has been written so far part of the next epoch."""
-        file, self._file = self._file, None
+        """Makes what has been written so far part of the next epoch.
+
+        Raises:
+            CacheFull: there was no room within `timeout_s`; it can be called again, unless the file is larger than the cache.
+        """
+        file = self._file
         if file is None:
             return
-        if not file.num_records:  # its one sample could not be encoded
+        if file.num_records:
+            self._is_due = True
+            try:
+                file.finish()
+                self._reserved_file.settle()
+            except BaseException as error:
+                if not isinstance(error, CacheFull) or self._reserved_file.needed > self._folder.capacity_bytes:
+                    self._file, self._is_due = None, False  # it cannot be had later either
+                    file.abandon()
+                raise
+        self._file, self._is_due = None, False
+        if file.num_records:
+            file.close()
+        else:  # its one sample could not be encoded
             file.abandon()
-            return
-        file.close()
 
     def publish_file(self, reservation: Reservation, num_records: int, nbytes: int) -> None:
         """Gives a file that is whole its name.
@@ -563,13 +586,18 @@ class CacheWriter(AtomicWriter):
         self._report.write(asdict(statistics))
 
     def close(self) -> None:
-        """Publishes what is left. Twice is no error."""
+        """Publishes what is left. Twice is no error.
+
+        Raises:
+            CacheFull: as of `publish`; the writer stays open, and is closed once there is room, or by `abandon`.
+        """
         if not self._is_closed:
-            self._is_closed = True
             try:
                 self.publish()
             finally:
-                self._report.close()
+                self._is_closed = self._file is None
+                if self._is_closed:
+                    self._report.close()
 
     def abandon(self) -> None:
         """Drops what is not published, and closes."""
@@ -584,11 +612,12 @@ class CacheWriter(AtomicWriter):
 
 
 class _ReservedFile(os.PathLike[str]):
-    """A reservation as the file of a TFRecordWriter: reserves more before a record would go beyond its end."""
+    """A reservation as the file of a TFRecordWriter. What goes beyond its end is kept in memory until there is room."""
 
     def __init__(self, owner: CacheWriter, reservation: Reservation) -> None:
         self._owner, self._reservation = owner, reservation
         self.nbytes = 0
+        self._late = bytearray()
         self.abandon = reservation.abandon
 
     def __fspath__(self) -> str:
@@ -596,13 +625,29 @@ class _ReservedFile(os.PathLike[str]):
 
     def write(self, data: Any) -> None:
         view = memoryview(data).cast("B")
-        beyond = self.nbytes + view.nbytes - self._reservation.nbytes
-        if beyond > 0:
-            self._owner.grow(self._reservation, beyond)
+        if self._late or self.nbytes + view.nbytes > self._reservation.nbytes:
+            self._late += view
+            return
         while view:
             done = os.pwrite(self._reservation.fd, view, self.nbytes)
             self.nbytes += done
             view = view[done:]
+
+    @property
+    def needed(self) -> int:
+        """Bytes of all of it."""
+        return self.nbytes + len(self._late)
+
+    def settle(self) -> None:
+        """Reserves more for what is in memory, and writes it.
+
+        Raises:
+            CacheFull: there is no room for it.
+        """
+        if (beyond := self.needed - self._reservation.nbytes) > 0:
+            self._owner.grow(self._reservation, beyond)
+        late, self._late = self._late, bytearray()
+        self.write(late)
 
     def flush(self) -> None: ...
 

@@ -190,6 +190,11 @@ class BlockLayout(ABC):
 
     name: ClassVar[str]
 
+    @property
+    def index_name(self) -> str:
+        """What a kept index is of: the layout, and whatever of its arguments says where blocks begin."""
+        return self.name
+
     @abstractmethod
     def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
         """The shard's index."""
@@ -206,7 +211,7 @@ class BlockLayout(ABC):
         return self.scan(url, len(whole), lambda offset, nbytes: whole[offset : offset + nbytes])
 
     def unpack(self, url: str, packed: Any, nbytes: int) -> RecordIndex | None:
-        return RecordIndex.unpack(url, packed, self.name, nbytes)
+        return RecordIndex.unpack(url, packed, self.index_name, nbytes)
 
     def known(self, url: str, nbytes: int) -> RecordIndex | None:
         return None
@@ -225,4 +230,4 @@ class BlockLayout(ABC):
     def _packed(self, url: str, nbytes: int, found: RecordIndex) -> bytes:
         if not found.is_sound(nbytes):
             raise ShardCorrupt(f"{url}: its {self.name} header names samples beyond its {nbytes} bytes, or out of order")
-        return found.pack(self.name, nbytes)
+        return found.pack(self.index_name, nbytes)

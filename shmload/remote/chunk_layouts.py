@@ -254,6 +254,10 @@ class LitData(BlockLayout):
                 f"encryption has a method decrypt(bytes), as LitData's FernetEncryption; got a {_kind(self.encryption)}"
             )
 
+    @property
+    def index_name(self) -> str:
+        return self.name if self.block_size is None else f"{self.name}, {self.block_size} tokens"
+
     def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
         if not self.is_sealed:
             return self._found(url, nbytes, read)

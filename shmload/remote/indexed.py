@@ -84,7 +84,7 @@ class RemoteSource:
         """Shards whose samples are mixed. It depends on the arguments and the shards alone, so all ranks have the same."""
         if self._given_window is not None:
             return self._given_window
-        fits = self.local.cache.capacity_bytes // (_AHEAD * self.local.shards.largest)
+        fits = self.local.cache.capacity_bytes // (_AHEAD * max(self.local.shards.largest, 1))
         return max(1, min(_WINDOW, fits))
 
     @property

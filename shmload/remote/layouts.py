@@ -36,6 +36,7 @@ import numpy as np
 from shmload._core import tar
 from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import record_starts
+from shmload.batch.layout import of_any
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import npy_head
 from shmload.formats.tar.shards import ShardIndex, pack_index, unpack_index
@@ -285,25 +286,34 @@ class TFRecords(BlockLayout):
 
 
 def _of_schema(name: str, spec: Any, features: Mapping[str, Any]) -> Any:
-    """A feature as the schema has it."""
-    if name not in features:
+    """A feature as the schema has it, and as TFRecordDataset would: no number is rounded, and one of several bytes is none."""
+    dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
+    if name not in features and None not in shape:
         raise ValueError(f"has no feature {name!r}; it has {sorted(features)}")
-    values = features[name]
-    if spec in (str, bytes):
+    values = features.get(name, [])  # one that differs in length is empty where it is lacking
+    if dtype in (str, bytes):
         if not isinstance(values, list) or len(values) != 1:
-            raise ValueError(f"feature {name!r}: one value of bytes is needed for {spec.__name__}; it has {_shown(values)}")
-        return values[0].decode() if spec is str else values[0]
-    dtype, shape = (spec, ()) if isinstance(spec, str) else spec
+            raise ValueError(f"feature {name!r}: one value of bytes is needed for {dtype.__name__}; it has {_shown(values)}")
+        return values[0].decode() if dtype is str else values[0]
+    if (wanted := of_any(dtype).numpy) is None:
+        raise ValueError(f"feature {name!r}: {dtype} is no type of numpy's; convert it later")
     if isinstance(values, list):
-        values = np.frombuffer(b"".join(values), dtype)
+        is_kept, found = len(values) <= 1, np.frombuffer(b"".join(values), wanted).copy()
+    elif values.dtype.kind == "f":
+        is_kept, found = not values.size or wanted in (np.float32, np.float64), values.astype(wanted)
+    else:
+        found = values.astype(wanted)
+        is_kept = not values.size or (wanted.kind in "iub" and np.array_equal(found, values))
     sizes = [-1 if size is None else int(size) for size in shape]
-    if sizes.count(-1) <= 1 and (values.size == np.prod(sizes, dtype=int) or -1 in sizes):
-        return values.astype(dtype).reshape(sizes)[()]
-    raise ValueError(f"feature {name!r}: {dtype} of shape {tuple(shape)} is needed; it has {_shown(values)}")
+    if is_kept and sizes.count(-1) <= 1 and (found.size == np.prod(sizes, dtype=int) or -1 in sizes):
+        return (found.reshape(sizes) if found.size else found.reshape([max(size, 0) for size in sizes]))[()]
+    raise ValueError(f"feature {name!r}: {wanted} of shape {tuple(shape)} is needed; it has {_shown(values)}")
 
 
 def _shown(values: Any) -> str:
-    return f"{len(values)} values of bytes" if isinstance(values, list) else f"{values.size} values of {values.dtype}"
+    if isinstance(values, list):
+        return f"{len(values)} values of bytes"
+    return f"{values.size} values of {values.dtype}" + (f", from {values.min()} to {values.max()}" if values.size else "")
 
 
 def example_features(record: bytes) -> dict[str, Any]:

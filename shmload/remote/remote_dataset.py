@@ -86,6 +86,7 @@ class Passes:
     def _open(self, fd: int, home: str) -> None:
         self._lock = threading.Lock()
         self._turns: dict[int, int] = {}  # of this process's passes, by base seed
+        self._since = 0  # the first entry that counts; for a late worker, of before `set_next`, that is still another
         self._fd, self._home = fd, home
         self._board = np.frombuffer(mmap.mmap(fd, _NBYTES), np.uint64)  # nonce (2 words), next pass, entries ever written, entries
         self._close = weakref.finalize(self, os.close, fd)
@@ -100,19 +101,21 @@ class Passes:
             number = int(board[2])
             if base_seed is not None:
                 turn = self._turns[base_seed] = self._turns.get(base_seed, 0) + 1
-                entries = board[4:].reshape(_KEPT, 3)
-                (known,) = np.nonzero((entries[:, 0] == base_seed) & (entries[:, 1] == turn))
+                entries, written = board[4:].reshape(_KEPT, 3), int(board[3])
+                passes = entries[np.arange(max(self._since, written - _KEPT), written) % _KEPT]
+                (known,) = np.nonzero((passes[:, 0] == base_seed) & (passes[:, 1] == turn))
                 if len(known):
-                    return int(entries[known[0], 2])
-                entries[int(board[3]) % _KEPT] = base_seed, turn, number
-                board[3] += 1
+                    return int(passes[known[0], 2])
+                entries[written % _KEPT] = base_seed, turn, number
+                board[3] = written + 1
             board[2] = number + 1
             return number
 
     def set_next(self, number: int) -> None:
-        """Makes the next pass this one, in all processes."""
+        """Makes the next pass this one, in all processes, although torch may draw a seed for it that a pass before it had."""
         with self._held() as board:
             board[2] = number
+            self._since = int(board[3])
 
     @property
     def next(self) -> int:
@@ -131,7 +134,7 @@ class Passes:
     def __getstate__(self) -> dict[str, Any]:
         if travel.is_abroad():
             return {"home": "", "nonce": b"", "next": self.begin(None)}
-        return {"home": self._home, "nonce": self._board[:2].tobytes(), "next": self.next}
+        return {"home": self._home, "nonce": self._board[:2].tobytes(), "next": self.next, "since": self._since}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         fd = -1
@@ -139,6 +142,7 @@ class Passes:
             fd = os.open(state["home"], os.O_RDWR | os.O_CLOEXEC)
         if fd >= 0 and os.pread(fd, 16, 0) == state["nonce"]:
             self._open(fd, state["home"])
+            self._since = state["since"]
             return
         if fd >= 0:  # another process has the number by now
             os.close(fd)
@@ -440,8 +444,9 @@ class RemoteDataset(IterableDataset[Any]):
                 return  # there is nothing to repeat
 
     def _samples(self, units: Iterable[int], epoch: int, rank: int, world_size: int) -> Iterator[dict[str, Any]]:
-        source, order, share = self._source, self._ordered(), self._share(rank, world_size)
+        source, share = self._source, self._share(rank, world_size)
         for unit in units:
+            order = self._ordered()  # not before: there is none of no samples
             positions = self.program.units.samples(unit, share) * world_size + rank  # round the end if the rank's share is padded
             for index in taken_at(order, positions % order.n, self.seed, epoch).tolist():
                 source.begin()

@@ -90,6 +90,43 @@ def test_room_that_does_not_come_in_time_is_an_error_with_figures(make_cache: Ca
     put(cache, [7])
 
 
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_what_was_taken_before_there_was_no_room_is_there_once_there_is(
+    make_cache: Callable[..., SampleCache], compression: str | None
+) -> None:
+    cache = make_cache(10_000, file_nbytes=1_000)
+    with cache.writer() as one:
+        for number in range(9):
+            one.write(bytes([number]) * 984)
+    held, taken = cache.folder.lease_many(), []
+    numbers = iter(range(100, 200))
+    one = cache.writer(timeout_s=0.0, compression=compression)
+    with pytest.raises(CacheFull, match=r"no room for \d+ bytes more"):
+        for number in numbers:
+            one.write(np.random.default_rng(number).bytes(400))
+            taken.append(number)
+    assert (one.num_records, len(taken)) == (3, 3), "the third went beyond what was reserved"
+    for refused in (one.publish, one.close, lambda: one.write(b"not taken")):
+        with pytest.raises(CacheFull, match="no room for"):
+            refused()
+    held.release()
+    one.write(np.random.default_rng(0).bytes(400))
+    one.close()
+    with loader_of(cache.dataset()) as loader:
+        found = {bytes(each) for batch in loader for each in batch["bytes"]}
+    assert {np.random.default_rng(number).bytes(400) for number in (*taken, 0)} <= found
+    assert b"not taken" not in found
+
+
+def test_a_sample_larger_than_the_cache_is_dropped_and_the_next_is_taken(make_cache: Callable[..., SampleCache]) -> None:
+    cache = make_cache(10_000, file_nbytes=1_000)
+    with cache.writer(timeout_s=0.0) as one:
+        with pytest.raises(CacheFull, match="a file of 20016 bytes can never lie in"):
+            one.write(bytes(20_000))
+        one.write(b"small")
+    assert [file.num_records for file in cache.files()] == [1]
+
+
 def test_what_a_block_that_raises_has_not_published_is_dropped(cache: SampleCache) -> None:
     with pytest.raises(KeyError), cache.writer() as one:
         one.write(sample(0))

@@ -7,11 +7,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shmload import ShmLoader
 from shmload.errors import ShardCorrupt
 from shmload.formats import TarDataset, TarWriter
+from shmload.formats.encryption import SampleCipher
 from shmload.remote import RemoteDataset, RemoteSamples
 from shmload.remote.listing import shards_in
 from tests.remote.remote_kit import NBYTES, CountedStore, dataset_of, joined, watched, write_packed, write_plain
@@ -208,6 +210,30 @@ def test_what_lies_between_members_of_a_sample_read_alone_is_fetched_only_if_it_
     assert view[1] == {"cls": 1, "txt": "caption"}
     assert store.num_read() - before == 1 + len("caption")
     dataset.close()
+
+
+@pytest.mark.parametrize("decode", [True, False])
+@pytest.mark.parametrize("way", ["a file", "whole shards", "alone", "encrypted"])
+def test_a_schemas_types_are_the_same_in_each_way_of_reading(way: str, decode: bool, tmp_path: Path) -> None:
+    written = {"txt": "täxt".encode(), "note": "nöte".encode(), "x": np.arange(4, dtype="<i2").tobytes()}
+    key = bytes(range(32)) if way == "encrypted" else None
+    if key is not None:
+        encrypt = SampleCipher(key).encrypt
+        written = {f"{name}.enc": encrypt(data, f"k.{name}.enc".encode(), "0" * 16) for name, data in written.items()}
+    with TarWriter(tmp_path / "x.tar") as writer:
+        writer.write({"__key__": "k", **written})
+    schema = {"txt": str, "note": str, "raw": bytes, "bytes": bytes, "pairs": ("int16", (2, 2)), "all": ("int16", (None,))}
+    fields = {"txt": "txt", "note": "note", "raw": "note", "bytes": "txt", "pairs": "x", "all": "x"}
+    options: dict[str, Any] = {"fields": fields, "schema": schema, "decode": decode}
+    remote = RemoteDataset.from_urls(str(tmp_path / "x.tar"), cache_bytes=0 if way == "alone" else 1 << 20, key=key)
+    view = TarDataset(tmp_path / "x.tar", **options) if way == "a file" else remote.indexed(**options)
+    with ShmLoader(view, batch_size=1, num_workers=0) as loader:
+        (batch,) = loader
+        found = {name: value[0] for name, value in batch.items()}
+    assert (found["txt"], found["note"]) == ("täxt", "nöte")
+    assert (found["raw"], found["bytes"]) == ("nöte".encode(), "täxt".encode())
+    assert (found["pairs"].tolist(), found["all"].tolist()) == ([[0, 1], [2, 3]], [0, 1, 2, 3])
+    remote.close()
 
 
 def test_a_member_that_a_sample_read_alone_lacks_is_an_error(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload import ShmLoader
-from shmload.errors import ObjectMissing, ShardCorrupt, ShmloadError
+from shmload.errors import ObjectMissing, SampleError, ShardCorrupt, ShmloadError
+from shmload.formats import TFRecordDataset, TFRecordWriter
 from shmload.formats.compression import expanded_pieces
 from shmload.remote import RemoteDataset, arrow_rows, chunk_layouts
 from shmload.remote.block_index import RecordIndex
@@ -464,6 +465,30 @@ def test_a_chunk_that_is_encrypted_whole_is_decrypted_once_and_its_copy_stays_en
     assert "näme 3".encode() not in kept
 
 
+@pytest.mark.parametrize("name", ["litdata_tokens", "litdata_tokens_sealed"])
+def test_an_index_of_tokens_is_of_one_length_of_samples(name: str, tmp_path: Path) -> None:
+    key = Fernet(FERNET_KEY) if name.endswith("sealed") else None
+    for block_size in (10, 5, 10, 7):
+        layout = LitData(block_size=block_size, encryption=key)
+        dataset = RemoteDataset.from_urls(str(DATA / name), layout=layout, shuffle=False, cache_folder=tmp_path)
+        found = [sample["value"] for sample in dataset]
+        assert {len(value) for value in found} == {block_size}
+        assert len(dataset) == len(found) >= 10 * NUM_SAMPLES // block_size - 5  # what is left of a chunk is no sample
+
+
+@pytest.mark.parametrize("cache_bytes", [1 << 20, 0])
+@pytest.mark.parametrize("name", ["a.tfrecord", "a.jsonl", "a.npy", "a.wav"])
+def test_shards_of_no_bytes_or_no_samples(name: str, cache_bytes: int, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    if name == "a.npy":
+        np.save(tmp_path / name, np.zeros((0, 3)))
+    dataset = RemoteDataset.from_urls(str(tmp_path), cache_bytes=cache_bytes)
+    assert [sample["wav"] for sample in dataset] == [b""] * len(dataset)
+    view = dataset.indexed()
+    with ShmLoader(view, num_workers=0, seed=1) as loader:
+        assert len(view) == len(dataset) == len(list(loader)) == (name == "a.wav")
+
+
 @pytest.mark.parametrize("name", ["parquet", "litdata batch", "litdata sealed", "litdata rows"])
 def test_what_a_layout_keeps_of_its_shards_is_one_datasets(name: str, tmp_path: Path) -> None:
     case = next(case for case in CASES if case.name == name)
@@ -666,11 +691,44 @@ def test_a_feature_that_does_not_fit_its_schema_is_said(tmp_path: Path) -> None:
         ({"nothing": "int64"}, "has no feature 'nothing'; it has"),
         ({"x": str}, "feature 'x': one value of bytes is needed for str; it has 1 values of float32"),
         ({"ids": ("int64", (2,))}, r"feature 'ids': int64 of shape \(2,\) is needed; it has 3 values of int64"),
+        ({"ids": ("bfloat16", (3,))}, "feature 'ids': bfloat16 is no type of numpy's"),
     ):
         with pytest.raises(ShardCorrupt, match=f"sample 0, at byte 0: {words}"):
             list(RemoteDataset.from_urls(str(tmp_path), layout=TFRecords(schema), shuffle=False))
     raw = next(iter(RemoteDataset.from_urls(str(tmp_path), layout=TFRecords(is_example=False), shuffle=False)))
     assert example_features(raw["data"])["label"] == [-3]
+
+
+def test_a_schema_gives_what_it_gives_of_files_here(tmp_path: Path) -> None:
+    record = {"small": 5, "big": 300, "below": -1, "flag": True, "real": 1.5, "reals": [1.0, 2.0], "bytes": b"\1\0\2\0"}
+    path = tmp_path / "a.tfrecord"
+    with TFRecordWriter(path) as writer:
+        writer.write({**record, "two": [b"a", b"b"], "text": "é", "none": []})
+
+    data = path.read_bytes()
+    index = TFRecords().find(str(path), len(data), lambda at, nbytes: data[at : at + nbytes])
+
+    def read(of: Any, schema: dict[str, Any]) -> Any:
+        try:
+            (found,) = of(schema).values()
+        except (ShardCorrupt, SampleError):
+            return "an error"
+        return found if isinstance(found, (str, bytes)) else (found.dtype, found.tolist())
+
+    def here(schema: dict[str, Any]) -> Any:
+        return TFRecordDataset(path, schema)[0]
+
+    def afar(schema: dict[str, Any]) -> Any:
+        return TFRecords(schema).sample(index, 0, lambda at, nbytes: data[at : at + nbytes])
+
+    kinds = ("int64", "uint64", "uint8", "bool", "float64", "float16")
+    shapes: list[Any] = [(2,), (None,), (None, 2)]
+    specs = [str, bytes, np.int16, *kinds, *itertools.product(kinds, shapes)]
+    found = [
+        (read(here, {name: spec}), read(afar, {name: spec})) for name in (*record, "two", "text", "none", "lacks") for spec in specs
+    ]
+    assert [one for one, _ in found] == [other for _, other in found]
+    assert sum(one == "an error" for one, _ in found) < 0.9 * len(found)
 
 
 def test_rows_of_each_kind(tmp_path: Path) -> None:

@@ -49,6 +49,16 @@ def test_set_next_is_seen_by_workers_that_live_already() -> None:
     assert [worker.begin(11), worker.begin(11)] == [7, 8]
 
 
+def test_a_pass_that_was_set_is_that_one_although_it_has_the_seed_of_one_before() -> None:
+    board = Passes()
+    first, late = copy(board), copy(board)
+    assert first.begin(11) == 0
+    for number in (5, 3):
+        board.set_next(number)
+        assert [copy(board).begin(11), copy(board).begin(11), board.next] == [number, number, number + 1]
+    assert (late.begin(11), board.next) == (0, 4)
+
+
 def test_a_forked_worker_shares_the_board() -> None:
     board = Passes()
     pid = os.fork()

@@ -214,7 +214,7 @@ class TarColumn:
 
     Attributes:
         way: how its rows are read: "npy", "int", "raw", "str", "bytes", or "decode", which is by Python.
-        dtype: numpy's; None for text.
+        dtype: numpy's; str or bytes for text.
         shape: of a row; None is a ragged extent.
     """
 
@@ -234,7 +234,7 @@ class TarColumn:
         dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
         shape = tuple(shape)
         if dtype in (str, bytes):
-            return cls(name, number, dtype.__name__ if kinds <= {"raw", dtype.__name__} else "decode", None, ())
+            return cls(name, number, dtype.__name__ if kinds <= {"raw", dtype.__name__} else "decode", dtype, ())
         numpy = of_any(dtype).numpy
         if numpy is None:
             raise ValueError(f"schema[{name!r}]: {dtype} is no type of numpy's, as members of tar files are; convert it later")
@@ -249,7 +249,7 @@ class TarColumn:
 
     def read(self, members: Members, out: Any, decoded: DecodeRow) -> None:
         """Writes the rows of a batch."""
-        if self.dtype is None:
+        if self.dtype in (str, bytes):
             found = [None] * members.count if self.way == "decode" else members.payloads(self.way == "str")
             out[self.name] = [decoded(row) if value is None else value for row, value in enumerate(found)]
         elif None in self.shape:
@@ -295,14 +295,14 @@ class TarColumn:
             values[int(ends[row] - numels[row]) : int(ends[row])] = value.reshape(-1)
 
     def checked(self, value: Any) -> Any:
-        """A decoded value as it goes into a row: an array of the schema's shape and kind of numbers.
+        """A decoded value as it goes into a row: text, or an array of the schema's shape and kind of numbers.
 
         Raises:
             ValueError: it is none.
         """
-        if self.dtype is None:
-            return value
-        if isinstance(value, bytes) and self.way == "raw":
+        if self.dtype in (str, bytes):
+            return self._text(value)
+        if isinstance(value, bytes):
             if len(value) % self.dtype.itemsize:
                 raise ValueError(f"{len(value)} bytes are no whole number of {self.dtype}")
             value = np.frombuffer(value, self.dtype)
@@ -323,6 +323,15 @@ class TarColumn:
                 f"the schema says {self.dtype}, and it is {shown}of {array.dtype}; change the schema or convert it in decode="
             )
         return array.astype(self.dtype)
+
+    def _text(self, value: Any) -> Any:
+        if isinstance(value, bytes) and self.dtype is str:
+            return value.decode()
+        if isinstance(value, str) and self.dtype is bytes:
+            return value.encode()
+        if not isinstance(value, self.dtype):
+            raise ValueError(f"the schema says {self.dtype.__name__}, and it is a {type(value).__name__}")
+        return value
 
 
 _MOST_ALTERNATIVES = 254  # of a field: they are ranked in 8 bits

@@ -281,8 +281,9 @@ def _named(name: str, encoder: Callable[..., T], *arguments: Any) -> T:
     """What an encoder makes of a field; its errors name the field."""
     try:
         return encoder(*arguments)
-    except (ValueError, TypeError, OSError) as error:
-        raise (OSError if isinstance(error, OSError) else type(error))(f"field {name!r}: {error}") from error
+    except (ValueError, TypeError, OSError) as error:  # of a kind that may need more than words, as UnicodeEncodeError
+        kind = next(each for each in (OSError, TypeError, ValueError) if isinstance(error, each))
+        raise kind(f"field {name!r}: {error}") from error
 
 
 def image_member(value: Any, quality: int | None) -> tuple[str, bytes]:

@@ -345,12 +345,15 @@ class StreamPacking(Packing):
             )
         self._begin(store, options, on_progress, None)
         self._iterable, source = samples, iter(samples)
-        first = list(islice(source, NUM_PROBED))
+        encoder = StreamEncoder(options.coding, options.quality, options.serializers)
+        probes, first = [], []
+        for number, sample in enumerate(islice(source, NUM_PROBED)):  # which the iterable may change when it is asked for the next
+            probes.append(encoder.record(number, sample))
+            first.append(encoder.encoded(sample))
         if not first:
             raise ValueError("an iterable of at least 1 sample is needed; this one is empty: check what it reads")
         self._stream = enumerate(chain(first, source))
-        encoder = StreamEncoder(options.coding, options.quality, options.serializers)
-        self._choose(self._digest([encoder.record(number, sample) for number, sample in enumerate(first)], None))
+        self._choose(self._digest(probes, None))
         self._encoder = replace(encoder, coding=self._coding(), first=self._first)
 
     def _batches(self, at: int) -> Iterator[tuple[memoryview, list[int]]]:

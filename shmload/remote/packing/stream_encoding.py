@@ -27,13 +27,21 @@ import numpy as np
 
 from shmload._core.watch import die_with
 from shmload.remote.packing.encoded_samples import MemberCoding, prefix_and_members
-from shmload.remote.packing.encoding import Serializers, file_of_picture
+from shmload.remote.packing.encoding import Members, Serializers, file_of_picture
 
 _CHUNK_NBYTES, _CHUNK_SIZE = 1 << 20, 64  # of a task: pickled bytes, and samples
 _TASKS_PER_WORKER = 3  # handed over and not taken back
 _PLAIN = (np.ndarray, PosixPath)
 _BY_NAME = (type, FunctionType, BuiltinFunctionType)  # of what reductions consist
 Handed = tuple[int, bytes, bool]  # number of a sample, its pickle or record, and whether it is a record
+
+
+@dataclass(frozen=True)
+class EncodedMembers:
+    """A sample that is encoded: what its key begins with, and its members."""
+
+    prefix: str
+    members: Members
 
 
 @dataclass(frozen=True)
@@ -56,11 +64,15 @@ class StreamEncoder:
             Exception: nothing keeps it; a note says which it is.
         """
         try:
-            prefix, members = prefix_and_members(sample, self.quality, self.serializers)
-            return b"".join(self.coding.record(f"{self.first + number:09d}", prefix, members))
+            found = sample if isinstance(sample, EncodedMembers) else self.encoded(sample)
+            return b"".join(self.coding.record(f"{self.first + number:09d}", found.prefix, found.members))
         except Exception as error:
             error.add_note(f"sample {number} of the iterable")
             raise
+
+    def encoded(self, sample: Any) -> EncodedMembers:
+        """A sample as it is now, whatever becomes of its values."""
+        return EncodedMembers(*prefix_and_members(sample, self.quality, self.serializers))
 
     def records(self, handed: Iterable[Handed]) -> list[bytes]:
         """The records of samples that `handed` gave."""

@@ -159,6 +159,8 @@ def test_arrays_of_any_order_are_converted(tmp_path: Path, array: Any, shape: An
         ("cls", 300, "uint8", "the schema says uint8, and it is 300 of int64"),
         ("bin", b"123", ("uint16", (None,)), "3 bytes are no whole number of uint16"),
         ("txt", b"\xff", str, "can't decode byte 0xff"),
+        ("bin", b"\xff", str, "can't decode byte 0xff"),
+        ("json", {"a": 1}, str, "the schema says str, and it is a dict"),
     ],
 )
 def test_a_member_that_the_schema_does_not_fit_is_named(tmp_path: Path, extension: str, value: Any, spec: Any, cause: str) -> None:

@@ -96,6 +96,24 @@ def test_a_packing_that_was_killed_goes_on(after: int, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("count", [3, 20])
+def test_an_iterable_may_use_its_buffers_again(count: int, tmp_path: Path) -> None:
+    def samples() -> Iterator[dict[str, Any]]:
+        sample = {"x": np.zeros(3, np.int32), "cls": 0}
+        for number in range(count):
+            sample["x"][:] = sample["cls"] = number
+            yield sample
+
+    manifest, _ = pack(samples(), tmp_path)
+    assert [(sample["x.npy"][0], sample["cls"]) for sample in samples_in(tmp_path, manifest)] == [(n, n) for n in range(count)]
+
+
+def test_an_error_that_takes_more_than_words_is_told_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"field 'text': 'utf-8' codec can't encode character .*surrogates not allowed") as caught:
+        pack([{"text": "\ud800"}], tmp_path)
+    assert caught.value.__notes__ == ["sample 0 of the dataset"]
+
+
 def test_what_an_iterable_raises_says_where(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="an iterable of at least 1 sample is needed; this one is empty"):
         pack(iter(()), tmp_path)

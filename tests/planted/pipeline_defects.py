@@ -50,6 +50,14 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B8",
+        "behind a Stream's last item stands the state of its next pass",
+        "shmload/pipeline/streams.py",
+        "                    self.own[block] = ENDED\n",
+        '                    self.own[block] = saved(state_of(), "")\n',
+        ("tests/pipeline/test_streams.py::test_a_resume_behind_the_last_batch_has_no_item_of_that_epoch_again[4-10]",),
+    ),
+    Defect(
+        "B8",
         "a Stream's own state is that of the block behind",
         "shmload/pipeline/streams.py",
         "                self.own[block] = saved(",

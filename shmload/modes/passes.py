@@ -273,7 +273,8 @@ class InlineReader:
                 return self._read_good(order)
 
     def _read_good(self, order: Order) -> Any:
-        while order.nrows:
+        is_empty = order.nrows == 0  # as a batch sampler gave it
+        while order.nrows or is_empty:
             indices = order.indices
             keys = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
             self._row = -1
@@ -306,12 +307,12 @@ class InlineReader:
             sample = job.dataset[keys[0]]
             self._row = -1
             return (job.collate_fn or torch.utils.data.default_convert)(sample)
-        if self._reads_many:
+        if self._reads_many and keys:
             self._begin(-1, keys, epoch)
             begin_many(can_repeat=True, compares=job.seed_samples, own=self._own)
             samples = job.dataset.__getitems__(keys)
             self._reads_many = not drew_for_many()  # what a sample draws is keyed by the sample
-        if not self._reads_many:
+        if not (self._reads_many and keys):
             samples, begin, dataset = [], self._begin, job.dataset
             for row, key in enumerate(keys):
                 begin(row, keys, epoch)

@@ -19,6 +19,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -50,25 +52,56 @@ from shmload.world import ability_of, rank_and_world_size, users_frame
 MODE = "seed, with a sampler"
 
 
+@dataclass
+class _SamplerPass:
+    """One pass over the sampler: its batches from step `first` on, of which some have been `given`, for orders ahead."""
+
+    batches: SamplerReader
+    first: int
+    given: deque[Any]
+
+    def keys(self, step: int) -> Any:
+        """What the sampler says for that batch; None beyond the last."""
+        if step - self.first < len(self.given):  # its order was abandoned
+            return self.given[step - self.first]
+        keys = next(self.batches, None)
+        if keys is not None:
+            self.given.append(keys)
+        return keys
+
+    def reached(self, step: int) -> None:
+        """No batch before that step is asked for any more."""
+        while self.given and self.first < step:
+            self.given.popleft()
+            self.first += 1
+        self.batches.forget(step)
+
+
 class SampledOrder:
     """The batches of a sampler or batch sampler, epoch by epoch. It is begun anew for each epoch and can only go forward."""
 
     def __init__(self, index_sampler: Any, seed: int) -> None:
         self._sampler = index_sampler
         self._identity = {"version": STATE_VERSION, "mode": MODE, "seed": seed}
-        self._now: tuple[int, int, SamplerReader] | None = None  # epoch, next step, the batches from there
+        self._passes: dict[int, _SamplerPass] = {}  # by epoch
         self._loaded_at: tuple[int, int] | None = None  # the next pass goes on from there
         self._loaded: dict[str, Any] = {}  # where the sampler stood then
 
     def keys(self, epoch: int, step: int) -> Any:
         """What the sampler says for that batch; None beyond the epoch's last."""
-        if self._now is None or self._now[:2] != (epoch, step):
-            batches = self._from(epoch, step)
-        else:
-            batches = self._now[2]
-        keys = next(batches, None)
-        self._now = (epoch, step + (keys is not None), batches)  # asked for its end again, it must not begin anew
-        return keys
+        under_way = self._passes.get(epoch)
+        if under_way is None or not under_way.first <= step <= under_way.first + len(under_way.given):
+            under_way = self._passes[epoch] = _SamplerPass(self._from(epoch, step), step, deque())
+        return under_way.keys(step)
+
+    def reached(self, epoch: int, step: int) -> None:
+        """No batch of the epoch before that step is asked for any more."""
+        if epoch in self._passes:
+            self._passes[epoch].reached(step)
+
+    def keep(self, epochs: set[int]) -> None:
+        """No batch of other epochs is asked for any more."""
+        self._passes = {epoch: under_way for epoch, under_way in self._passes.items() if epoch in epochs}
 
     def _from(self, epoch: int, step: int) -> SamplerReader:
         origin, is_loaded = origin_of(None), self._loaded_at == (epoch, step)
@@ -83,10 +116,14 @@ class SampledOrder:
         next(islice(batches, step, step), None)
         return batches
 
-    def state_dict(self, epoch: int, step: int) -> dict[str, Any]:
-        """The state before that batch, which is the next to be delivered."""
-        if self._now is not None and self._now[0] == epoch:
-            sampler = self._now[2].state(step)
+    def state_dict(self, epoch: int, step: int, *, is_begun: bool) -> dict[str, Any]:
+        """The state before that batch, which is the next to be delivered.
+
+        Args:
+            is_begun: the pass that it is of has begun, if it is not the first.
+        """
+        if is_begun and epoch in self._passes:
+            sampler = self._passes[epoch].batches.state(step)
         elif self._loaded_at == (epoch, step):
             sampler = self._loaded
         else:
@@ -117,7 +154,7 @@ class SampledOrder:
             raise
         except Exception as error:  # a pickle that is trusted may raise anything
             raise StateMismatch(f"the state cannot be read: {error!r}. Load what state_dict() returned") from error
-        self._loaded_at, self._loaded, self._now = (saved["epoch"], saved["step"]), sampler, None
+        self._loaded_at, self._loaded, self._passes = (saved["epoch"], saved["step"]), sampler, {}
         return self._loaded_at
 
 
@@ -235,7 +272,12 @@ class Epochs:
 
     def end_of_all(self, epoch: int) -> int:
         """The first step that no rank has: where ranks differ, one that has none left passes through the epoch all the same."""
-        return self.end_of(epoch) if self._schedule is None else self._schedule.end_of(epoch, rank=0)
+        if self._schedule is not None:
+            return self._schedule.end_of(epoch, rank=0)
+        try:
+            return self.end_of(epoch)
+        except (TypeError, NotImplementedError):  # a sampler of the user's that does not say
+            return MAX_N
 
     def step_number(self, step: int) -> int:
         """How a record of the epoch's steps counts them."""
@@ -289,10 +331,10 @@ class Epochs:
 
     # ------------------------------------------------------------ states
 
-    def state_dict(self, epoch: int, step: int) -> dict[str, Any]:
-        """The state of a batch that comes next."""
+    def state_dict(self, epoch: int, step: int, *, is_begun: bool) -> dict[str, Any]:
+        """The state of a batch that comes next; whether a pass has begun is for samplers of the user's."""
         if self.sampled is not None:
-            return self.sampled.state_dict(epoch, step)
+            return self.sampled.state_dict(epoch, step, is_begun=is_begun)
         assert self._schedule is not None
         return dict(make_state(self._schedule, epoch=epoch, step=step, children=self._schedule.children(epoch)))
 
@@ -392,6 +434,7 @@ class SeedStream:
         self._next_epoch = 0
         self._first_step = 0  # of the next iteration: where a loaded state left off
         self._place: BatchPlace | None = None  # of the newest iterator
+        self._places: list[weakref.ref[BatchPlace]] = []  # of all that somebody has
         self._num_ahead = 0  # batches that are ordered and not delivered, at most
         self._cursor = (0, 0)  # (epoch, step) to be ordered next
         self.valid: int | None = None
@@ -434,6 +477,9 @@ class SeedStream:
         if config.device is not None:
             self._num_ahead += NUM_SENT
         self._place = BatchPlace(self._next_epoch, self._first_step)
+        if (sampled := self.epochs.sampled) is not None:
+            self._places = [ref for ref in [*self._places, weakref.ref(self._place)] if ref() is not None]
+            sampled.keep({place.epoch for ref in self._places if (place := ref()) is not None})
         if self.log.is_on:
             step = self.epochs.step_number(self._first_step)
             self.log.begins(config, self._next_epoch, step, schedule=self.epochs.formula, rank=self.epochs.rank)
@@ -458,6 +504,8 @@ class SeedStream:
         epoch, step = place.epoch, place.step
         if self._is_closed:
             raise RuntimeError("this loader is closed: make a new one")
+        if self.epochs.sampled is not None:
+            self.epochs.sampled.reached(epoch, step)
         engine: BatchSource | None = None
         if self.config.num_workers == 0:
             if self._inline is None:  # here: what making it raises loses no batch
@@ -559,7 +607,7 @@ class SeedStream:
 
     def state_dict(self, now: Callable[[], LoaderConfig] | None = None) -> dict[str, Any]:
         """The state of the batch that comes next; the schedule says all of it."""
-        return self.epochs.state_dict(*self._position())
+        return self.epochs.state_dict(*self._position(), is_begun=self._place is not None)
 
     def load_state_dict(self, state: dict[str, Any], *, is_trusted: bool | None = None) -> None:
         """Makes the next pass begin where the state was taken.

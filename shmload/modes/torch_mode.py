@@ -421,7 +421,7 @@ class TorchIterator(_Iterator):
                 raise
             progress = self.progress
             progress.last_worker = order.worker
-            if note is not NO_NEWS:
+            if note is not NO_NEWS or not progress.is_always_current:
                 progress.noted(order.worker, note)
             if note is not NO_NEWS and note is not None and note.has_ended:
                 self._num_active[order.worker] = -1

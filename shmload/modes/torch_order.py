@@ -181,6 +181,7 @@ class PassProgress:
         """An order is behind, and was not the end of its worker's iterator."""
         self.done.add(step)
         self._counts[worker] += 1
+        self.sampler.forget(self.done.first if self.is_always_current else self._snapshot[0])
 
     def delivered(self) -> None:
         """One more batch has been handed to the user, and counted; asked for unless `is_always_current`."""
@@ -467,14 +468,18 @@ class SamplerReader:
             iterator = self._iterator.state_dict() if is_stateful(self._iterator) else None
         return copy.deepcopy({"sampler": sampler, "iterator": iterator})
 
+    def forget(self, num_delivered: int) -> None:
+        """No state is asked for any more of before so many batches had been taken."""
+        while len(self._states) > 1 and self._states[1][0] <= num_delivered:
+            self._states.popleft()
+
     def state(self, num_delivered: int) -> SamplerState:
         """Where the pass stood when so many batches had been taken, or at the last state before; what is older is forgotten."""
         state: SamplerState = {"taken": num_delivered}
         if self._epoch is not None:
             state["epoch"] = self._epoch
         if self._is_stateful:
-            while len(self._states) > 1 and self._states[1][0] <= num_delivered:
-                self._states.popleft()
+            self.forget(num_delivered)
             state["taken"], own = self._states[0]
             state["own"] = copy.deepcopy(own)
         elif not is_endless(self._sampler):

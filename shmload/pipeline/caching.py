@@ -13,11 +13,15 @@ import os
 import pickle
 import sqlite3
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from shmload.batch.ragged import ATOMS
 from shmload.pipeline.sources import Derived, Items, Keys, Mapped
 
 BUSY_S = 60.0  # that a write waits for others' to end
@@ -33,7 +37,8 @@ class Cache:
     Args:
         folder: where the file lies, for all processes and runs that read it. Trust it as you trust pickles. None: in the memory
             of each process that makes items, for as long as it lives.
-        version: a word of yours that is part of the file's name, for what the name does not see: files that functions read.
+        version: a word of yours that is part of the file's name, for what the name does not see: files that functions read, other
+            functions that they call.
     """
 
     folder: str | os.PathLike[str] | None = None
@@ -62,33 +67,39 @@ class Cached(Derived):
         self._memory: dict[int, bytes] = {}
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            _begin(self._path)
+            self._inode = _begin(self._path)
 
     def item(self, key: int) -> Any:
         place = key % self.n
-        kept = self._memory.get(place) if self._path is None else _read(self._path, place)
+        file = None if self._path is None else _opened(self._path, os.getpid(), self._inode)
+        kept = self._memory.get(place) if file is None else _read(file, place)
         if kept is not None:
             return pickle.loads(kept)
         item = self.below.at(place)
         made = pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
-        if self._path is None:
+        if file is None:
             self._memory[place] = made
         else:
-            _write(self._path, place, made)
+            file.execute("INSERT OR IGNORE INTO items VALUES (?, ?)", (place, made))
         return item
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_memory": {}}
 
 
-def _begin(path: Path) -> None:
-    """Makes the file, if it is not there: before workers open it, as SQLite does not wait for another that changes its mode."""
+def _begin(path: Path) -> int:
+    """Makes the file, if it is not there: before workers open it, as SQLite does not wait for another that changes its mode.
+
+    Returns:
+        its inode, by which it is told from one that has its name after it.
+    """
     with path.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         file = _connected(path)
         file.execute("PRAGMA journal_mode=WAL")
         file.execute("CREATE TABLE IF NOT EXISTS items (place INTEGER PRIMARY KEY, item BLOB NOT NULL)")
         file.close()
+        return path.stat().st_ino
 
 
 def _connected(path: Path) -> sqlite3.Connection:
@@ -98,67 +109,84 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 
 @functools.cache
-def _opened(path: Path, pid: int) -> sqlite3.Connection:
-    """This process's own connection: SQLite's must not be used, nor closed, behind a fork."""
+def _opened(path: Path, pid: int, inode: int) -> sqlite3.Connection:
+    """This process's own connection to a file: SQLite's must not be used, nor closed, behind a fork."""
     return _connected(path)
 
 
-def _read(path: Path, place: int) -> bytes | None:
-    found = _opened(path, os.getpid()).execute("SELECT item FROM items WHERE place = ?", (place,)).fetchone()
+def _read(file: sqlite3.Connection, place: int) -> bytes | None:
+    found = file.execute("SELECT item FROM items WHERE place = ?", (place,)).fetchone()
     return None if found is None else found[0]
-
-
-def _write(path: Path, place: int, item: bytes) -> None:
-    _opened(path, os.getpid()).execute("INSERT OR IGNORE INTO items VALUES (?, ?)", (place, item))
 
 
 def fingerprint(row: Keys, version: str) -> str:
     """A name for what makes the items of a row.
 
     Raises:
-        ValueError: a source's items do not pickle, so nothing tells them from others.
+        ValueError: what a source or a function holds does not pickle, so nothing tells it from others.
     """
     made = blake2b(version.encode(), digest_size=16)
-    for part in _parts(row):
-        made.update(f"{len(part)}:".encode())
-        made.update(part)
+    for whose, part in _parts(row):
+        try:
+            _Namer(made).dump(part)
+        except Exception as error:
+            raise ValueError(f"what {whose} holds does not pickle ({error}), so nothing would tell it from another") from error
     return made.hexdigest()
 
 
-def _parts(row: Keys) -> list[bytes]:
-    found = [row.identity.encode()]
+def _parts(row: Keys) -> Iterator[tuple[str, Any]]:
+    """What tells a row from others, each with whose it is, for people."""
+    yield row.identity, row.identity
     if isinstance(row, Items):
-        try:
-            found.append(pickle.dumps(row.items))
-        except Exception as error:
-            raise ValueError(
-                f"what {row.identity} holds does not pickle ({error}), so nothing would tell it from another"
-            ) from error
+        yield row.identity, row.items
     if isinstance(row, Mapped):
-        found += [b"\n".join(_code(stage.function)) for stage in row.functions]
+        yield from ((stage.name, stage.function) for stage in row.functions)
     for below in row.parts:
-        found += _parts(below)
-    return found
+        yield from _parts(below)
 
 
-def _code(function: Any) -> list[bytes]:
-    """What a function does, as far as can be seen: its name and code, and of an object its class and what it holds."""
-    if isinstance(function, functools.partial):
-        return [*_code(function.func), repr((function.args, function.keywords)).encode()]
-    if isinstance(function, types.MethodType):
-        return [*_code(function.__func__), *_code(function.__self__)]
-    if isinstance(function, types.FunctionType):
-        held = [cell.cell_contents for cell in function.__closure__ or ()]
-        return [function.__qualname__.encode(), *_compiled(function.__code__), repr((function.__defaults__, held)).encode()]
-    kind = type(function)
-    called = inspect.getattr_static(kind, "__call__", None)
-    code = _compiled(called.__code__) if isinstance(called, types.FunctionType) else []
-    name = getattr(function, "__qualname__", kind.__qualname__)
-    return [f"{kind.__module__}.{name}".encode(), *code, repr(getattr(function, "__dict__", None)).encode()]
+class _Namer(pickle.Pickler):
+    """Writes what an object holds, and what functions do as far as can be seen: the same for equal ones, in every process."""
+
+    def __init__(self, made: blake2b) -> None:
+        super().__init__(types.SimpleNamespace(write=made.update), pickle.HIGHEST_PROTOCOL)
+        self._seen: dict[int, tuple[int, Any]] = {}  # functions and classes, which may hold themselves
+
+    def persistent_id(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in ATOMS:
+            return None
+        if kind is set or kind is frozenset:  # whose order is another in each process
+            return kind.__name__, sorted(map(_digest, value))
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized:
+            words = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+            return kind, str(value.dtype), tuple(value.shape), words.numpy()
+        if kind is types.CodeType:
+            return value.co_code, value.co_names, value.co_consts
+        if kind is types.ModuleType:
+            return "module", value.__name__
+        if kind is types.MethodType:
+            return value.__func__, value.__self__
+        if kind is not types.FunctionType and not isinstance(value, type):
+            return None
+        if id(value) in self._seen:
+            return "again", self._seen[id(value)][0]
+        self._seen[id(value)] = len(self._seen), value
+        if isinstance(value, type):
+            called = inspect.getattr_static(value, "__call__", None)
+            return value.__module__, value.__qualname__, called.__code__ if isinstance(called, types.FunctionType) else None
+        held = [_content(cell) for cell in value.__closure__ or ()]
+        return value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, held
 
 
-def _compiled(code: types.CodeType) -> list[bytes]:
-    found = [code.co_code, repr(code.co_names).encode()]
-    for constant in code.co_consts:
-        found += _compiled(constant) if isinstance(constant, types.CodeType) else [repr(constant).encode()]
-    return found
+def _digest(value: Any) -> bytes:
+    made = blake2b(digest_size=16)
+    _Namer(made).dump(value)
+    return made.digest()
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing in it yet
+        return None

@@ -162,7 +162,8 @@ class Conveyer:
         return f"batch {step // stride}, whose step begins with item {first} of epoch {epoch}"
 
     def __iter__(self) -> Self:
-        if self.is_ended and (self._is_over or not self._has_moved):  # else only other ranks have something left of the epoch
+        # else only other ranks have something of the epoch, or left of it
+        if self.is_ended and (self._is_over or (self._position and not self._has_moved)):
             self.begin_next_epoch()
         return self
 

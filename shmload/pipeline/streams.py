@@ -30,6 +30,7 @@ from shmload.worker.sample_rng import sample_info, sample_of
 if TYPE_CHECKING:
     from shmload.pipeline.stages import PoolOptions, StreamSchedule
 
+ENDED = ""  # in place of the own state of an iterable that has come to its end, which may be that of its next pass's start
 UNKNOWN = 1 << 52  # blocks of an epoch, as far as anybody knows
 
 
@@ -175,10 +176,13 @@ class Feed:
             except Exception as error:
                 yield epoch, block, [*chunk, _failed(error)]
                 return
-            if not chunk:
+            if chunk:
+                yield epoch, block, chunk
+                block += 1
+            if len(chunk) < self._size:
+                if state_of is not None:
+                    self.own[block] = ENDED
                 return
-            yield epoch, block, chunk
-            block += 1
 
     def _begun(self, epoch: int, block: int) -> tuple[Iterator[Any], Callable[[], Any] | None]:
         """The items from a block on, and what says where the iterable stands."""
@@ -194,6 +198,8 @@ class Feed:
         ways = (iterator, source) if self._stream.resume == "state" else ()
         holder: Any = next((one for one in ways if _is_stateful(one)), None)
         text = self.own.get(block)
+        if holder is not None and text == ENDED:
+            return iter(()), None
         if holder is None and text is not None:
             raise StateMismatch("the state has one of the Stream's iterable in it, which this one does not go on by")
         if holder is source and holder is not None:  # it may stand where an earlier pass has left it

@@ -258,6 +258,9 @@ class _InPlaceConcat(InPlace):
 
     def __init__(self, members: list[InPlace], ends: Sequence[int], *, is_cyclic: bool) -> None:
         self.schema, self.batch_type = members[0].schema, members[0].batch_type
+        for member in members:
+            if getattr(member.schema, "zero_fill", False):  # it writes only a part of its rows
+                self.schema = member.schema
         self.takes_all = all(m.takes_all for m in members)
         self._members, self._ends, self._is_cyclic = members, ends, is_cyclic
         readers = [_row_reader(m) for m in members]
@@ -356,7 +359,7 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
     if (is_torchs and kind.__name__ == "ConcatDataset") or is_mix:
         found = [in_place_of(d, ragged) for d in dataset.datasets]
         members = [m for m in found if m is not None and m.reads_rows_alike]
-        if len(members) == len(found) and len({str(dict(m.schema)) for m in members}) == 1:
+        if len(members) == len(found) and len({(str(dict(m.schema)), m.batch_type or dict) for m in members}) == 1:
             return _InPlaceConcat(members, dataset.cumulative_sizes, is_cyclic=is_mix)
         return None
     if ability_of(dataset, "schema") is not None and (ability_of(dataset, "read_into") or ability_of(dataset, "read_batch_into")):

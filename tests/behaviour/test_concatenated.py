@@ -74,3 +74,38 @@ def test_a_member_of_a_mix_begins_again_in_a_batch() -> None:
     found = [torch.cat([batch["x"] for batch in ShmLoader(mixed, size, seed=1)]).tolist() for size in (1, 16)]
     assert found[0] == found[1]
     assert found[0].count(1) > 1
+
+
+class ZeroFilled(dict):
+    zero_fill = True
+
+
+class Writing:
+    """Writes the first two numbers of a row, or all four."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self.schema = schema
+        self.num_written = 2 if isinstance(schema, ZeroFilled) else 4
+
+    def __len__(self) -> int:
+        return 2
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["x"][: self.num_written] = index + 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_member_whose_rows_are_to_be_zeroed_first_has_them_so(num_workers: int) -> None:
+    field = {"x": ("int64", (4,))}
+    dataset: Any = ConcatDataset([Writing(field), Writing(ZeroFilled(field))])  # type: ignore[list-item]  # torch reads them, too
+    with ShmLoader(dataset, 4, num_workers=num_workers, seed=1) as loader:
+        for _ in range(5):
+            for batch in loader:
+                assert batch["x"].tolist() == [[1] * 4, [2] * 4, [1, 1, 0, 0], [2, 2, 0, 0]]
+                batch["x"].fill_(-1)
+
+
+def test_members_with_batches_of_unlike_types_are_read_as_they_are() -> None:
+    as_tuple: Any = Writing({"x": ("int64", (4,))})
+    as_tuple.batch_type = tuple
+    assert in_place_of(ConcatDataset([Writing(as_tuple.schema), as_tuple])) is None  # type: ignore[list-item]  # as above

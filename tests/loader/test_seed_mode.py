@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, random_split
+from torch.utils.data import ConcatDataset, RandomSampler, Subset, random_split
 
 from shmload import ShmLoader, StateMismatch
 from tests.loader.seeded_data import InBatches, InPlace, Lazy, Noisy, Point, Ragged
@@ -189,6 +189,56 @@ def test_a_sampler_of_the_users_is_not_asked_for_an_epoch_before_it_begins() -> 
         for sampler.epoch in (1, 3):
             found += [batch.tolist() for batch in loader]
     assert found == [[1, 2], [3, 0], [3, 0], [1, 2]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_two_passes_at_once_over_a_sampler_have_an_order_each(num_workers: int) -> None:
+    dataset, ahead = list(range(12)), {"prefetch_factor": 8} if num_workers else {}
+    with ShmLoader(dataset, 2, sampler=RandomSampler(dataset), seed=5, num_workers=num_workers, **ahead) as loader:  # type: ignore[arg-type]  # a number
+        passes = [[batch.tolist() for batch in batches] for batches in zip(loader, loader, loader, strict=True)]
+        assert loader.state_dict()["epoch"] == 3
+    orders = [[i for batch in batches for i in batch] for batches in zip(*passes, strict=True)]
+    assert [sorted(order) for order in orders] == [dataset] * 3
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_after_an_interrupt_a_sampler_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = list(range(12))
+    with ShmLoader(dataset, 2, sampler=RandomSampler(dataset), seed=5, num_workers=1) as loader:
+        iterator = iter(loader)
+        found = next(iterator).tolist()
+        with monkeypatch.context() as patch:
+            patch.setattr(loader._passes, "_fill", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+        for batch in iterator:
+            found += batch.tolist()
+    assert sorted(found) == dataset
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+class Unsized:
+    """A sampler that does not say how many there are."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6))
+
+
+def test_a_sampler_without_a_length_has_a_state() -> None:
+    loaders: list[Any] = [ShmLoader(range(6), 2, sampler=Unsized(), seed=5) for _ in range(2)]
+    assert next(iter(loaders[0])).tolist() == [0, 1]
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    assert [batch.tolist() for batch in loaders[1]] == [[2, 3], [4, 5]]
+    assert loaders[1].state_dict()["epoch"] == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_that_a_batch_sampler_gives_empty_comes(num_workers: int) -> None:
+    with ShmLoader(range(3), batch_sampler=[[0, 1], [], [2]], collate_fn=list, seed=5, num_workers=num_workers) as loader:
+        assert list(loader) == [[0, 1], [], [2]]
 
 
 def test_an_empty_dataset_is_an_empty_epoch_for_workers_too() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from shmload.pipeline import Cache, Conveyer, DistributedBatchedMap, Filter, Generate, Items, Map, Permutation, Range, Shuffle, Take
 
@@ -88,9 +92,55 @@ def test_behind_a_filter_it_is_refused() -> None:
         Conveyer([Range(4), Filter(bool), Cache()])
 
 
-def test_items_that_nothing_tells_from_others_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", [[Items([Lock()])], [Range(2), Map(Lock().acquire)]], ids=["items", "function"])
+def test_what_nothing_tells_from_others_is_refused(stages: list[Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not pickle"):
-        Conveyer([Items([lambda: 0]), Cache(tmp_path)])
+        Conveyer([*stages, Cache(tmp_path)])
+
+
+def looked_up(table: Any) -> Any:
+    return lambda x, *, first=0: {"x": table[x] + first}
+
+
+def test_all_that_a_function_holds_counts(tmp_path: Path) -> None:
+    """What an array, or a tensor, prints as leaves most of it out."""
+    tables: list[Any] = [np.arange(5000), torch.arange(5000), [*range(5000)], {x: x for x in range(5000)}]
+    functions = [looked_up(table) for table in tables]
+    for table in copy.deepcopy(tables):
+        table[2000] = -1
+        functions.append(looked_up(table))
+    functions.append(looked_up(tables[0]))
+    functions[-1].__kwdefaults__["first"] = 7
+    rows = [[Items([2000, 2001]), Map(function), Cache(tmp_path)] for function in functions]
+    assert [read(row)[0] for row in rows] == [[2000, 2001]] * 4 + [[-1, 2001]] * 4 + [[2007, 2008]]
+
+
+def named(held: Any, folder: Path) -> None:
+    def function(x: int) -> Any:
+        return x if x in held else function(-x)  # holds itself, too
+
+    Conveyer([Items([held]), Map(function), Cache(folder)]).close()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [({0, 8}, {8, 0}), (frozenset([0, 8]), frozenset([8, 0])), (torch.ones(3), torch.ones(3))], ids=lambda x: ""
+)
+def test_equal_ones_have_one_name_in_every_process(one: Any, other: Any, tmp_path: Path) -> None:
+    """Sets have an order of their own in each process, and pickled tensors have their address."""
+    for held in (one, other):
+        named(held, tmp_path)
+    assert len(list(tmp_path.glob("*.sqlite"))) == 1
+
+
+def test_a_file_that_was_removed_is_not_read_any_more(tmp_path: Path) -> None:
+    log, folder = tmp_path / "log", tmp_path / "cache"
+    stages = [Items([1, 2]), Map(Logged(log)), Cache(folder)]
+    for _ in range(2):
+        assert read(stages) == [[2, 4]]
+    assert lines(log) == [1, 2]
+    shutil.rmtree(folder)
+    assert read(stages) == [[2, 4]]
+    assert lines(log) == [1, 1, 2, 2]
 
 
 def test_its_file_is_made_before_workers_open_it(tmp_path: Path) -> None:

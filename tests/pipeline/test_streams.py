@@ -159,6 +159,38 @@ def test_a_resume_by_its_own_state_reads_nothing_twice_but_a_block(num_workers: 
     assert [one.num_read for one in made] == [100 - 32]  # item 35 lies in block 4
 
 
+class Again:
+    """An iterable that says at a pass's end where its next one begins, as stateful datasets do."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.at, self.epoch = n, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.n:
+            self.at += 1
+            yield self.at - 1 + 100 * self.epoch
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("n", [9, 10, 11, 12])
+@pytest.mark.parametrize("num_had", [1, 3, 4])
+def test_a_resume_behind_the_last_batch_has_no_item_of_that_epoch_again(num_had: int, n: int) -> None:
+    one, other = (Conveyer([Stream(Again(n)), Filter(lambda x: True), Collate(3)], block_size=4) for _ in range(2))
+    had = [x for _, batch in zip(range(num_had), one, strict=False) for x in batch.tolist()]
+    other.load_state(json.loads(json.dumps(one.state())))
+    rest = [x for batch in other for x in batch.tolist()]
+    assert rest == (list(range(len(had), n)) if len(had) < n else list(range(100, 100 + n)))
+
+
 def test_own_states_are_kept_for_blocks_that_a_resume_may_begin_with() -> None:
     with Conveyer([Stream(lambda: Own(1000))], block_size=2) as pipeline:
         for _ in range(500):

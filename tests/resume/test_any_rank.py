@@ -178,3 +178,12 @@ def test_so_it_is_of_a_pipeline(n: int, ranks: int, collate: bool) -> None:
             assert sorted(following) == list(range(n))
             [pipeline.close() for pipeline in again]
         [pipeline.close() for pipeline in pipelines]
+
+
+@pytest.mark.parametrize("collate", [True, False])
+def test_a_rank_that_has_nothing_of_an_epoch_is_in_it_all_the_same(collate: bool) -> None:
+    end: list[Any] = [Collate(1)] if collate else []
+    pipelines = [Conveyer([Permutation(2, repeating=False), Partition(rank, 3, uneven="exact"), *end]) for rank in range(3)]
+    for _ in range(2):
+        assert [len(list(pipeline)) for pipeline in pipelines] == [1, 1, 0]
+        assert len({json.dumps(pipeline.state()) for pipeline in pipelines}) == 1

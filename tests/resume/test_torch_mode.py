@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -116,6 +117,41 @@ def test_snapshots_may_be_rare(every: int | None) -> None:
     state, states, expected = run(make, 5)
     assert opened(state["details"], is_trusted=False)["snapshot"] == {0: 0, 2: 4, 3: 3, 100: 0, None: 0}[every]
     assert resumed(make, state, states) == expected
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_snapshot_is_taken_of_workers_that_have_nothing_to_say(every: int) -> None:
+    """Without it all batches from the epoch's start were read again."""
+    with ShmLoader(range(40), 4, num_workers=1, snapshot_every_n_steps=every) as loader:
+        for _ in zip(range(8), loader, strict=False):
+            pass
+        assert opened(loader.state_dict()["details"], is_trusted=False)["snapshot"] == 8 - 8 % every
+
+
+class Weighty(data.StatefulSampler):
+    """Its states are things whose number shows how many are kept."""
+
+    alive: WeakSet[Any] = WeakSet()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "kept": Kept()}
+
+
+class Kept:
+    def __init__(self) -> None:
+        Weighty.alive.add(self)
+
+    def __deepcopy__(self, _: Any) -> Kept:
+        return Kept()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 1}, {"num_workers": 1, "snapshot_every_n_steps": 4}, {"seed": 1}, {"num_workers": 1, "seed": 1}]
+)
+def test_states_of_a_sampler_that_nobody_asks_for_are_not_kept(options: dict[str, Any]) -> None:
+    with ShmLoader(range(100), 2, sampler=Weighty(100), **options) as loader:
+        for number, _ in enumerate(loader):
+            assert len(Weighty.alive) < 12, number
 
 
 @slow

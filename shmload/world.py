@@ -76,14 +76,43 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None) 
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank and world_size go together; got rank={rank}, world_size={world_size}")
     if rank is None or world_size is None:
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        if (distributed := _distributed()) is not None:
             rank, world_size = distributed.get_rank(), distributed.get_world_size()
         else:
             rank, world_size = _place_by_environment()
     if not 0 <= rank < world_size:
         raise ValueError(f"rank is at least 0 and below world_size; got rank={rank}, world_size={world_size}")
     return rank, world_size
+
+
+def _distributed() -> Any:
+    """torch.distributed, if it is initialised here, or was where this was forked."""
+    found = sys.modules.get("torch.distributed")
+    return found if found is not None and found.is_available() and found.is_initialized() else None
+
+
+class OwnRank:
+    """Calls give (rank, world_size) of who reads: as given, else as of `rank_and_world_size`.
+
+    A worker that is spawned cannot know its rank, so a pickle has the sender's. That is for workers: a process that was sent one
+    and is a rank itself, as those of torch.multiprocessing.spawn, goes by its own.
+    """
+
+    def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
+        self._given = rank, world_size
+        self._sender: tuple[int, int] | None = None
+
+    def __call__(self) -> tuple[int, int]:
+        if self._sender is None:
+            return rank_and_world_size(*self._given)
+        data = sys.modules.get("torch.utils.data")
+        if self._sender[1] > 1 and data is not None and data.get_worker_info() is not None and _distributed() is None:
+            return self._sender  # whatever the environment says, which the sender may know better
+        found = rank_and_world_size()
+        return found if found[1] > 1 else self._sender
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_given": self._given, "_sender": self() if self._given == (None, None) else None}
 
 
 def _place_by_environment() -> tuple[int, int]:

@@ -61,7 +61,7 @@ from shmload.shm import travel
 from shmload.storage.client import open_store
 from shmload.worker import stage_engine
 from shmload.worker.stage_engine import Batched, Each, Handler, Program, Sliced, Stage, Units
-from shmload.world import rank_and_world_size
+from shmload.world import OwnRank
 
 __all__ = ["CACHE_BYTES", "Passes", "RemoteDataset"]
 
@@ -284,7 +284,7 @@ class RemoteDataset(IterableDataset[Any]):
         self.shuffled, self.seed, self.uneven = shuffle, seed, uneven
         local = LocalShards(shards, cache_folder, max(int(cache_bytes), 1))
         self._source = RemoteSource(local, window, ahead_bytes, cipher=_cipher_of(key, shards))
-        self._rank_and_world_size = (rank, world_size)
+        self._world = OwnRank(rank, world_size)
         self._passes = Passes()
         self._order: ShardShuffle | NodeShuffle | None = None
 
@@ -476,9 +476,6 @@ class RemoteDataset(IterableDataset[Any]):
                 raise ValueError(f"nodes={self.nodes} have equally many ranks each, and there are {world_size} ranks")
             self._order = self._source.order(shuffle=self.shuffled, nodes=self.nodes, global_batch=world_size)
         return self._order
-
-    def _world(self) -> tuple[int, int]:
-        return rank_and_world_size(*self._rank_and_world_size)
 
     # ------------------------------------------------------------ webdataset's methods
 
@@ -683,8 +680,7 @@ class RemoteDataset(IterableDataset[Any]):
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """A worker that is spawned does not know its rank, so the state has it."""
-        return {**self.__dict__, "_order": None, "_rank_and_world_size": self._world()}
+        return {**self.__dict__, "_order": None}
 
     def close(self) -> None:
         """Lets go of all shards, and removes a folder of its own. What is still read comes from the store."""

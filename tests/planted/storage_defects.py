@@ -267,6 +267,14 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
+        "a rank that was sent a dataset reads what its sender would",
+        "shmload/world.py",
+        "        return found if found[1] > 1 else self._sender\n",
+        "        return self._sender\n",
+        ("tests/remote/test_dataset.py::test_who_is_sent_a_dataset_and_is_a_rank_reads_its_own_share",),
+    ),
+    Defect(
+        "N5",
         "set_epoch is forgotten where a pass has the seed of one before",
         "shmload/remote/remote_dataset.py",
         "            self._since = int(board[3])\n",

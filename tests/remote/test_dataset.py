@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload.errors import ObjectMissing, ShardCorrupt
+from shmload.formats import TarStream
 from shmload.remote import RemoteDataset
 from shmload.remote.listing import shards_in
 from shmload.storage.local import LocalStore
+from shmload.world import OwnRank
 from tests.remote.remote_kit import dataset_of, label, labels, watched, write_packed, write_plain
 
 
@@ -65,7 +68,7 @@ def test_every_sample_comes_once_over_all_ranks_and_workers(
         assert set(every) == set(range(n)) if uneven == "pad" else len(every) == len(set(every)) == n - n % world_size
         assert len(every) - len(set(every)) <= world_size
     for rank, workers in enumerate(ranks):
-        batched._rank_and_world_size = (rank, world_size)
+        batched._world = OwnRank(rank, world_size)
         assert len(batched) == sum(map(len, workers))
     dataset.close()
 
@@ -155,6 +158,29 @@ def test_a_spawned_worker_is_told_its_rank(plain: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv("RANK")
     monkeypatch.delenv("WORLD_SIZE")
     assert len(pickle.loads(sent)) == 12
+
+
+@pytest.mark.parametrize("is_worker", [False, True])
+@pytest.mark.parametrize("of_rank", [None, 1])
+def test_who_is_sent_a_dataset_and_is_a_rank_reads_its_own_share(
+    of_rank: int | None, is_worker: bool, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By torch.multiprocessing.spawn before there are ranks, or to a worker that finds another rank in the environment."""
+    made = RemoteDataset.from_urls(str(plain), shuffle=False), TarStream(sorted(plain.iterdir()))
+    if of_rank is not None:
+        monkeypatch.setenv("RANK", str(of_rank))
+        monkeypatch.setenv("WORLD_SIZE", "3")
+    remote, stream = pickle.loads(pickle.dumps(made))
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    if is_worker:
+        monkeypatch.setattr("torch.utils.data.get_worker_info", lambda: SimpleNamespace(id=0, num_workers=1, seed=0))
+    rank = 1 if is_worker and of_rank == 1 else 2
+    assert remote._world() == stream._world() == (rank, 3)
+    assert len(remote) == 12
+    assert [sample["__key__"] for sample in stream] == [
+        s["__key__"] for s in TarStream(made[1].paths[rank::3], rank=0, world_size=1)
+    ]
 
 
 def test_a_folder_of_a_bucket_is_read_by_its_manifest(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.paths import Paths, shard_paths
 from shmload.formats.tar.members import Decode, Decoders
 from shmload.formats.tar.shards import COMPRESSED, KEY
-from shmload.world import rank_and_world_size
+from shmload.world import OwnRank
 
 _BLOCK = 512
 _PIECE = 1 << 20  # bytes read at once: a size in a header makes no more room than there are bytes
@@ -49,10 +49,10 @@ class TarStream(IterableDataset[dict[str, Any]]):
     ) -> None:
         self.paths = shard_paths(shards, reader="TarStream")
         self._decoders = Decoders(decode, allow_pickle=allow_pickle)
-        self._rank, self._world_size = rank, world_size
+        self._world = OwnRank(rank, world_size)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        rank, world_size = rank_and_world_size(self._rank, self._world_size)
+        rank, world_size = self._world()
         mine = self.paths[rank::world_size]
         worker = get_worker_info()
         for path in mine if worker is None else mine[worker.id :: worker.num_workers]:

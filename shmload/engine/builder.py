@@ -133,6 +133,14 @@ class LoaderConfig:
             return None
 
     @property
+    def num_steps(self) -> int:
+        """Of a pass in torch mode; 0 if nobody knows."""
+        try:
+            return 0 if self.is_iterable else len(self.index_sampler)
+        except Exception:  # a sampler of the user's that cannot say
+            return 0
+
+    @property
     def reads_inline(self) -> bool:
         """Whether, without workers, the dataset is read by our reader and not by torch's."""
         if self.plan.layout is not None or self.on_error != "raise":
@@ -154,6 +162,7 @@ class LoaderConfig:
             is_iterable=self.is_iterable,
             drop_last=bool(self.drop_last),
             snapshot_every=self.snapshot_every,
+            num_steps=self.num_steps if self.persistent_workers and self.snapshot_every else 0,
             tolerates_bad_samples=self.on_error != "raise",
             plan=self.plan,
             num_threads=self.threads_per_worker,

@@ -238,8 +238,12 @@ class TorchIterator(_Iterator):
         if state is None or state["base_seed"] is None:
             super().__init__(loader)
         else:
+            generator = config.generator
+            own = None if generator is None else generator.get_state()
             with kept_generators():
                 super().__init__(loader)
+            if generator is not None and own is not None:
+                generator.set_state(own)
             self._base_seed, self._shared_seed = state["base_seed"], state["shared_seed"]
             if self._shared_seed is not None:
                 self._dataset = with_shared_seed(self._dataset, self._shared_seed)
@@ -323,11 +327,7 @@ class TorchIterator(_Iterator):
         if state is not None and self._dataset_kind != DatasetKind.Iterable:
             self._read_again_to(state["done"])
         self._begin_record(passes)
-        try:
-            num_steps = 0 if self._dataset_kind == DatasetKind.Iterable else len(self._index_sampler)
-        except Exception:  # a sampler of the user's that cannot say: it is for stats readers alone
-            num_steps = 0
-        engine.begin_pass(num_steps, epoch_base=self._pass - self._epoch)
+        engine.begin_pass(passes.config.num_steps, epoch_base=self._pass - self._epoch)
 
     def _finish(self, engine: Engine) -> None:
         """Has every order made and forgets the batches: torch's workers, too, work off what they were sent."""
@@ -415,6 +415,7 @@ class TorchIterator(_Iterator):
                 raise
             except Exception:
                 if (lost := engine.take_lost()) is not None:  # the pace is kept, as torch does
+                    self.progress.last_worker = lost.worker
                     self._num_active[lost.worker] -= 1
                     self.progress.ended(lost.step, lost.worker)
                     self._go_on_ordering(engine)

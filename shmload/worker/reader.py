@@ -710,7 +710,8 @@ class Job:
 
     `collate_fn` is None for the default collate. `seed` is None in torch mode. `drop_last` matters to iterable datasets alone,
     whose last batch only the worker sees; `shared_seed` to DataPipes. Where a worker stands travels with every
-    `snapshot_every`-th batch; 0: never. How they are read is the `plan`'s word.
+    `snapshot_every`-th batch; 0: never; and with the last ones of a pass of `num_steps`, if that is known and workers stay for the
+    next. How they are read is the `plan`'s word.
     """
 
     dataset: Any
@@ -723,6 +724,7 @@ class Job:
     drop_last: bool = False
     shared_seed: int | None = None
     snapshot_every: int = 0
+    num_steps: int = 0
     tolerates_bad_samples: bool = False
     plan: ReadPlan = PLAIN
     num_threads: int = 1

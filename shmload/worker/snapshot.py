@@ -106,7 +106,7 @@ class Snapshots:
     """
 
     def __init__(self, job: Job, source: IterablePass | None, num_workers: int) -> None:
-        self._every, self._dataset = job.snapshot_every, job.dataset
+        self._every, self._num_steps, self._dataset = job.snapshot_every, job.num_steps, job.dataset
         self._source, self._num_workers = source, num_workers
         self._streams = Streams()
         self._last_streams = self._streams.positions()
@@ -116,8 +116,9 @@ class Snapshots:
         self._has_own = source is not None or is_stateful(job.dataset)
 
     def is_due(self, step: int) -> bool:
-        """Whether the loader's next snapshot is near enough that it needs this worker's."""
-        return self._every > 0 and step % self._every + self._num_workers >= self._every
+        """Whether the loader's next snapshot, or a pass's end, is near enough that it needs this worker's."""
+        is_last = 0 < self._num_steps <= step + self._num_workers
+        return self._every > 0 and (is_last or step % self._every + self._num_workers >= self._every)
 
     def resume(self, snapshot: Snapshot) -> None:
         """Makes the process stand where a snapshot was taken; its dataset and iterator have been seen to."""

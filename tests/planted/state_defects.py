@@ -14,6 +14,30 @@ RESEEDED = "tests/loader/test_reseeding.py::test_"
 STATE_DEFECTS = [
     Defect(
         "N1",
+        "workers that persist are at their last snapshot when a pass has ended",
+        "shmload/worker/snapshot.py",
+        "        is_last = 0 < self._num_steps <= step + self._num_workers\n",
+        "        is_last = False\n",
+        (f"{RESUME}torch_mode.py::test_after_a_state_between_passes_workers_that_persist_go_on[rare]",),
+    ),
+    Defect(
+        "N1",
+        "a base seed that is known is drawn from the loader's generator all the same",
+        "shmload/modes/torch_mode.py",
+        "            if generator is not None and own is not None:\n",
+        "            if own is generator:\n",
+        (f"{RESUME}torch_mode.py::test_after_a_state_between_passes_workers_that_persist_go_on[generator]",),
+    ),
+    Defect(
+        "N1",
+        "behind a batch that was lost its worker has another turn",
+        "shmload/modes/torch_mode.py",
+        "                    self.progress.last_worker = lost.worker\n",
+        "",
+        (f"{RESUME}torch_mode.py::test_behind_a_batch_that_was_lost_the_next_worker_has_its_turn",),
+    ),
+    Defect(
+        "N1",
         "workers that have nothing to say of themselves are at no snapshot",
         "shmload/modes/torch_mode.py",
         "            if note is not NO_NEWS or not progress.is_always_current:\n",

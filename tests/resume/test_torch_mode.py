@@ -128,6 +128,43 @@ def test_a_snapshot_is_taken_of_workers_that_have_nothing_to_say(every: int) -> 
         assert opened(loader.state_dict()["details"], is_trusted=False)["snapshot"] == 8 - 8 % every
 
 
+@pytest.mark.parametrize("options", [{"snapshot_every_n_steps": 3}, {"generator": 3, "shuffle": True}], ids=["rare", "generator"])
+def test_after_a_state_between_passes_workers_that_persist_go_on(options: dict[str, Any]) -> None:
+    def make() -> ShmLoader:
+        own = {"generator": torch.Generator().manual_seed(3)} if "generator" in options else {}
+        return ShmLoader(data.Noisy(10), 2, num_workers=1, persistent_workers=True, **{**options, **own})
+
+    with make() as loader:
+        for _ in loader:
+            pass
+        state = json.loads(json.dumps(loader.state_dict()))
+        expected = [batch.tolist() for batch in loader]
+    with make() as loader:
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == expected
+
+
+class Torn(data.Noisy):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 2:
+            raise ValueError("torn")
+        return super().__getitem__(index)
+
+
+def test_behind_a_batch_that_was_lost_the_next_worker_has_its_turn() -> None:
+    with ShmLoader(Torn(8), 1, num_workers=2) as loader:
+        iterator = iter(loader)
+        for _ in range(2):
+            next(iterator)
+        with pytest.raises(ValueError, match="torn"):
+            next(iterator)
+        state = loader.state_dict()
+        expected = [batch.tolist() for batch in iterator]
+    with ShmLoader(Torn(8), 1, num_workers=2) as loader:
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == expected
+
+
 class Weighty(data.StatefulSampler):
     """Its states are things whose number shows how many are kept."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, random_split
+from torch.utils.data import ConcatDataset, RandomSampler, Subset, random_split
 
 from shmload import ShmLoader, StateMismatch
 from tests.loader.seeded_data import InBatches, InPlace, Lazy, Noisy, Point, Ragged
@@ -189,6 +189,19 @@ def test_a_sampler_of_the_users_is_not_asked_for_an_epoch_before_it_begins() -> 
         for sampler.epoch in (1, 3):
             found += [batch.tolist() for batch in loader]
     assert found == [[1, 2], [3, 0], [3, 0], [1, 2]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_state_of_another_draw_is_gone_on_from_where_the_loader_stands_at_that_place(num_workers: int) -> None:
+    first, second = (ShmLoader(range(12), 2, sampler=RandomSampler(range(12)), seed=5, num_workers=n) for n in (0, num_workers))
+    with first, second:
+        batches = iter(first)
+        next(batches)
+        state = first.state_dict()
+        rest = [batch.tolist() for batch in batches]
+        next(iter(second))
+        second.load_state_dict(state)
+        assert [batch.tolist() for batch in second] == rest
 
 
 def test_an_empty_dataset_is_an_empty_epoch_for_workers_too() -> None:

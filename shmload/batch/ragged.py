@@ -669,10 +669,10 @@ class _Arena:
     def __init__(self, field: Field, room: Room, at: int, nbytes: int, *, zero_fill: bool) -> None:
         self._field = field
         self.at = at
-        memory = room[at : at + nbytes] if at >= 0 else np.empty(nbytes, np.uint8)
+        self._private = np.zeros if zero_fill else np.empty  # what makes memory beyond the slot's
+        memory = room[at : at + nbytes] if at >= 0 else self._private(nbytes, np.uint8)
         self._values = array_over(field.element, memory, (nbytes // field.element.itemsize,))
         self._has_one_dimension = len(field.shape) == 1
-        self._zero_fill = zero_fill
         self._used = 0
         self.spilt_nbytes = 0  # of rows that did not fit
         self.rows: list[Any] = []
@@ -729,7 +729,7 @@ class _Arena:
             return values
         nbytes = numel * self._field.element.itemsize
         self.spilt_nbytes += nbytes
-        return array_over(self._field.element, (np.zeros if self._zero_fill else np.empty)(nbytes, np.uint8), (numel,))
+        return array_over(self._field.element, self._private(nbytes, np.uint8), (numel,))
 
     def _shape(self, extents: Any) -> tuple[int, ...]:
         wanted = self._field.shape

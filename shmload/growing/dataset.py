@@ -58,7 +58,8 @@ class GrowingDataset:
     def _begin(self) -> None:
         self._lock = Lock()
         self._files: dict[CacheFile, _Opened] = {}  # a file may be replaced under its name
-        self._opened: dict[int, tuple[Snapshot, TFRecordDataset]] = {}  # the newest two epochs
+        # the newest two, by run and epoch: a state may be of another run
+        self._opened: dict[tuple[Path, int], tuple[Snapshot, TFRecordDataset]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         left = {"_lock": None, "_files": None, "_opened": None, "epochs": None}
@@ -151,17 +152,18 @@ class GrowingDataset:
             raise
 
     def _at(self, epoch: int) -> tuple[Snapshot, TFRecordDataset]:
-        found = self._opened.get(epoch)
+        place = self.run_path, epoch
+        found = self._opened.get(place)
         if found is None:
             with self._lock:
-                found = self._opened.get(epoch)
+                found = self._opened.get(place)
                 if found is None:
-                    found = self._open(epoch)
-                    self._opened = dict([*self._opened.items(), (epoch, found)][-2:])
+                    found = self._open(*place)
+                    self._opened = dict([*self._opened.items(), (place, found)][-2:])
         return found
 
-    def _open(self, epoch: int) -> tuple[Snapshot, TFRecordDataset]:
-        path = snapshot_path(self.run_path, epoch)
+    def _open(self, run: Path, epoch: int) -> tuple[Snapshot, TFRecordDataset]:
+        path = snapshot_path(run, epoch)
         snapshot = read_snapshot(path)
         if snapshot is None:
             raise IndexError(

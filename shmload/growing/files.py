@@ -531,6 +531,11 @@ class CacheWriter(AtomicWriter):
             with self._waiting():
                 reservation.grow(nbytes, timeout_s=self._timeout_s)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for room, now."""
+        return self._statistics.is_waiting
+
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         """Reports that the writer waits for room."""

@@ -398,12 +398,12 @@ class GrowingEpochs:
                 f"the state names the snapshot {named['digest']} of epoch {epoch}, which {held} in {path}: resume "
                 "with the folder that the state was saved with, or begin this epoch anew with a state of its start"
             )
-        before = self._snapshots, self._holds
-        self._snapshots, self._holds = {}, {}
+        before = self._snapshots, self._holds, self._gone
+        self._snapshots, self._holds, self._gone = {}, {}, {}
         try:
             self._take(snapshot, is_named=True)
         except StateMismatch:
-            self._snapshots, self._holds = before
+            self._snapshots, self._holds, self._gone = before
             raise
         for hold in before[1].values():
             hold.release()

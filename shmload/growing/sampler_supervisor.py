@@ -287,16 +287,19 @@ class SamplerSupervisor:
 
 
 _is_asked_to_end = False  # an exception that is raised while a finalizer runs is lost; this is not
+_writing: CacheWriter | None = None  # in a sampler, amid a record
 
 
 def _stop(number: int, frame: Any) -> None:
     global _is_asked_to_end
     _is_asked_to_end = True
-    raise _Stopped
+    if _writing is None or _writing.is_waiting:  # amid a record it would leave one that is written and not counted
+        raise _Stopped
 
 
 def _run(supervisor: int, sampler: Sampler, worker_id: int, num_workers: int, text: int, make_writer: MakeWriter) -> None:
     """One sampler, from its fork to its end."""
+    global _writing
     code = 1
     try:
         die_with(supervisor)
@@ -304,7 +307,9 @@ def _run(supervisor: int, sampler: Sampler, worker_id: int, num_workers: int, te
         writer = make_writer(f"sampler {worker_id} of {num_workers}")
         try:
             for record in sampler(worker_id, num_workers):
+                _writing = writer
                 writer.write(record)
+                _writing = None
                 if writer.num_files:
                     os.pwrite(text, b"1", 0)
                 if _is_asked_to_end:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, TypeVar
 
+from shmload.errors import StateMismatch
 from shmload.loader import ShmLoader
 
 _Loader = TypeVar("_Loader", bound=ShmLoader[Any])
@@ -17,7 +18,15 @@ def orders_itself(loader: ShmLoader[Any]) -> bool:
 
 
 def rebuilt(loader: _Loader, **ordering: Any) -> _Loader:
-    """A loader with the same arguments, those that say which samples excepted."""
+    """A loader with the same arguments, those that say which samples excepted.
+
+    Raises:
+        StateMismatch: it has been given a state, which is of another order.
+    """
+    position = loader.__getstate__()["position"]
+    has_begun = position and (not position["is_finished"] if loader.seed is None else position["epoch"] or position.get("step"))
+    if has_begun:
+        raise StateMismatch("this loader stands within an order that is divided only now: load the state into what prepare returns")
     names = inspect.signature(ShmLoader.__init__).parameters
     return type(loader)(**{n: getattr(loader, n) for n in names if n not in ("self", *ORDERING)}, **ordering)
 
@@ -33,7 +42,6 @@ def changed(loader: _Loader, **arguments: Any) -> _Loader:
     made = object.__new__(type(loader))
     made.__dict__.update(state)
     made._set_up()
-    has_begun = position is not None and (loader.seed is None or position["epoch"] or position["position"])
-    if has_begun:
+    if position is not None and (not orders_itself(loader) or position["epoch"] or position["position"]):
         made._passes.go_on_as_copy(position)
     return made

@@ -140,6 +140,7 @@ def prepare(accelerator: Accelerator, loader: ShmLoader[Any], *, device_placemen
     Raises:
         TypeError: not a ShmLoader, or one of an iterable dataset, which gains nothing here.
         ValueError: the Accelerator's and the loader's ways to divide the samples do not go together.
+        StateMismatch: Accelerate divides, and the loader has been given a state.
     """
     if isinstance(loader, DataLoaderShard):
         return accelerator.prepare_data_loader(loader)  # type: ignore[no-any-return]  # passed through

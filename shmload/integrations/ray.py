@@ -43,7 +43,8 @@ def prepare(loader: _Loader, *, add_dist_sampler: bool = True, move_to_device: b
         RuntimeError: this is no worker of Ray Train.
         TypeError: not a ShmLoader.
         ValueError: a sampler of yours would be thrown away.
-        StateMismatch: the loader stands within an epoch that was divided over another number of ranks.
+        StateMismatch: the loader stands within an epoch that was divided over another number of ranks, or, where a sampler divides,
+            has been given a state.
     """
     if not isinstance(loader, ShmLoader):
         raise TypeError(f"prepare takes a ShmLoader; give a {type(loader).__name__} to ray.train.torch.prepare_data_loader")

@@ -619,6 +619,10 @@ class SeedStream:
         trust = self.config.trust_state if is_trusted is None else is_trusted
         epoch, step = self.epochs.load_state_dict(state, is_trusted=trust)
         self._next_epoch, self._first_step, self._place = epoch, step, None
+        if self.epochs.grows:
+            self._end_workers()  # their dataset may be of another run
+        elif self.epochs.sampled is not None and self._engine is not None and self._pid == os.getpid():
+            self._engine.abandon()  # what is ordered is of another draw, also where it has the same place
         self.log.resumed(epoch, self.epochs.step_number(step))
 
     def state_of_copy(self) -> dict[str, Any]:

@@ -263,6 +263,27 @@ def test_a_row_of_text_is_one_value() -> None:
         first(ShmLoader(Texts(None), 2, num_workers=1))
 
 
+class ZeroFilled(dict[str, Any]):
+    zero_fill = True
+
+
+class Lazy(Flat):
+    """Writes only the first element of its rows."""
+
+    schema: ClassVar = ZeroFilled(x=("int64", (None,)))
+
+    def read_into(self, index: int, out: Any) -> None:
+        out.reserve("x", 9)[0] = index + 1
+
+
+@pytest.mark.parametrize("mode", ["list", "pad", "jagged"])
+def test_a_zero_filling_schema_clears_ragged_rows_however_they_are_delivered(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "empty", lambda shape, dtype: np.full(shape, 255, dtype))  # what memory may hold that is not cleared
+    for number, batch in enumerate(ShmLoader(Lazy(), 2, seed=1, ragged=mode)):  # from the second on there are arenas
+        rows = batch["x"] if mode == "list" else batch["x"].values.view(2, 9)
+        assert [row.tolist() for row in rows] == [[2 * number + place, *[0] * 8] for place in (1, 2)]
+
+
 def test_bad_samples_of_a_ragged_decoder_are_skipped() -> None:
     class Odd(Flat):
         def read_into(self, index: int, out: Any) -> None:

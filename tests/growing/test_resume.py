@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,20 @@ from hypothesis import strategies as st
 from shmload.errors import StateMismatch
 from shmload.growing import SampleCache
 from shmload.growing.files import CacheFile, Gone, Snapshot, read_snapshot
-from tests.growing.growing_kit import dataset_of, epoch_of, loader_of, put, values_of
+from tests.growing.growing_kit import dataset_of, epoch_of, loader_of, put, put_foreign, values_of
 
 
 def taken(loader: Any, num_batches: int) -> list[int]:
     batches = iter(loader)
     return [value for _ in range(num_batches) for value in values_of(next(batches))]
+
+
+def halved(loader: Any) -> tuple[Any, list[int]]:
+    """A state behind two batches, and what the others hold."""
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    return loader.state_dict(), epoch_of(batches)
 
 
 @pytest.mark.parametrize("num_batches", [0, 1, 4, 5])
@@ -177,3 +186,26 @@ def test_a_snapshot_is_as_it_was_written_and_places_every_record(
     assert snapshot == read_snapshot(path)
     places = [snapshot.place(record) for record in range(snapshot.n)]
     assert [(file.name, local) for file in snapshot.files for local in range(file.num_records)] == places
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow(reason="starts workers five times"))])
+def test_a_living_loader_goes_on_from_a_state_of_another_run(cache: SampleCache, tmp_path: Path, num_workers: int) -> None:
+    put(cache, range(18))
+    with loader_of(dataset_of(cache, run="first"), shuffle=True) as loader:
+        state, rest = halved(loader)
+    os.utime(put_foreign(tmp_path / "cache" / "older.tfrecord", range(18, 36)), (1, 1))  # comes first in what is frozen now
+    with loader_of(dataset_of(cache, run="second"), shuffle=True, num_workers=num_workers) as loader:
+        own, own_rest = halved(loader)
+        for asked, expected in ((state, rest), (own, own_rest)):
+            loader.load_state_dict(own)
+            taken(loader, 1)
+            loader.load_state_dict(asked)
+            assert epoch_of(loader) == expected
+
+
+def test_what_was_gone_of_another_runs_epoch_is_forgotten(cache: SampleCache, interrupted: Any) -> None:
+    with loader_of(dataset_of(cache), shuffle=True) as loader:
+        whole, rest = halved(loader)
+    with resumed(cache, interrupted[0], "skip") as loader:
+        loader.load_state_dict(whole)
+        assert epoch_of(loader) == rest

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from shmload.errors import WorkerDied
+from shmload.formats import TFRecordWriter
 from shmload.growing import SampleCache, sampler_supervisor
 from tests.growing.growing_kit import (
     broken,
@@ -106,6 +107,23 @@ def test_stopped_samplers_publish_what_they_have(cache: SampleCache) -> None:
         values = epoch_of(loader)
     assert sorted(values) == list(range(min(values), max(values) + 1))
     assert list((cache.path / ".growing" / "samplers").iterdir()) == []
+
+
+def test_a_stop_amid_a_record_leaves_a_file_that_holds_what_its_name_says(
+    cache: SampleCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = TFRecordWriter._appended
+
+    def stopped(writer: TFRecordWriter, nbytes: int) -> None:
+        if writer.num_records == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        counted(writer, nbytes)
+
+    monkeypatch.setattr(TFRecordWriter, "_appended", stopped)
+    samplers = cache.start(endless, 1, publish_s=1e9, multiprocessing_context="fork")
+    wait_until(lambda: samplers.are_done, "it to end")
+    with loader_of(dataset_of(cache)) as loader:
+        assert epoch_of(loader) == [0, 1, 2]
 
 
 @pytest.mark.slow(reason="kills the samplers' supervisor and reads epochs until a new one has started")

@@ -13,6 +13,30 @@ RESEEDED = "tests/loader/test_reseeding.py::test_"
 
 STATE_DEFECTS = [
     Defect(
+        "R2",
+        "what is ordered stays where a state of another draw has the same place",
+        "shmload/modes/seed_mode.py",
+        "            self._engine.abandon()  # what is ordered is",
+        "            pass  # what is ordered is",
+        ("tests/loader/test_seed_mode.py::test_a_state_of_another_draw_is_gone_on_from_where_the_loader_stands_at_that_place[1]",),
+    ),
+    Defect(
+        "R2",
+        "a snapshot is known by its epoch, of whatever run",
+        "shmload/growing/dataset.py",
+        "        place = self.run_path, epoch\n        found = self._opened.get(place)\n        if found",
+        "        place = self.run_path, epoch\n        found = next((one for (_, known), one in self._opened.items() if known == epoch), None)\n        if found",
+        ("tests/growing/test_resume.py::test_a_living_loader_goes_on_from_a_state_of_another_run[0]",),
+    ),
+    Defect(
+        "R2",
+        "what was gone of an epoch is gone of another run's, too",
+        "shmload/growing/library.py",
+        "        self._snapshots, self._holds, self._gone = {}, {}, {}\n",
+        "        self._snapshots, self._holds = {}, {}\n",
+        ("tests/growing/test_resume.py::test_what_was_gone_of_another_runs_epoch_is_forgotten",),
+    ),
+    Defect(
         "N1",
         "workers that persist are at their last snapshot when a pass has ended",
         "shmload/worker/snapshot.py",

@@ -106,6 +106,14 @@ STORAGE_DEFECTS = [
         ("tests/growing/test_writer.py::test_a_report_counts_as_long_as_its_writer_lives_whatever_its_pid_says",),
     ),
     Defect(
+        "S4",
+        "a sampler is stopped amid a record",
+        "shmload/growing/sampler_supervisor.py",
+        "    if _writing is None or _writing.is_waiting:",
+        "    if True:",
+        ("tests/growing/test_samplers.py::test_a_stop_amid_a_record_leaves_a_file_that_holds_what_its_name_says",),
+    ),
+    Defect(
         "A15",
         "an error in the middle of a copy is one about its mapping",
         "shmload/remote/fetch.py",

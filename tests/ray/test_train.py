@@ -111,6 +111,39 @@ def test_in_torch_mode_samples_are_divided_as_ray_divides_them(place: Any, shuff
     prepared.close()
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+def test_with_a_sampler_of_the_users_a_loader_keeps_its_place_too(place: Any, seed: int | None) -> None:
+    place(1, 2)
+    mine: Any = DistributedSampler(Numbers(61), 2, 1, seed=5)  # type: ignore[arg-type]
+    loader = ShmLoader(Numbers(61), 4, sampler=mine, seed=seed)
+    whole = indices(loader)
+    assert indices(prepare(ShmLoader(Numbers(61), 4, sampler=mine, seed=seed))) == whole
+    with ShmLoader(Numbers(61), 4, sampler=mine, seed=seed) as begun:
+        next(iter(begun))
+        state = begun.state_dict()
+    gone_on = ShmLoader(Numbers(61), 4, sampler=mine, seed=seed)
+    gone_on.load_state_dict(state)
+    assert indices(prepare(gone_on)) == whole[1:]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_state_that_would_be_lost_as_samples_are_divided_is_refused(place: Any, seed: int | None) -> None:
+    place(1, 2)
+    loader = ShmLoader(Numbers(61), 4, sampler=SequentialSampler(Numbers(61)), seed=seed)  # type: ignore[arg-type]
+    prepared = prepare(loader)
+    with prepared:
+        batches = iter(prepared)
+        next(batches)
+        state = prepared.state_dict()
+        rest = [batch["index"].tolist() for batch in batches]
+    loader.load_state_dict(state)
+    with pytest.raises(StateMismatch, match="load the state into what prepare returns"):
+        prepare(loader)
+    again = prepare(ShmLoader(Numbers(61), 4, sampler=SequentialSampler(Numbers(61)), seed=seed))  # type: ignore[arg-type]
+    again.load_state_dict(state)
+    assert indices(again) == rest
+
+
 def test_an_order_that_is_divided_already_or_is_to_stay_is_left_alone(place: Any) -> None:
     place(1, 2)
     mine: Any = DistributedSampler(Rows(), 2, 0, shuffle=False)  # type: ignore[arg-type]

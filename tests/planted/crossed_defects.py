@@ -118,8 +118,8 @@ CROSSED_DEFECTS = [
         "N1",
         "a StopIteration behind Collate ends a pipeline",
         "shmload/worker/stage_engine.py",
-        "        if isinstance(error, StopIteration):  # which would end the items\n",
-        "        if False:\n",
+        "    if isinstance(error, StopIteration):  # which would end the items\n",
+        "    if False:\n",
         (
             f"{WORKERS}test_stop_iteration_behind_collate_does_not_end_the_pipeline",
             f"{WORKERS}test_stop_iteration_of_a_member_behind_collate_does_not_end_its_epoch_in_a_join",

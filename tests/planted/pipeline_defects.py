@@ -151,8 +151,8 @@ PIPELINE_DEFECTS = [
         "B1",
         "remote shards come in the order of their first epoch in every one",
         "shmload/pipeline/sources.py",
-        "self.items.item(place, epoch) if",
-        "self.items.item(place, 0) if",
+        "return self.items.item(place, epoch)\n",
+        "return self.items.item(place, 0)\n",
         ("tests/pipeline/test_remote_items.py::test_items_of_a_remote_dataset_come_in_the_datasets_own_order",),
     ),
     Defect(

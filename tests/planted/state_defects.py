@@ -13,7 +13,7 @@ RESEEDED = "tests/loader/test_reseeding.py::test_"
 
 STATE_DEFECTS = [
     Defect(
-        "E1",
+        "N7",
         "those who read keep the collate_fn of the pass before",
         "shmload/modes/seed_mode.py",
         "        if self.epochs.refresh(self.config) or is_other:\n",

@@ -248,7 +248,7 @@ class SamplerSupervisor:
             one.state["state"] = "given up"
             log.error("sampler %d is given up after %d failures in a row: %s", one.worker_id, one.in_a_row, error)
             return
-        pause = min(PAUSE_S * 2 ** (one.in_a_row - 1), MAX_PAUSE_S)
+        pause = min(PAUSE_S * 2.0 ** min(one.in_a_row - 1, 99), MAX_PAUSE_S)  # a float ends at 2**1024
         log.warning("%s; it is started again in %.1f s", error.rstrip(), pause)
         one.state |= {"state": "pausing", "restarts": one.state["restarts"] + 1}
         one.due = monotonic() + pause

@@ -442,6 +442,7 @@ class SeedStream:
         self._tuner: Autotuner | None = None  # of the engine's worker pool
         self.turns = Turns()  # of all passes: they are of one engine
         self.epochs = Epochs(config)
+        self._functions = config.collate_fn, config.worker_init_fn  # of those who read; a program may set others between passes
 
     def __len__(self) -> int:
         """Batches of the epoch that is being read, or comes next."""
@@ -643,8 +644,12 @@ class SeedStream:
         return place.epoch, place.step
 
     def _refresh(self) -> None:
-        if self.epochs.refresh(self.config):
+        before, functions = self._functions, (self.config.collate_fn, self.config.worker_init_fn)
+        is_other = any(one is not other for one, other in zip(functions, before, strict=True))
+        if self.epochs.refresh(self.config) or is_other:
             self._end_workers()
+        if is_other:
+            self._functions, self._inline = functions, None
 
     def _end_workers(self) -> None:
         engine, self._engine = self._engine, None

@@ -54,6 +54,16 @@ def test_one_that_raises_is_told_with_its_traceback_and_what_it_had_is_kept(cach
     assert len(cache.files()) >= 2
 
 
+def test_one_that_fails_all_night_is_still_started_again(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = partial(sampler_supervisor._Place, in_a_row=1100)
+    monkeypatch.setattr(sampler_supervisor, "_Place", first)
+    monkeypatch.setattr(sampler_supervisor, "MAX_PAUSE_S", 0.001)
+    samplers = cache.start(stuck_at_once, 1, max_restarts=10**6, multiprocessing_context="fork")
+    wait_until(lambda: (s := samplers.states) and s[0]["restarts"] >= 2, "two restarts")
+    assert samplers._process.exitcode is None
+    samplers.stop()
+
+
 def test_when_all_are_given_up_the_next_epoch_raises_what_befell_them(cache: SampleCache) -> None:
     samplers = cache.start(stuck_at_once, 2, max_restarts=2)
     wait_until(lambda: samplers.are_done, "both to be given up")

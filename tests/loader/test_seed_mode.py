@@ -254,6 +254,14 @@ def test_a_state_of_another_draw_is_gone_on_from_where_the_loader_stands_at_that
         assert [batch.tolist() for batch in second] == rest
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_collate_fn_that_is_set_between_two_passes_makes_the_batches_of_the_next(num_workers: int) -> None:
+    with ShmLoader(range(4), 2, seed=5, num_workers=num_workers, collate_fn=list) as loader:
+        assert [*loader] == [[0, 1], [2, 3]]
+        loader.collate_fn = sum  # type: ignore[assignment]  # mypy takes it for a method
+        assert [*loader] == [1, 5]
+
+
 def test_an_empty_dataset_is_an_empty_epoch_for_workers_too() -> None:
     with ShmLoader([], 2, seed=5, num_workers=1) as loader:
         assert epochs(loader) == [[], []]

@@ -13,6 +13,14 @@ RESEEDED = "tests/loader/test_reseeding.py::test_"
 
 STATE_DEFECTS = [
     Defect(
+        "N7",
+        "those who read keep the collate_fn of the pass before",
+        "shmload/modes/seed_mode.py",
+        "        if self.epochs.refresh(self.config) or is_other:\n",
+        "        if self.epochs.refresh(self.config):\n",
+        ("tests/loader/test_seed_mode.py::test_a_collate_fn_that_is_set_between_two_passes_makes_the_batches_of_the_next[1]",),
+    ),
+    Defect(
         "R2",
         "what is ordered stays where a state of another draw has the same place",
         "shmload/modes/seed_mode.py",

@@ -200,6 +200,7 @@ cdef class WorkerRing:
         self.index = PyLong_AsLongLongAndOverflow(key, &has_overflown) if PyLong_CheckExact(key) else -1
         me.index = <uint64_t>self.index  # -1, too, if it has overflown
         me.since_ns = shml_now_ns()
+        me.row = <uint64_t>row
         me.now = self._claim.order << 16 | <uint64_t>(row & 0xFFFF)
         return self._ring.header.generation == self._record().generation
 

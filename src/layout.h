@@ -101,7 +101,7 @@ typedef struct {
 } shml_header;
 
 typedef struct {
-    shml_u64 now;           /* order << 16 | row being decoded: blames a row for a death; that worker */
+    shml_u64 now;           /* order << 16 | low bits of the row being decoded: blames a row for a death; that worker */
     shml_u64 pid;           /* 0: not started; that worker */
     shml_u64 started_ns;    /* CLOCK_MONOTONIC when it was ready for orders; that worker */
     shml_u64 since_ns;      /* CLOCK_MONOTONIC of the claim, then of each row begun; 0: it is at no sample; that worker */
@@ -120,7 +120,8 @@ typedef struct {
     shml_u64 visitor;       /* ticket (helpers.h) of the neighbour's worker that wants to fill chunks here, or does; 0: none; that
                                worker when it was 0, trainer clears */
     shml_u64 accepted;      /* ticket of the one that the trainer watches, and so may claim; trainer */
-    uint8_t reserved[48];   /* to 192: whole cache lines, so workers do not share one */
+    shml_u64 row;           /* being decoded, written before `now`: a chunk may have more than 65,536; that worker */
+    uint8_t reserved[40];   /* to 192: whole cache lines, so workers do not share one */
 } shml_worker;
 
 typedef struct {

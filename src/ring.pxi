@@ -22,7 +22,7 @@ cdef extern from "lease.h" nogil:
         char *dataset_name
         char *read_path
     ctypedef struct shml_worker:
-        uint64_t now, pid, started_ns, since_ns, index, is_waiting, busy_ns, num_chunks, num_samples, num_foreign
+        uint64_t now, row, pid, started_ns, since_ns, index, is_waiting, busy_ns, num_chunks, num_samples, num_foreign
         uint64_t num_restarts, claimed_ns, nbytes_fetched, nbytes_remote
         uint32_t num_actors
         char *node

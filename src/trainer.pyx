@@ -262,6 +262,7 @@ cdef class TrainerRing(HostRing):
         """(slot, chunk, order, row) claimed by a worker, or None; row is -1 if it had not begun one of this order."""
         self._worker(worker)
         cdef uint64_t word, now = self._ring.workers[worker].now
+        cdef int64_t row, first, begun = <int64_t>self._ring.workers[worker].row
         cdef shml_slot *record
         cdef uint64_t *owner
         for slot in range(self.num_slots):
@@ -271,10 +272,9 @@ cdef class TrainerRing(HostRing):
                 if (word & 0xFFFF) == worker + 1:
                     first = shml_first_row(record.nrows, record.nchunks, chunk)
                     row = -1
-                    if now >> 16 == word >> 16:
-                        row = first + (((now & 0xFFFF) - first) & 0xFFFF)
-                        if row >= shml_first_row(record.nrows, record.nchunks, chunk + 1):
-                            row = -1  # of a chunk of this order that it had done before
+                    if now >> 16 == word >> 16 and <uint64_t>(begun & 0xFFFF) == (now & 0xFFFF):  # else it is about to begin that row
+                        if first <= begun < shml_first_row(record.nrows, record.nchunks, chunk + 1):
+                            row = begun  # else of a chunk of this order that it had done before
                     return slot, chunk, word >> 16, row
         return None
 

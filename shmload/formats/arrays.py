@@ -41,7 +41,7 @@ def npy_place(path: str | os.PathLike[str]) -> ArrayPlace:
         ShardCorrupt: it is none, or shorter than its head says.
     """
     check_local(path, "ArrayDataset")
-    path = os.fspath(path)
+    path = os.path.abspath(path)
     with open(path, "rb") as file:
         try:
             shape, is_fortran, dtype = npy_head(file)

@@ -197,7 +197,7 @@ _MOST = 1_000_000  # names: more is a mistake that would take all memory
 
 
 def shard_paths(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, reader: str | None = None) -> list[str]:
-    """The paths that one or several names stand for, in order.
+    """The paths that one or several names stand for, in order; absolute, if they are of this machine.
 
     Args:
         reader: what reads files of this machine only, for the error; None: URLs are welcome.
@@ -216,7 +216,7 @@ def shard_paths(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
                 found += expand_braces(part)
     if not found:
         raise ValueError(f"a tar dataset needs at least one shard; got {given!r}")
-    return found
+    return found if reader is None else list(map(os.path.abspath, found))
 
 
 def expand_braces(text: str) -> list[str]:

@@ -178,7 +178,7 @@ class JsonLines(BlockLayout):
             starts = np.concatenate([[0], found[:-1]]) if len(found) else found
             short = np.flatnonzero(found - starts <= _BLANK)
             blank = [k for k in short.tolist() if not ((before if k == 0 else b"") + piece[starts[k] : found[k]]).strip()]
-            before = (piece[found[-1] :] if len(found) else before + piece)[:_BLANK]
+            before = (piece[found[-1] :] if len(found) else before + piece).lstrip()[:_BLANK]
             ends.append(np.delete(found, blank) + at)  # a blank line goes with the line behind it
         if before.strip():
             ends.append(np.array([nbytes]))

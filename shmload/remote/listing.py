@@ -17,6 +17,7 @@ from typing import Any
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.formats.compression import packing_of
 from shmload.formats.paths import shard_paths
+from shmload.formats.tfrecord import FOREIGN_SUFFIXES
 from shmload.remote.block_index import ShardLayout
 from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, pack_beside
 from shmload.remote.layouts import LitData, Mds, Parquet, PlainFiles, Tar, layout_named, layout_of, litdata_of
@@ -110,8 +111,9 @@ def _foreign(store: Store, layout: str | ShardLayout | None) -> Shards:
 
 def _kind(key: str, asked: ShardLayout | None) -> ShardLayout | None:
     """The layout of an object: what its name says; if it says nothing, what was asked for; None: not one that was asked for."""
-    said = layout_of(packing_of(key)[0])
-    if asked is None:
+    said, name = layout_of(packing_of(key)[0]), key.rpartition("/")[2]
+    is_beside = name.endswith(FOREIGN_SUFFIXES) or name.startswith(("_", "."))  # indexes; _SUCCESS and the like
+    if asked is None or (said is None and is_beside and not isinstance(asked, PlainFiles)):
         return said
     return asked if said is None or said.name == asked.name or isinstance(asked, PlainFiles) else None
 

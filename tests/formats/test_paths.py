@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shmload.formats import (
@@ -14,6 +17,7 @@ from shmload.formats import (
     SafetensorsDataset,
     TarDataset,
     TarStream,
+    TarWriter,
     TFRecordDataset,
     TokenDataset,
     ZarrDataset,
@@ -42,3 +46,17 @@ READERS: list[Any] = [
 def test_a_url_is_refused_where_files_are_read_and_the_error_says_what_to_do(reader: Any, url: str) -> None:
     with pytest.raises(ValueError, match=r"reads files of this machine; got the URL '.*://.*: copy .*RemoteDataset"):
         reader(url)
+
+
+def test_a_relative_path_is_of_the_folder_that_the_dataset_was_made_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, number in ((tmp_path, 1), (tmp_path / "elsewhere", 2)):
+        folder.mkdir(exist_ok=True)
+        np.save(folder / "a.npy", np.full(4, number))
+        with TarWriter(folder / "a.tar") as writer:
+            writer.write({"__key__": "k", "cls": number})
+    monkeypatch.chdir(tmp_path)
+    made = ArrayDataset("a.npy"), TokenDataset("a.npy", 4), TarDataset("a.tar"), TarStream("a.{tar,tar}")
+    monkeypatch.chdir("elsewhere")
+    arrays, tokens, samples, stream = pickle.loads(pickle.dumps(made))
+    assert (int(arrays[0]), tokens[0]["tokens"].tolist()) == (1, [1] * 4)
+    assert (samples[0]["cls"], [each["cls"] for each in stream]) == (1, [1, 1])

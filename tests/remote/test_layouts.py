@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from shmload import ShmLoader
 from shmload.errors import ObjectMissing, SampleError, ShardCorrupt, ShmloadError
-from shmload.formats import TFRecordDataset, TFRecordWriter
+from shmload.formats import TarDataset, TarWriter, TFRecordDataset, TFRecordWriter
 from shmload.formats.compression import expanded_pieces
 from shmload.remote import RemoteDataset, arrow_rows, chunk_layouts
 from shmload.remote.block_index import RecordIndex
@@ -357,6 +357,28 @@ def test_several_layouts_in_a_folder_are_said(tmp_path: Path) -> None:
         RemoteDataset.from_urls([str(tmp_path / "part-000.jsonl"), str(tmp_path / "part-000.npy")])
     with pytest.raises(ValueError, match="layout is one of tar, tfrecord, jsonl, npy, parquet, mds, files"):
         RemoteDataset.from_urls(str(tmp_path), layout="csv")
+
+
+def test_what_lies_beside_shards_is_none_although_their_layout_is_given(tmp_path: Path) -> None:
+    for layout, number in (("tar", 4), ("tfrecord", 1)):
+        (folder := tmp_path / layout).mkdir()
+        if layout == "tar":
+            with TarWriter(folder / "a.tar") as tar:
+                for each in range(number):
+                    tar.write({"__key__": str(each), "cls": each})
+            assert len(TarDataset(folder / "a.tar")) == number  # which leaves its index there
+        else:
+            with TFRecordWriter(folder / "a") as writer:  # whose name says nothing
+                writer.write({"x": 1})
+            (folder / "a.tfindex").write_text("0 5\n")
+        (folder / "_SUCCESS").touch()
+        assert len(RemoteDataset.from_urls(str(folder), layout=layout).indexed()) == number
+        assert len(RemoteDataset.from_urls(str(folder), layout="files").indexed()) == 3
+
+
+def test_a_line_may_begin_with_many_blanks(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n' + b" " * 1000 + b'{"a": 2}')
+    assert [sample["a"] for sample in RemoteDataset.from_urls(str(tmp_path), shuffle=False)] == [1, 2]
 
 
 def test_what_a_shard_is_not_is_said(tmp_path: Path) -> None:

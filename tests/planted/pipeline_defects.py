@@ -49,6 +49,22 @@ PIPELINE_DEFECTS = [
         ("tests/pipeline/test_expanded.py::test_any_number_of_ranks_goes_on_from_any_step",),
     ),
     Defect(
+        "B1",
+        "an event loop that runs is taken for idle",
+        "shmload/pipeline/blocks.py",
+        "    own = _idle.loops.pop() if",
+        "    own = _idle.loops[-1] if",
+        ("tests/pipeline/test_expanded.py::test_requests_are_made_where_an_event_loop_runs",),
+    ),
+    Defect(
+        "B1",
+        "requests are not made where an event loop runs",
+        "shmload/pipeline/blocks.py",
+        "    asyncio._set_running_loop(None)\n",
+        "",
+        ("tests/pipeline/test_expanded.py::test_requests_are_made_where_an_event_loop_runs",),
+    ),
+    Defect(
         "B8",
         "behind a Stream's last item stands the state of its next pass",
         "shmload/pipeline/streams.py",

@@ -50,6 +50,22 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
+        "a loader's batches read within a pipeline's draw by that one's keys",
+        "shmload/worker/sample_rng.py",
+        "    now.reading, now.watch, now.keyed = reading, None, None\n",
+        "    now.reading, now.watch = reading, None\n",
+        (f"{IN_PLACE}test_batches_that_are_read_within_others_draw_what_they_draw_alone[False]",),
+    ),
+    Defect(
+        "B1",
+        "a pipeline's keys are forgotten over another's",
+        "shmload/worker/sample_rng.py",
+        "        now.keyed = keyed\n",
+        "",
+        (f"{IN_PLACE}test_batches_that_are_read_within_others_draw_what_they_draw_alone[True]",),
+    ),
+    Defect(
+        "B1",
         "an event loop that runs is taken for idle",
         "shmload/pipeline/blocks.py",
         "    own = _idle.loops.pop() if",

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from shmload.worker.reader import Failure, no_end
 from shmload.worker.sample_rng import sample_rng
 from shmload.worker.stage_engine import Each, called, noted
 
+T = TypeVar("T")
 IN_WORKER = "in a worker of this pipeline"
 BLOCK = 256  # items of the row below that are expanded together
 
@@ -262,7 +263,7 @@ class _PackedWindow:
 class AsyncMap(Expanding):
     """A coroutine function of each item, several of which wait at a time: for requests. Items keep their order.
 
-    It runs where blocks are expanded, in an event loop that the process keeps for it, so a client may be kept for the next item.
+    It runs where blocks are expanded, in an event loop that the thread keeps for it, so a client may be kept for the next item.
 
     Args:
         fn: item -> a coroutine that gives an item.
@@ -281,7 +282,7 @@ class AsyncMap(Expanding):
 
     def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
         given = [(item, _reading.position) for item in items]
-        yield from _event_loop(os.getpid()).run_until_complete(self._all(given, name))
+        yield from _run(self._all(given, name))
 
     async def _all(self, given: Sequence[tuple[Any, int]], name: str) -> list[Any]:
         room = asyncio.Semaphore(self.in_flight)
@@ -298,10 +299,41 @@ class AsyncMap(Expanding):
         return list(await asyncio.gather(*(one(item, position) for item, position in given)))
 
 
-@lru_cache(maxsize=1)
-def _event_loop(pid: int) -> asyncio.AbstractEventLoop:
-    """This process's own: a forked one has its parent's otherwise."""
-    return asyncio.new_event_loop()
+class _OwnLoop:
+    """An event loop of this thread, in this process."""
+
+    def __init__(self) -> None:
+        self.loop, self.pid = asyncio.new_event_loop(), os.getpid()
+
+    def __del__(self) -> None:
+        if sys is not None and not sys.is_finalizing() and self.pid == os.getpid():  # a forked child's is its parent's
+            self.loop.close()
+
+
+class _Idle(threading.local):
+    """The thread's loops that nothing runs in."""
+
+    def __init__(self) -> None:
+        self.loops: list[_OwnLoop] = []
+
+
+_idle = _Idle()
+_swap_task = getattr(asyncio.tasks, "_swap_current_task", lambda loop, task: None)  # since 3.12, and needed since 3.14
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine gives, in a loop of this thread. One that runs already, as a notebook's does, stands still meanwhile."""
+    own = _idle.loops.pop() if _idle.loops and _idle.loops[-1].pid == os.getpid() else _OwnLoop()
+    outer = asyncio._get_running_loop()
+    task = None if outer is None else _swap_task(outer, None)
+    asyncio._set_running_loop(None)
+    try:
+        return own.loop.run_until_complete(work)
+    finally:
+        asyncio._set_running_loop(outer)
+        if task is not None:
+            _swap_task(outer, task)
+        _idle.loops.append(own)
 
 
 @dataclass(frozen=True)

@@ -129,10 +129,12 @@ def reading_of(reading: CurrentReading) -> Iterator[None]:
     """Says who reads the samples of a batch. A sample may itself read another loader's batches, and goes on drawing after that."""
     now = _now
     outer = None if now.reading is None else (now.reading, now.watch, now.rng, now.rng_of, now.rng_at)
-    now.reading, now.watch = reading, None
+    keyed = now.keyed
+    now.reading, now.watch, now.keyed = reading, None, None
     try:
         yield
     finally:
+        now.keyed = keyed
         if outer is None:
             end_samples()
         else:

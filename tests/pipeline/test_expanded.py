@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
+from threading import Barrier
 from typing import Any
 
 import hypothesis.strategies as st
@@ -442,6 +444,40 @@ def test_requests_wait_together_and_answers_keep_their_order(num_workers: int) -
     assert found == [x * x for x in range(40) if x != 13]
     if not num_workers:
         assert waiting == [0, 5]
+
+
+def test_requests_of_two_threads_wait_at_once() -> None:
+    both = Barrier(2, timeout=30)
+
+    async def met(x: int) -> int:
+        both.wait()
+        return x + 1
+
+    def read() -> list[int]:
+        with Conveyer([Items([1]), AsyncMap(met)]) as pipeline:
+            return list(pipeline)
+
+    with ThreadPoolExecutor(2) as threads:
+        assert [each.result() for each in [threads.submit(read) for _ in range(2)]] == [[2], [2]]
+
+
+def test_requests_are_made_where_an_event_loop_runs() -> None:
+    """As in a notebook, and within another request."""
+
+    async def added(x: int) -> int:
+        await asyncio.sleep(0)
+        return x + 1
+
+    async def inner(x: int) -> int:
+        task = asyncio.current_task()
+        with Conveyer([Items([x, x]), AsyncMap(added)]) as pipeline:
+            found = sum(pipeline)
+        await asyncio.sleep(0)
+        return found if asyncio.current_task() is task else -1
+
+    assert asyncio.run(inner(1)) == 4
+    with Conveyer([Items([1, 2]), AsyncMap(inner)]) as pipeline:
+        assert list(pipeline) == [4, 6]
 
 
 def test_what_a_function_generates_is_keyed_by_its_position() -> None:

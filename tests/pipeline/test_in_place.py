@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
-from shmload import ShmLoader
+from shmload import ShmLoader, sample_rng
 from shmload.formats import ImageDecoder, ImageFolder, RandomResizedCrop
 from shmload.pipeline import (
     BatchMap,
@@ -198,6 +198,39 @@ def test_items_ask_for_workers(tmp_path: Path) -> None:
         assert len(pipeline.stats()["workers"]) == 2
     with pytest.raises(ValueError, match=r"Items\(n_workers\) is a whole number from 0 to 16000; got -1"):
         Items(["a"], n_workers=-1)
+
+
+class Drawn:
+    """A number for each index; before that it reads other loaders' batches, if it is given some."""
+
+    schema = {"x": np.int64}
+
+    def __init__(self, read: Callable[[], None] = lambda: None) -> None:
+        self.read = read
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("it reads batches")
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        self.read()
+        out["x"] = [int(sample_rng(index).integers(1000)) for index in indices]
+
+
+@pytest.mark.parametrize("is_chosen", [False, True])
+def test_batches_that_are_read_within_others_draw_what_they_draw_alone(is_chosen: bool) -> None:
+    def numbers(read: Callable[[], None] = lambda: None, seed: int = 3) -> list[int]:
+        with Conveyer([Items(Drawn(read)), Shuffle(seed), Collate(3)]) as pipeline:
+            return [x for batch in pipeline for x in batch["x"].tolist()]
+
+    def inner() -> list[int]:
+        return numbers(seed=4) if is_chosen else [x for batch in ShmLoader(Drawn(), 3, seed=1) for x in batch["x"].tolist()]
+
+    found: list[list[int]] = []
+    assert numbers(lambda: found.append(inner())) == numbers()
+    assert found == [inner()] * 2
 
 
 # ------------------------------------------------------------ errors

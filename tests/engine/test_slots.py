@@ -16,6 +16,7 @@ from shmload._core.mapping import Mapping, give_back_pages
 from shmload._core.trainer import FREE, PARKED, TrainerRing, control_nbytes
 from shmload.engine import autotune
 from shmload.engine.ring import RingMemory
+from shmload.ray.actors import LocalRing
 from shmload.shm.segment import Group
 from tests.engine.tuning_kit import change, engine_of
 
@@ -251,3 +252,12 @@ def engine_parts() -> Any:
         ring,
     )
     bell.close()
+
+
+@pytest.mark.parametrize("row", [0, 65_535, 65_536, 69_999])
+def test_any_row_of_a_large_chunk_is_known_as_the_one_that_its_worker_reads(row: int) -> None:
+    ring = LocalRing(0, text_capacity=64, layout_capacity=64)
+    options: dict[str, Any] = {"nrows": 70_000, "is_pickled": False, "is_packed": True}
+    ring.order(np.arange(70_000).tobytes(), None, epoch=0, step=0, **options)
+    ring.ring.begin_row(row, row)
+    assert ring.trainer.held_by(0) == (0, 0, 1, row)

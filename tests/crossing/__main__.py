@@ -67,7 +67,7 @@ class Run:
         self.refused: Counter[tuple[str, str]] = Counter()
         self.refusals: Counter[str] = Counter()
         self.found: dict[str, tuple[Case, Outcome, int]] = {}  # by signature: the first, and how many
-        self.longest_s = 0.0
+        self.longest_s, self.slowest = 0.0, 0  # of a next(), and of which case
         self._shrinks = shrink
         self._began = monotonic()
         self._log = log
@@ -82,7 +82,8 @@ class Run:
         outcome = run_case(case)
         self.num_cases += 1
         self.num_batches += outcome.num_batches
-        self.longest_s = max(self.longest_s, outcome.longest_s)
+        if outcome.longest_s > self.longest_s:
+            self.longest_s, self.slowest = outcome.longest_s, number
         for name in SHOWN:
             self.covered[name, str(getattr(case, name))] += 1
             if outcome.what == "refused":
@@ -126,7 +127,8 @@ class Run:
         failing = sum(count for _, _, count in self.found.values())
         return (
             f"{seconds / 60:6.1f} min: {self.num_cases} cases, {self.num_cases / max(seconds, 1e-9):.1f} a second, {self.num_batches} batches, "
-            f"{sum(self.refusals.values())} refused, {failing} failing in {len(self.found)} ways, longest next() {self.longest_s:.2f} s"
+            f"{sum(self.refusals.values())} refused, {failing} failing in {len(self.found)} ways, longest next() {self.longest_s:.2f} s "
+            f"(case {self.slowest})"
         )
 
     def table(self) -> str:

@@ -26,8 +26,8 @@ batches) and 1.26, augment and mix 1.99 and 1.36, pairs 4.21 and 1.68, buckets 1
 1.12. Two cores that did nothing but call the functions would give 1.67, 2.7, 7.2, 2.2 and 2.1 times the best peer's rate, so three
 times can be had of pairs alone. What is added is most where items are large for what is done with them: pairs are 12 KB for 6.7 us.
 An empty stage 0.04 us (1.82 and 2.20 an item without any and with ten), behind a Filter 0.05 (0.98 and 1.50).
-Later (slower by half, 3 rounds), CPU over the functions, over copied, and copied over the functions: pack 1.26, 1.16, 1.08;
-augment and mix 1.23, 1.21, 1.02; pairs 1.74, 1.13, 1.54; buckets 1.18, 1.11, 1.06; mixture 1.16, 1.08, 1.08.
+Later (slower by half, 3 rounds), copied over the functions, the least: pack 1.08, augment and mix 1.02, pairs 1.54, buckets 1.06,
+mixture 1.08. CPU over copied: augment and mix 1.21, pairs 1.13, mixture 1.08.
 """
 
 import mmap

@@ -192,24 +192,18 @@ class Pack(Expanding):
     def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
         windows: list[_PackedWindow] = []
         is_greedy = self.strategy == "greedy"
-        for item in items:
+        for item, parts in _answered(self._parts, items, name):
             if type(item) is FailedItem:
                 yield item
                 continue
-            try:
-                parts = self._parts(item)
-            except Exception as error:
-                yield failed(error, name)
-                continue
             for part in parts:
-                length = len(part)
-                window = self._fitting(windows, length)
+                window = self._fitting(windows, len(part))
                 if window is None:
                     if is_greedy and windows:
                         yield windows.pop().columns()
                     window = _PackedWindow(self.window, self.pad)
                     windows.append(window)
-                window.put(part, length)
+                window.put(part)
         yield from (window.columns() for window in windows)
 
     def _parts(self, item: Any) -> list[np.ndarray[Any, Any]]:
@@ -234,27 +228,26 @@ class _PackedWindow:
         room: tokens that it still takes.
     """
 
-    __slots__ = ("_length", "_lengths", "_pad", "_parts", "room")
+    __slots__ = ("_columns", "_lengths", "_tokens", "room")
 
     def __init__(self, length: int, pad: int) -> None:
-        self._length, self._pad = length, pad
-        self._parts: list[np.ndarray[Any, Any]] = []
-        self._lengths: list[int] = []
+        self._columns = np.zeros((3, length), np.int64)
+        self._tokens = self._columns[0]
+        if pad:
+            self._tokens[:] = pad
+        self._lengths: list[int] = []  # of its sequences
         self.room = length
 
-    def put(self, part: np.ndarray[Any, Any], length: int) -> None:
-        """Takes a sequence in."""
-        self._parts.append(part)
+    def put(self, part: np.ndarray[Any, Any]) -> None:
+        """Takes a sequence in, by a copy."""
+        length, start = len(part), len(self._tokens) - self.room
+        self._tokens[start : start + length] = part
         self._lengths.append(length)
         self.room -= length
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
         """What comes of it, once it takes no more."""
-        tokens, segments, positions = np.zeros((3, self._length), np.int64)
-        used = self._length - self.room
-        np.concatenate(self._parts, out=tokens[:used], casting="unsafe")
-        if self._pad:
-            tokens[used:] = self._pad
+        tokens, segments, positions = self._columns
         number_runs(self._lengths, segments, positions)
         return {"tokens": tokens, "segment_ids": segments, "position_ids": positions}
 
@@ -437,14 +430,9 @@ class Bucket(Expanding):
     def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
         held: list[list[Any]] = [[] for _ in range(len(self.boundaries) + 1)]
         longest = [0] * len(held)
-        for item in items:
+        for item, length in _answered(lambda item: int(self.length(item)), items, name):
             if type(item) is FailedItem:
                 yield item
-                continue
-            try:
-                length = int(called(self.length, item, name))
-            except Exception as error:
-                yield failed(error, name)
                 continue
             bucket = bisect_left(self.boundaries, length)
             most = max(longest[bucket], length)

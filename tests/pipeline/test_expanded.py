@@ -362,6 +362,18 @@ def test_the_best_fit_is_the_window_with_the_least_room() -> None:
         assert [window["tokens"].tolist() for window in pipeline] == [[1, 1, 1, 1, 1, 4], [2, 2, 2, 2, 3, 3]]
 
 
+@pytest.mark.parametrize("strategy", ["greedy", "best_fit"])
+def test_a_sequence_is_in_its_window_before_the_next_is_asked_for(strategy: str) -> None:
+    buffer = np.zeros(2, np.int64)
+
+    def refilled(number: int) -> Any:
+        buffer[:] = number
+        return buffer
+
+    with Items([1, 2, 3, 4]).map(refilled).pack(4, strategy=strategy).conveyer() as pipeline:
+        assert [window["tokens"].tolist() for window in pipeline] == [[1, 1, 2, 2], [3, 3, 4, 4]]
+
+
 def length_of(text: str) -> int:
     return len(text)
 

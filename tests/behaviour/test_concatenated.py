@@ -59,7 +59,7 @@ def test_members_whose_code_may_draw_are_read_row_by_row() -> None:
         return {"x": np.zeros(6)}
 
     plain: Any = ConcatDataset([ArrayDataset(rows()), ArrayDataset(rows())])  # type: ignore[list-item]  # torch reads them, too
-    drawing: Any = ConcatDataset([ArrayDataset(rows()), Drawing(rows())])  # type: ignore[list-item]  # as above
+    drawing: Any = ConcatDataset([ArrayDataset(rows()), Drawing(rows())])  # type: ignore[list-item]  # torch reads them, too
     ways = [in_place_of(dataset) for dataset in (plain, drawing)]
     assert [way is not None and way.read_batch_into is not None for way in ways] == [True, False]
     whole = [torch.cat([batch["x"] for batch in ShmLoader(drawing, size, seed=1)]) for size in (1, 5, 12)]
@@ -108,4 +108,4 @@ def test_a_member_whose_rows_are_to_be_zeroed_first_has_them_so(num_workers: int
 def test_members_with_batches_of_unlike_types_are_read_as_they_are() -> None:
     as_tuple: Any = Writing({"x": ("int64", (4,))})
     as_tuple.batch_type = tuple
-    assert in_place_of(ConcatDataset([Writing(as_tuple.schema), as_tuple])) is None  # type: ignore[list-item]  # as above
+    assert in_place_of(ConcatDataset([Writing(as_tuple.schema), as_tuple])) is None  # type: ignore[list-item]  # no torch Dataset

@@ -50,6 +50,7 @@ BY_BATCH = ("lengths", "tokens", "batch_sampler")
 KEYED = ("block", "weighted")
 EXPANDING = "fg"  # stages that make more or fewer items
 OF_BLOCKS = EXPANDING + "mcu"  # and a Stream for a source, a Scan behind all of them, and no order
+OF_FIXED = "tsewzk"  # what a Cache may stand behind: "k" is a Map and a Cache
 CHOOSING = "tsr"  # stages that leave items as they are
 DECODED = ("rows", "batches")  # by a pipeline's dataset, in place
 
@@ -85,6 +86,7 @@ class Case:
     appends: int = 0  # generations that a packed dataset gets while it is followed
     bad: int = 0  # samples that cannot be read
     keeps: bool = False  # what it draws from are generators of its own
+    shares: bool = False  # all loaders read one dataset object
     stages: str = ""  # of a pipeline, one letter each: pipelines.py says what they do
     # the loader
     mode: str = "seed"
@@ -208,7 +210,8 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         extra=one(("", 2), ("gzip", 1), ("zlib", 1), ("files", 1), ("bare", 1)),
         bad=one((0, 5), (1, 1), (rng.randint(2, 6), 1)),
         keeps=rng.random() < 0.5,
-        stages="".join(rng.choice("tsewrzfgmcu") for _ in range(rng.randint(0, 3))),
+        shares=rng.random() < 0.3,
+        stages="".join(rng.choice("tsewrzfgmcuk") for _ in range(rng.randint(0, 3))),
         mode=one(("seed", 3), ("torch", 2)),
         batch_size=one((1, 1), (3, 2), (4, 2), (6, 2), (rng.randint(7, 33), 1), (None, 0.7)),
         shuffle=rng.random() < 0.65,
@@ -228,7 +231,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         after=one(("", 4), ("mark", 1), ("fail", 1)),
         shm=shm,
         habit=one(
-            ("pass", 3), ("break", 1.5), ("second", 1), ("resume", 4), ("living", 2), ("end", 1.5), ("threads", 1), ("corrupt", 0.5),
+            ("pass", 3), ("break", 1.5), ("second", 1), ("resume", 4), ("living", 2), ("standing", 1), ("end", 1.5), ("threads", 1), ("corrupt", 0.5),
             ("rebuild", 0.3),
         ),
         at=one((0.0, 1), (0.3, 2), (0.6, 2), (0.999, 2), (1.0, 1)),
@@ -338,6 +341,8 @@ def _of_kind(case: Case) -> Case:
     if case.extra in DECODED and case.kind == "pipeline":
         case = replace(case, stages="".join(letter for letter in case.stages if letter in CHOOSING))
     case = replace(case, stages=_legal(case.stages))
+    if "k" in case.stages:  # what it keeps is the same in every epoch
+        case = replace(case, shuffle=False)
     if "u" in case.stages:  # of one rank, with workers, and no item that chance leaves out
         case = replace(case, ranks=1, then_ranks=1, workers=case.workers or 2, then_workers=case.then_workers or 1, drop_last=False)
         case = replace(case, extra="")
@@ -345,6 +350,8 @@ def _of_kind(case: Case) -> Case:
         case = replace(case, wrap="")
     if case.kind != "remote":
         case = replace(case, appends=0)
+    if case.kind in ("growing", "pipeline") or case.appends:
+        case = replace(case, shares=False)
     if case.appends:  # it is followed, which takes a seed and no order of its own; and every sample is another
         case = replace(case, mode="seed", order="", extra=case.extra if case.extra in ("zlib", "bare") else "")
         case = replace(case, fields=case.fields if "i" in case.fields else case.fields + "i", backend="process")
@@ -356,7 +363,9 @@ def _of_kind(case: Case) -> Case:
 def _legal(stages: str) -> str:
     """What of some stages makes a pipeline, a Stream first and a Scan last."""
     is_streamed, is_scanned, is_unordered = "m" in stages, "c" in stages and "u" not in stages, "u" in stages
-    inner = [letter for letter in stages if letter not in "mcu" and not (is_streamed and letter in "wrz")]
+    inner = [letter for letter in stages if letter not in "mcu" and not (is_streamed and letter in "wrzk")]
+    fixed = next((at for at, letter in enumerate(inner) if letter not in OF_FIXED), len(inner))
+    inner = [letter for at, letter in enumerate(inner) if letter != "k" or at < fixed]
     ends = EXPANDING + ("e" if is_streamed else "")  # a Stream's items are not numbered behind a Map
     first = min([at for at, letter in enumerate(inner) if letter in ends] or [len(inner)])
     kept = [letter for at, letter in enumerate(inner) if at < first or letter in EXPANDING or (at == first and letter in ends)]
@@ -501,18 +510,20 @@ def _of_habit(case: Case) -> Case:
     if case.is_noisy and not case.is_seeded:
         case = replace(case, bad=0)  # what is not read does not draw
     if not case.is_seeded:
+        if case.habit == "standing":
+            case = replace(case, persistent=False)  # torch's one loader, the oracle, begins anew
         if case.is_noisy or case.kind == "iterable":  # what workers draw, and which items are whose, goes by their number
             case = replace(case, then_workers=case.workers if isinstance(case.workers, int) else 2)
         if case.is_noisy and case.persistent and case.habit == "break":
             case = replace(case, persistent=False)  # how far workers had read ahead decides what they draw next
-        if case.is_noisy and (case.habit in ("second", "living", "end", "resume", "threads") or case.workers == 0):
+        if case.is_noisy and (case.habit in ("second", "living", "standing", "end", "resume", "threads") or case.workers == 0):
             case = replace(case, habit="pass", workers=max(int(case.workers), 1))
         if not case.in_order:
             case = replace(case, bad=0)
         if not case.in_order and int(case.workers) > 1:
             if case.kind == "iterable":
                 case = replace(case, in_order=True)
-            elif case.habit in ("living", "end", "second"):
+            elif case.habit in ("living", "standing", "end", "second"):
                 case = replace(case, habit="resume")
     if case.ranks > 1 and case.habit == "threads":
         case = replace(case, ranks=1)
@@ -526,9 +537,9 @@ def _of_habit(case: Case) -> Case:
     is_split = case.batch_size is not None and case.global_batch % case.then_ranks == 0
     if case.order not in BY_BATCH and case.habit == "resume" and not is_split:
         case = replace(case, then_ranks=case.ranks)
-    if case.habit not in ("resume", "living"):
+    if case.habit not in ("resume", "living", "standing"):
         case = replace(case, then_ranks=1, then_workers=1)
-    if case.habit == "living":
+    if case.habit in ("living", "standing"):
         case = replace(case, then_ranks=case.ranks)
     is_native = case.kind in ("tfrecord", "tar", "growing", "parquet", "remote", "lies", *IN_PLACE)
     loaders = 1 if not is_native or case.workers in (0, 1) else 24 if case.fields[0] in "sy" and case.is_seeded else 4

@@ -580,6 +580,7 @@ class Made:
         self.folder = folder
         self._num_made = self._num_runs = 0
         self._cache: Any = None
+        self._shared: Any = None
         self.size = case.n  # samples that there are by now
         self._num_appends = 0
 
@@ -601,6 +602,13 @@ class Made:
 
     def fresh(self) -> Any:
         """The dataset for one loader."""
+        case = self.case
+        if case.shares:
+            self._shared = self._made() if self._shared is None else self._shared
+            return self._shared
+        return self._made()
+
+    def _made(self) -> Any:
         case = self.case
         self._num_made += 1
         if case.kind == "growing":

@@ -502,6 +502,26 @@ class Trial:
         self._go_on(loaders)
         loaders.close()
 
+    def habit_standing(self) -> None:
+        """A state is loaded into another loader, which stands at the same place of a pass of its own."""
+        loaders = self.loaders()
+        passes = self.begin(loaders)
+        passes.take(max(self.strikes_at(passes), 1))
+        states = self._states(loaders, passes)
+        others = self.loaders()
+        sizes = dict(self._sizes)  # the others may have begun the epoch when there was more of it
+        own = self.begin(others)
+        own.take(max(self.strikes_at(own), 1))
+        self._sizes = sizes
+        if self.case.is_seeded:
+            others.epoch = 0
+        self._load(others, states)
+        self._resumed(others, passes).take()
+        self._go_on(others)
+        del own
+        others.close()
+        loaders.close()
+
     def _end_state(self) -> tuple[Loaders, list[str]]:
         loaders = self.loaders()
         self.begin(loaders).take()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,6 +70,17 @@ class Ends:
         return batch
 
 
+class Plus:
+    """Adds what it holds: arrays that differ in their middle alone."""
+
+    def __init__(self, term: int) -> None:
+        self.held = np.zeros(5000, np.int64)
+        self.held[2000:3000] = term
+
+    def __call__(self, x: int) -> int:
+        return int(x + self.held[2000 + x % 1000])
+
+
 def summed(pair: Any) -> int:
     """One number of several."""
     return sum(pair)
@@ -119,9 +131,9 @@ class Remembering(Numbers):
         self.at = state["at"]
 
 
-def more_stages(case: Case) -> Iterator[Any]:
+def more_stages(case: Case, folder: Path) -> Iterator[Any]:
     """What the letters of a case stand for."""
-    from shmload.pipeline import Enumerate, Filter, FlatMap, Map, Repeat, Skip, Take, Window
+    from shmload.pipeline import Cache, Enumerate, Filter, FlatMap, Map, Repeat, Skip, Take, Window
 
     made = {
         "t": [Take(case.n - 2)],
@@ -136,12 +148,16 @@ def more_stages(case: Case) -> Iterator[Any]:
         "c": [],
         "u": [],
     }
-    for letter in case.stages:
-        yield from made[letter]
+    for number, letter in enumerate(case.stages):
+        if letter == "k":
+            yield from (Map(Plus(number)), Cache(folder if case.seed % 2 else None))
+        else:
+            yield from made[letter]
 
 
-def made_by(letter: str, case: Case, epochs: list[list[int]]) -> list[list[int]]:
+def made_by(number: int, case: Case, epochs: list[list[int]]) -> list[list[int]]:
     """What a stage makes of some epochs."""
+    letter = case.stages[number]
     if letter == "r":
         return [a + b for a, b in zip(epochs[::2], epochs[1::2], strict=True)]
     made = {
@@ -152,6 +168,7 @@ def made_by(letter: str, case: Case, epochs: list[list[int]]) -> list[list[int]]
         "z": lambda row: [sum(row[at : at + 3]) for at in range(0, len(row) - 2, 3)],
         "f": lambda row: [x for x in row if x % 3],
         "g": lambda row: [x for x in row for _ in range(x % 3)],
+        "k": lambda row: [x + number for x in row],
         "m": lambda row: row,
         "u": lambda row: row,
         "c": lambda row: list(accumulate(row, lambda a, b: (a + b) % 1000)),
@@ -159,7 +176,7 @@ def made_by(letter: str, case: Case, epochs: list[list[int]]) -> list[list[int]]
     return [made(row) for row in epochs]
 
 
-def stages_of(case: Case, rank: int, ranks: int, workers: int, batch_size: int) -> list[Any]:
+def stages_of(case: Case, folder: Path, rank: int, ranks: int, workers: int, batch_size: int) -> list[Any]:
     """Of a case's pipeline, for one rank."""
     from shmload.pipeline import Collate, DistributedBatchedMap, Items, Map, Partition, Permutation, Range, Scan, Shuffle, Stream
 
@@ -171,7 +188,7 @@ def stages_of(case: Case, rank: int, ranks: int, workers: int, batch_size: int) 
         source = [Stream(Remembering(case) if case.keeps else Numbers(case), seed=case.seed)]
     else:
         source = [(Permutation if case.shuffle else Range)(case.n, repeating=False, seed=case.seed)]
-    stages: list[Any] = [*source, *more_stages(case)]
+    stages: list[Any] = [*source, *more_stages(case, folder)]
     if ranks > 1:
         stages.append(Partition(rank, ranks, uneven=case.uneven))
     is_scanned = "c" in case.stages
@@ -213,8 +230,8 @@ def expected_steps(case: Case, epoch: int, ranks: int, batch_size: int) -> Itera
     stride = ranks * batch_size
     factor = 2 ** case.stages.count("r")  # epochs of the source in one
     epochs = [_numbers(case, factor * epoch + number) for number in range(factor)]
-    for letter in case.stages:
-        epochs = made_by(letter, case, epochs)
+    for number in range(len(case.stages)):
+        epochs = made_by(number, case, epochs)
     (row,) = epochs
     uneven = case.uneven if ranks > 1 else "pad"
     for first in range(0, len(row), stride):
@@ -241,7 +258,10 @@ def run_pipeline(trial: Trial) -> None:
     def made(ranks: int, workers: int, batch_size: int) -> list[Any]:
         try:
             block = {"block_size": 1 + case.seed % 9} if set(case.stages) & set(OF_BLOCKS) else {}
-            return [Conveyer(stages_of(case, rank, ranks, workers, batch_size), **block) for rank in range(ranks)]
+            return [
+                Conveyer(stages_of(case, trial.made.folder / "kept", rank, ranks, workers, batch_size), **block)
+                for rank in range(ranks)
+            ]
         except (ValueError, TypeError) as error:
             raise Refused(f"{type(error).__name__}: {error}") from error
 

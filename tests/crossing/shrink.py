@@ -92,6 +92,7 @@ def _habit(case: Case) -> str:
         "second": "a second iterator while the first runs",
         "resume": f"state through JSON at {case.at:g}, loaded on {case.then_ranks} ranks, {case.then_workers} workers",
         "living": f"state at {case.at:g}, loaded while a pass runs",
+        "standing": f"state at {case.at:g}, loaded into another loader that stands there",
         "end": "state of an epoch's end, loaded in the middle of the next",
         "threads": "four threads call next() on one iterator",
         "corrupt": "a bit of the state flipped",

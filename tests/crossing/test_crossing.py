@@ -52,7 +52,7 @@ def test_a_case_is_the_same_for_its_seed_and_goes_through_json() -> None:
 def test_every_kind_and_habit_is_drawn() -> None:
     cases = [draw(random.Random(number)) for number in range(800)]
     assert {case.kind for case in cases} == set(KINDS)
-    assert len({case.habit for case in cases}) == 9
+    assert len({case.habit for case in cases}) == 10
     assert {case.ranks for case in cases} == {1, 2, 3, 4}
 
 

@@ -55,6 +55,9 @@ from shmload.worker.stage_engine import Each, through
 log = logging.getLogger("shmload")
 
 
+_OF_PLACE = ("epoch", "position", "counters", "children", CHECK)  # of a state, what differs from place to place
+
+
 def reconcile(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The state to load on every rank, out of one from each of them.
 
@@ -78,15 +81,13 @@ def reconcile(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for state in states:
         check_checksum(state)
     by_progress = sorted(states, key=_progress)
-    (epoch, least), (last_epoch, most) = _progress(by_progress[0]), _progress(by_progress[-1])
-    if (epoch, least) != (last_epoch, most):
+    least, most = _progress(by_progress[0]), _progress(by_progress[-1])
+    if least != most:
         log.warning(
-            "ranks had saved between position %d of epoch %d and position %d of epoch %d: all go on at the first, and what lies "
-            "between comes again on the ranks that have had it",
-            least,
-            epoch,
-            most,
-            last_epoch,
+            "ranks had saved between %s and %s: all go on at the first, and what lies between comes again on the ranks that have "
+            "had it",
+            _told(least),
+            _told(most),
         )
     return dict(by_progress[0])
 
@@ -97,7 +98,7 @@ def _identity(state: Any) -> Any:
         _progress(state)
         if state["mode"] == "join":
             return _marks(state["members"])
-        return {name: value for name, value in state.items() if name not in ("epoch", "position", "counters", CHECK)}
+        return {name: value for name, value in state.items() if name not in _OF_PLACE}
     except (TypeError, ValueError, LookupError, AttributeError):
         raise StateMismatch(f"reconcile takes states of a Conveyer or a Join as state() returns them; got {state!r:.200}") from None
 
@@ -107,12 +108,17 @@ def _marks(entries: list[Any]) -> list[Any]:
     return [_marks(entry) if isinstance(entry, list) else entry for entry in entries if isinstance(entry, list | str)]
 
 
-def _progress(state: Mapping[str, Any]) -> tuple[int, int]:
-    """(epoch, position), of a Join in draws."""
+def _progress(state: Mapping[str, Any]) -> tuple[int, ...]:
+    """(epoch, position), of a Join in draws; then what has been had of the block at the position, or of each member."""
     if state["mode"] != "join":
-        return int(state["epoch"]), int(state["position"])
+        return int(state["epoch"]), int(state["position"]), *map(int, state.get("counters", ()))
     _, epoch, *members = state["members"]
     return epoch, sum(count for count, _ in members)
+
+
+def _told(progress: tuple[int, ...]) -> str:
+    epoch, position, *counters = progress
+    return f"position {position} of epoch {epoch}" + (f", counters {counters}" if counters else "")
 
 
 class ItemStream(KeyedBatches):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shmload.errors import StateMismatch
-from shmload.pipeline import Conveyer, Join, Range, reconcile
+from shmload.pipeline import Collate, Conveyer, Filter, Items, Join, Partition, Range, Scan, Stream, reconcile
 from shmload.schedule.state import with_checksum
 from tests.pipeline.pipeline_kit import Leaf, Spec, pulled
 
@@ -126,6 +126,28 @@ def test_ranks_that_saved_apart_go_on_with_the_least_far(caplog: pytest.LogCaptu
     caplog.clear()
     assert reconcile(states[::2]) == states[0]
     assert caplog.text == ""
+
+
+def odd(x: int) -> bool:
+    return x % 2 == 1
+
+
+@pytest.mark.parametrize(
+    "source_and_stages",
+    [
+        [Items(range(100)), Filter(odd)],
+        [Stream(range(100).__iter__), Filter(odd)],
+        [Items(range(100)), Scan(lambda total, x: (total + x, x), 0)],
+    ],
+)
+def test_ranks_that_saved_apart_in_one_block_go_on_where_the_last_of_them_was(source_and_stages: list[Any]) -> None:
+    states = []
+    for rank, num_done in ((0, 5), (1, 2)):
+        with Conveyer([*source_and_stages, Partition(rank, 2), Collate(4)]) as pipeline:
+            for _ in range(num_done):
+                pipeline()
+            states.append(pipeline.state())
+    assert reconcile(states) == states[1]
 
 
 def test_joins_that_saved_apart_are_reconciled_by_their_draws() -> None:

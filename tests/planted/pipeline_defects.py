@@ -26,6 +26,14 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B8",
+        "of ranks that stand in one block, the first is the one to go on at",
+        "shmload/pipeline/stages.py",
+        ', *map(int, state.get("counters", ()))',
+        "",
+        ("tests/pipeline/test_state.py::test_ranks_that_saved_apart_in_one_block_go_on_where_the_last_of_them_was",),
+    ),
+    Defect(
+        "B8",
         "a resume of what comes as it is done has blocks a second time",
         "shmload/pipeline/unordered.py",
         "        self._blocks.missing.had = self._had.copy()\n",

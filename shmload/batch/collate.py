@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from shmload._core.array_rows import RowGather
 from shmload._core.mapping import Mapping as Memory
 from shmload._core.rows import ArrayColumn, BoolColumn, Column, DictPart, FloatColumn, IntColumn, Part, SequencePart, TensorColumn
-from shmload.batch.layout import NUMBERS, Field, Layout, array_over, is_plain_tensor, of_any, of_numpy, of_torch, structure
+from shmload.batch.layout import NUMBERS, Field, Layout, array_over, filled, is_plain_tensor, of_any, of_numpy, of_torch, structure
 from shmload.batch.ragged import ATOMS, Node, PackedBatch, Packer, Ragged, Rows, check_rows, is_record, ragged_node, stacked
 from shmload.errors import SampleError
 
@@ -291,6 +291,8 @@ class _Columns:
             return self._unusual_tensors(values, name)
         if self._ragged is None:
             raise _UnusualError
+        if len(kinds) == 1 and isinstance(head, Mapping):
+            return self._mappings(values, name)
         if len(kinds) == 1 and is_record(kind):
             names = [f.name for f in dataclasses.fields(head)]
             columns = [self.node([getattr(v, n) for v in values], _joined(name, n)) for n in names]
@@ -383,6 +385,12 @@ class _Columns:
                     "ones; give what is missing as None"
                 )
         return "dict", keys, [self.node([v[key] for v in values], _joined(name, key)) for key in keys]
+
+    def _mappings(self, values: list[Any], name: str) -> Node:
+        """Mappings of another kind than dict: one of that kind, with columns in it."""
+        _, keys, columns = self._dicts(values, name)
+        like = filled(values[0], dict.fromkeys(keys))
+        return ("dict", keys, columns) if type(like) is dict else ("filled", keys, columns, self._packer.foreign(like))
 
     def _sequences(self, values: list[Any], name: str) -> Node:
         rule = self._ragged

@@ -11,7 +11,7 @@ import io
 import marshal
 import math
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ import torch
 from shmload import faults
 from shmload._core.text import read_text
 from shmload._core.trainer import Lease
-from shmload.batch.layout import ELEMENT_TYPES, FLOAT8_CODE, UINT_CODE, ElementType, Layout, structure
+from shmload.batch.layout import ELEMENT_TYPES, FLOAT8_CODE, UINT_CODE, ElementType, Layout, filled, structure
 from shmload.batch.ragged import INDICES_OF, PackedBatch, is_plain_record
 from shmload.torch_names import DLPACK_HAS_FLOAT8, NestedTensor, from_dlpack, without_torch_function
 
@@ -196,6 +196,8 @@ def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_lea
         return type(batch)([mapped(v, of_tensor, of_leaf) for v in batch])
     if type(batch) is dict:
         return {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()}
+    if isinstance(batch, Mapping):
+        return filled(of_leaf(batch), {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()})
     if is_plain_record(batch):
         record = copy.copy(batch)
         for name in vars(batch):
@@ -277,6 +279,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "tuple": lambda source, nodes: tuple(_all(source, nodes)),
     "tupled": lambda source, node: tuple(_built(source, node)),
     "dict": lambda source, keys, nodes: dict(zip(keys, _all(source, nodes), strict=True)),
+    "filled": lambda source, keys, nodes, like: filled(_built(source, like), dict(zip(keys, _all(source, nodes), strict=True))),
     "named": lambda source, kind, nodes: pickle.loads(kind)(*_all(source, nodes)),
     "record": _record,
     "rows": _rows,

@@ -15,13 +15,14 @@ Workers that never touch torch must not import it, so torch's dtypes are looked 
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -265,6 +266,19 @@ def _leaf(value: Any, name: str) -> Field:
     if element is None:
         raise NotFixedError(value.dtype)
     return Field(name, element.name, shape, how)
+
+
+def filled(like: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
+    """A mapping of the same kind, with all else that it has, around other values: as torch's collate makes batches of mappings."""
+    try:
+        if isinstance(like, MutableMapping):
+            made = copy.copy(like)
+            made.update(values)
+            return made
+        make: Any = type(like)
+        return cast(Mapping[Any, Any], make(values))
+    except TypeError:  # it cannot be made so
+        return values
 
 
 def structure(tree: tuple[Any, ...], leaves: list[Any]) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections import UserDict
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +58,14 @@ class Samples:
         return self.samples[index]
 
 
+class Encoding(UserDict[str, Any]):
+    """A mapping with more to it, as transformers' tokenizers give."""
+
+    def __init__(self, data: dict[str, Any], origin: str) -> None:
+        super().__init__(data)
+        self.origin = origin
+
+
 def reference(values: list[Any], mode: str = "list") -> Any:
     """The batch of some samples under `ragged=mode`, without a schema.
 
@@ -63,8 +74,12 @@ def reference(values: list[Any], mode: str = "list") -> Any:
     """
     head = values[0]
     if all(type(v) is type(head) for v in values):
-        if isinstance(head, dict):
+        if type(head) is dict:
             return {key: reference([v[key] for v in values], mode) for key in head}
+        if isinstance(head, Mapping):
+            filled = copy.copy(head)
+            filled.update({key: reference([v[key] for v in values], mode) for key in head})  # type: ignore[attr-defined]  # all change
+            return filled
         if isinstance(head, tuple) and hasattr(head, "_fields"):
             return type(head)(*(_column([v[i] for v in values], mode) for i in range(len(head))))
         if dataclasses.is_dataclass(head):
@@ -137,8 +152,10 @@ def assert_same(expected: Any, got: Any) -> None:
         else:
             assert expected.shape == got.shape
             assert not got.numel() or torch.equal(raw(expected), raw(got))
-    elif isinstance(expected, dict):
+    elif isinstance(expected, Mapping):
         assert list(expected) == list(got)
+        if isinstance(expected, Encoding):
+            assert expected.origin == got.origin
         for key in expected:
             assert_same(expected[key], got[key])
     elif isinstance(expected, list | tuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from shmload.batch import deliver
 from shmload.batch.ragged import ragged_of
 from shmload.modes.passes import collated
 from shmload.torch_names import from_dlpack
-from tests.batch.ragged_kit import Frozen, Opaque, Pair, Record, Samples, assert_same, reference
+from tests.batch.ragged_kit import Encoding, Frozen, Opaque, Pair, Record, Samples, assert_same, reference
 from tests.matrix.versions import TORCH
 
 pytestmark = [
@@ -81,6 +82,8 @@ SAMPLES: dict[str, list[Any]] = {
     "frozen dataclasses": [Frozen(torch.ones(i + 1)) for i in range(3)],
     "nested dicts": [{"a": {"b": [np.arange(i), str(i)]}, "c": i} for i in range(3)],
     "number keys": [{1: i, None: "x"} for i in range(3)],
+    "ordered dicts": [OrderedDict(b=np.ones(2), a=np.arange(i)) for i in range(3)],
+    "mappings": [Encoding({"ids": np.arange(4) + i, "text": str(i)}, "here") for i in range(3)],
     "opaque": [Opaque(i) for i in range(3)],
     "sets": [{1}, {2, 3}, set()],
 }

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-PLAIN = ("dict", "tuple", "namedtuple", "dataclass", "nested", "bare")
+PLAIN = ("dict", "mapping", "tuple", "namedtuple", "dataclass", "nested", "bare")
 IN_PLACE = ("read_into", "read_batch_into")
 NATIVE = ("tfrecord", "tar", "arrays", "npy", "tokens", "tensordataset", "images")
 COLUMNS = ("parquet", "hdf5", "zarr", "safetensors", "hf")
@@ -23,7 +23,7 @@ KINDS = (*PLAIN, *IN_PLACE, *FORMATS, "lies", "mix", "iterable", "pipeline")
 # one letter a field; datasets.py says what each holds
 ALL_FIELDS = "iaturbsyvwehxkdlcNoqSCPg"
 FIELDS_OF: dict[str, str] = {
-    **dict.fromkeys(("dict", "tuple", "namedtuple", "dataclass", "nested", "bare", "iterable"), ALL_FIELDS),
+    **dict.fromkeys((*PLAIN, "iterable"), ALL_FIELDS),
     "mix": "iatrbsyvwk",
     "read_into": "iarusyvhekN",
     "read_batch_into": "iarusyvhek",

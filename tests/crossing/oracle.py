@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, default_collate, default_convert
 from tests.crossing.cases import BY_BATCH, IN_PLACE, Case
 from tests.crossing.datasets import COLLATE, Real, Whole, bad_indices, delivered, size_of
 from tests.crossing.options import order_of, ragged_option
+from tests.crossing.values import Encoding
 
 END = "the end"
 SKIPPED = object()  # a batch of which nothing comes
@@ -87,6 +88,8 @@ class Collated:
             return Column(values)
         if isinstance(head, dict):
             return {key: self._column([value[key] for value in values], key) for key in head}
+        if isinstance(head, Encoding):
+            return Encoding({key: self._column([value[key] for value in values], key) for key in head}, head.origin)
         if isinstance(head, tuple) and hasattr(head, "_fields"):
             return type(head)(*(self._column(v, n) for n, v in zip(head._fields, zip(*values, strict=True), strict=True)))
         if isinstance(head, (tuple, list)):
@@ -159,7 +162,9 @@ def difference(expected: Any, got: Any, where: str = "batch") -> str:
     if isinstance(expected, np.ndarray):
         is_same = expected.dtype == got.dtype and expected.shape == got.shape and np.array_equal(expected, got)
         return "" if is_same else f"{where}: {_shown(got)} and not {_shown(expected)}"
-    if isinstance(expected, dict):
+    if isinstance(expected, Encoding) and expected.origin != got.origin:
+        return f"{where}: of {got.origin!r} and not {expected.origin!r}"
+    if isinstance(expected, dict | Encoding):
         if list(expected) != list(got):
             return f"{where}: the keys {list(got)} and not {list(expected)}"
         return _first(difference(value, got[key], f"{where}[{key!r}]") for key, value in expected.items())

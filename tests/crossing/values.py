@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,6 +29,14 @@ class Record:
 
     first: Any
     second: Any
+
+
+class Encoding(UserDict[str, Any]):
+    """A sample of fields that is no dict, and has something beside them."""
+
+    def __init__(self, fields: dict[str, Any], origin: str) -> None:
+        super().__init__(fields)
+        self.origin = origin
 
 
 class Marked(torch.Tensor):
@@ -124,6 +133,8 @@ def sample(case: Case, index: int, drawn: list[float] | None = None) -> Any:
     if case.kind == "dataclass":
         return Record(*values)
     whole = dict(zip(case.fields, values, strict=True))
+    if case.kind == "mapping":
+        return Encoding(whole, "here")
     if case.kind == "nested":
         return {"outer": [whole, (values[0], index)], "index": index}
     return whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
@@ -128,6 +129,24 @@ def test_structures_arrive_and_what_is_no_tensor_stays(make: Make) -> None:
     assert batch["text"] == ["sample 0", "sample 1", "sample 2"]
     assert batch["pair"][0].tolist() == [0, 1, 2]
     assert batch["pair"][1].tolist() == [[0.0] * 3, [1.0] * 3, [2.0] * 3]
+    loader.close()
+
+
+def collated_mapping(samples: list[Any]) -> Any:
+    return OrderedDict(rows=torch.stack([torch.as_tensor(sample["x"]) for sample in samples]), text="as it is")
+
+
+def test_tensors_in_mappings_arrive_too(make: Make) -> None:
+    device = StandIn()
+    logged = Logged(device)
+    loader = make(logged, collate_fn=collated_mapping)
+    batch = next(iter(loader))
+    found = device.read(batch["rows"])
+    device.run()
+    assert type(batch) is OrderedDict
+    assert "copy" in {entry[0] for entry in logged.log}
+    assert torch.equal(found[0], rows_of(0))
+    assert batch["text"] == "as it is"
     loader.close()
 
 

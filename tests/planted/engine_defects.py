@@ -180,6 +180,23 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R17",
+        "mappings that are no dicts come sample by sample",
+        "shmload/batch/collate.py",
+        "        if len(kinds) == 1 and isinstance(head, Mapping):\n",
+        "        if False:\n",
+        ("tests/batch/test_every_kind.py::test_a_batch_is_what_the_reference_says[mappings-list]",),
+        is_crossing=True,
+    ),
+    Defect(
+        "G3",
+        "tensors in mappings that are no dicts stay on the CPU",
+        "shmload/batch/deliver.py",
+        "    if isinstance(batch, Mapping):\n",
+        "    if False:\n",
+        ("tests/device/test_feed.py::test_tensors_in_mappings_arrive_too",),
+    ),
+    Defect(
+        "R17",
         "seed mode lists Parameters",
         "shmload/batch/collate.py",
         '        if rule.mode(name or "data") is not None or not (is_strided and is_alike):\n',

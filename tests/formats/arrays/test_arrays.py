@@ -69,6 +69,17 @@ def test_files_and_parts_of_maps_travel_by_their_path(tmp_path: Path, order: Any
         np.testing.assert_array_equal(expected, [s["x"] for s in (dataset[i] for i in range(len(dataset)))])
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_map_of_a_file_that_was_removed_or_replaced_is_what_it_shows(tmp_path: Path, is_replaced: bool) -> None:
+    np.save(tmp_path / "x.npy", np.arange(6).reshape(3, 2))
+    shown = np.load(tmp_path / "x.npy", mmap_mode="r")
+    np.save(tmp_path / "y.npy", np.zeros((3, 2), int))
+    os.replace(tmp_path / "y.npy", tmp_path / "x.npy") if is_replaced else os.unlink(tmp_path / "x.npy")
+    dataset = ArrayDataset(shown)
+    assert dataset[2].tolist() == [4, 5]
+    assert pickle.loads(pickle.dumps(dataset))[2].tolist() == [4, 5]
+
+
 def test_memory_is_put_into_one_segment_however_often_it_is_pickled() -> None:
     dataset = ArrayDataset((np.arange(10), torch.arange(10).bfloat16()))
     first, second = pickle.dumps(dataset), pickle.dumps(dataset)

@@ -121,6 +121,22 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
+        "behind a Subset a dataset's batches are asked for by a list",
+        "shmload/worker/reader.py",
+        "read_batch_into(_as_array(self._chosen(keys)), out)",
+        "read_batch_into(self._chosen(keys), out)",
+        ("tests/behaviour/test_concatenated.py::test_a_batch_is_read_alike_through_any_wrapper[3-0]",),
+    ),
+    Defect(
+        "N1",
+        "of a value for all rows a row by itself gets the first element",
+        "shmload/batch/collate.py",
+        "            rows[...] = value  # perhaps",
+        '            rows[...] = value[0] if hasattr(value, "__getitem__") and np.ndim(value) else value  # perhaps',
+        ("tests/behaviour/test_concatenated.py::test_a_batch_is_read_alike_through_any_wrapper[3-0]",),
+    ),
+    Defect(
+        "N1",
         "one ragged field by itself is a list of it",
         "shmload/batch/ragged.py",
         '        if tree[0] == "leaf":\n            return packer.packed(nodes[0])\n',

@@ -33,6 +33,7 @@ What is said of a sample that took longer than `sample_timeout_s`, wherever its 
 
 from __future__ import annotations
 
+import operator
 import pickle
 import traceback
 from bisect import bisect_right
@@ -328,8 +329,11 @@ def are_integers(keys: Any) -> bool:
 
 
 def _as_array(keys: list[Any]) -> Any:
-    """Integers as `read_batch_into` takes them."""
-    return np.array(keys, np.int64) if are_integers(keys) else keys
+    """Integers as `read_batch_into` takes them, a tensor's too; anything else as it is."""
+    try:
+        return np.array(list(map(operator.index, keys)), np.int64)
+    except (TypeError, OverflowError):
+        return keys
 
 
 def _row_reader(member: InPlace) -> Callable[[int, Any], None]:

@@ -416,6 +416,14 @@ def test_what_a_shard_is_not_is_said(tmp_path: Path) -> None:
             list(RemoteDataset.from_urls(str(tmp_path / "y.npy")))
 
 
+@pytest.mark.parametrize("nbytes", [b"\xff", b'"1x"'])
+def test_an_index_json_that_is_damaged_is_named(nbytes: bytes, tmp_path: Path) -> None:
+    shard = b'{"format": "mds", "version": 2, "zip_data": null, "raw_data": {"basename": "x", "bytes": %b}, "samples": 1}' % nbytes
+    (tmp_path / "index.json").write_bytes(b'{"shards": [%b]}' % shard)
+    with pytest.raises(ShardCorrupt, match=r"index\.json: is no index of MosaicML Streaming or LitData"):
+        len(RemoteDataset.from_urls(str(tmp_path)))
+
+
 def mds_of_one(path: Path, encoding: str, body: bytes) -> None:
     """A shard of one sample with one column, "x"."""
     head = json.dumps({"column_names": ["x"], "column_encodings": [encoding], "column_sizes": [None]}).encode()

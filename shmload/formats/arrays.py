@@ -167,21 +167,26 @@ def _place_in_file(value: Any) -> ArrayPlace | None:
     if not isinstance(value, np.memmap) or value.mode == "c" or value.filename is None or value.ndim == 0:
         return None
     begin = np.frombuffer(value._mmap, np.uint8).__array_interface__["data"][0]  # type: ignore[attr-defined]  # numpy's own
-    if _mapped_path(begin) not in ("", os.path.realpath(value.filename)):
-        return None  # the file has been removed or replaced since: what its name leads to is another, or nothing
+    if not _is_still_at(value.filename, begin):
+        return None  # it has been removed or replaced since
     file_begin = value.offset - value.offset % mmap.ALLOCATIONGRANULARITY
     offset = file_begin + value.__array_interface__["data"][0] - begin
     return ArrayPlace(os.fspath(value.filename), offset, value.shape, value.strides, value.dtype.str, value.dtype.name)
 
 
-def _mapped_path(address: int) -> str:
-    """The path of the file that is mapped at an address, which says so if it has been removed; "": the system does not tell."""
+def _is_still_at(path: str | os.PathLike[str], address: int) -> bool:
+    """Whether the file that is mapped at an address is the one that a path leads to, as far as the system tells."""
     with suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
-            begin, _, end = line.partition(" ")[0].partition("-")
+            span, _, _, _, inode, *shown = line.rstrip("\n").split(maxsplit=5)
+            begin, _, end = span.partition("-")
             if int(begin, 16) <= address < int(end, 16):
-                return "".join(line.rstrip("\n").split(maxsplit=5)[5:])
-    return ""
+                if shown == [os.path.realpath(path)]:
+                    return True
+                # perhaps by another name; the number of one that was removed may be another's
+                is_removed = not os.path.exists(path) or "".join(shown).endswith(" (deleted)")
+                return not is_removed and int(inode) == os.stat(path).st_ino
+    return True
 
 
 class HeldDataset:

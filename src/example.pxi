@@ -197,7 +197,7 @@ cdef int walk_values(Cursor c, int kind, Found *found, const FieldSpec *spec, Ro
                 found.at, found.nbytes = inner.at, inner.end - inner.at
         elif kind == FLOATS:
             count = (inner.end - inner.at) // 4
-            if spec.kind < FLOAT32 or count > (to.end - to.at) // <int64_t>spec.itemsize:
+            if (count and spec.kind < FLOAT32) or count > (to.end - to.at) // <int64_t>spec.itemsize:
                 return CHANGED
             write_floats(spec, to.at, inner.at, count)
             to.at += count * <int64_t>spec.itemsize

@@ -8,10 +8,10 @@ of their own: asking the str itself for its UTF-8 would make it keep that copy, 
 them.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.ref cimport Py_INCREF
-from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_DecodeUTF8
+from cpython.unicode cimport PyUnicode_Check, PyUnicode_DecodeUTF8
 from libc.stdint cimport uint64_t, uint8_t, uintptr_t
 from libc.string cimport memcpy
 
@@ -31,7 +31,7 @@ cdef class TextColumn:
     """Values ready to be written; `kind` is BYTES, ASCII or UTF8.
 
     Args:
-        values: all str, or all bytes.
+        values: all str, or all bytes; of a subclass, such as numpy's, they come back as these.
     Raises:
         TypeError: they are not.
     """
@@ -43,16 +43,16 @@ cdef class TextColumn:
     def __init__(self, list values):
         cdef uint64_t total = 0
         cdef object value
-        cdef bint is_bytes = len(values) > 0 and PyBytes_CheckExact(values[0])
+        cdef bint is_bytes = len(values) > 0 and PyBytes_Check(values[0])
         self._pieces = []
         self.kind = BYTES if is_bytes else ASCII
         for value in values:
             if is_bytes:
-                if not PyBytes_CheckExact(value):
+                if not PyBytes_Check(value):
                     raise TypeError(f"a column of bytes holds a {type(value).__name__}")
                 total += PyBytes_GET_SIZE(value)
             else:
-                if not PyUnicode_CheckExact(value):
+                if not PyUnicode_Check(value):
                     raise TypeError(f"a column of str holds a {type(value).__name__}")
                 if PyUnicode_IS_COMPACT_ASCII(value):
                     total += PyUnicode_GET_LENGTH(value)
@@ -76,7 +76,7 @@ cdef class TextColumn:
         cdef uint8_t *text = ends + 8 * count
         for i in range(count):
             piece = self._pieces[i]
-            if PyBytes_CheckExact(piece):
+            if PyBytes_Check(piece):
                 nbytes = PyBytes_GET_SIZE(piece)
                 memcpy(text + end, PyBytes_AS_STRING(piece), nbytes)
             else:

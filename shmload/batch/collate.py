@@ -61,7 +61,12 @@ class SingleRow:
         return self._out[name][None]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._out[name] = value[0] if hasattr(value, "__getitem__") else value
+        try:
+            rows = self[name]
+        except (KeyError, TypeError):  # text, or ragged: there is no place yet, and a value for each row
+            (self._out[name],) = value
+        else:
+            rows[...] = value  # perhaps one for all rows
 
 
 class OneSample:

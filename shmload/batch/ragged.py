@@ -589,6 +589,8 @@ class RaggedRows:
         packer = Packer(self._end) if is_there else Packer()
         nodes = [self._node(f, packer, is_there=is_there) for f in self.layout.fields]
         tree = self.layout.tree
+        if tree[0] == "leaf":
+            return packer.packed(nodes[0])
         if tree[0] == "dict":
             return packer.packed(("dict", tree[1], nodes))
         if tree[0] == "named":
@@ -598,7 +600,10 @@ class RaggedRows:
     def _node(self, field: Field, packer: Packer, *, is_there: bool) -> Node:
         name = field.name
         if field.kind == "text":
-            return packer.text(self.text_runs.get(name, self.texts[name]))
+            try:
+                return packer.text(self.text_runs.get(name, self.texts[name]))
+            except TypeError as error:
+                raise SampleError(f"field {name!r} is {field.dtype} in the schema: {error}; write one type of text") from error
         if name in self.fixed:
             if is_there:
                 return "tensor", field.dtype, (self.num_rows, *field.shape), None, self._fixed_at[name]

@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -166,9 +167,26 @@ def _place_in_file(value: Any) -> ArrayPlace | None:
     if not isinstance(value, np.memmap) or value.mode == "c" or value.filename is None or value.ndim == 0:
         return None
     begin = np.frombuffer(value._mmap, np.uint8).__array_interface__["data"][0]  # type: ignore[attr-defined]  # numpy's own
+    if not _is_still_at(value.filename, begin):
+        return None  # it has been removed or replaced since
     file_begin = value.offset - value.offset % mmap.ALLOCATIONGRANULARITY
     offset = file_begin + value.__array_interface__["data"][0] - begin
     return ArrayPlace(os.fspath(value.filename), offset, value.shape, value.strides, value.dtype.str, value.dtype.name)
+
+
+def _is_still_at(path: str | os.PathLike[str], address: int) -> bool:
+    """Whether the file that is mapped at an address is the one that a path leads to, as far as the system tells."""
+    with suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            span, _, _, _, inode, *shown = line.rstrip("\n").split(maxsplit=5)
+            begin, _, end = span.partition("-")
+            if int(begin, 16) <= address < int(end, 16):
+                if shown == [os.path.realpath(path)]:
+                    return True
+                # perhaps by another name; the number of one that was removed may be another's
+                is_removed = not os.path.exists(path) or "".join(shown).endswith(" (deleted)")
+                return not is_removed and int(inode) == os.stat(path).st_ino
+    return True
 
 
 class HeldDataset:

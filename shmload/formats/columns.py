@@ -538,7 +538,10 @@ class ZarrDataset(ArrayTreeDataset):
         where = f"{self.path}, {array.path or '/'!r}"
         rows = (getattr(array, "shards", None) or array.chunks)[0]
         if array.dtype.kind in "TOU" and len(array.shape) == 1:
-            return ListedColumn(Blocks(where, array.shape[0], rows, lambda a, b: [str(v) for v in array[a:b]], cache), str)
+            num_rows = array.shape[0]
+            blocks = Blocks(where, num_rows, rows, lambda a, b: [v if type(v) is bytes else str(v) for v in array[a:b]], cache)
+            is_bytes = array.dtype.kind == "O" and num_rows and type(blocks.block(0)[0]) is bytes
+            return ListedColumn(blocks, bytes if is_bytes else str)
         dtype = native(array.dtype)
         if dtype is None:
             raise NoField(
@@ -677,6 +680,11 @@ class HDF5Dataset(ArrayTreeDataset):
                 f"{where}: rows of {dataset.dtype}, shape {dataset.shape[1:]}, are no field of a batch: those are numbers, text, "
                 "and runs of numbers; name the others in fields="
             )
+        if ragged and not ragged.isnative:
+            raise NoField(
+                f"{where}: rows of variable length are stored as {ragged}, not in this machine's byte order, and h5py leaves them "
+                "so: write the dataset anew, or name the others in fields="
+            )
         if ragged:
             return ListedColumn(
                 blocks(lambda a, b: [value.astype(dtype, copy=False) for value in dataset[a:b]], 1024), (dtype.name, (None,))
@@ -684,7 +692,8 @@ class HDF5Dataset(ArrayTreeDataset):
         # where the numbers lie, if they are one piece of this file; None: they are not, or nothing was written yet
         offset, kind = dataset.id.get_offset(), dataset.id.get_type()
         is_plain = dataset.dtype.kind in "iuf" and 8 * kind.get_size() == kind.get_precision() == 8 * dataset.dtype.itemsize
-        if offset is not None and is_plain and dataset.size:
+        is_written = dataset.size and dataset.id.get_storage_size() == dataset.nbytes  # else a user block makes up an offset
+        if offset is not None and is_plain and is_written:
             end = os.path.getsize(self.path)
             if not 0 <= offset <= end - dataset.nbytes:
                 raise ShardCorrupt(f"{where}, offset {offset}: {dataset.nbytes} bytes of it do not lie within the file's {end}")

@@ -71,10 +71,11 @@ class Parquet(BlockLayout):
             source = arrow.PythonFile(_Part(begin, bytes(memoryview(read(begin, nbytes)).cast("B")), int(index.bounds[-1])), "r")
             footer = index.extra  # of all row groups, so it takes longer to parse than one of many takes to decode
             metadata = cache.get((index.path, "footer"), lambda: (_metadata(index.path, footer), len(footer)))
-            file = parquet.ParquetFile(source, metadata=metadata)
+            file = parquet.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
             if missing := set(self.columns or ()).difference(file.schema_arrow.names):
                 raise ValueError(f"has no column {', '.join(sorted(missing))}; it has {', '.join(file.schema_arrow.names)}")
             table = file.read_row_group(block, columns=None if self.columns is None else list(self.columns), use_threads=False)
+            table.validate(full=True)  # UTF-8 among else
         except (arrow.ArrowException, OSError, ValueError) as error:
             raise ShardCorrupt(f"{index.path}: row group {block}, at byte {begin}: {error}") from error
         return {name: column_of(table.column(name).combine_chunks()) for name in table.column_names}, table.nbytes
@@ -127,6 +128,8 @@ def cell(column: Any, row: int) -> Any:
     value = column[row]
     if isinstance(column, np.ndarray):
         return value
+    if column.null_count and isinstance(alone := column_of(column.slice(row, 1)), np.ndarray):
+        return alone[0]  # a number, of the type that it has in a row group without nulls
     inner = getattr(value, "values", None)  # of a list; a struct has a method of that name
     if getattr(inner, "null_count", 1) == 0 and isinstance(numbers := column_of(inner), np.ndarray):
         return numbers.copy()

@@ -125,9 +125,8 @@ class RecordIndex:
             "blocks": len(steps),
             "even": [int(self.bounds[0]), int(steps[0])] if is_even else None,
             "grouped": self.firsts is not None,
-            "crc32c": crc32c(body),
         }
-        return _MAGIC + json.dumps(head).encode() + b"\n" + body
+        return _MAGIC + json.dumps({**head, "crc32c": _checksum(head, body)}).encode() + b"\n" + body
 
     @classmethod
     def unpack(cls, path: str, packed: Any, layout: str, nbytes: int) -> RecordIndex | None:
@@ -137,8 +136,8 @@ class RecordIndex:
         try:
             head = json.loads(head_text)
             num_blocks, even, is_grouped = head["blocks"], head["even"], head["grouped"]
-            said = (head["layout"], head["nbytes"], head["crc32c"])
-            if not text.startswith(_MAGIC) or said != (layout, nbytes, crc32c(body)) or not 0 <= num_blocks <= nbytes:
+            said = (head["layout"], head["nbytes"], head.pop("crc32c"))
+            if not text.startswith(_MAGIC) or said != (layout, nbytes, _checksum(head, body)) or not 0 <= num_blocks <= nbytes:
                 return None
             at = 0
             if even is None:
@@ -159,6 +158,11 @@ class RecordIndex:
         bounds, firsts = self.bounds, self.firsts
         inside = bounds[0] >= 0 and bounds[-1] <= nbytes and bool(np.all(bounds[1:] >= bounds[:-1]))
         return inside and (firsts is None or (firsts[0] == 0 and bool(np.all(firsts[1:] >= firsts[:-1]))))
+
+
+def _checksum(head: dict[str, Any], body: bytes) -> int:
+    """Of all that an index says: blocks of equal length lie where its head has them."""
+    return crc32c(json.dumps(head).encode() + body)
 
 
 @lru_cache(maxsize=256)
@@ -221,7 +225,7 @@ class BlockLayout(ABC):
             return self.decode(index, memoryview(read(*self.span(index, number))).cast("B"), number)
         except ShmloadError:
             raise
-        except (ValueError, KeyError, TypeError, IndexError, struct.error, OverflowError, EOFError) as error:
+        except (ValueError, LookupError, TypeError, ArithmeticError, struct.error, EOFError) as error:
             raise ShardCorrupt(f"{index.path}: sample {number}, at byte {self.span(index, number)[0]}: {error}") from error
 
     def span(self, index: RecordIndex, number: int) -> tuple[int, int]:

@@ -73,7 +73,10 @@ def _sized(data: Any, at: int) -> list[Any]:
 def _unpickled(data: Any, allowed: bool) -> Any:
     if not allowed:
         raise ValueError("it is a pickle, which can run any code as it is read: allow_pickle=True reads it")
-    return pickle.loads(data)
+    try:
+        return pickle.loads(data)
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"it is a pickle that cannot be read: {error}") from error
 
 
 _MDS_CODES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32"} | {
@@ -170,7 +173,7 @@ class Mds(BlockLayout):
         for name, encoding, size in zip(names, encodings, sizes, strict=True):
             try:
                 found[name] = _mds_value(encoding, data[at : at + size], self.allow_pickle)
-            except (ValueError, KeyError, IndexError, struct.error) as error:
+            except (ValueError, LookupError, ArithmeticError, struct.error) as error:
                 raise ValueError(f"column {name!r} ({encoding}): {error}") from error
             at += size
         return found

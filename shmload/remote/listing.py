@@ -156,7 +156,9 @@ def _named_by_index(store: Store, asked: ShardLayout | None) -> Shards:
             ]
         else:
             raise KeyError("neither shards nor chunks")
-    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+    except (LookupError, TypeError, AttributeError, RecursionError, ValueError) as error:
+        if str(error).startswith(where):  # what it says is not read here
+            raise
         raise ShardCorrupt(f"{where}: is no index of MosaicML Streaming or LitData: {error!r}") from error
     if not named:
         raise ObjectMissing(f"{where}: names no shard")

@@ -361,7 +361,7 @@ def _create_named(name: str, nbytes: int, num_reserved: int) -> int:
         os.fchmod(fd, 0o600)
         _reserve_first(fd, num_reserved)
         os.rename(path, f"{SHM_DIR}/{name}")  # never seen unlocked under its name: a janitor takes what it can lock
-    except OSError:
+    except BaseException:  # a signal's, too: to reserve takes its time
         os.unlink(path)
         if fd >= 0:
             os.close(fd)
@@ -375,7 +375,7 @@ def _create_memfd(name: str, nbytes: int, num_reserved: int) -> int:
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, nbytes)
         _reserve_first(fd, num_reserved)
-    except OSError:
+    except BaseException:
         os.close(fd)
         raise
     return fd
@@ -392,7 +392,7 @@ def _make_file(name: str, nbytes: int) -> None:
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.ftruncate(fd, nbytes)
-    except OSError:
+    except BaseException:
         os.unlink(path)
         raise
     finally:

@@ -33,6 +33,7 @@ What is said of a sample that took longer than `sample_timeout_s`, wherever its 
 
 from __future__ import annotations
 
+import operator
 import pickle
 import traceback
 from bisect import bisect_right
@@ -238,7 +239,7 @@ class InPlaceSubset(InPlace):
         self.inner, self.indices = inner, indices
         read_into, read_batch_into = inner.read_into, inner.read_batch_into
         self.read_into = read_into and (lambda index, out: read_into(indices[index], out))
-        self.read_batch_into = read_batch_into and (lambda keys, out: read_batch_into(self._chosen(keys), out))
+        self.read_batch_into = read_batch_into and (lambda keys, out: read_batch_into(_as_array(self._chosen(keys)), out))
 
     def takes(self, keys: Any) -> bool:
         """Whether the inner dataset takes what these keys stand for."""
@@ -327,12 +328,20 @@ def are_integers(keys: Any) -> bool:
     return not keys or -(1 << 63) <= min(keys) <= max(keys) < 1 << 63
 
 
+def _as_array(keys: list[Any]) -> Any:
+    """Integers as `read_batch_into` takes them, a tensor's too; anything else as it is."""
+    try:
+        return np.array(list(map(operator.index, keys)), np.int64)
+    except (TypeError, OverflowError):
+        return keys
+
+
 def _row_reader(member: InPlace) -> Callable[[int, Any], None]:
     if member.read_into is not None:
         return member.read_into
     read_batch_into = member.read_batch_into
     assert read_batch_into is not None
-    return lambda index, out: read_batch_into([index], SingleRow(out))
+    return lambda index, out: read_batch_into(np.array([index], np.int64), SingleRow(out))
 
 
 def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:

@@ -210,6 +210,35 @@ def test_and_they_are_delivered_end_to_end(mode: str) -> None:
                 assert_same(reference(samples, mode), batch)
 
 
+class Alone:
+    """One field by itself, which has no rows of a fixed size."""
+
+    batch_type = "single"
+
+    def __init__(self, spec: Any) -> None:
+        self.schema = {"x": spec}
+
+    def __len__(self) -> int:
+        return 4
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["x"] = np.array(["a", "é", "", "b"])[index] if self.schema["x"] is str else np.arange(index)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_one_field_by_itself_is_the_batch(num_workers: int) -> None:
+    with ShmLoader(Alone(("int64", (None,))), 4, num_workers=num_workers) as loader:
+        (rows,) = loader
+    assert [row.tolist() for row in rows] == [[], [0], [0, 1], [0, 1, 2]]
+    with ShmLoader(Alone(("int64", (None,))), 4, num_workers=num_workers, ragged="pad") as loader:
+        (padded,) = loader
+    assert padded.lengths.tolist() == [0, 1, 2, 3]
+    with ShmLoader(Alone(str), 4, num_workers=num_workers) as loader:
+        (texts,) = loader
+    assert texts == ["a", "é", "", "b"]
+    assert {*map(type, texts)} == {str}  # numpy's strings, too
+
+
 @pytest.mark.parametrize("kind", [Flat, InBatches])
 def test_wrappers_pass_ragged_fields_on(kind: Any) -> None:
     whole = first(ShmLoader(kind(), 4, num_workers=1))
@@ -261,6 +290,14 @@ def test_a_row_of_text_is_one_value() -> None:
 
     with pytest.raises(ValueError, match=r"'label' is text of shape \(2,\)"):
         first(ShmLoader(Texts(None), 2, num_workers=1))
+
+
+def test_what_is_no_text_is_told() -> None:
+    class Texts(Wrong):
+        schema: ClassVar = {"label": str}
+
+    with pytest.raises(SampleError, match="field 'label' is str in the schema: a column of str holds a bytearray"):
+        first(ShmLoader(Texts(lambda out: out.__setitem__("label", bytearray(b"x"))), 2, num_workers=0))
 
 
 class ZeroFilled(dict[str, Any]):

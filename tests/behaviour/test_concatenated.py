@@ -76,6 +76,47 @@ def test_a_member_of_a_mix_begins_again_in_a_batch() -> None:
     assert found[0].count(1) > 1
 
 
+class Computing:
+    """Reckons with its indices as with an array, and gives all rows of a batch one value."""
+
+    def __init__(self, extent: int | None) -> None:
+        self.schema = {"x": ("int64", (extent,)), "twice": "int64", "one": "float32", "text": str}
+        if extent is not None:
+            del self.schema["text"]
+
+    def __len__(self) -> int:
+        return 4
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        row, is_ragged = np.array([1, 2, 3]), "text" in self.schema
+        out["x"] = [row] * len(indices) if is_ragged else row
+        out["twice"] = indices * 2
+        out["one"] = np.float32(7)
+        if is_ragged:
+            out["text"] = [f"{index}" for index in indices]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("extent", [3, None])
+def test_a_batch_is_read_alike_through_any_wrapper(extent: int | None, num_workers: int) -> None:
+    def twice(dataset: Any) -> list[int]:
+        with ShmLoader(dataset, 8, num_workers=num_workers) as loader:
+            (batch,) = loader
+        assert all(row.tolist() == [1, 2, 3] for row in batch["x"])
+        assert batch["one"].tolist() == [7] * len(batch["x"])
+        assert extent is not None or [2 * int(text) for text in batch["text"]] == batch["twice"].tolist()
+        found: list[int] = batch["twice"].tolist()
+        return found
+
+    base: Any = Computing(extent)
+    joined: Any = ConcatDataset([base, base])
+    assert twice(base) == [0, 2, 4, 6]
+    for chosen in ([3, 1], np.array([3, 1]), torch.tensor([3, 1])):
+        assert twice(Subset(base, chosen)) == [6, 2]  # type: ignore[arg-type]  # torch takes what it finds
+    assert twice(joined) == [0, 2, 4, 6] * 2
+    assert twice(Subset(joined, [7, 0])) == [6, 0]
+
+
 class ZeroFilled(dict):
     zero_fill = True
 

@@ -230,6 +230,22 @@ def test_an_index_of_even_blocks_is_small() -> None:
     assert RecordIndex.unpack("x", packed, "jsonl", 8_000_000) is None
 
 
+@pytest.mark.parametrize("name", ["npy", "jsonl"])
+def test_an_index_with_a_byte_changed_is_that_index_or_none(name: str, tmp_path: Path) -> None:
+    """Blocks of equal length lie where its head has them."""
+    case = BY_NAME[name]
+    case.write(tmp_path)
+    shard = shards_in(LocalStore(tmp_path), case.layout).all[0]
+    data = (tmp_path / shard.key).read_bytes()
+    packed = shard.layout.pack(shard.url, data)
+    whole: Any = shard.layout.unpack(shard.url, packed, len(data))
+    for at in range(len(packed)):
+        for byte in {b"0"[0], b"9"[0], packed[at] ^ 1} - {packed[at]}:
+            changed = packed[:at] + bytes([byte]) + packed[at + 1 :]
+            found: Any = shard.layout.unpack(shard.url, changed, len(data))
+            assert found is None or (np.array_equal(found.bounds, whole.bounds) and found.extra == whole.extra)
+
+
 def test_an_index_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
     case = BY_NAME["jsonl"]
     (tmp_path / "data").mkdir()
@@ -400,16 +416,34 @@ def test_what_a_shard_is_not_is_said(tmp_path: Path) -> None:
             list(RemoteDataset.from_urls(str(tmp_path / "y.npy")))
 
 
-def test_pickles_are_read_only_where_that_is_said(tmp_path: Path) -> None:
-    import pickle
+@pytest.mark.parametrize("nbytes", [b"\xff", b'"1x"'])
+def test_an_index_json_that_is_damaged_is_named(nbytes: bytes, tmp_path: Path) -> None:
+    shard = b'{"format": "mds", "version": 2, "zip_data": null, "raw_data": {"basename": "x", "bytes": %b}, "samples": 1}' % nbytes
+    (tmp_path / "index.json").write_bytes(b'{"shards": [%b]}' % shard)
+    with pytest.raises(ShardCorrupt, match=r"index\.json: is no index of MosaicML Streaming or LitData"):
+        len(RemoteDataset.from_urls(str(tmp_path)))
 
-    config = {"column_names": ["x"], "column_encodings": ["pkl"], "column_sizes": [None]}
-    head = json.dumps(config).encode()
-    body = pickle.dumps([1, 2])
+
+def mds_of_one(path: Path, encoding: str, body: bytes) -> None:
+    """A shard of one sample with one column, "x"."""
+    head = json.dumps({"column_names": ["x"], "column_encodings": [encoding], "column_sizes": [None]}).encode()
     sample = len(body).to_bytes(4, "little") + body
     begin = 12 + len(head)
     bounds = np.array([begin, begin + len(sample)], "<u4").tobytes()
-    (tmp_path / "x.mds").write_bytes((1).to_bytes(4, "little") + bounds + head + sample)
+    path.write_bytes((1).to_bytes(4, "little") + bounds + head + sample)
+
+
+@pytest.mark.parametrize(("encoding", "body"), [("str_decimal", b"1.x"), ("str_int", b"1x"), ("pkl", b"x")])
+def test_a_value_that_cannot_be_decoded_is_named(encoding: str, body: bytes, tmp_path: Path) -> None:
+    mds_of_one(tmp_path / "x.mds", encoding, body)
+    with pytest.raises(ShardCorrupt, match=rf"x\.mds: sample 0, at byte \d+: column 'x' \({encoding}\)"):
+        list(RemoteDataset.from_urls(str(tmp_path / "x.mds"), layout=Mds(allow_pickle=True)))
+
+
+def test_pickles_are_read_only_where_that_is_said(tmp_path: Path) -> None:
+    import pickle
+
+    mds_of_one(tmp_path / "x.mds", "pkl", pickle.dumps([1, 2]))
     with pytest.raises(ShardCorrupt, match=r"column 'x' \(pkl\): it is a pickle, which can run any code"):
         list(RemoteDataset.from_urls(str(tmp_path / "x.mds")))
     (found,) = RemoteDataset.from_urls(str(tmp_path / "x.mds"), layout=Mds(allow_pickle=True))
@@ -675,6 +709,29 @@ def test_columns_of_parquet(tmp_path: Path) -> None:
     assert [plain(sample) for sample in found] == [{"label": number} for number in range(NUM_SAMPLES)]
     with pytest.raises(ValueError, match="has no column nothing; it has label"):
         list(RemoteDataset.from_urls(str(tmp_path), layout=Parquet(columns=("nothing",))))
+
+
+def test_a_number_has_one_type_whatever_is_null_beside_it(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    values = [0.5, 1.5, None, 2.5]
+    pq.write_table(pa.table({"x": pa.array(values, pa.float32())}), tmp_path / "x.parquet", row_group_size=2)
+    found = [sample["x"] for sample in RemoteDataset.from_urls(str(tmp_path), shuffle=False)]
+    assert found == values
+    assert [type(value) for value in found] == [np.float32, np.float32, type(None), np.float32]
+
+
+def test_text_of_parquet_that_is_none_is_said(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"name": ["abcd", "mnopq"]}), path, use_dictionary=False, compression="none", write_statistics=False)
+    assert path.read_bytes().count(b"mnopq") == 1
+    path.write_bytes(path.read_bytes().replace(b"mnopq", b"mno\xffq"))
+    with pytest.raises(ShardCorrupt, match=r"x\.parquet: row group 0, at byte \d+: .*UTF8"):
+        list(RemoteDataset.from_urls(str(path)))
 
 
 def test_a_footer_of_parquet_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shmload._core.mapping import Mapping
 from shmload.errors import RingTooSmall
 from shmload.shm import names
-from shmload.shm.names import new_stem
+from shmload.shm.names import SHM_DIR, new_stem
 from shmload.shm.segment import Group, Segment, memfd_path, open_segment
 from tests.shm.mount_kit import READ_ONLY, in_mount_namespace, needs_unshare, of_size
 
@@ -37,6 +38,19 @@ def test_a_segment_is_private_and_reserved() -> None:
     assert stat.S_IMODE(status.st_mode) == 0o600
     assert status.st_blocks * 512 >= 2 * MIB
     segment.close()
+
+
+@pytest.mark.parametrize("kind", ["shm", "memfd"])
+def test_one_that_is_interrupted_while_it_is_made_leaves_nothing(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    before, files = os.listdir("/proc/self/fd"), os.listdir(SHM_DIR)
+    monkeypatch.setattr(os, "posix_fallocate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Segment.create(new_stem() + "-a", MIB, kind=kind)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert {name for name in os.listdir(SHM_DIR) if name.startswith(names.process_stem())} <= set(files)
 
 
 def test_a_mapping_outlives_its_segment() -> None:

@@ -62,11 +62,30 @@ def test_a_batch_has_the_structure_of_the_input(kind: str) -> None:
 def test_files_and_parts_of_maps_travel_by_their_path(tmp_path: Path, order: Any) -> None:
     x = np.asarray(np.arange(60, dtype=np.int32).reshape(10, 6), order=order)
     np.save(tmp_path / "x.npy", x)
-    part = np.load(tmp_path / "x.npy", mmap_mode="r")[2:8, 1::2]
-    for source, expected in ((tmp_path / "x.npy", x), (part, x[2:8, 1::2])):
+    os.link(tmp_path / "x.npy", tmp_path / "by another name.npy")
+    (tmp_path / "link.npy").symlink_to("x.npy")
+    maps = [np.load(tmp_path / name, mmap_mode="r") for name in ("x.npy", "link.npy", "by another name.npy")]
+    for source, expected in ((tmp_path / "x.npy", x), *((each[2:8, 1::2], x[2:8, 1::2]) for each in maps)):
         dataset = pickle.loads(pickle.dumps(ArrayDataset({"x": source})))
         assert dataset._held._memory is None
         np.testing.assert_array_equal(expected, [s["x"] for s in (dataset[i] for i in range(len(dataset)))])
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced", "renamed", "renamed and replaced"])
+def test_a_map_of_a_file_that_its_name_leads_to_no_more_is_what_it_shows(tmp_path: Path, change: str) -> None:
+    path, other = tmp_path / "x.npy", tmp_path / "y.npy"
+    np.save(path, np.arange(6).reshape(3, 2))
+    shown = np.load(path, mmap_mode="r")
+    np.save(other, np.zeros((3, 2), int))
+    if change == "removed":
+        path.unlink()
+    if change.startswith("renamed"):
+        path.rename(tmp_path / "z.npy")
+    if change.endswith("replaced"):
+        other.replace(path)
+    dataset = ArrayDataset(shown)
+    assert dataset[2].tolist() == [4, 5]
+    assert pickle.loads(pickle.dumps(dataset))[2].tolist() == [4, 5]
 
 
 def test_memory_is_put_into_one_segment_however_often_it_is_pickled() -> None:

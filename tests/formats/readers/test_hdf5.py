@@ -66,8 +66,9 @@ def test_text_and_runs_of_variable_length_are_rows(tmp_path: Path) -> None:
     assert [run.tolist() for run in batch["group/runs"]] == [[], [0], [0, 1]]
 
 
-def test_what_was_never_written_is_the_fill_value(tmp_path: Path) -> None:
-    dataset = HDF5Dataset(written(tmp_path / "a.h5", x={"shape": (4, 2), "dtype": "f4", "fillvalue": 7}))
+@pytest.mark.parametrize("userblock", [0, 512])
+def test_what_was_never_written_is_the_fill_value(tmp_path: Path, userblock: int) -> None:
+    dataset = HDF5Dataset(written(tmp_path / "a.h5", userblock, x={"shape": (4, 2), "dtype": "f4", "fillvalue": 7}))
     np.testing.assert_array_equal([7, 7], dataset[3]["x"])
 
 
@@ -79,11 +80,13 @@ def test_what_was_never_written_is_the_fill_value(tmp_path: Path) -> None:
         ({"x": "/one"}, "'/one' is a single value; a field is a dataset"),
         ({"x": "/x", "y": "/y"}, r"one row for each sample; these have x: 20, y: 3. Name those of one length in fields="),
         ({"x": "/pair"}, "'/pair': rows of .* are no field of a batch"),
+        ({"x": "/runs"}, "'/runs': rows of variable length are stored as >f8, not in this machine's byte order"),
         ({}, "has no array with rows to be a field"),
     ],
 )
 def test_what_is_no_field_is_told(tmp_path: Path, fields: dict[str, str], message: str) -> None:
     pair = np.zeros(3, [("a", "i4"), ("b", "f4")])
-    path = written(tmp_path / "a.h5", x=ROWS, y=ROWS[:3], one=np.float32(1), pair=pair, **{"g/z": ROWS})
+    runs = {"shape": (3,), "dtype": h5py.vlen_dtype(np.dtype(">f8"))}
+    path = written(tmp_path / "a.h5", x=ROWS, y=ROWS[:3], one=np.float32(1), pair=pair, runs=runs, **{"g/z": ROWS})
     with pytest.raises(ValueError, match=message):
         len(HDF5Dataset(path, fields))

@@ -30,6 +30,16 @@ def test_shards_are_blocks(tmp_path: Path) -> None:
     assert cache.nbytes == 10 * 3 * 4
 
 
+@pytest.mark.parametrize(("kind", "values"), [("variable_length_bytes", [b"a", b"\xff\0", b""]), ("string", ["a", "é", ""])])
+@pytest.mark.filterwarnings("ignore:The data type")  # zarr's, that it may become another
+def test_values_of_variable_length_stay_what_they_are(tmp_path: Path, kind: str, values: list[Any]) -> None:
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(3,), chunks=(2,), dtype=kind, zarr_format=3)
+    array[:] = np.array(values, array.dtype)
+    dataset = ZarrDataset(tmp_path / "a.zarr")
+    assert dataset.schema == {"data": type(values[0])}
+    assert [dataset[row]["data"] for row in range(3)] == values
+
+
 def test_fields_stand_in_the_order_of_their_names(tmp_path: Path) -> None:
     """And not in that of the folder's entries, which is another on each file system."""
     group = zarr.open_group(tmp_path / "a.zarr", mode="w")

@@ -104,6 +104,7 @@ def test_files_have_the_golden_bytes(tmp_path, record, expected):
         (bytes.fromhex("0a130a110a0162120c120a0a080000803f000020c0"), {"b": ("float32", (2,))}, {"b": [1.0, -2.5]}),
         (bytes.fromhex("0a090a070a016512021a00"), {"e": ("int64", (None,))}, {"e": []}),
         (bytes.fromhex("0a070a050a016e1200"), {"n": ("int64", (None,))}, {"n": []}),
+        (block(0x0A, entry("e", block(0x12, b"\x0a\x00"))), {"e": ("int64", (None,))}, {"e": []}),
         (bytes.fromhex("0a0d0a0b0a016112061a0408010802"), {"a": ("int32", (2,))}, {"a": [1, 2]}),
         (bytes.fromhex("0a130a110a0161120c120a0d0000c03f0d00002040"), {"a": ("float64", (2,))}, {"a": [1.5, 2.5]}),
         (block(0x0A, entry("a", block(0x1A, b"\x0a\x02\x01\x02\x08\x03"))), {"a": ("int64", (3,))}, {"a": [1, 2, 3]}),

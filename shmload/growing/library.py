@@ -476,7 +476,7 @@ class GrowingEpochs:
         """
         hold = self._library.folder.lease_many([file.name for file in snapshot.files])
         held = frozenset(hold.names)
-        is_gone = tuple(file.name not in held for file in snapshot.files)
+        is_gone = tuple(file.name not in held or self._is_replaced(file) for file in snapshot.files)
         if any(is_gone):
             if not is_named and self.run.take_back(snapshot):
                 hold.release()
@@ -490,6 +490,11 @@ class GrowingEpochs:
             log.warning("%s; they are %s", text, did)
             self._gone[snapshot.epoch] = gone
         self._holds[snapshot.epoch], self._snapshots[snapshot.epoch] = hold, snapshot
+        return True
+
+    def _is_replaced(self, file: CacheFile) -> bool:
+        with suppress(FileNotFoundError):
+            return file.is_replaced(os.stat(self._library.path / file.name))
         return True
 
     def keys(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -529,7 +534,7 @@ def _words_of(gone: Gone) -> str:
     names = [f"{file.name} ({file.num_records})" for file, is_gone in zip(snapshot.files, gone.is_gone, strict=True) if is_gone]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return (
-        f"epoch {snapshot.epoch}: {gone.num_samples} of its {snapshot.n} samples are gone, evicted since: "
+        f"epoch {snapshot.epoch}: {gone.num_samples} of its {snapshot.n} samples are gone, evicted or replaced since: "
         f"{', '.join(names[:NAMED])}{more}"
     )
 

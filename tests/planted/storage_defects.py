@@ -106,6 +106,22 @@ STORAGE_DEFECTS = [
         ("tests/growing/test_writer.py::test_a_report_counts_as_long_as_its_writer_lives_whatever_its_pid_says",),
     ),
     Defect(
+        "S5",
+        "a file that was bad stays out though it has changed since",
+        "shmload/growing/files.py",
+        '            if os.stat(folder / one["name"]).st_ctime_ns == one["ctime_ns"]:\n',
+        "            if one:\n",
+        ("tests/growing/test_intake.py::test_a_bad_file_is_read_again_once_a_good_one_lies_in_its_place",),
+    ),
+    Defect(
+        "S4",
+        "a resume reads whatever lies under the name of a file that it had",
+        "shmload/growing/library.py",
+        "file.name not in held or self._is_replaced(file) for",
+        "file.name not in held for",
+        ("tests/growing/test_resume.py::test_a_resume_does_not_read_another_file_under_the_name_of_the_one_it_had",),
+    ),
+    Defect(
         "S4",
         "a sampler is stopped amid a record",
         "shmload/growing/sampler_supervisor.py",
@@ -496,6 +512,14 @@ STORAGE_DEFECTS = [
         "        if agreed != ours and agreed not in",
         "        agreed = ours\n        if agreed != ours and agreed not in",
         (f"{FOLLOWING}test_ranks_agree_on_what_the_first_of_them_has_seen",),
+    ),
+    Defect(
+        "N5",
+        "what is not followed grows with what is",
+        "shmload/remote/indexed.py",
+        "            source = source.followed()\n",
+        "            source.followed()\n",
+        (f"{FOLLOWING}test_what_is_not_followed_stays_as_it_is_beside_what_is",),
     ),
     Defect(
         "N5",

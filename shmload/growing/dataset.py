@@ -31,7 +31,7 @@ from shmload.growing.files import (
     report_bad,
     snapshot_path,
 )
-from shmload.growing.library import GrowingEpochs
+from shmload.growing.library import GrowingEpochs, JoinedRun
 from shmload.schedule.schedule import Uneven
 from shmload.schedule.snapshots import SnapshotSchedule
 
@@ -47,13 +47,17 @@ class GrowingDataset:
 
     Args:
         folder: of the cache.
-        epochs: the trainer's side of it.
+        joined: the run.
+        make_epochs: the trainer's side of it, of one loader.
         records: reads records of any files by a schema.
     """
 
-    def __init__(self, folder: Path, epochs: GrowingEpochs, records: TFRecordDataset) -> None:
+    def __init__(
+        self, folder: Path, joined: JoinedRun, make_epochs: Callable[..., GrowingEpochs], records: TFRecordDataset
+    ) -> None:
         self.folder = folder
-        self.epochs: GrowingEpochs | None = epochs
+        self._joined: JoinedRun | None = joined
+        self._make_epochs = make_epochs
         self.schema: Mapping[str, Any] = records.schema
         self._records = records
         self._run_path: Path | None = None
@@ -66,7 +70,7 @@ class GrowingDataset:
         self._opened: dict[tuple[Path, int], tuple[Snapshot, SnapshotRecords]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        left = {"_lock": None, "_files": None, "_opened": None, "epochs": None}
+        left = {"_lock": None, "_files": None, "_opened": None, "_joined": None, "_make_epochs": None}
         return {**vars(self), **left, "_run_path": self.run_path}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -76,8 +80,8 @@ class GrowingDataset:
     @property
     def run_path(self) -> Path:
         """Where this run's snapshots lie."""
-        if self.epochs is not None:
-            return self.epochs.run.path
+        if self._joined is not None:
+            return self._joined.run.path
         assert self._run_path is not None
         return self._run_path
 
@@ -89,16 +93,14 @@ class GrowingDataset:
         Raises:
             RuntimeError: this copy of the dataset came from another process.
         """
-        if self.epochs is None:
+        if self._joined is None:
             raise RuntimeError(
                 "this is a copy of a growing dataset that came from another process: make one here, SampleCache(folder, "
                 'capacity_bytes).dataset(..., run="name"), with the same name in all ranks'
             )
-        self.epochs.world_size = world_size
-        self.epochs.smallest = batch_size * world_size if uneven == "drop" else 1
-        return SnapshotSchedule(
-            self.epochs, seed=seed, uneven=uneven, world_size=world_size, batch_size=batch_size, is_shuffled=shuffle
-        )
+        self._joined.world_size = world_size
+        epochs = self._make_epochs(smallest=batch_size * world_size if uneven == "drop" else 1)
+        return SnapshotSchedule(epochs, seed=seed, uneven=uneven, world_size=world_size, batch_size=batch_size, is_shuffled=shuffle)
 
     def __len__(self) -> int:
         raise TypeError(

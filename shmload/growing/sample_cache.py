@@ -11,7 +11,16 @@ from typing import Any
 from shmload.formats.paths import write_whole
 from shmload.growing.dataset import GrowingDataset, SnapshotRecords
 from shmload.growing.files import BAD, CONTROL, MAX_INFLATED_BYTES, CacheFile, CacheWriter
-from shmload.growing.library import CacheStatistics, GrowingEpochs, Library, Missing, are_samples, forget_runs, statistics_of
+from shmload.growing.library import (
+    CacheStatistics,
+    GrowingEpochs,
+    JoinedRun,
+    Library,
+    Missing,
+    are_samples,
+    forget_runs,
+    statistics_of,
+)
 from shmload.growing.sampler_supervisor import Sampler, Samplers
 from shmload.storage.folder import BudgetedFolder
 
@@ -68,11 +77,10 @@ class SampleCache:
 
     def _begin(self) -> None:
         self._samplers: list[Samplers] = []
-        self._datasets: list[GrowingEpochs] = []
         self._library = Library(self.folder, file_nbytes=self.file_nbytes, headroom=self.headroom, samplers=self._samplers)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k not in ("_library", "_samplers", "_datasets")}
+        return {k: v for k, v in vars(self).items() if k not in ("_library", "_samplers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -179,9 +187,9 @@ class SampleCache:
             os.devnull, schema, records=records, verify=verify, defaults=defaults, decode=decode,
             max_inflated_bytes=MAX_INFLATED_BYTES,
         )  # fmt: skip
-        epochs = GrowingEpochs(self._library, run=run, min_samples=min_samples, timeout_s=timeout_s, missing=missing)
-        self._datasets.append(epochs)
-        return GrowingDataset(self.path, epochs, reader)
+        joined = JoinedRun(self.path, run)
+        make = partial(GrowingEpochs, self._library, joined, min_samples=min_samples, timeout_s=timeout_s, missing=missing)
+        return GrowingDataset(self.path, joined, make, reader)
 
     def files(self) -> list[CacheFile]:
         """What could be read now, oldest first; the oldest of a full cache, within the headroom, no epoch begins to read."""
@@ -200,7 +208,7 @@ class SampleCache:
         for samplers in self._samplers:
             samplers.stop()
         self._samplers.clear()
-        for epochs in self._datasets:
+        for epochs in list(self._library.readers):
             epochs.ended()
         self.folder.close()
 

@@ -449,7 +449,6 @@ class RemoteSamples(_Ordered, TarDataset):
         if follow:
             source = source.followed()
         self._follows = follow
-        self._epochs: Any = None  # the trainer's
         super().__init__(PurePath("remote"), fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
         self.paths = []  # its shards are the source's
         self._source = source
@@ -469,12 +468,8 @@ class RemoteSamples(_Ordered, TarDataset):
     def _epoch_schedule(self, *, seed: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven) -> SnapshotSchedule:
         from shmload.remote.following import FollowedEpochs
 
-        if self._epochs is None:
-            self._epochs = FollowedEpochs(self._source)
-        self._epochs.world_size = world_size
-        return SnapshotSchedule(
-            self._epochs, seed=seed, uneven=uneven, world_size=world_size, batch_size=batch_size, is_shuffled=shuffle
-        )
+        epochs = FollowedEpochs(self._source, world_size)  # of one loader: each is in an epoch of its own
+        return SnapshotSchedule(epochs, seed=seed, uneven=uneven, world_size=world_size, batch_size=batch_size, is_shuffled=shuffle)
 
     def block_shuffle(
         self, window: int | None = None, *, nodes: int = 1, global_batch: int | None = None
@@ -558,7 +553,7 @@ class RemoteSamples(_Ordered, TarDataset):
         return held
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_samples": None, "_spans": None, "_epochs": None}
+        return {**self.__dict__, "_samples": None, "_spans": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -100,6 +100,25 @@ def test_a_resume_does_not_read_another_file_under_the_name_of_the_one_it_had(ca
                 loader.load_state_dict(state)
 
 
+def test_two_loaders_of_a_dataset_are_each_in_an_epoch_of_its_own(cache: SampleCache) -> None:
+    put(cache, range(18))
+    dataset = dataset_of(cache)
+    with loader_of(dataset, shuffle=True) as one, loader_of(dataset, shuffle=True) as other:
+        epoch_of(one)
+        batches = iter(one)
+        next(batches)
+        before = one.state_dict()
+        assert before["children"]
+        put(cache, range(18, 22))
+        assert len(epoch_of(other)) == 18
+        for _ in range(2):
+            epoch_of(other)
+        assert one.state_dict() == before
+        other.close()
+        assert cache.stats().num_leased == 1
+        assert len(epoch_of(batches)) == 14
+
+
 def resumed(cache: SampleCache, state: Any, missing: str) -> Any:
     loader = loader_of(dataset_of(cache, missing=missing), shuffle=True)
     loader.load_state_dict(state)

@@ -38,6 +38,14 @@ STATE_DEFECTS = [
     ),
     Defect(
         "R2",
+        "all loaders of a growing dataset are in one epoch",
+        "shmload/growing/dataset.py",
+        '        epochs = self._make_epochs(smallest=batch_size * world_size if uneven == "drop" else 1)\n',
+        '        epochs = vars(self).setdefault("_made", None) or self._make_epochs(smallest=1)\n        self._made = epochs\n',
+        ("tests/growing/test_resume.py::test_two_loaders_of_a_dataset_are_each_in_an_epoch_of_its_own",),
+    ),
+    Defect(
+        "R2",
         "what was gone of an epoch is gone of another run's, too",
         "shmload/growing/library.py",
         "        self._snapshots, self._holds, self._gone = {}, {}, {}\n",

@@ -181,6 +181,19 @@ def test_what_is_not_followed_stays_as_it_is_beside_what_is(tmp_path: Path) -> N
         view[20]
 
 
+def test_two_loaders_of_a_followed_view_are_each_in_an_epoch_of_its_own(tmp_path: Path) -> None:
+    grow(tmp_path, 0, 20)
+    view = RemoteDataset.from_urls(str(tmp_path)).indexed(schema=SCHEMA, follow=True)
+    with ShmLoader(view, 4, seed=3) as one, ShmLoader(view, 4, seed=3) as other:
+        numbers(one)
+        batches = iter(one)
+        next(batches)
+        before = one.state_dict()
+        assert before["children"]
+        numbers(other)
+        assert one.state_dict() == before
+
+
 def test_a_dataset_at_a_generation_is_not_followed(tmp_path: Path) -> None:
     grow(tmp_path, 0, 20)
     generation = RemoteDataset.from_urls(str(tmp_path))._source.local.shards.generation

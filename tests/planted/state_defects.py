@@ -21,6 +21,14 @@ STATE_DEFECTS = [
         ("tests/loader/test_seed_mode.py::test_a_collate_fn_that_is_set_between_two_passes_makes_the_batches_of_the_next[1]",),
     ),
     Defect(
+        "R1",
+        "a descriptor that the program has closed leaves a child the others",
+        "shmload/shm/names.py",
+        "        with suppress(OSError):  # one that the program has closed",
+        "        if True:  # one that the program has closed",
+        ("tests/shm/test_segment.py::test_a_forked_child_keeps_none_where_the_program_has_closed_one",),
+    ),
+    Defect(
         "R2",
         "what is ordered stays where a state of another draw has the same place",
         "shmload/modes/seed_mode.py",

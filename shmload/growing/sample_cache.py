@@ -57,11 +57,14 @@ class SampleCache:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], capacity_bytes: int, *, file_nbytes: int | None = None, headroom: float = 0.125
+        self, folder: str | os.PathLike[str], capacity_bytes: float, *, file_nbytes: float | None = None, headroom: float = 0.125
     ) -> None:
+        if not 4 <= capacity_bytes < 1 << 63:
+            raise ValueError(f"capacity_bytes is a number of bytes, at least 4; got {capacity_bytes!r}")
+        capacity_bytes = int(capacity_bytes)  # 1e9 is one, too
         if not 0 < headroom < 1:
             raise ValueError(f"headroom is a share of the budget, between 0 and 1; got {headroom}")
-        self.file_nbytes = min(64_000_000, max(capacity_bytes // 16, 1)) if file_nbytes is None else file_nbytes
+        self.file_nbytes = min(64_000_000, max(capacity_bytes // 16, 1)) if file_nbytes is None else int(file_nbytes)
         if not 0 < self.file_nbytes <= capacity_bytes // 4:
             raise ValueError(
                 f"file_nbytes is at most a quarter of capacity_bytes={capacity_bytes}, so that there is room for new files while "

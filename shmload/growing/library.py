@@ -272,14 +272,22 @@ class GrowingRun:
     def __init__(self, folder: Path, name: str, resumed: int | None) -> None:
         self.name = name
         self.path = run_path(folder, name)
+        while not self._attend(resumed):
+            pass
+
+    def _attend(self, resumed: int | None) -> bool:
+        """Begins to attend. False: another process has just removed the run (`forget_runs`), as nobody attended it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with locked(self.path / "gate"):
-            self._attending = KeptFile(os.fspath(self.path / "attending"))
+        with suppress(FileNotFoundError), locked(self.path / "gate"):
+            path = os.fspath(self.path / "attending")
+            self._attending = KeptFile(path)
             if try_lock(self._attending.fd):
                 for epoch in self._epochs():
                     if resumed is None or epoch > resumed:
                         self._forget(epoch)
             fcntl.flock(self._attending.fd, fcntl.LOCK_SH)
+            return os.path.samestat(os.fstat(self._attending.fd), os.stat(path))
+        return False
 
     def _epochs(self) -> list[int]:
         return sorted(int(path.stem.removeprefix("epoch-")) for path in self.path.glob("epoch-*.json"))

@@ -173,7 +173,7 @@ class SampleCache:
             schema, records, verify, defaults, decode: as of TFRecordDataset.
             min_samples: an epoch begins when there are so many.
             timeout_s: seconds to wait for them; then TimeoutError.
-            missing: what a resume does about samples of its epoch that were evicted meanwhile. "error": StateMismatch, which
+            missing: what a resume does about samples of its epoch that were evicted or replaced. "error": StateMismatch, which
                 names them; "skip": leaves them out, so batches are shorter (never empty); "substitute": other samples of that epoch
                 in their place. What it does is logged.
             run: what this training run is called, the same in all its ranks and in no other run. None: for one rank a name drawn

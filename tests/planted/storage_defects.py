@@ -106,6 +106,22 @@ STORAGE_DEFECTS = [
         ("tests/growing/test_writer.py::test_a_report_counts_as_long_as_its_writer_lives_whatever_its_pid_says",),
     ),
     Defect(
+        "N5",
+        "a writer's file takes the place of a device",
+        "shmload/formats/paths.py",
+        "        if not stat.S_ISREG(os.stat(path).st_mode):\n",
+        "        if stat.S_ISDIR(os.stat(path).st_mode):\n",
+        ("tests/formats/test_paths.py::test_a_writer_takes_no_place_of_what_is_no_file",),
+    ),
+    Defect(
+        "S4",
+        "a run is removed under a rank that joins it",
+        "shmload/growing/library.py",
+        "            return os.path.samestat(os.fstat(self._attending.fd), os.stat(path))\n",
+        "            return True\n",
+        ("tests/growing/test_run.py::test_a_run_that_is_forgotten_while_a_rank_joins_it_is_begun_anew",),
+    ),
+    Defect(
         "S5",
         "a file that was bad stays out though it has changed since",
         "shmload/growing/files.py",

@@ -65,6 +65,11 @@ from shmload.schedule.schedule import SCHEDULE_VERSION, BatchSchedule, Schedule
 from shmload.world import ability_of, rank_and_world_size
 
 _NAMES_ONLY = (type, FunctionType, ModuleType)  # their attributes are no data
+_EXACT = {int: int.__int__, float: float.__float__, complex: complex.__complex__, str: str.__str__}  # of a subclass's value
+
+
+class _Plain:
+    """Whose objects hold nothing beside their attributes."""
 
 
 def digest_of(batch: Any) -> tuple[int, bool]:
@@ -123,9 +128,14 @@ class _Walk:
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             self.named(b"O", value)
             self.mapping({f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)})
+        elif base := next((base for base in _EXACT if isinstance(value, base)), None):
+            self.named(b"O", value)
+            self.value(_EXACT[base](value))
         elif hasattr(value, "__dict__") and not isinstance(value, _NAMES_ONLY):
             self.named(b"O", value)
             self.mapping(dict(sorted(vars(value).items())))
+            kind = type(value)  # one that has slots, or a base of C's, holds more
+            self.is_partial |= kind.__basicsize__ > _Plain.__basicsize__ or kind.__itemsize__ > 0
         else:
             self.is_partial = True
             self.named(b"?", value)

@@ -1,5 +1,8 @@
 """The `shmload` command: one command a file. Nothing heavy is imported before a command needs it."""
 
+import io
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -46,4 +49,8 @@ for command in COMMANDS:
 
 def main() -> None:
     """Entry point of the `shmload` script."""
+    if sys.stdout is None:  # whoever started this has closed it
+        sys.stdout = open(os.devnull, "w", errors="backslashreplace")  # noqa: SIM115  # for the process's life
+    elif isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # what its encoding lacks: bars, and names of files
     app()

@@ -73,6 +73,11 @@ def launch(
         raise typer.BadParameter(f"a number from 1 up, or gpu, cpu, auto; got {nprocs!r}", param_hint="--nprocs")
     if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", nnodes):
         raise typer.BadParameter(f"a number of machines from 1 up, or MIN:MAX; got {nnodes!r}", param_hint="--nnodes")
+    if logs is not None:
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise typer.BadParameter(f"{logs}: {error.strerror}", param_hint="--logs") from None
     is_dynamic = ":" in nnodes and rdzv_backend is None
     if is_dynamic and rdzv_endpoint is None:
         raise typer.BadParameter("machines that come and go must know where they meet", param_hint="--rdzv-endpoint")
@@ -176,8 +181,6 @@ def _run_by_torch(given: dict[str, object], words: list[str], grace_s: float, pi
         given["nproc-per-node"] = number_of_ranks(None, Host())
     if "LOGLEVEL" not in os.environ:
         logging.disable(logging.ERROR)  # the agent's own words about what is said here
-    if logs is not None:
-        logs.mkdir(parents=True, exist_ok=True)
     arguments = [f"--{name}={value}" for name, value in given.items() if value is not None]
     try:
         run_elastic([*arguments, *words], grace_s=grace_s, pin=pin, logs=str(logs.absolute()) if logs else "", tell=_tell)

@@ -84,7 +84,7 @@ def pack(
             manifest = packing.run()
     except StoreError as error:
         refuse("pack", str(error), 1)
-    except (OSError, ValueError, TypeError, IndexError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, TypeError, IndexError, ArithmeticError, RuntimeError, ImportError) as error:
         refuse("pack", _in_a_line(error))
     except KeyboardInterrupt:
         refuse("pack", "interrupted; the same command goes on from here", 130)

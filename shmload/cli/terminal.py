@@ -40,10 +40,12 @@ def refusing(command: str, *errors: type[Exception]) -> Iterator[None]:
 
 
 def check_folder(command: str, *paths: Path | None) -> None:
-    """Ends the command if a file that is to be written has no folder."""
+    """Ends the command if a file that is to be written has no folder, or is one."""
     for path in paths:
         if path is not None and not path.absolute().parent.is_dir():
             refuse(command, f"{path}: needs an existing folder to write to")
+        if path is not None and path.is_dir():
+            refuse(command, f"{path}: is a folder; name a file in it")
 
 
 def console() -> Console:

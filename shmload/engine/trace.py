@@ -353,7 +353,7 @@ Event = dict[str, Any]
 
 
 def write(timelines: Sequence[Timeline], path: Path) -> None:
-    """Writes a trace. A file that is there is replaced when the new one is whole."""
+    """Writes a trace. A file that is there is replaced when the new one is whole; into a pipe or a device it is written."""
     about = {
         "tool": "shmload",
         "begin_ns": begin_of(timelines),  # CLOCK_MONOTONIC of the trace's zero
@@ -361,9 +361,14 @@ def write(timelines: Sequence[Timeline], path: Path) -> None:
         "pids": [timeline.owner_pid for timeline in timelines],
     }
     trace = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": list(events(timelines))}
+    text = json.dumps(trace, separators=(",", ":"))
+    if path.exists() and not path.is_file():
+        path.write_text(text)
+        return
+    path = path.resolve()  # /dev/stdout is a link to what it is
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(json.dumps(trace, separators=(",", ":")))
+        part.write_text(text)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ import io
 import os
 import re
 import secrets
+import stat
 import string
 import zlib
 from abc import ABC, abstractmethod
@@ -70,6 +71,17 @@ def expanded(paths: Paths, kind: str, *, beside: tuple[str, ...] = ()) -> list[s
     if not found:
         raise ValueError(f"{kind}Dataset needs at least one path")
     return found
+
+
+def check_replaceable(path: str | os.PathLike[str]) -> None:
+    """Returns if a file that is whole may take the place of what lies there, if anything does.
+
+    Raises:
+        ValueError: it is a folder, a device or a pipe, which root would lose.
+    """
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError(f"{os.fspath(path)} is no file, and one that is whole is put in its place: give the path of a file")
 
 
 def make_half(path: str | os.PathLike[str]) -> tuple[int, str]:

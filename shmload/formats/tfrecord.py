@@ -48,7 +48,7 @@ from shmload.batch.layout import ElementType, fits, of_any
 from shmload.errors import SampleError, ShardCorrupt, ShmloadError
 from shmload.formats.columns import PerProcess
 from shmload.formats.images.decoder import ImageDecoder
-from shmload.formats.paths import AtomicWriter, Paths, expanded, inflated, make_half, write_if_possible
+from shmload.formats.paths import AtomicWriter, Paths, check_replaceable, expanded, inflated, make_half, write_if_possible
 
 MAGIC = b"SHMLOAD TFRECORD INDEX 1\n"
 SUFFIX = ".shmload-index"
@@ -187,7 +187,7 @@ class TFRecordWriter(AtomicWriter):
             else whose type a float_list or int64_list would change. Their schema gives dtype and shape back.
         index: also write where the records begin, beside the file, as `TFRecordDataset` would on its first pass.
     Raises:
-        ValueError: an unknown compression, or an index of a compressed file.
+        ValueError: an unknown compression, an index of a compressed file, or no file lies at `path`, but a device, say.
         OSError: nothing can be written beside `path`.
     Cost: one copy of each value, and its checksum. Records go to the file a MiB at a time.
     Example:
@@ -321,6 +321,7 @@ class _HalfFile:
     """A file beside its place, which it takes when it is whole."""
 
     def __init__(self, path: str) -> None:
+        check_replaceable(path)
         self._path = path
         descriptor, self._name = make_half(path)
         self._file = os.fdopen(descriptor, "wb")  # buffered: it writes all it is given, where a single write() may stop short

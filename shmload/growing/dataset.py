@@ -7,8 +7,10 @@ and lets go of those that are no longer in it. So an epoch's start costs a worke
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -29,9 +31,11 @@ from shmload.growing.files import (
     report_bad,
     snapshot_path,
 )
-from shmload.growing.library import GrowingEpochs
+from shmload.growing.library import GrowingEpochs, JoinedRun
 from shmload.schedule.schedule import Uneven
 from shmload.schedule.snapshots import SnapshotSchedule
+
+log = logging.getLogger("shmload")
 
 
 class GrowingDataset:
@@ -43,13 +47,17 @@ class GrowingDataset:
 
     Args:
         folder: of the cache.
-        epochs: the trainer's side of it.
+        joined: the run.
+        make_epochs: the trainer's side of it, of one loader.
         records: reads records of any files by a schema.
     """
 
-    def __init__(self, folder: Path, epochs: GrowingEpochs, records: TFRecordDataset) -> None:
+    def __init__(
+        self, folder: Path, joined: JoinedRun, make_epochs: Callable[..., GrowingEpochs], records: TFRecordDataset
+    ) -> None:
         self.folder = folder
-        self.epochs: GrowingEpochs | None = epochs
+        self._joined: JoinedRun | None = joined
+        self._make_epochs = make_epochs
         self.schema: Mapping[str, Any] = records.schema
         self._records = records
         self._run_path: Path | None = None
@@ -59,10 +67,10 @@ class GrowingDataset:
         self._lock = Lock()
         self._files: dict[CacheFile, _Opened] = {}  # a file may be replaced under its name
         # the newest two, by run and epoch: a state may be of another run
-        self._opened: dict[tuple[Path, int], tuple[Snapshot, TFRecordDataset]] = {}
+        self._opened: dict[tuple[Path, int], tuple[Snapshot, SnapshotRecords]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        left = {"_lock": None, "_files": None, "_opened": None, "epochs": None}
+        left = {"_lock": None, "_files": None, "_opened": None, "_joined": None, "_make_epochs": None}
         return {**vars(self), **left, "_run_path": self.run_path}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -72,8 +80,8 @@ class GrowingDataset:
     @property
     def run_path(self) -> Path:
         """Where this run's snapshots lie."""
-        if self.epochs is not None:
-            return self.epochs.run.path
+        if self._joined is not None:
+            return self._joined.run.path
         assert self._run_path is not None
         return self._run_path
 
@@ -85,16 +93,14 @@ class GrowingDataset:
         Raises:
             RuntimeError: this copy of the dataset came from another process.
         """
-        if self.epochs is None:
+        if self._joined is None:
             raise RuntimeError(
                 "this is a copy of a growing dataset that came from another process: make one here, SampleCache(folder, "
                 'capacity_bytes).dataset(..., run="name"), with the same name in all ranks'
             )
-        self.epochs.world_size = world_size
-        self.epochs.smallest = batch_size * world_size if uneven == "drop" else 1
-        return SnapshotSchedule(
-            self.epochs, seed=seed, uneven=uneven, world_size=world_size, batch_size=batch_size, is_shuffled=shuffle
-        )
+        self._joined.world_size = world_size
+        epochs = self._make_epochs(smallest=batch_size * world_size if uneven == "drop" else 1)
+        return SnapshotSchedule(epochs, seed=seed, uneven=uneven, world_size=world_size, batch_size=batch_size, is_shuffled=shuffle)
 
     def __len__(self) -> int:
         raise TypeError(
@@ -146,12 +152,13 @@ class GrowingDataset:
         try:
             return read(records, local)
         except ShardCorrupt as error:
-            for name in {snapshot.place(int(record))[0] for record in local}:
-                if str(error).startswith(f"{self.folder / name}:"):
-                    report_bad(self.folder, name, str(error))
+            for number in set(np.searchsorted(snapshot.ends, local, "right").tolist()):
+                file = records.taken[number]
+                if str(error).startswith(f"{file.path}:"):
+                    file.report(error)
             raise
 
-    def _at(self, epoch: int) -> tuple[Snapshot, TFRecordDataset]:
+    def _at(self, epoch: int) -> tuple[Snapshot, SnapshotRecords]:
         place = self.run_path, epoch
         found = self._opened.get(place)
         if found is None:
@@ -162,7 +169,7 @@ class GrowingDataset:
                     self._opened = dict([*self._opened.items(), (place, found)][-2:])
         return found
 
-    def _open(self, run: Path, epoch: int) -> tuple[Snapshot, TFRecordDataset]:
+    def _open(self, run: Path, epoch: int) -> tuple[Snapshot, SnapshotRecords]:
         path = snapshot_path(run, epoch)
         snapshot = read_snapshot(path)
         if snapshot is None:
@@ -170,7 +177,10 @@ class GrowingDataset:
                 f"epoch {epoch} has no snapshot at {path}: indices of a growing dataset are given by its own order, so read it "
                 "with ShmLoader(dataset, seed=...), without a sampler of your own"
             )
-        files = {file: self._files.get(file) or _Opened(self.folder, file) for file in snapshot.files}
+        files: dict[CacheFile, _Opened] = {}
+        for file in snapshot.files:
+            known = self._files.get(file)
+            files[file] = known if known is not None and known.is_there() else _Opened(self.folder, file)
         self._files = files
         records = copy.copy(self._records)
         assert isinstance(records, SnapshotRecords)
@@ -189,8 +199,14 @@ class _Opened:
         self.nbytes = 0
         self.data: Any = b""
         self.state: tuple[Any, ...] | None = None
+        self._status: os.stat_result | None = None  # None: not the file that the epoch was frozen with
         self._offsets = np.zeros(expected.num_records + 1, np.int64)
         try:
+            status = os.stat(self.path)
+            if expected.is_replaced(status):
+                log.warning("%s has been replaced since its epoch was frozen, which can read none of it", self.path)
+                return
+            self._status = status
             file = WalkedFile(self.path, "auto", MAX_INFLATED_BYTES)
             nbytes, num_records = file.nbytes, len(file.offsets()) - 1
             if (nbytes, num_records) != (expected.nbytes, expected.num_records):
@@ -201,9 +217,24 @@ class _Opened:
         except FileNotFoundError:  # evicted before a resume: the order has nothing of it
             return
         except ShardCorrupt as error:
-            report_bad(folder, expected.name, str(error))
+            self.report(error)
             return
         self.nbytes, self.data, self.state, self._offsets = file.nbytes, file.data, file.state, file.offsets()
+
+    def report(self, error: ShardCorrupt) -> None:
+        """Says that the file is damaged, unless another lies under its name by now: that may be a good one."""
+        folder, name = os.path.split(self.path)
+        with suppress(FileNotFoundError):
+            if self.is_there():
+                report_bad(Path(folder), name, str(error), os.stat(self.path).st_ctime_ns)
+
+    def is_there(self) -> bool:
+        """Whether it is what lies under its name now."""
+        then = self._status
+        with suppress(FileNotFoundError):
+            now = os.stat(self.path)
+            return then is not None and (now.st_ino, now.st_size, now.st_mtime_ns) == (then.st_ino, then.st_size, then.st_mtime_ns)
+        return False
 
     def offsets(self) -> NDArray[np.int64]:
         """Where records begin; of a file that cannot be read, as many of them."""
@@ -215,10 +246,10 @@ class SnapshotRecords(TFRecordDataset):
 
     def take(self, opened: list[_Opened]) -> None:
         """Makes these the files."""
-        self._taken = opened
+        self.taken = opened
         self.paths = [one.path for one in opened]
         self._file_nbytes = []
         self._held = PerProcess(is_inherited=True)
 
     def _files(self) -> Any:
-        return self._taken
+        return self.taken

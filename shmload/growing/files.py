@@ -9,7 +9,7 @@ A generation is a number of its own for every file published, greater for a late
 
 Files that turned out to be damaged while an epoch read them.
 
-.growing/bad/<sum of the name>.json   which, and how: every later snapshot of any run leaves it out
+.growing/bad/<sum of the name>.json   which, and how: every later snapshot of any run leaves it out, unless it changes
 
 Which files an epoch reads, frozen.
 
@@ -79,6 +79,10 @@ class CacheFile(NamedTuple):
     def generation(self) -> int:
         """Of a file that a writer published; -1 of one that somebody dropped in."""
         return -1 if (found := _OWN.fullmatch(self.name)) is None else int(found[1])
+
+    def is_replaced(self, status: os.stat_result) -> bool:
+        """Whether another file lies under its name now. No writer gives a name twice, and its file may have been copied."""
+        return self.generation < 0 and (self.nbytes, self.mtime_ns) != (status.st_size, status.st_mtime_ns)
 
 
 def own_name(generation: int, num_records: int, nbytes: int, compression: str | None) -> str:
@@ -167,21 +171,26 @@ BAD = "bad"
 log = logging.getLogger("shmload")
 
 
-def report_bad(folder: Path, name: str, text: str) -> None:
-    """Says that a file is damaged: it stays out of every later snapshot, and is listed in `stats()`."""
+def report_bad(folder: Path, name: str, text: str, ctime_ns: int) -> None:
+    """Says that a file is damaged: until it changes it stays out of every later snapshot, and is listed in `stats()`.
+
+    Args:
+        ctime_ns: when it last changed. Its time of writing would not do: who copies a good one there may keep that.
+    """
     path = folder / CONTROL / BAD / f"{crc32c(name.encode()):08x}.json"
-    if not path.exists():
+    if name not in reported_bad(folder):
         log.warning("%s; it is left out of later epochs", text)
-        write_if_possible(path, json.dumps({"name": name, "text": text}).encode())
+        write_if_possible(path, json.dumps({"name": name, "text": text, "ctime_ns": ctime_ns}).encode())
 
 
 def reported_bad(folder: Path) -> dict[str, str]:
-    """Files that were found damaged while they were read, and how."""
+    """Files that were found damaged while they were read, as they lie there still, and how."""
     found = {}
     for path in (folder / CONTROL / BAD).glob("*.json"):
         with suppress(OSError, ValueError, KeyError):
             one = json.loads(path.read_bytes())
-            found[one["name"]] = one["text"]
+            if os.stat(folder / one["name"]).st_ctime_ns == one["ctime_ns"]:
+                found[one["name"]] = one["text"]
     return found
 
 

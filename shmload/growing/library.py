@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any, Literal
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +76,9 @@ class Library:
         folder: the cache's.
         file_nbytes, headroom: as of SampleCache.
         samplers: those that this process has started; may change.
+
+    Attributes:
+        readers: the loaders' epochs, as long as they last.
     """
 
     def __init__(self, folder: BudgetedFolder, *, file_nbytes: int, headroom: float, samplers: list[Samplers]) -> None:
@@ -83,6 +87,7 @@ class Library:
         room = max(int(folder.capacity_bytes * headroom), 2 * file_nbytes)
         self.readable_nbytes = folder.capacity_bytes - room
         self._samplers = samplers
+        self.readers: WeakSet[GrowingEpochs] = WeakSet()
         self._intake = Intake(self.path / CONTROL / "known.json")
         self._is_first = True
 
@@ -267,14 +272,22 @@ class GrowingRun:
     def __init__(self, folder: Path, name: str, resumed: int | None) -> None:
         self.name = name
         self.path = run_path(folder, name)
+        while not self._attend(resumed):
+            pass
+
+    def _attend(self, resumed: int | None) -> bool:
+        """Begins to attend. False: another process has just removed the run (`forget_runs`), as nobody attended it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with locked(self.path / "gate"):
-            self._attending = KeptFile(os.fspath(self.path / "attending"))
+        with suppress(FileNotFoundError), locked(self.path / "gate"):
+            path = os.fspath(self.path / "attending")
+            self._attending = KeptFile(path)
             if try_lock(self._attending.fd):
                 for epoch in self._epochs():
                     if resumed is None or epoch > resumed:
                         self._forget(epoch)
             fcntl.flock(self._attending.fd, fcntl.LOCK_SH)
+            return os.path.samestat(os.fstat(self._attending.fd), os.stat(path))
+        return False
 
     def _epochs(self) -> list[int]:
         return sorted(int(path.stem.removeprefix("epoch-")) for path in self.path.glob("epoch-*.json"))
@@ -334,39 +347,71 @@ NAMED = 5  # files that are gone that an error names
 log = logging.getLogger("shmload")
 
 
-class GrowingEpochs:
-    """The epochs of one run, as one rank sees them.
+class JoinedRun:
+    """The run that all loaders of a dataset read in, joined at the first look.
 
     Args:
-        run: its name; None: drawn, or made of what the launcher says.
+        folder: of the cache.
+        name: of the run; None: drawn, or made of what the launcher says.
+
+    Attributes:
+        world_size: set with the schedule of the first loader, before any epoch is asked for.
+    """
+
+    def __init__(self, folder: Path, name: str | None) -> None:
+        self._folder, self._name = folder, name
+        self.world_size = 1
+        self._run: GrowingRun | None = None
+
+    @property
+    def run(self) -> GrowingRun:
+        """This rank's part in it."""
+        if self._run is None:
+            self._run = GrowingRun(self._folder, run_name(self._name, self.world_size), None)
+        return self._run
+
+    def go_on_in(self, name: str, epoch: int) -> None:
+        """Joins the run that a state names, in the epoch that it is of."""
+        if self._run is not None and self._run.name != name:
+            self._run.leave()
+            self._run = None
+        if self._run is None:
+            self._run = GrowingRun(self._folder, name, epoch)
+
+
+class GrowingEpochs:
+    """The epochs of one loader in its run: each loader of a dataset is in an epoch of its own, and holds that one's files.
+
+    Args:
+        joined: the run.
         min_samples: an epoch waits for so many.
         timeout_s: for so long at most.
         missing: what a resume does about samples that were evicted.
+        smallest: samples without which an epoch has no step.
     """
 
     identity = "growing cache"
     n = 0
 
-    def __init__(self, library: Library, *, run: str | None, min_samples: int, timeout_s: float, missing: Missing) -> None:
-        self._library, self._name = library, run
-        self._min_samples, self._timeout_s, self._missing = min_samples, timeout_s, missing
-        self.world_size = 1  # set with the schedule, before any epoch is asked for
-        self.smallest = 1  # samples without which an epoch has no step
-        self._run: GrowingRun | None = None
+    def __init__(
+        self, library: Library, joined: JoinedRun, *, min_samples: int, timeout_s: float, missing: Missing, smallest: int
+    ) -> None:
+        self._library, self._joined = library, joined
+        self._timeout_s, self._missing = timeout_s, missing
+        self._least = max(min_samples, smallest)
         self._snapshots: dict[int, Snapshot] = {}
         self._holds: dict[int, Leases] = {}
         self._gone: dict[int, Gone] = {}
         self._begun: set[int] = set()
         self._unsettled = -1  # an epoch that could not be frozen ahead of its time
+        library.readers.add(self)
 
     # ------------------------------------------------------------ the run
 
     @property
     def run(self) -> GrowingRun:
-        """This rank's part in its run; begun at the first look."""
-        if self._run is None:
-            self._run = GrowingRun(self._library.path, run_name(self._name, self.world_size), None)
-        return self._run
+        """This rank's part in its run."""
+        return self._joined.run
 
     def state(self, epoch: int) -> dict[str, Any] | None:
         """What a state says of an epoch's snapshot; None before it is begun, as until then it may be frozen anew."""
@@ -407,11 +452,7 @@ class GrowingEpochs:
             raise
         for hold in before[1].values():
             hold.release()
-        if self._run is not None and self._run.name != named["run"]:
-            self._run.leave()
-            self._run = None
-        if self._run is None:
-            self._run = GrowingRun(self._library.path, named["run"], epoch)
+        self._joined.go_on_in(named["run"], epoch)
         self._begun = {epoch}
 
     # ------------------------------------------------------------ an epoch
@@ -449,13 +490,11 @@ class GrowingEpochs:
         while (found := self.run.read(epoch)) is None or not self._take(found, is_named=False):
             if found is not None:
                 continue
-            files = self._library.collected(
-                max(self._min_samples, self.smallest), self._timeout_s if timeout_s is None else timeout_s
-            )
+            files = self._library.collected(self._least, self._timeout_s if timeout_s is None else timeout_s)
             hold = self._library.folder.lease_many([file.name for file in files])
             held = frozenset(hold.names)
             kept = tuple(file for file in files if file.name in held)
-            if sum(file.num_records for file in kept) < max(self._min_samples, self.smallest):
+            if sum(file.num_records for file in kept) < self._least:
                 hold.release()  # evicted between the look and the hold
                 continue
             found = Snapshot(epoch, kept)
@@ -476,7 +515,7 @@ class GrowingEpochs:
         """
         hold = self._library.folder.lease_many([file.name for file in snapshot.files])
         held = frozenset(hold.names)
-        is_gone = tuple(file.name not in held for file in snapshot.files)
+        is_gone = tuple(file.name not in held or self._is_replaced(file) for file in snapshot.files)
         if any(is_gone):
             if not is_named and self.run.take_back(snapshot):
                 hold.release()
@@ -490,6 +529,11 @@ class GrowingEpochs:
             log.warning("%s; they are %s", text, did)
             self._gone[snapshot.epoch] = gone
         self._holds[snapshot.epoch], self._snapshots[snapshot.epoch] = hold, snapshot
+        return True
+
+    def _is_replaced(self, file: CacheFile) -> bool:
+        with suppress(FileNotFoundError):
+            return file.is_replaced(os.stat(self._library.path / file.name))
         return True
 
     def keys(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -529,7 +573,7 @@ def _words_of(gone: Gone) -> str:
     names = [f"{file.name} ({file.num_records})" for file, is_gone in zip(snapshot.files, gone.is_gone, strict=True) if is_gone]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return (
-        f"epoch {snapshot.epoch}: {gone.num_samples} of its {snapshot.n} samples are gone, evicted since: "
+        f"epoch {snapshot.epoch}: {gone.num_samples} of its {snapshot.n} samples are gone, evicted or replaced since: "
         f"{', '.join(names[:NAMED])}{more}"
     )
 

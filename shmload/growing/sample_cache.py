@@ -11,7 +11,16 @@ from typing import Any
 from shmload.formats.paths import write_whole
 from shmload.growing.dataset import GrowingDataset, SnapshotRecords
 from shmload.growing.files import BAD, CONTROL, MAX_INFLATED_BYTES, CacheFile, CacheWriter
-from shmload.growing.library import CacheStatistics, GrowingEpochs, Library, Missing, are_samples, forget_runs, statistics_of
+from shmload.growing.library import (
+    CacheStatistics,
+    GrowingEpochs,
+    JoinedRun,
+    Library,
+    Missing,
+    are_samples,
+    forget_runs,
+    statistics_of,
+)
 from shmload.growing.sampler_supervisor import Sampler, Samplers
 from shmload.storage.folder import BudgetedFolder
 
@@ -48,11 +57,14 @@ class SampleCache:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], capacity_bytes: int, *, file_nbytes: int | None = None, headroom: float = 0.125
+        self, folder: str | os.PathLike[str], capacity_bytes: float, *, file_nbytes: float | None = None, headroom: float = 0.125
     ) -> None:
+        if not 4 <= capacity_bytes < 1 << 63:
+            raise ValueError(f"capacity_bytes is a number of bytes, at least 4; got {capacity_bytes!r}")
+        capacity_bytes = int(capacity_bytes)  # 1e9 is one, too
         if not 0 < headroom < 1:
             raise ValueError(f"headroom is a share of the budget, between 0 and 1; got {headroom}")
-        self.file_nbytes = min(64_000_000, max(capacity_bytes // 16, 1)) if file_nbytes is None else file_nbytes
+        self.file_nbytes = min(64_000_000, max(capacity_bytes // 16, 1)) if file_nbytes is None else int(file_nbytes)
         if not 0 < self.file_nbytes <= capacity_bytes // 4:
             raise ValueError(
                 f"file_nbytes is at most a quarter of capacity_bytes={capacity_bytes}, so that there is room for new files while "
@@ -68,11 +80,10 @@ class SampleCache:
 
     def _begin(self) -> None:
         self._samplers: list[Samplers] = []
-        self._datasets: list[GrowingEpochs] = []
         self._library = Library(self.folder, file_nbytes=self.file_nbytes, headroom=self.headroom, samplers=self._samplers)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k not in ("_library", "_samplers", "_datasets")}
+        return {k: v for k, v in vars(self).items() if k not in ("_library", "_samplers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -162,7 +173,7 @@ class SampleCache:
             schema, records, verify, defaults, decode: as of TFRecordDataset.
             min_samples: an epoch begins when there are so many.
             timeout_s: seconds to wait for them; then TimeoutError.
-            missing: what a resume does about samples of its epoch that were evicted meanwhile. "error": StateMismatch, which
+            missing: what a resume does about samples of its epoch that were evicted or replaced. "error": StateMismatch, which
                 names them; "skip": leaves them out, so batches are shorter (never empty); "substitute": other samples of that epoch
                 in their place. What it does is logged.
             run: what this training run is called, the same in all its ranks and in no other run. None: for one rank a name drawn
@@ -179,9 +190,9 @@ class SampleCache:
             os.devnull, schema, records=records, verify=verify, defaults=defaults, decode=decode,
             max_inflated_bytes=MAX_INFLATED_BYTES,
         )  # fmt: skip
-        epochs = GrowingEpochs(self._library, run=run, min_samples=min_samples, timeout_s=timeout_s, missing=missing)
-        self._datasets.append(epochs)
-        return GrowingDataset(self.path, epochs, reader)
+        joined = JoinedRun(self.path, run)
+        make = partial(GrowingEpochs, self._library, joined, min_samples=min_samples, timeout_s=timeout_s, missing=missing)
+        return GrowingDataset(self.path, joined, make, reader)
 
     def files(self) -> list[CacheFile]:
         """What could be read now, oldest first; the oldest of a full cache, within the headroom, no epoch begins to read."""
@@ -200,7 +211,7 @@ class SampleCache:
         for samplers in self._samplers:
             samplers.stop()
         self._samplers.clear()
-        for epochs in self._datasets:
+        for epochs in list(self._library.readers):
             epochs.ended()
         self.folder.close()
 

@@ -31,18 +31,18 @@ class ShardSnapshot(NamedTuple):
 
 
 class FollowedEpochs:
-    """The trainer's side of a followed dataset: which snapshot an epoch has.
+    """The trainer's side of a followed dataset, of one loader: which snapshot an epoch has.
 
     Args:
         source: of the samples; knows all shards that any snapshot has.
+        world_size: of how many ranks each is to read the same one.
     """
 
     identity = "followed shards"
     n = 0
 
-    def __init__(self, source: RemoteSource) -> None:
-        self._source = source
-        self.world_size = 1  # set with the schedule, before any epoch is asked for
+    def __init__(self, source: RemoteSource, world_size: int = 1) -> None:
+        self._source, self.world_size = source, world_size
         self._snapshots: dict[int, ShardSnapshot] = {}
         self._begun = -1
         self._unsettled = -1  # an epoch that could not be settled ahead of its time

@@ -124,7 +124,29 @@ class RemoteSource:
 
     def part(self, chosen: NDArray[np.int64]) -> RemoteSource:
         """Some of these samples, by their numbers, in ascending order; over the same copies of shards."""
-        return RemoteSource(self.local.another(), self._given_window, self.ahead_bytes, self.whole(chosen), self.cipher)
+        return self._another(self.whole(chosen))
+
+    def followed(self) -> RemoteSource:
+        """The same samples, to which those that are appended will come; here they do not.
+
+        Raises:
+            ValueError: they are a part of a dataset, or it has no manifest, or was asked for as it was at a generation.
+        """
+        shards = self.local.shards
+        if shards.home is None or self.has_chosen:
+            raise ValueError(
+                "follow=True reads all of a dataset that upload_cv_dataset or `shmload pack` has packed, by its folder: this is a "
+                "part of one, or has no manifest"
+            )
+        if shards.is_earlier:
+            raise ValueError(
+                f"follow=True reads what is appended, and generation={shards.generation!r} says that nothing behind it is read: "
+                "leave out one of the two"
+            )
+        return self._another(None)
+
+    def _another(self, chosen: NDArray[np.int64] | None) -> RemoteSource:
+        return RemoteSource(self.local.another(), self._given_window, self.ahead_bytes, chosen, self.cipher)
 
     def order(
         self, *, shuffle: bool, window: int | None = None, nodes: int = 1, global_batch: int = 1
@@ -411,7 +433,7 @@ class RemoteSamples(_Ordered, TarDataset):
         fields, schema, decode, allow_pickle: as of TarDataset.
         follow: each epoch reads what was appended before it.
     Raises:
-        ValueError: `follow` of a part of a dataset, or of one without a manifest.
+        ValueError: `follow` of a part of a dataset, of one without a manifest, or of one at a `generation`.
     """
 
     def __init__(
@@ -424,13 +446,9 @@ class RemoteSamples(_Ordered, TarDataset):
         allow_pickle: bool = False,
         follow: bool = False,
     ) -> None:
-        if follow and (source.local.shards.home is None or source.has_chosen):
-            raise ValueError(
-                "follow=True reads all of a dataset that upload_cv_dataset or `shmload pack` has packed, by its folder: this is a "
-                "part of one, or has no manifest"
-            )
+        if follow:
+            source = source.followed()
         self._follows = follow
-        self._epochs: Any = None  # the trainer's
         super().__init__(PurePath("remote"), fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
         self.paths = []  # its shards are the source's
         self._source = source
@@ -450,12 +468,8 @@ class RemoteSamples(_Ordered, TarDataset):
     def _epoch_schedule(self, *, seed: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven) -> SnapshotSchedule:
         from shmload.remote.following import FollowedEpochs
 
-        if self._epochs is None:
-            self._epochs = FollowedEpochs(self._source)
-        self._epochs.world_size = world_size
-        return SnapshotSchedule(
-            self._epochs, seed=seed, uneven=uneven, world_size=world_size, batch_size=batch_size, is_shuffled=shuffle
-        )
+        epochs = FollowedEpochs(self._source, world_size)  # of one loader: each is in an epoch of its own
+        return SnapshotSchedule(epochs, seed=seed, uneven=uneven, world_size=world_size, batch_size=batch_size, is_shuffled=shuffle)
 
     def block_shuffle(
         self, window: int | None = None, *, nodes: int = 1, global_batch: int | None = None
@@ -539,7 +553,7 @@ class RemoteSamples(_Ordered, TarDataset):
         return held
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_samples": None, "_spans": None, "_epochs": None}
+        return {**self.__dict__, "_samples": None, "_spans": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -50,7 +50,9 @@ def shards_in(store: Store, layout: str | ShardLayout | None = None, generation:
             raise
         return _foreign(store, layout)
     manifest = Manifest.parse(data, name=f"{store.url}/{MANIFEST_NAME}")
-    return shards_of(store, manifest if generation is None else manifest.at(generation))
+    if generation is None:
+        return shards_of(store, manifest)
+    return replace(shards_of(store, manifest.at(generation)), is_earlier=True)
 
 
 def shards_of(store: Store, manifest: Manifest) -> Shards:

@@ -431,12 +431,14 @@ class Shards:
         generation: of the manifest; None: there is none.
         home: the store that the manifest is in.
         key: of the manifest.
+        is_earlier: they are those up to a generation that was asked for, whatever is behind it.
     """
 
     all: Sequence[RemoteShard]
     generation: str | None = None
     home: Store | None = None
     key: str = ""
+    is_earlier: bool = False
 
     def values(self, name: str) -> list[Any]:
         """One attribute of each."""

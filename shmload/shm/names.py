@@ -118,7 +118,8 @@ def close(fd: int) -> None:
 
 def _close_all() -> None:
     for fd in _descriptors:
-        os.close(fd)
+        with suppress(OSError):  # one that the program has closed; the others would stay, else, and their owner seem to live
+            os.close(fd)
     _descriptors.clear()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -88,6 +88,22 @@ class Thing:
         self.value = value
 
 
+class Key(str):
+    """A text that is more than that."""
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+
+class Deque(deque[int]):
+    """Which has attributes, and holds more than these."""
+
+
+class Dozens(int):
+    """A number likewise."""
+
+
 class Picture(torch.Tensor):
     """A subclass, as torchvision's are."""
 
@@ -108,6 +124,10 @@ DIFFERENT = {
     "one as bytes": b"1",
     "huge": 10**30,
     "complex": 1j,
+    "key": Key("1"),
+    "other key": Key("2"),
+    "dozens": Dozens(1),
+    "other dozens": Dozens(2),
     "nan": float("nan"),
     "empty list": [],
     "empty tuple": (),
@@ -193,7 +213,9 @@ def test_every_element_counts() -> None:
 
 
 def test_what_has_no_bytes_is_partial() -> None:
-    for value in (object(), [lambda: 1], {"f": iter([])}, {object()}):
+    slotted = type("Slotted", (Slotted,), {})()
+    slotted.value = 1
+    for value in (object(), [lambda: 1], {"f": iter([])}, {object()}, slotted, Deque([1])):
         assert digest_of(value)[1]
 
 

@@ -118,6 +118,7 @@ def test_a_process_that_ends_without_an_answer_is_reported_with_its_code(bench):
         (["--workload", "video"], "--workload: needs one of photos, records, rows, tokens, python, given 'video'"),
         (["--dataset", "planted:raises"], "calling it without arguments raised FileNotFoundError: no folder train/"),
         (["--dataset", "planted:Unreadable"], "dataset: reading samples of the dataset raised KeyError: 'image'"),
+        (["--json", "."], ".: is a folder; name a file in it"),
         (["--json", "no/such/file.json"], "no/such/file.json: needs an existing folder to write to"),
         (["--dataset", "planted:good", "--collate", "planted:no"], "--collate: 'planted' has no 'no'"),
     ],

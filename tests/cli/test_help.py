@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from shmload.cli import COMMANDS, app
+from shmload.cli import COMMANDS, app, main
 
 SCREEN = 40  # lines
 
@@ -29,3 +35,22 @@ def test_the_list_of_commands_breaks_no_sentence_off() -> None:
     listed = " ".join(" ".join(help_of()[1:]).split())
     assert "..." not in listed
     assert "with torch.distributed's environment" in listed
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8", None])
+def test_what_an_encoding_lacks_or_a_closed_stdout_is_no_error(
+    encoding: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    written = io.BytesIO()
+    path = os.fsdecode(os.fsencode(tmp_path / "\u00fc") + b"\xff.npy")
+    np.save(path, np.zeros((2, 2)))
+    monkeypatch.setattr(sys, "argv", ["shmload", "inspect", path])
+    monkeypatch.setattr(sys, "stdout", None if encoding is None else io.TextIOWrapper(written, encoding, write_through=True))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    if encoding is None:
+        sys.stdout.close()
+    else:
+        shown = {"ascii": rb"\xfc\udcff.npy: npy", "utf-8": "\u00fc\\udcff.npy: npy".encode()}[encoding]
+        assert shown in written.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from shmload.formats import (
     TarStream,
     TarWriter,
     TFRecordDataset,
+    TFRecordWriter,
     TokenDataset,
     ZarrDataset,
 )
@@ -60,3 +62,19 @@ def test_a_relative_path_is_of_the_folder_that_the_dataset_was_made_in(tmp_path:
     arrays, tokens, samples, stream = pickle.loads(pickle.dumps(made))
     assert (int(arrays[0]), tokens[0]["tokens"].tolist()) == (1, [1] * 4)
     assert (samples[0]["cls"], [each["cls"] for each in stream]) == (1, [1, 1])
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a pipe", "a link to a pipe"])
+def test_a_writer_takes_no_place_of_what_is_no_file(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "there"
+    path.mkdir() if kind == "a folder" else os.mkfifo(path)
+    if kind == "a link to a pipe":
+        path.rename(tmp_path / "pipe")
+        path.symlink_to(tmp_path / "pipe")
+    before = path.lstat()
+    with pytest.raises(ValueError, match="there is no file, and one that is whole is put in its place"), TarWriter(path) as tar:
+        tar.write({"__key__": "a", "txt": "b"})
+    with pytest.raises(ValueError, match="there is no file"):
+        TFRecordWriter(path)
+    assert path.lstat() == before
+    assert {each.name for each in tmp_path.iterdir()} <= {"there", "pipe"}

@@ -77,8 +77,7 @@ def main(folder: Path, rank: int, world_size: int) -> None:
         if epoch and position == 0 and (folder / "stop").exists():
             break
         for number, batch in enumerate(loader):
-            named = dataset.epochs.state(epoch) if dataset.epochs is not None else None
-            assert named is not None
+            named = loader._passes.epochs.state_dict(epoch, position, is_begun=True)["children"]["snapshot"]  # type: ignore[union-attr]
             assert loader.valid is not None
             ids = batch["x"][: loader.valid]
             assert bool((ids == ids[:, :1]).all()), "a sample is of two"

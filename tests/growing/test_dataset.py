@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,15 @@ def test_set_epoch_goes_to_a_snapshot_of_its_own(cache: SampleCache) -> None:
         assert list(range(8)) == epoch_of(loader)
         loader.set_epoch(0)
         assert list(range(4)) == epoch_of(loader)  # as it was
+
+
+def test_numbers_of_bytes_may_be_floats_and_are_checked(tmp_path: Path) -> None:
+    with SampleCache(tmp_path / "cache", 1e6, file_nbytes=1e3) as cache:
+        put(cache, range(60))
+        assert (cache.capacity_bytes, cache.file_nbytes, len(cache.files())) == (1_000_000, 1000, 3)
+    for wrong in (3, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"capacity_bytes is a number of bytes, at least 4; got {wrong}"):
+            SampleCache(tmp_path / "other", wrong)
 
 
 def test_a_cache_is_named_with_its_numbers(cache: SampleCache) -> None:

@@ -19,7 +19,7 @@ from shmload.formats import TFRecordWriter
 from shmload.growing import SampleCache, files
 from shmload.growing import library as library_module
 from shmload.growing.files import Intake, count_records
-from tests.growing.growing_kit import RECORD_NBYTES, dataset_of, epoch_of, flip, loader_of, put_foreign
+from tests.growing.growing_kit import RECORD_NBYTES, dataset_of, epoch_of, flip, loader_of, put_foreign, values_of
 
 
 @pytest.fixture
@@ -124,6 +124,38 @@ def test_a_file_damaged_behind_the_intake_is_bad_from_the_next_epoch_on(cache: S
         assert sorted(epoch_of(loader)) == [0, 1, 2, 3, 5, 6, 7]
         assert list(range(4)) == sorted(epoch_of(loader))
     assert "later_bad.tfrecord: record 4, which starts at byte 0: corrupted" in cache.stats().bad["later_bad.tfrecord"]
+
+
+def test_a_bad_file_is_read_again_once_a_good_one_lies_in_its_place(cache: SampleCache, folder: Path) -> None:
+    path = put_foreign(folder / "again.tfrecord", range(4))
+    put_foreign(folder / "good.tfrecord", range(4, 8))
+    with loader_of(dataset_of(cache), on_error="skip") as loader:
+        assert list(range(8)) == sorted(epoch_of(loader))
+        before, whole = path.stat(), path.read_bytes()
+        flip(path, 20)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert list(range(1, 8)) == sorted(epoch_of(loader))
+        assert list(cache.stats().bad) == [path.name]
+        (folder / ".copy").write_bytes(whole)
+        (folder / ".copy").rename(path)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as cp -p and rsync do
+        assert cache.stats().bad == {}
+        assert list(range(8)) == sorted(epoch_of(loader))
+
+
+def test_a_file_that_is_replaced_while_its_epoch_runs_is_not_taken_for_bad(
+    cache: SampleCache, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = put_foreign(folder / "again.tfrecord", range(4))
+    dataset = dataset_of(cache)
+    with loader_of(dataset, on_error="skip", batch_size=2) as loader:
+        batches = iter(loader)
+        len(loader)  # by which the epoch is frozen
+        put_foreign(folder / ".hidden", range(10, 16)).rename(path)
+        assert [value for batch in batches for value in values_of(batch)] == []
+        assert "again.tfrecord has been replaced since its epoch was frozen" in caplog.text
+        assert cache.stats().bad == {}
+        assert sorted(epoch_of(loader)) == list(range(10, 16))
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_s11_a_state_names_its_snapshot_and_a_resume_says_what_is_gone(cache: Sa
     (tmp_path / "cache" / gone).unlink()
     with (
         loader_of(dataset_of(cache)) as loader,
-        pytest.raises(StateMismatch, match=rf"6 of its 12 samples are gone, evicted since: {gone} \(6\)"),
+        pytest.raises(StateMismatch, match=rf"6 of its 12 samples are gone, evicted or replaced since: {gone} \(6\)"),
     ):
         loader.load_state_dict(state)
 

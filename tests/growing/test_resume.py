@@ -80,6 +80,45 @@ def test_what_a_broken_epoch_still_had_to_read_stays_until_it_is_given_up(cache:
     assert first not in [file.name for file in cache.files()]
 
 
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_resume_does_not_read_another_file_under_the_name_of_the_one_it_had(cache: SampleCache, is_copied: bool) -> None:
+    path = put_foreign(cache.path / "again.tfrecord", range(12))
+    with loader_of(dataset_of(cache)) as loader:
+        state, rest = halved(loader)
+    if is_copied:
+        put_foreign(cache.path / ".hidden", range(12))
+        (cache.path / ".hidden").rename(path)
+        os.utime(path, ns=(0, read_snapshot(next(cache.path.glob(".growing/runs/*/epoch-0.json"))).files[0].mtime_ns))  # type: ignore[union-attr]
+    else:
+        path.write_bytes(put_foreign(cache.path / ".hidden", range(20, 32)).read_bytes())  # in place, of the same size
+    with loader_of(dataset_of(cache)) as loader:
+        if is_copied:
+            loader.load_state_dict(state)
+            assert rest == epoch_of(loader)
+        else:
+            with pytest.raises(StateMismatch, match=r"12 of its 12 samples are gone, evicted or replaced since: again.tfrecord"):
+                loader.load_state_dict(state)
+
+
+def test_two_loaders_of_a_dataset_are_each_in_an_epoch_of_its_own(cache: SampleCache) -> None:
+    put(cache, range(18))
+    dataset = dataset_of(cache)
+    with loader_of(dataset, shuffle=True) as one, loader_of(dataset, shuffle=True) as other:
+        epoch_of(one)
+        batches = iter(one)
+        next(batches)
+        before = one.state_dict()
+        assert before["children"]
+        put(cache, range(18, 22))
+        assert len(epoch_of(other)) == 18
+        for _ in range(2):
+            epoch_of(other)
+        assert one.state_dict() == before
+        other.close()
+        assert cache.stats().num_leased == 1
+        assert len(epoch_of(batches)) == 14
+
+
 def resumed(cache: SampleCache, state: Any, missing: str) -> Any:
     loader = loader_of(dataset_of(cache, missing=missing), shuffle=True)
     loader.load_state_dict(state)
@@ -105,7 +144,7 @@ def test_by_default_samples_that_are_gone_are_an_error_that_names_them(cache: Sa
     with pytest.raises(StateMismatch) as caught:
         resumed(cache, interrupted[0], "error")
     text = str(caught.value)
-    assert "epoch 0: 6 of its 24 samples are gone, evicted since: g000000000001-6-288.tfrecord (6). Remedy:" in text
+    assert "epoch 0: 6 of its 24 samples are gone, evicted or replaced since: g000000000001-6-288.tfrecord (6). Remedy:" in text
     assert 'missing="skip"' in text
 
 

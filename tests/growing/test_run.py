@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,26 @@ def test_a_run_of_whose_samples_nothing_is_left_is_forgotten(tmp_path: Path) -> 
             run.leave()
     forget_runs(tmp_path, lambda file: file == "b")
     assert {"there", "attended"} == {path.name for path in (tmp_path / ".growing" / "runs").iterdir()}
+    run.leave()
+
+
+def test_a_run_that_is_forgotten_while_a_rank_joins_it_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock, num_forgotten = fcntl.flock, 0
+
+    def flocked(fd: int, kind: int) -> None:
+        nonlocal num_forgotten
+        if kind == fcntl.LOCK_SH and num_forgotten < 2:  # a lock that is changed is let go for a moment
+            num_forgotten += 1
+            flock(fd, fcntl.LOCK_UN)
+            forget_runs(tmp_path, lambda name: True)
+        flock(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", flocked)
+    run = GrowingRun(tmp_path, "0123456789ab", None)
+    assert num_forgotten == 2
+    assert run.freeze(snapshot(0))
+    forget_runs(tmp_path, lambda name: False)
+    assert run.read(0) is not None
     run.leave()
 
 

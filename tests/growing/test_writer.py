@@ -206,7 +206,7 @@ def test_a_writer_on_a_full_disk_loses_its_reports_and_no_sample(cache: SampleCa
         with one._waiting():
             pass
     put_foreign(cache.path / "dropped.tfrecord", range(3))
-    files.report_bad(cache.path, "another.tfrecord", "is damaged")
+    files.report_bad(cache.path, "another.tfrecord", "is damaged", 0)
     assert sorted(file.num_records for file in cache.files()) == [1, 1, 3]
 
 

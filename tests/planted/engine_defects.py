@@ -250,9 +250,9 @@ ENGINE_DEFECTS = [
         "S4",
         "a file that was replaced under its name is read as it was",
         "shmload/growing/dataset.py",
-        "        files = {file: self._files.get(file) or _Opened(self.folder, file) for file in snapshot.files}\n",
-        "        kept = {file.name: opened for file, opened in self._files.items()}\n"
-        "        files = {file: kept.get(file.name) or _Opened(self.folder, file) for file in snapshot.files}\n",
+        "            known = self._files.get(file)\n            files[file] = known if known is not None and known.is_there() else",
+        "            known = next((kept for each, kept in self._files.items() if each.name == file.name), None)\n"
+        "            files[file] = known if known is not None else",
         ("tests/growing/test_intake.py::test_of_a_file_replaced_under_its_name_the_next_epoch_has_the_new_one",),
     ),
     Defect(

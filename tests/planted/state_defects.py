@@ -21,6 +21,14 @@ STATE_DEFECTS = [
         ("tests/loader/test_seed_mode.py::test_a_collate_fn_that_is_set_between_two_passes_makes_the_batches_of_the_next[1]",),
     ),
     Defect(
+        "R1",
+        "a descriptor that the program has closed leaves a child the others",
+        "shmload/shm/names.py",
+        "        with suppress(OSError):  # one that the program has closed",
+        "        if True:  # one that the program has closed",
+        ("tests/shm/test_segment.py::test_a_forked_child_keeps_none_where_the_program_has_closed_one",),
+    ),
+    Defect(
         "R2",
         "what is ordered stays where a state of another draw has the same place",
         "shmload/modes/seed_mode.py",
@@ -35,6 +43,14 @@ STATE_DEFECTS = [
         "        place = self.run_path, epoch\n        found = self._opened.get(place)\n        if found",
         "        place = self.run_path, epoch\n        found = next((one for (_, known), one in self._opened.items() if known == epoch), None)\n        if found",
         ("tests/growing/test_resume.py::test_a_living_loader_goes_on_from_a_state_of_another_run[0]",),
+    ),
+    Defect(
+        "R2",
+        "all loaders of a growing dataset are in one epoch",
+        "shmload/growing/dataset.py",
+        '        epochs = self._make_epochs(smallest=batch_size * world_size if uneven == "drop" else 1)\n',
+        '        epochs = vars(self).setdefault("_made", None) or self._make_epochs(smallest=1)\n        self._made = epochs\n',
+        ("tests/growing/test_resume.py::test_two_loaders_of_a_dataset_are_each_in_an_epoch_of_its_own",),
     ),
     Defect(
         "R2",

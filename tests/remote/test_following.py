@@ -169,6 +169,39 @@ def test_ranks_of_a_process_group_read_one_snapshot(tmp_path: Path) -> None:
         assert len(read) in sizes
 
 
+def test_what_is_not_followed_stays_as_it_is_beside_what_is(tmp_path: Path) -> None:
+    grow(tmp_path, 0, 20)
+    dataset = RemoteDataset.from_urls(str(tmp_path), shuffle=False)
+    view, followed = dataset.indexed(schema=SCHEMA), dataset.indexed(schema=SCHEMA, follow=True)
+    grow(tmp_path, 20, 28)
+    with ShmLoader(followed, 4, seed=3) as loader:
+        assert sum(map(len, numbers(loader))) == len(followed) == 28
+    assert [len(dataset), len(view), len(list(dataset))] == [20, 20, 20]
+    with pytest.raises(IndexError):
+        view[20]
+
+
+def test_two_loaders_of_a_followed_view_are_each_in_an_epoch_of_its_own(tmp_path: Path) -> None:
+    grow(tmp_path, 0, 20)
+    view = RemoteDataset.from_urls(str(tmp_path)).indexed(schema=SCHEMA, follow=True)
+    with ShmLoader(view, 4, seed=3) as one, ShmLoader(view, 4, seed=3) as other:
+        numbers(one)
+        batches = iter(one)
+        next(batches)
+        before = one.state_dict()
+        assert before["children"]
+        numbers(other)
+        assert one.state_dict() == before
+
+
+def test_a_dataset_at_a_generation_is_not_followed(tmp_path: Path) -> None:
+    grow(tmp_path, 0, 20)
+    generation = RemoteDataset.from_urls(str(tmp_path))._source.local.shards.generation
+    dataset = RemoteDataset.from_urls(str(tmp_path), generation=generation)
+    with pytest.raises(ValueError, match=f"follow=True reads what is appended, and generation='{generation}' says"):
+        dataset.indexed(follow=True)
+
+
 def test_only_a_whole_packed_dataset_is_followed_and_in_no_fixed_order(tmp_path: Path) -> None:
     grow(tmp_path, 0, 20)
     dataset = RemoteDataset.from_urls(str(tmp_path))

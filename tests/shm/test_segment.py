@@ -103,6 +103,17 @@ def test_a_forked_child_neither_removes_nor_keeps_its_parents_segment() -> None:
     segment.close()
 
 
+def test_a_forked_child_keeps_none_where_the_program_has_closed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = os.pipe()
+    os.close(first)
+    monkeypatch.setattr(names, "_descriptors", {first: None, second: None})  # in this order
+    pid = os.fork()
+    if pid == 0:
+        os._exit(os.path.exists(f"/proc/self/fd/{second}"))
+    os.close(second)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 def test_descriptors_do_not_pile_up() -> None:
     Group().close()
     before = len(os.listdir("/proc/self/fd"))

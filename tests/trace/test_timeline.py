@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +12,7 @@ from numpy.typing import NDArray
 
 from shmload._core.events import KINDS
 from shmload._core.filler import DONE, VOID
-from shmload.engine.trace import EVENT, TRAINER, Span, Timeline, events, timeline_of
+from shmload.engine.trace import EVENT, TRAINER, Span, Timeline, events, timeline_of, write
 
 KIND_OF = {name: number for number, name in KINDS.items()}
 
@@ -169,3 +172,17 @@ def test_several_rings_are_told_apart() -> None:
 
 def test_a_span_without_a_batch_is_named_by_its_kind() -> None:
     assert Span("idle", 0, 1, {}).name == "idle"
+
+
+def test_a_trace_takes_no_place_of_a_pipe_nor_of_a_link(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write([], tmp_path / "pipe")
+    assert json.loads(os.read(reader, 4096))["traceEvents"] == []
+    os.close(reader)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("file")
+    write([], tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((tmp_path / "file").read_text())["traceEvents"] == []
+    assert {each.name for each in tmp_path.iterdir()} == {"pipe", "file", "link"}

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from shmload._core.tar import split_name
-from shmload.formats.paths import AtomicWriter, make_half
+from shmload.formats.paths import AtomicWriter, check_replaceable, make_half
 from shmload.formats.tar.members import encode
 from shmload.formats.tar.shards import KEY
 
@@ -94,7 +94,8 @@ class TarWriter(AtomicWriter):
         mtime: of all members, seconds since 1970.
         start_shard: number of the first shard.
     Raises:
-        ValueError: limits without a pattern; a key or an extension that would be read back as another.
+        ValueError: limits without a pattern; no file lies at the path, but a device, say; a key or an extension that would be read
+            back as another.
     Cost: one copy of each payload.
     Example:
         >>> import tempfile
@@ -177,6 +178,7 @@ class TarWriter(AtomicWriter):
 
     def _begin(self) -> None:
         path = self._path()
+        check_replaceable(path)
         fd, self._temporary = make_half(path)
         raw = open(fd, "wb", buffering=1 << 20)  # noqa: SIM115  # closed with the shard
         self._files = [raw]  # in the order in which they are closed

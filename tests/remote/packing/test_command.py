@@ -128,6 +128,7 @@ REFUSED = [
         "a.dat is npy: folders of images, TFRecord, Parquet, JSON lines, .npy and tar files are packed as they are. Write a",
     ),
     (("good", "--maxcount", 0), 2, "maxsize is at least 10240 bytes, maxcount 1 and workers 0; got 100000000, 0 and 0"),
+    (("good", "--maxsize", "inf"), 2, "cannot convert float infinity to integer"),
     (
         ("broken:dataset",),
         2,

@@ -362,7 +362,9 @@ def _create_named(name: str, nbytes: int, num_reserved: int) -> int:
         _reserve_first(fd, num_reserved)
         os.rename(path, f"{SHM_DIR}/{name}")  # never seen unlocked under its name: a janitor takes what it can lock
     except BaseException:  # a signal's, too: to reserve takes its time
-        os.unlink(path)
+        for made in (path, f"{SHM_DIR}/{name}"):
+            with suppress(FileNotFoundError):
+                os.unlink(made)
         if fd >= 0:
             os.close(fd)
         raise

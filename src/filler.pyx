@@ -132,8 +132,25 @@ cdef class WorkerRing:
         cdef int found
         with nogil:
             found = shml_take_claim_behind(&self._ring, self.worker_id, num_left, &self._claim)
-        if not found:
-            return False
+        if found:
+            self._read_claim()
+        return bool(found)
+
+    def claim_again(self):
+        """Claims, before all that is older, the order that was claimed last and has failed, if it was reserved for this worker.
+
+        Returns:
+            True; False: the trainer has given it up; None: it has not seen to it yet.
+        """
+        if self._is_claimed:
+            raise RuntimeError("a worker holds at most one claim: finish it first")
+        cdef int found = shml_take_failed(&self._ring, self.worker_id, self.epoch, self.step, &self._claim)
+        if found > 0:
+            self._read_claim()
+        return None if found < 0 else bool(found)
+
+    cdef int _read_claim(self) except -1:
+        """Takes in what the claimed order says."""
         cdef shml_slot *record = &self._ring.slots[self._claim.slot]
         self._is_claimed = True
         self.end_sample()
@@ -153,7 +170,6 @@ cdef class WorkerRing:
         self.step = record.step
         self.is_packed = record.form == SHML_FORM_PACKED
         self.is_pickled = record.order_kind == SHML_ORDER_PICKLED
-        return True
 
     @property
     def batch(self):

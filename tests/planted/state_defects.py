@@ -11,6 +11,8 @@ OWN = "tests/loader/test_own_generators.py::test_"
 # A mistake in how a generator is written shows when its place is tried, and then it is left to its public call: slow, and right.
 RESEEDED = "tests/loader/test_reseeding.py::test_"
 
+TORCH = "tests/resume/test_torch_mode.py::test_"
+
 STATE_DEFECTS = [
     Defect(
         "N7",
@@ -19,6 +21,54 @@ STATE_DEFECTS = [
         "        if self.epochs.refresh(self.config) or is_other:\n",
         "        if self.epochs.refresh(self.config):\n",
         ("tests/loader/test_seed_mode.py::test_a_collate_fn_that_is_set_between_two_passes_makes_the_batches_of_the_next[1]",),
+    ),
+    Defect(
+        "R2",
+        "a worker says nothing of where it stands behind a batch that failed",
+        "shmload/worker/loop.py",
+        "                failure = failure._replace(worker=self._note_of_failed(self._snapshots))\n",
+        "                pass\n",
+        (f"{TORCH}a_worker_goes_on_behind_its_batch_that_came_to_nothing[raise-small]",),
+    ),
+    Defect(
+        "R2",
+        "what a worker says of itself behind a batch that was lost is not taken in",
+        "shmload/modes/torch_mode.py",
+        "                    self.progress.noted(lost.worker, engine.lost_note)\n",
+        "",
+        (f"{TORCH}so_it_does_where_the_trainer_could_not_unpickle_one",),
+    ),
+    Defect(
+        "R2",
+        "nor what it says behind one whose samples are all skipped",
+        "shmload/engine/engine.py",
+        "(order, NOTHING, self.lost_note)",
+        "(order, NOTHING, None)",
+        (f"{TORCH}a_worker_goes_on_behind_its_batch_that_came_to_nothing[skip-small]",),
+    ),
+    Defect(
+        "R2",
+        "a worker reads on before its bad batch is ordered anew",
+        "shmload/worker/loop.py",
+        "self._is_held_up = self._goes_in_turn and bool(failure.rows)",
+        "self._is_held_up = False",
+        ("tests/loader/test_policies.py::test_in_torch_mode_what_is_drawn_behind_a_bad_sample_does_not_depend_on_how_far_is_ordered_ahead",),
+    ),
+    Defect(
+        "R2",
+        "a batch whose sample has ended its workers is not behind, and none is ordered in its place",
+        "shmload/modes/torch_mode.py",
+        'if isinstance(error, WorkerDied) and self._passes.config.backend == "ray":',
+        "if isinstance(error, WorkerDied):",
+        ("tests/loader/test_policies_under_fault.py::test_a_pass_goes_on_behind_deadly_samples_to_its_end[None]",),
+    ),
+    Defect(
+        "R2",
+        "shards' sizes are the caller's array",
+        "shmload/schedule/samplers.py",
+        "        self.sizes = np.array(sizes, np.int64)",
+        "        self.sizes = np.asarray(sizes, np.int64)",
+        ("tests/schedule/test_shard_shuffle.py::test_sizes_that_change_afterwards_change_nothing",),
     ),
     Defect(
         "R2",

@@ -414,7 +414,7 @@ class TorchIterator(_Iterator):
                 order, batch, note = engine.next(in_order=self._in_order)
             except Exception as error:
                 lost = engine.take_lost()
-                if isinstance(error, WorkerDied) and self._passes.config.backend == "ray":  # an actor that nobody takes the place of
+                if isinstance(error, WorkerDied) and self._passes.config.backend == "ray":  # its actor has no successor
                     engine.break_off(functools.partial(WorkerDied, str(error)))
                 elif lost is not None:  # the pace is kept, as torch does
                     self.progress.last_worker = lost.worker

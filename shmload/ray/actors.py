@@ -421,9 +421,9 @@ class Decoder:
         self._body.work()
         num_foreign += int(ring.worker(worker_id)["num_foreign"])
         if ring.look(0) == FAILED and (text := ring.failure(0)[1]):
-            note = Failure.loads(text).worker
-            error = _shifted(text, task.first, local_ring.ring.text_capacity // (2 if note else 1) - 64)
-            return self._outcome(ERROR, error=error, note=(_snapshot(note, local_ring), False) if note else None)
+            said = Failure.loads(text).worker  # the agent writes it again, behind what it has of this
+            error = _shifted(text, task.first, local_ring.ring.text_capacity // (2 if said else 1) - 64)
+            return self._outcome(ERROR, error=error, note=(_snapshot(said, local_ring), False) if said else None)
         dumped = ring.note(0)
         if dumped[:1] == END:
             return self._outcome(DONE, note=(_snapshot(dumped, local_ring), True))

@@ -129,7 +129,7 @@ class Snapshots:
         self._last = None
 
     def take(self) -> bytes:
-        """The snapshot of now, pickled; SAME if it is the last one. The first says all: an earlier worker's may stand in its place."""
+        """The snapshot of now, pickled; SAME if it is the last one; never at first, as that may be another worker's."""
         streams = self._streams.positions()
         if not self._has_own and streams is self._last_streams and self._last is not None:
             return SAME

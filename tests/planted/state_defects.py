@@ -52,7 +52,9 @@ STATE_DEFECTS = [
         "shmload/worker/loop.py",
         "self._is_held_up = self._goes_in_turn and bool(failure.rows)",
         "self._is_held_up = False",
-        ("tests/loader/test_policies.py::test_in_torch_mode_what_is_drawn_behind_a_bad_sample_does_not_depend_on_how_far_is_ordered_ahead",),
+        (
+            "tests/loader/test_policies.py::test_in_torch_mode_what_is_drawn_behind_a_bad_sample_does_not_depend_on_how_far_is_ordered_ahead",
+        ),
     ),
     Defect(
         "R2",

@@ -176,7 +176,9 @@ class TornLate(data.Counting):
 
 
 @pytest.mark.parametrize("size", [0, 1 << 16], ids=["small", "large"])
-@pytest.mark.parametrize("options", [{}, {"on_error": "skip"}, {"on_error": "skip", "max_bad": 1}], ids=["raise", "skip", "max_bad"])
+@pytest.mark.parametrize(
+    "options", [{}, {"on_error": "skip"}, {"on_error": "skip", "max_bad": 1}], ids=["raise", "skip", "max_bad"]
+)
 def test_a_worker_goes_on_behind_its_batch_that_came_to_nothing(options: dict[str, Any], size: int) -> None:
     def taken(loader: ShmLoader, limit: int) -> list[Any]:
         iterator, batches = iter(loader), []

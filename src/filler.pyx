@@ -35,6 +35,9 @@ cdef class WorkerRing:
 
     Of the sample begun last: its `index`, `begun`, a number that no other beginning of this process has (0: none of this claim),
     and while one sample is being read its `key` and `row` (None, -1).
+
+    `is_held_up`, once set, has `claim` wait until the trainer has seen to what was claimed last and has failed: its batch comes first,
+    if it is ordered anew.
     """
 
     cdef shml_ring _ring
@@ -51,6 +54,7 @@ cdef class WorkerRing:
     cdef readonly object key
     cdef readonly int row
     cdef readonly int64_t begun
+    cdef public bint is_held_up
 
     def __cinit__(self, control, uint32_t worker_id):
         cdef shml_header *header = <shml_header *><uintptr_t>control.address
@@ -130,24 +134,19 @@ cdef class WorkerRing:
         if self._is_claimed:
             raise RuntimeError("a worker holds at most one claim: finish it first")
         cdef int found
+        if self.is_held_up:
+            found = shml_take_failed(&self._ring, self.worker_id, self.epoch, self.step, &self._claim)
+            if found < 0:
+                return False
+            self.is_held_up = False
+            if found:
+                self._read_claim()
+                return True
         with nogil:
             found = shml_take_claim_behind(&self._ring, self.worker_id, num_left, &self._claim)
         if found:
             self._read_claim()
         return bool(found)
-
-    def claim_again(self):
-        """Claims, before all that is older, the order that was claimed last and has failed, if it was reserved for this worker.
-
-        Returns:
-            True; False: the trainer has given it up; None: it has not seen to it yet.
-        """
-        if self._is_claimed:
-            raise RuntimeError("a worker holds at most one claim: finish it first")
-        cdef int found = shml_take_failed(&self._ring, self.worker_id, self.epoch, self.step, &self._claim)
-        if found > 0:
-            self._read_claim()
-        return None if found < 0 else bool(found)
 
     cdef int _read_claim(self) except -1:
         """Takes in what the claimed order says."""

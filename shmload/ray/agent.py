@@ -167,6 +167,7 @@ class StandIn:
             if outcome.note is not None and (note := self._note(outcome.note, ring.text_capacity // 2, 0)) is not None:
                 error = Failure.with_worker(error, note)
             ring.write_error(error)
+            ring.is_held_up = self._cluster.goes_in_turn
             return ERROR
         if outcome.note is not None and outcome.note[1]:  # the iterator has ended: there is no batch
             return self._send_note(outcome.note)

@@ -91,9 +91,6 @@ class WorkerLoop:
         self._num_misfits = 0  # batches begun as rows whose samples turned out to differ
         self._arenas = Arenas()
         self._num_foreign = 0
-        # which of its batches it reads first is not up to time in torch mode: the streams go on from one to the next
-        self._goes_in_turn = job.seed is None
-        self._is_held_up = False  # by a batch that the trainer orders anew
 
     def run(self) -> None:
         """Works until the trainer closes the ring, or does not want this worker any more."""
@@ -101,7 +98,7 @@ class WorkerLoop:
         ring.announce(process_begin_ns())
         while ring.is_wanted:
             faults.hit("before_claim")
-            if self._claims():
+            if ring.claim():
                 faults.hit("after_claim")
                 self.work()
                 if self._visits is not None:
@@ -110,14 +107,6 @@ class WorkerLoop:
                 self._wait_or_visit()
         self._orders.post()  # the ring that woke this one may have been meant for another
         faults.hit("leaving")
-
-    def _claims(self) -> bool:
-        """Claims what is next, if it is there."""
-        if not self._is_held_up:
-            return self._ring.claim()
-        is_mine = self._ring.claim_again()
-        self._is_held_up = is_mine is None
-        return is_mine or (is_mine is False and self._ring.claim())
 
     def _wait_or_visit(self) -> None:
         """Waits for an order of its own, or fills one chunk of a neighbour's."""
@@ -134,7 +123,7 @@ class WorkerLoop:
         ring = self._ring
         self._num_foreign = 0
         begin_reading(self._reader)
-        self._has_ended = self._is_held_up = False
+        self._has_ended = False
         try:
             try:
                 own = self._fill()
@@ -166,7 +155,8 @@ class WorkerLoop:
             failure = Failure.of(error, f"in DataLoader worker process {self._ring.worker_id}", note)
             if self._job.tolerates_bad_samples and not isinstance(error, RingTooSmall):
                 failure = failure._replace(rows=self._reader.bad_rows())
-                self._is_held_up = self._goes_in_turn and bool(failure.rows)
+                # in torch mode streams go on from one batch to the next, so which comes first is not up to time
+                self._ring.is_held_up = self._job.seed is None and bool(failure.rows)
             if self._snapshots is not None:
                 failure = failure._replace(worker=self._note_of_failed(self._snapshots))
         self._ring.write_error(failure.dumps(self._ring.text_capacity))

@@ -50,8 +50,8 @@ STATE_DEFECTS = [
         "R2",
         "a worker reads on before its bad batch is ordered anew",
         "shmload/worker/loop.py",
-        "self._is_held_up = self._goes_in_turn and bool(failure.rows)",
-        "self._is_held_up = False",
+        "self._ring.is_held_up = self._job.seed is None and bool(failure.rows)",
+        "pass",
         (
             "tests/loader/test_policies.py::test_in_torch_mode_what_is_drawn_behind_a_bad_sample_does_not_depend_on_how_far_is_ordered_ahead",
         ),
@@ -63,6 +63,22 @@ STATE_DEFECTS = [
         'if isinstance(error, WorkerDied) and self._passes.config.backend == "ray":',
         "if isinstance(error, WorkerDied):",
         ("tests/loader/test_policies_under_fault.py::test_a_pass_goes_on_behind_deadly_samples_to_its_end[None]",),
+    ),
+    Defect(
+        "R2",
+        "what a worker says before any batch is there lies in memory that the first batch's replaces",
+        "shmload/engine/ring.py",
+        "        elif self._ring.has_layout:\n",
+        "        elif True:\n",
+        ("tests/resume/test_iterable.py::test_what_a_worker_without_samples_says_stays_when_memory_is_given_for_those_of_others",),
+    ),
+    Defect(
+        "R2",
+        "a worker can say no more than fits beside a batch that has no memory yet",
+        "shmload/worker/slot_memory.py",
+        '[offset : offset + used_nbytes]) if used_nbytes else b""\n',
+        "[offset : offset + used_nbytes])\n",
+        (f"{TORCH}so_it_does_where_nothing_had_come_before_and_there_was_no_memory_for_what_it_says",),
     ),
     Defect(
         "R2",

@@ -222,6 +222,22 @@ def fickle(index: int) -> int:
     return index
 
 
+def test_so_it_does_where_nothing_had_come_before_and_there_was_no_memory_for_what_it_says() -> None:
+    def make() -> ShmLoader:
+        seed_all(5)
+        return ShmLoader(TornLate(10, 1 << 16), 2, sampler=[2, 3, 4, 5, 6], num_workers=1)
+
+    with make() as loader:
+        iterator = iter(loader)
+        with pytest.raises(ValueError, match="torn"):
+            next(iterator)
+        state = loader.state_dict()
+        expected = [batch.tolist() for batch in iterator]
+    with make() as loader:
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == expected
+
+
 def test_so_it_does_where_the_trainer_could_not_unpickle_one() -> None:
     def batches(loader: ShmLoader) -> Iterator[Any]:
         iterator = iter(loader)

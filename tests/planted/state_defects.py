@@ -82,6 +82,14 @@ STATE_DEFECTS = [
     ),
     Defect(
         "R2",
+        "an error of a batch that Accelerate's loader reads ahead takes the place of the batch before",
+        "shmload/integrations/accelerate.py",
+        "                    failure = error\n",
+        "                    raise error\n",
+        ("tests/integrations/test_accelerate.py::test_an_error_has_its_turn_behind_the_batches_before_it[0]",),
+    ),
+    Defect(
+        "R2",
         "shards' sizes are the caller's array",
         "shmload/schedule/samplers.py",
         "        self.sizes = np.array(sizes, np.int64)",

@@ -35,6 +35,9 @@ cdef class WorkerRing:
 
     Of the sample begun last: its `index`, `begun`, a number that no other beginning of this process has (0: none of this claim),
     and while one sample is being read its `key` and `row` (None, -1).
+
+    `is_held_up`, once set, has `claim` wait until the trainer has seen to what was claimed last and has failed: its batch comes first,
+    if it is ordered anew.
     """
 
     cdef shml_ring _ring
@@ -51,6 +54,7 @@ cdef class WorkerRing:
     cdef readonly object key
     cdef readonly int row
     cdef readonly int64_t begun
+    cdef public bint is_held_up
 
     def __cinit__(self, control, uint32_t worker_id):
         cdef shml_header *header = <shml_header *><uintptr_t>control.address
@@ -130,10 +134,22 @@ cdef class WorkerRing:
         if self._is_claimed:
             raise RuntimeError("a worker holds at most one claim: finish it first")
         cdef int found
+        if self.is_held_up:
+            found = shml_take_failed(&self._ring, self.worker_id, self.epoch, self.step, &self._claim)
+            if found < 0:
+                return False
+            self.is_held_up = False
+            if found:
+                self._read_claim()
+                return True
         with nogil:
             found = shml_take_claim_behind(&self._ring, self.worker_id, num_left, &self._claim)
-        if not found:
-            return False
+        if found:
+            self._read_claim()
+        return bool(found)
+
+    cdef int _read_claim(self) except -1:
+        """Takes in what the claimed order says."""
         cdef shml_slot *record = &self._ring.slots[self._claim.slot]
         self._is_claimed = True
         self.end_sample()
@@ -153,7 +169,6 @@ cdef class WorkerRing:
         self.step = record.step
         self.is_packed = record.form == SHML_FORM_PACKED
         self.is_pickled = record.order_kind == SHML_ORDER_PICKLED
-        return True
 
     @property
     def batch(self):

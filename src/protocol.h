@@ -230,6 +230,16 @@ static inline void shml_void(shml_ring *ring, uint32_t slot) {
     }
 }
 
+/* Makes what ended in ERROR void: it is not ordered anew, and its worker may wait to hear that (shml_take_failed). */
+static inline void shml_give_up(shml_ring *ring, uint32_t slot) {
+    shml_slot *s = &ring->slots[slot];
+    for (uint32_t c = 0; c < s->nchunks; c++) {
+        uint64_t word = atomic_load_explicit(&s->owner[c], memory_order_relaxed);
+        if (SHML_OWN_OF(word) == SHML_ERROR)
+            atomic_store_explicit(&s->owner[c], SHML_WORD(SHML_ORDER_OF(word), SHML_VOID), memory_order_release);
+    }
+}
+
 /* Takes back what worker w had claimed in this slot. Only after its process is dead and reaped: a stopped worker that wakes
  * would write into rows that are someone else's. `own` is what the word becomes: OPEN, a reservation, VOID or POISON.
  * Returns the chunk taken back, or -1. A worker holds at most one claim. */
@@ -351,6 +361,22 @@ static inline int shml_take_claim_behind(const shml_ring *ring, uint32_t w, uint
 /* Claims the oldest chunk open to worker w, as above. */
 static inline int shml_take_claim(const shml_ring *ring, uint32_t w, shml_claim *claim) {
     return shml_take_claim_behind(ring, w, 0, claim);
+}
+
+/* Claims anew what worker w had claimed and has ended in ERROR, once the trainer has ordered the same batch again in its slot, reserved
+ * for w, which alone may claim it: so the plain fields are steady. In torch mode w must do it before the orders behind it, whose
+ * numbers are smaller. Returns 1 and fills `claim`, 0 if the trainer has given the batch up, -1 if it has not seen to it yet. */
+static inline int shml_take_failed(const shml_ring *ring, uint32_t w, int64_t epoch, int64_t step, shml_claim *claim) {
+    shml_slot *s = &ring->slots[claim->slot];
+    uint64_t word = atomic_load_explicit(&s->owner[claim->chunk], memory_order_acquire);
+    if (word == SHML_WORD(claim->order, SHML_ERROR)) return -1;
+    if (SHML_OWN_OF(word) != SHML_RESERVED + w || s->epoch != epoch || s->step != step) return 0;
+    uint64_t order = SHML_ORDER_OF(word);
+    if (!atomic_compare_exchange_strong_explicit(&s->owner[claim->chunk], &word, SHML_WORD(order, w + 1), memory_order_acquire,
+                                                 memory_order_relaxed))
+        return 0;
+    claim->order = order;
+    return 1;
 }
 
 /* Before an ERROR finish: returns 1 if this worker may write the slot's text area. */

@@ -102,9 +102,11 @@ cdef extern from "lease.h" nogil:
     shml_status shml_inspect(const shml_ring *ring, uint32_t slot)
     void shml_void(shml_ring *ring, uint32_t slot)
     void shml_await(shml_ring *ring, int64_t slot)
+    void shml_give_up(shml_ring *ring, uint32_t slot)
     int32_t shml_recover(shml_ring *ring, uint32_t slot, uint32_t w, uint32_t own)
     void shml_reopen(shml_ring *ring, uint32_t slot, uint32_t chunk, int reserved)
 
+    int shml_take_failed(const shml_ring *ring, uint32_t w, int64_t epoch, int64_t step, shml_claim *claim)
     int shml_take_claim_behind(const shml_ring *ring, uint32_t w, uint32_t num_left, shml_claim *claim)
     int shml_is_awaited(const shml_ring *ring, uint32_t slot)
     int shml_win_error(const shml_ring *ring, const shml_claim *claim)

@@ -130,6 +130,14 @@ cdef class TrainerRing(HostRing):
         cdef uint64_t nbytes = min(self._ring.slots[slot].note_nbytes, self._ring.header.text_capacity)
         return (<const char *>shml_text_area(&self._ring, slot))[:nbytes]
 
+    def bytes_at(self, int slot, uint64_t offset, uint64_t nbytes):
+        """A copy of some of a slot's bytes, of a batch that has failed."""
+        self._slot(slot)
+        cdef shml_place *place = &self._local_ring.places[slot]
+        if place.map == NULL or offset + nbytes > place.nbytes:
+            raise ValueError(f"{nbytes} bytes at {offset} end beyond the slot of {place.nbytes}")
+        return (<const char *>place.map.base + place.offset)[offset:offset + nbytes]
+
     def need_nbytes(self, int slot):
         """Payload bytes the slot's claimant waits for; 0: none."""
         self._slot(slot)

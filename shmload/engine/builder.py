@@ -316,6 +316,11 @@ def _check_policies(given: Mapping[str, Any]) -> None:
         )
     if limit_s is not None and given["num_workers"] == 0:
         raise ValueError("sample_timeout_s needs num_workers > 0: nobody can interrupt a sample that the trainer reads itself")
+    if limit_s is not None and is_iterable:
+        raise ValueError(
+            f"sample_timeout_s={limit_s} needs a map-style dataset: an iterable one's position is lost with its worker, whose "
+            "successor would begin anew. timeout= bounds a batch"
+        )
     if max_restarts and is_iterable:
         raise ValueError(
             f"max_restarts={max_restarts} needs a map-style dataset: an iterable one's position is lost with its worker"

@@ -15,6 +15,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -30,7 +31,7 @@ from shmload.errors import WorkerDied
 from shmload.shm import owners
 from shmload.worker.pool import STOP_GRACE_S, interrupts_held
 from shmload.worker.reader import Failure, Job
-from shmload.worker.snapshot import END, NO_NEWS, Note, load_note
+from shmload.worker.snapshot import AFRESH, END, NO_NEWS, Note, load_note
 
 log = logging.getLogger("shmload")
 
@@ -51,6 +52,7 @@ class Engine:
         turns: of those who ask for batches; it is their iterator's.
         shared_by: ranks that read the ring.
         lost: an order that has left the queue and comes to nothing, until `take_lost` is asked.
+        lost_note: what the worker said of itself with the last that came to nothing.
     """
 
     def __init__(self, job: Job, options: EngineOptions, bad_samples: BadSamples, hooks: Sequence[Hook] = ()) -> None:
@@ -58,6 +60,7 @@ class Engine:
         self._queue: deque[Order] = deque()  # submitted and not delivered
         self._backlog: deque[Order] = deque()  # its tail: not published
         self.lost: Order | None = None
+        self.lost_note: Note | None = None
         self._death_look = 0.0
         self.on_delivery: Callable[[], None] | None = None
         self._broken: Callable[[], WorkerDied] | None = None
@@ -166,7 +169,7 @@ class Engine:
                 if lease is not None:
                     return self._deliver(order, lease, NO_NEWS if lease.has_note else None)
             order, is_ready = self.awaited(in_order)
-            return self.deliver(order) if is_ready else (order, NOTHING, None)
+            return self.deliver(order) if is_ready else (order, NOTHING, self.lost_note)
         except BaseException:  # ^C, or what another signal handler raises, may come at any line
             self._mend()
             raise
@@ -267,7 +270,7 @@ class Engine:
             elif batch is not NOTHING and self._copy_out.must_copy(self._who_holds):
                 batch = copied(batch)
         except Exception:  # an object in it does not unpickle, say: it would not the next time either
-            self._lose(order)
+            self._lose(order, note)
             raise
         self._supervisor.num_vain = 0
         self._queue.remove(order)
@@ -275,9 +278,9 @@ class Engine:
             self.on_delivery()
         return order, batch, note
 
-    def _lose(self, order: Order) -> None:
+    def _lose(self, order: Order, note: Note | None) -> None:
         self._queue.remove(order)
-        self.lost = order
+        self.lost, self.lost_note = order, note
 
     def work(self) -> None:
         """Does what there is to do, and waits for nothing."""
@@ -333,23 +336,32 @@ class Engine:
         error: Callable[[], BaseException]
         if text is None:
             bad, error = self._supervisor.death_over(slot)
+            note: Note | None = AFRESH
         else:
             failure = Failure.loads(text)
             bad, error = failure.rows, failure.exception
+            note = load_note(failure.worker, partial(ring.bytes_at, slot))
         try:
             if not bad:
                 raise error()
             order.indices = self._bad_samples.replaced(order, bad, error)
             ring.count_bad_samples(self._bad_samples.count)
         except Exception:
-            ring.free(slot)
-            self._lose(order)
+            self._give_up(order, slot)
+            self._lose(order, note)
             raise
         if order.nrows == 0:
-            ring.free(slot)
+            self._give_up(order, slot)
+            self.lost_note = note
             return False
         self._writer.write(order, slot)
         return True
+
+    def _give_up(self, order: Order, slot: int) -> None:
+        """Frees the slot of an order that has failed for good; in torch mode its worker may wait to hear of that."""
+        self._ring.free(slot)
+        if order.worker >= 0:
+            self._writer.ring_workers(order, 1)
 
     def _round(self) -> None:
         """Everything the trainer can act upon without waiting."""
@@ -400,12 +412,17 @@ class Engine:
             return
         with interrupts_held():
             for death in deaths:
-                self._broken = self._supervisor.see_to(death)
-                if self._broken is not None:
-                    self.close(grace_s=0)
-                    raise self._broken()
+                broken = self._supervisor.see_to(death)
+                if broken is not None:
+                    self.break_off(broken)
+                    raise broken()
         for bell in self._orders:
             bell.post_up_to(1)
+
+    def break_off(self, why: Callable[[], WorkerDied]) -> None:
+        """Ends the workers, as one has ended that may not be replaced; `next` goes on saying so."""
+        self._broken = why
+        self.close(grace_s=0)
 
     def _order_in(self, slot: int) -> Order | None:
         return next((order for order in self._queue if order.slot == slot), None)

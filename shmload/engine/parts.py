@@ -444,7 +444,7 @@ class DeviceFeed:
         else:
             order, is_ready = engine.awaited(in_order)
             if not is_ready:
-                return order, NOTHING, None
+                return order, NOTHING, engine.lost_note
             with interrupts_held():
                 self.ahead.append(self._sent(engine, order))
         while len(self.ahead) <= self._num_sent:
@@ -455,7 +455,7 @@ class DeviceFeed:
                 self.ahead.append(self._sent(engine, ready))
         arrival = self.ahead.popleft()
         if arrival.error is not None:
-            engine.lost = arrival.order
+            engine.lost, engine.lost_note = arrival.order, arrival.note
             raise arrival.error
         if arrival.event is not None:
             stream = self._calls.current_stream()
@@ -470,7 +470,7 @@ class DeviceFeed:
             _, batch, note = engine.deliver(order)
         except Exception as error:
             engine.take_lost()
-            return Arrival(order, None, None, [], error=error)
+            return Arrival(order, None, engine.lost_note, [], error=error)
         if batch is NOTHING:
             return Arrival(order, batch, note, [])
         calls = self._calls

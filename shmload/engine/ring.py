@@ -346,14 +346,17 @@ class RingMemory:
         self._num_made = 0
 
     def make(self, slot_nbytes: int) -> None:
-        """Makes the same room for every slot in use, in one segment.
+        """Makes the same room for every slot in use that has none yet, in one segment.
 
         Raises:
             RingTooSmall: that is more than is allowed, or than there is.
         """
         slot_nbytes = _aligned(slot_nbytes)
-        segment = self._payload_or_park(slot_nbytes, lambda: self._ring.num_usable)
-        slots = [slot for slot in range(self._ring.num_slots) if self._ring.state(slot) != PARKED]
+        if len(self._own) == self._ring.num_usable:
+            self._has_payload = True
+            return
+        segment = self._payload_or_park(slot_nbytes, lambda: max(self._ring.num_usable - len(self._own), 1))
+        slots = [slot for slot in range(self._ring.num_slots) if self._ring.state(slot) != PARKED and slot not in self._own]
         memory = Mapping(segment.fd, len(slots) * slot_nbytes, private=self._is_private)
         for place, slot in enumerate(slots):
             self._ring.set_payload(slot, memory, segment.path.encode(), place * slot_nbytes, slot_nbytes)
@@ -406,8 +409,10 @@ class RingMemory:
         self._is_asked = True
         if self._has_payload:
             self.ensure(slot, nbytes)
-        else:
+        elif self._ring.has_layout:
             self.make(nbytes)
+        else:  # a worker says where it stands and has no batch: that must stay there when the layout comes
+            self._put(slot, self._payload_or_park(_aligned(nbytes), lambda: 1))
         self._ring.grant(slot)
 
     # ------------------------------------------------------------ slots in use

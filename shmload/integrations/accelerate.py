@@ -68,9 +68,15 @@ class PreparedLoader(DataLoaderShard):
             while ahead is not _END:
                 batch = ahead if self.device is None else send_to_device(ahead, self.device, self._non_blocking)
                 self._update_state_dict()
-                ahead = next(batches, _END)
+                failure = None
+                try:
+                    ahead = next(batches, _END)
+                except Exception as error:  # of the batch behind this one, which is still to be given
+                    failure = error
                 self.end_of_dataloader = ahead is _END
                 yield batch
+                if failure is not None:
+                    raise failure
             self._update_state_dict()  # of a rank that has no row in the last step: that is over, too
         finally:
             self.end()

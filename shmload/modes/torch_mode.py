@@ -335,10 +335,11 @@ class TorchIterator(_Iterator):
             try:
                 order, _, note = engine.next()
             except Exception:
-                if engine.take_lost() is None:
+                lost = engine.take_lost()
+                if lost is None:
                     raise
-            else:
-                self.progress.noted(order.worker, note)
+                order, note = lost, engine.lost_note
+            self.progress.noted(order.worker, note)
 
     def _read_again(self, num_left: list[int]) -> None:
         """Has each worker read so many batches of an iterable dataset again, unseen."""
@@ -355,7 +356,7 @@ class TorchIterator(_Iterator):
                 lost = engine.take_lost()
                 if lost is None:
                     raise
-                order, note = lost, None  # as it was then
+                order, note = lost, engine.lost_note  # as it was then
             num_left[order.worker] -= 1
             self._num_active[order.worker] -= 1
             self.progress.noted(order.worker, note)
@@ -411,12 +412,14 @@ class TorchIterator(_Iterator):
                 raise StopIteration
             try:
                 order, batch, note = engine.next(in_order=self._in_order)
-            except (WorkerDied, KeyboardInterrupt):
-                raise
-            except Exception:
-                if (lost := engine.take_lost()) is not None:  # the pace is kept, as torch does
+            except Exception as error:
+                lost = engine.take_lost()
+                if isinstance(error, WorkerDied) and self._passes.config.backend == "ray":  # its actor has no successor
+                    engine.break_off(functools.partial(WorkerDied, str(error)))
+                elif lost is not None:  # the pace is kept, as torch does
                     self.progress.last_worker = lost.worker
                     self._num_active[lost.worker] -= 1
+                    self.progress.noted(lost.worker, engine.lost_note)
                     self.progress.ended(lost.step, lost.worker)
                     self._go_on_ordering(engine)
                 raise

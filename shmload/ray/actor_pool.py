@@ -74,6 +74,7 @@ class Briefing:
         actor_options: of the actors, as Ray's `.options` takes them.
         near: bytes of the dataset that lie on each node, if it says so.
         sample_timeout_s: how long one sample may take before its actor is ended; None: for ever.
+        goes_in_turn: a worker does a batch that is ordered anew before any other: its streams go on from one to the next.
         is_again: another agent was there before: a cluster that does not answer is asked again.
     """
 
@@ -89,6 +90,7 @@ class Briefing:
     actor_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     near: Mapping[str, int] = dataclasses.field(default_factory=dict)
     sample_timeout_s: float | None = None
+    goes_in_turn: bool = False
     is_again: bool = False
 
 
@@ -111,6 +113,7 @@ class Cluster:
         control: int,
     ) -> None:
         self._briefing = briefing
+        self.goes_in_turn = briefing.goes_in_turn
         self._pickled_job = pickled_job
         self._wait_for_job = wait_for_job
         self._control = control
@@ -821,12 +824,13 @@ class OnCluster:
         segment = called.group.segment("pickled_job", parcel.nbytes, num_reserved=0)
         posts = named(called.posts[:num_far], segment)
         locate = ability_of(called.job.dataset, "bytes_by_node")
+        goes_in_turn = called.job.seed is None and called.job.tolerates_bad_samples
         briefing = Briefing(
             tuple(posts),
             own_cluster() if self.address == "auto" else self.address,
             tuple(path or os.getcwd() for path in sys.path),
             is_seeded=called.job.seed is not None,
-            num_ahead=max(1, min(called.num_ahead, MAX_AHEAD)),
+            num_ahead=1 if goes_in_turn else max(1, min(called.num_ahead, MAX_AHEAD)),
             num_beside=self.num_local_workers,
             num_ordered=called.num_ahead * len(called.posts),
             connect_timeout_s=self.connect_timeout_s,
@@ -834,6 +838,7 @@ class OnCluster:
             actor_options=self.actor_options,
             near=locate() if locate is not None else {},
             sample_timeout_s=called.sample_timeout_s,
+            goes_in_turn=goes_in_turn,
         )
         assert called.group.control is not None
         actors = RayPool(briefing, parcel, segment, called.group.control)

@@ -421,7 +421,9 @@ class Decoder:
         self._body.work()
         num_foreign += int(ring.worker(worker_id)["num_foreign"])
         if ring.look(0) == FAILED and (text := ring.failure(0)[1]):
-            return self._outcome(ERROR, error=_shifted(text, task.first, local_ring.ring.text_capacity))
+            said = Failure.loads(text).worker  # the agent writes it again, behind what it has of this
+            error = _shifted(text, task.first, local_ring.ring.text_capacity // (2 if said else 1) - 64)
+            return self._outcome(ERROR, error=error, note=(_snapshot(said, local_ring), False) if said else None)
         dumped = ring.note(0)
         if dumped[:1] == END:
             return self._outcome(DONE, note=(_snapshot(dumped, local_ring), True))
@@ -502,7 +504,7 @@ def _shifted(text: bytes, first: int, capacity: int) -> bytes:
     failure = Failure.loads(text)
     if failure.kind is ValueError and "read-only" in failure.text:
         failure = failure._replace(text=failure.text + READ_ONLY)
-    return failure._replace(rows=tuple(first + row for row in failure.rows)).dumps(capacity)
+    return failure._replace(rows=tuple(first + row for row in failure.rows), worker=b"").dumps(capacity)
 
 
 def _fetched(reference: Any) -> Any:

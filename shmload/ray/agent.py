@@ -163,7 +163,11 @@ class StandIn:
             return VOID
         outcome = self._result(self._call)
         if outcome.own == ERROR:
-            ring.write_error(outcome.error)
+            error = outcome.error
+            if outcome.note is not None and (note := self._note(outcome.note, ring.text_capacity // 2, 0)) is not None:
+                error = Failure.with_worker(error, note)
+            ring.write_error(error)
+            ring.is_held_up = self._cluster.goes_in_turn
             return ERROR
         if outcome.note is not None and outcome.note[1]:  # the iterator has ended: there is no batch
             return self._send_note(outcome.note)
@@ -240,16 +244,24 @@ class StandIn:
 
     def _send_note(self, note: tuple[bytes, bool]) -> int:
         """Passes on what the actor says of itself, behind the batch where it is long."""
-        ring, (snapshot, has_ended) = self.ring, note
-        dumped = dump_note(snapshot, has_ended=has_ended)
-        if len(dumped) > ring.text_capacity:
-            used = 0 if has_ended else ring.used_nbytes or self._memory.layout.nbytes(ring.nrows)
-            at = self._memory.append(used, snapshot)
-            if at < 0:
-                return VOID
-            dumped = dump_note((at, len(snapshot)), has_ended=has_ended)
+        ring = self.ring
+        used = 0 if note[1] else ring.used_nbytes or self._memory.layout.nbytes(ring.nrows)
+        dumped = self._note(note, ring.text_capacity, used)
+        if dumped is None:
+            return VOID
         ring.write_note(dumped)
         return DONE
+
+    def _note(self, note: tuple[bytes, bool], capacity: int, used_nbytes: int) -> bytes | None:
+        """As WorkerLoop's."""
+        snapshot, has_ended = note
+        dumped = dump_note(snapshot, has_ended=has_ended)
+        if len(dumped) > capacity:
+            at = self._memory.append(used_nbytes, snapshot)
+            if at < 0:
+                return None
+            dumped = dump_note((at, len(snapshot)), has_ended=has_ended)
+        return dumped
 
 
 class Dispatcher:

@@ -180,7 +180,7 @@ class ShardShuffle(KeyedOrder):
     shuffle: 1 / B); a reader holds w shards and reads each once an epoch.
 
     Args:
-        sizes: samples of each shard, in the dataset's order.
+        sizes: samples of each shard, in the dataset's order. Copied.
         window: shards whose samples are mixed; at least the shards that a batch should come from.
         shuffle: False reads shards and samples in their own order.
     Raises:
@@ -193,7 +193,7 @@ class ShardShuffle(KeyedOrder):
     """
 
     def __init__(self, sizes: ArrayLike, *, window: int = 16, shuffle: bool = True) -> None:
-        self.sizes = np.ascontiguousarray(sizes, np.int64)
+        self.sizes = np.array(sizes, np.int64)  # a copy: the caller's may change
         if self.sizes.ndim != 1 or (len(self.sizes) and self.sizes.min() < 0):
             raise ValueError(
                 f"ShardShuffle: sizes are the samples of each shard, from 0 up; got {np.asarray(sizes).tolist()!r:.80}"
@@ -317,7 +317,7 @@ class NodeShuffle(KeyedOrder):
     `global_batch`, and not on how many ranks there are, so a resume on another number of ranks is exact.
 
     Args:
-        sizes: samples of each shard, in the dataset's order.
+        sizes: samples of each shard, in the dataset's order. Copied.
         nodes: of the job; ranks of a node follow each other, as launchers number them. On another number of machines the order
             stays, and each fetches what its ranks need.
         global_batch: samples of one step over all ranks, a multiple of `nodes`.

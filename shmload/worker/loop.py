@@ -133,7 +133,7 @@ class WorkerLoop:
                 self._has_ended = self._source.has_ended = True  # as torch, which takes a collate_fn's for the iterator's
                 own = DONE
             if own == DONE and self._snapshots is not None:
-                own = self._send_note()
+                own = self._send_note(self._snapshots)
         except Exception as error:
             self._report(error)
             own = ERROR
@@ -155,6 +155,10 @@ class WorkerLoop:
             failure = Failure.of(error, f"in DataLoader worker process {self._ring.worker_id}", note)
             if self._job.tolerates_bad_samples and not isinstance(error, RingTooSmall):
                 failure = failure._replace(rows=self._reader.bad_rows())
+                # in torch mode streams go on from one batch to the next, so which comes first is not up to time
+                self._ring.is_held_up = self._job.seed is None and bool(failure.rows)
+            if self._snapshots is not None:
+                failure = failure._replace(worker=self._note_of_failed(self._snapshots))
         self._ring.write_error(failure.dumps(self._ring.text_capacity))
 
     # ------------------------------------------------------------ filling
@@ -324,22 +328,43 @@ class WorkerLoop:
                 return
             yield sample
 
-    def _send_note(self) -> int:
+    def _send_note(self, snapshots: Snapshots) -> int:
         """Tells the trainer, along with the batch, where this worker stands."""
-        ring, snapshots = self._ring, self._snapshots
-        assert snapshots is not None
-        if not (self._has_ended or snapshots.is_due(ring.step)):
-            return DONE
+        ring = self._ring
+        used = 0 if self._has_ended else ring.used_nbytes or self._memory.layout.nbytes(ring.nrows)
+        note = self._note(snapshots, ring.text_capacity, used)
+        if note is None:
+            return VOID
+        if note:
+            ring.write_note(note)
+        return DONE
+
+    def _note(self, snapshots: Snapshots, capacity: int, used_nbytes: int) -> bytes | None:
+        """Where this worker stands; empty if that is not due, None if nobody wants the batch any more.
+
+        Args:
+            capacity: what is longer lies in the payload, behind its first `used_nbytes`.
+        """
+        if not (self._has_ended or snapshots.is_due(self._ring.step)):
+            return b""
         snapshot = snapshots.take()
         note = dump_note(snapshot, has_ended=self._has_ended)
-        if len(note) > ring.text_capacity:
-            used = ring.used_nbytes or self._memory.layout.nbytes(ring.nrows)
-            at = self._memory.append(0 if self._has_ended else used, snapshot)
+        if len(note) > capacity:
+            at = self._memory.append(used_nbytes, snapshot)
             if at < 0:
-                return VOID
+                return None
             note = dump_note((at, len(snapshot)), has_ended=self._has_ended)
-        ring.write_note(note)
-        return DONE
+        return note
+
+    def _note_of_failed(self, snapshots: Snapshots) -> bytes:
+        """The same behind a batch that failed; it goes with the error, which is not to be lost if this fails, too."""
+        try:
+            note = self._note(snapshots, self._ring.text_capacity // 2, 0)
+        except Exception:
+            note = None
+        if note is None:
+            snapshots.forget()
+        return note or b""
 
     def _convert(self, sample: Any) -> Any:
         self._ring.end_rows()  # what comes now is no sample's doing

@@ -64,6 +64,7 @@ class Failure(NamedTuple):
     where: str  # empty: the text says all
     note: str
     rows: tuple[int, ...] = ()  # of the batch, which could not be read; empty: unknown, or the batch as a whole failed
+    worker: bytes = b""  # where the worker stands behind it, in torch mode: a note as of worker/snapshot.py; empty: none is due
 
     @classmethod
     def of(cls, error: BaseException, where: str, note: str) -> Failure:
@@ -72,18 +73,17 @@ class Failure(NamedTuple):
 
     def dumps(self, capacity: int) -> bytes:
         """At most `capacity` bytes; a long traceback loses its middle, a type that cannot travel becomes RuntimeError."""
-        kind: type[BaseException] = self.kind
         try:
-            pickled_kind = pickle.dumps(kind)
-            pickle.loads(pickled_kind)
+            kind = pickle.dumps(self.kind)
+            pickle.loads(kind)
         except Exception:
-            kind = RuntimeError
-        failure, text = self._replace(kind=kind), self.text
-        dumped = pickle.dumps(tuple(failure))
+            kind = pickle.dumps(RuntimeError)
+        text = self.text
+        dumped = pickle.dumps((kind, *self[1:]))  # a Ray agent, which does not know the type, opens it, too
         while len(dumped) > capacity:
             keep = max(len(text) - (len(dumped) - capacity) - 100, 200) // 2
             text = f"{text[:keep]}\n... {len(self.text) - 2 * keep} characters left out ...\n{text[-keep:]}"
-            dumped = pickle.dumps(tuple(failure._replace(text=text, note=failure.note[:400])))
+            dumped = pickle.dumps((kind, *self._replace(text=text, note=self.note[:400])[1:]))
             if keep <= 100:
                 break
         return dumped
@@ -91,7 +91,13 @@ class Failure(NamedTuple):
     @classmethod
     def loads(cls, dumped: bytes) -> Failure:
         """Inverse of `dumps`."""
-        return cls(*pickle.loads(dumped))
+        kind, *rest = pickle.loads(dumped)
+        return cls(pickle.loads(kind), *rest)
+
+    @staticmethod
+    def with_worker(dumped: bytes, note: bytes) -> bytes:
+        """A failure as it was dumped, with another `worker`."""
+        return pickle.dumps((*pickle.loads(dumped)[:-1], note))
 
     def exception(self) -> BaseException:
         """The exception to raise in the trainer: of the original type, with torch's text."""

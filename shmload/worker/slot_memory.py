@@ -171,7 +171,8 @@ class SlotMemory:
         at = -(-used_nbytes // 64) * 64
         _, path, offset, nbytes = self._ring.payload
         if nbytes < at + len(extra):
-            kept = bytes(memoryview(self.mapped(path))[offset : offset + used_nbytes])
+            # there may be no memory yet, if nothing of it is used
+            kept = bytes(memoryview(self.mapped(path))[offset : offset + used_nbytes]) if used_nbytes else b""
             if not self.grow(at + len(extra)):
                 return -1
             _, path, offset, nbytes = self._ring.payload

@@ -110,7 +110,7 @@ class Snapshots:
         self._source, self._num_workers = source, num_workers
         self._streams = Streams()
         self._last_streams = self._streams.positions()
-        self._last = b""
+        self._last: bytes | None = None  # of those that were sent; None: there is none that later ones may be the same as
         self._last_iterator: Any = None
         # nothing but the streams can change: asked once, not for every batch
         self._has_own = source is not None or is_stateful(job.dataset)
@@ -124,10 +124,14 @@ class Snapshots:
         """Makes the process stand where a snapshot was taken; its dataset and iterator have been seen to."""
         self._streams.go_to(snapshot.get("streams", {}))
 
+    def forget(self) -> None:
+        """The last one could not be sent."""
+        self._last = None
+
     def take(self) -> bytes:
-        """The snapshot of now, pickled; SAME if it is the last one."""
+        """The snapshot of now, pickled; SAME if it is the last one; never at first, as that may be another worker's."""
         streams = self._streams.positions()
-        if not self._has_own and streams is self._last_streams:
+        if not self._has_own and streams is self._last_streams and self._last is not None:
             return SAME
         self._last_streams = streams
         iterator = None if self._source is None else self._source.iterator
@@ -135,7 +139,7 @@ class Snapshots:
         snapshot = own_states(dataset, iterator, has_ended=self._source is not None and self._source.has_ended)
         if streams:
             snapshot["streams"] = streams
-        taken = pickle.dumps(snapshot) if snapshot or self._last else b""
+        taken = pickle.dumps(snapshot)
         if taken == self._last and iterator is self._last_iterator:  # of the pass before it is another one's, however alike
             return SAME
         self._last, self._last_iterator = taken, iterator
@@ -158,6 +162,7 @@ class Note(NamedTuple):
 
 END = bytes([_ENDED])  # how a note begins that comes alone: no batch, and nothing in the payload
 NO_NEWS = Note(SAME, has_ended=False)
+AFRESH = Note(pickle.dumps({}), has_ended=False)  # of a worker that has just been started in another's place
 _NO_NEWS = bytes([0])  # as NO_NEWS is dumped
 
 

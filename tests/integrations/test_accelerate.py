@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,32 @@ def test_valid_is_of_the_batch_the_trainer_has(make_loader: Make, uneven: str) -
     expected = [4] * 5 if uneven == "drop" else [4] * 5 + [2]
     assert prepared.valid is None
     assert [prepared.valid for _ in prepared] == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_has_its_turn_behind_the_batches_before_it(make_loader: Make, num_workers: int) -> None:
+    alone = make_loader(num_workers=num_workers, after_batch=none_of_number_5)
+    expected = [batch["index"].tolist() for batch in until_error(alone)]
+    prepared = prepare(accelerate.Accelerator(cpu=True), make_loader(num_workers=num_workers, after_batch=none_of_number_5))
+    got = [batch["index"].tolist() for batch in until_error(prepared)]
+    assert got == expected
+    assert 0 < len(got) < 6
+    prepared.load_state_dict(prepared.state_dict())
+    with pytest.raises(ValueError, match="number 5"):
+        next(iter(prepared))
+
+
+def none_of_number_5(batch: Any) -> Any:
+    if 5 in batch["index"].tolist():
+        raise ValueError("number 5")
+    return batch
+
+
+def until_error(loader: Any) -> Iterator[Any]:
+    batches = iter(loader)
+    with suppress(ValueError):
+        while True:
+            yield next(batches)
 
 
 def test_an_empty_loader_gives_an_empty_pass(make_loader: Make) -> None:

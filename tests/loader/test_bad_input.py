@@ -285,6 +285,8 @@ def test_an_iterable_dataset_is_refused_where_indices_are_needed() -> None:
 
 
 def test_a_dead_workers_iterator_cannot_be_restarted() -> None:
+    with pytest.raises(ValueError, match="sample_timeout_s=1 needs a map-style dataset: an iterable one's position is lost with"):
+        ShmLoader(Stream(), num_workers=1, sample_timeout_s=1)
     with pytest.raises(ValueError, match="max_restarts=1 needs a map-style dataset"):
         ShmLoader(Stream(), num_workers=1, max_restarts=1)
 

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
 from shmload import ShmLoader
 from shmload.errors import SampleError, SampleTimeout, WorkerDied
@@ -77,6 +78,17 @@ def test_what_random_augmentations_drew_does_not_depend_on_workers() -> None:
             return [b["noise"].tolist() for b in loader]
 
     assert noise(0) == noise(1) == noise(2)
+
+
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+def test_in_torch_mode_what_is_drawn_behind_a_bad_sample_does_not_depend_on_how_far_is_ordered_ahead(on_error: Any) -> None:
+    def noise(ahead: int) -> list[Any]:
+        torch.manual_seed(5)
+        options: dict[str, Any] = {"on_error": on_error, "num_workers": 1, "prefetch_factor": ahead}
+        with ShmLoader(data.Rows(16, frozenset({5, 6})), 2, **options) as loader:
+            return [b["noise"].tolist() for b in loader]
+
+    assert noise(1) == noise(4)
 
 
 @slow

@@ -120,6 +120,16 @@ def test_a_deadly_sample_is_skipped_in_torch_mode_too_if_workers_may_be_replaced
         assert [bad["index"] for bad in loader.stats()["bad_samples"]] == [4]
 
 
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_pass_goes_on_behind_deadly_samples_to_its_end(seed: int | None) -> None:
+    """In torch mode each took the place of one batch that is ordered ahead, and when none was left the pass had ended."""
+    options: dict[str, Any] = {"seed": seed, "num_workers": 1, "prefetch_factor": 1, "max_restarts": 4}
+    with ShmLoader(data.Deadly(5, frozenset({1})), 1, **options) as loader:
+        batches, errors = next(passes(loader))
+    assert batches == [[0], [2], [3], [4]]
+    assert len(errors) == 1
+
+
 def test_a_deadly_sample_is_no_bad_one_before_its_worker_may_not_be_replaced_any_more() -> None:
     loader = ShmLoader(data.Deadly(12, frozenset({4})), 6, num_workers=2, on_error="skip", max_restarts=1)
     with loader, pytest.raises(WorkerDied, match="exited unexpectedly") as caught:

@@ -188,7 +188,7 @@ ENGINE_DEFECTS = [
         is_crossing=True,
     ),
     Defect(
-        "G3",
+        "G1",
         "tensors in mappings that are no dicts stay on the CPU",
         "shmload/batch/deliver.py",
         "    if isinstance(batch, Mapping):\n",

@@ -11,6 +11,8 @@ OWN = "tests/loader/test_own_generators.py::test_"
 # A mistake in how a generator is written shows when its place is tried, and then it is left to its public call: slow, and right.
 RESEEDED = "tests/loader/test_reseeding.py::test_"
 
+TORCH = "tests/resume/test_torch_mode.py::test_"
+
 STATE_DEFECTS = [
     Defect(
         "N7",
@@ -27,6 +29,80 @@ STATE_DEFECTS = [
         "        with suppress(OSError):  # one that the program has closed",
         "        if True:  # one that the program has closed",
         ("tests/shm/test_segment.py::test_a_forked_child_keeps_none_where_the_program_has_closed_one",),
+    ),
+    Defect(
+        "R2",
+        "a worker says nothing of where it stands behind a batch that failed",
+        "shmload/worker/loop.py",
+        "                failure = failure._replace(worker=self._note_of_failed(self._snapshots))\n",
+        "                pass\n",
+        (f"{TORCH}a_worker_goes_on_behind_its_batch_that_came_to_nothing[raise-small]",),
+    ),
+    Defect(
+        "R2",
+        "what a worker says of itself behind a batch that was lost is not taken in",
+        "shmload/modes/torch_mode.py",
+        "                    self.progress.noted(lost.worker, engine.lost_note)\n",
+        "",
+        (f"{TORCH}so_it_does_where_the_trainer_could_not_unpickle_one",),
+    ),
+    Defect(
+        "R2",
+        "nor what it says behind one whose samples are all skipped",
+        "shmload/engine/engine.py",
+        "(order, NOTHING, self.lost_note)",
+        "(order, NOTHING, None)",
+        (f"{TORCH}a_worker_goes_on_behind_its_batch_that_came_to_nothing[skip-small]",),
+    ),
+    Defect(
+        "R2",
+        "a worker reads on before its bad batch is ordered anew",
+        "shmload/worker/loop.py",
+        "self._ring.is_held_up = self._job.seed is None and bool(failure.rows)",
+        "pass",
+        (
+            "tests/loader/test_policies.py::test_in_torch_mode_what_is_drawn_behind_a_bad_sample_does_not_depend_on_how_far_is_ordered_ahead",
+        ),
+    ),
+    Defect(
+        "R2",
+        "a batch whose sample has ended its workers is not behind, and none is ordered in its place",
+        "shmload/modes/torch_mode.py",
+        'if isinstance(error, WorkerDied) and self._passes.config.backend == "ray":',
+        "if isinstance(error, WorkerDied):",
+        ("tests/loader/test_policies_under_fault.py::test_a_pass_goes_on_behind_deadly_samples_to_its_end[None]",),
+    ),
+    Defect(
+        "R2",
+        "what a worker says before any batch is there lies in memory that the first batch's replaces",
+        "shmload/engine/ring.py",
+        "        elif self._ring.has_layout:\n",
+        "        elif True:\n",
+        ("tests/resume/test_iterable.py::test_what_a_worker_without_samples_says_stays_when_memory_is_given_for_those_of_others",),
+    ),
+    Defect(
+        "R2",
+        "a worker can say no more than fits beside a batch that has no memory yet",
+        "shmload/worker/slot_memory.py",
+        '[offset : offset + used_nbytes]) if used_nbytes else b""\n',
+        "[offset : offset + used_nbytes])\n",
+        (f"{TORCH}so_it_does_where_nothing_had_come_before_and_there_was_no_memory_for_what_it_says",),
+    ),
+    Defect(
+        "R2",
+        "an error of a batch that Accelerate's loader reads ahead takes the place of the batch before",
+        "shmload/integrations/accelerate.py",
+        "                    failure = error\n",
+        "                    raise error\n",
+        ("tests/integrations/test_accelerate.py::test_an_error_has_its_turn_behind_the_batches_before_it[0]",),
+    ),
+    Defect(
+        "R2",
+        "shards' sizes are the caller's array",
+        "shmload/schedule/samplers.py",
+        "        self.sizes = np.array(sizes, np.int64)",
+        "        self.sizes = np.asarray(sizes, np.int64)",
+        ("tests/schedule/test_shard_shuffle.py::test_sizes_that_change_afterwards_change_nothing",),
     ),
     Defect(
         "R2",

@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler
 from shmload import ShmLoader
 from tests.ray.cluster_kit import Cluster, assert_same, generator, kept, on
 from tests.ray.ray_datasets import Changing, InPlace, Rows, Texts
-from tests.ray.torch_datasets import Counting, Drawing, listed, seed_worker
+from tests.ray.torch_datasets import Counting, Drawing, Torn, listed, seed_worker
 
 pytestmark = pytest.mark.slow(reason="each starts actors on a Ray cluster")
 SEEDED = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2}
@@ -54,6 +54,17 @@ def test_torch_mode_keeps_torchs_order_and_each_workers_streams(cluster: Cluster
 
     with make() as local, make(**on(cluster)) as far:
         assert_same(kept(local), kept(far))
+
+
+def test_in_torch_mode_what_is_drawn_behind_a_bad_sample_is_what_a_local_worker_draws(cluster: Cluster) -> None:
+    def make(**pool: Any) -> ShmLoader[Any]:
+        options: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 4, "on_error": "skip", "generator": generator()}
+        return ShmLoader(Torn(), 4, **options, **pool)
+
+    with make() as local, make(**on(cluster)) as far:
+        expected, got = kept(local), kept(far)
+        assert len(expected) == 7  # the second has nothing left
+        assert_same(expected, got)
 
 
 @pytest.mark.parametrize("begins_far", [False, True])

@@ -29,6 +29,16 @@ class Drawing(Dataset[Any]):
         return torch.full((3,), float(index)), torch.rand(2), np.random.rand(), info.id, info.num_workers, info.seed
 
 
+class Torn(Drawing):
+    """Some of its samples draw, and then cannot be read."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        if index in (1, 4, 5, 6, 7):
+            raise ValueError(f"sample {index} is torn")
+        return sample
+
+
 class Counting(IterableDataset[Any]):
     """An iterable dataset that divides its samples by get_worker_info, and says where its iterator stands."""
 

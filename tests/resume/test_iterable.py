@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shmload import ShmLoader
@@ -134,3 +137,33 @@ def test_persistent_workers_begin_anew_each_pass(batch_size: int | None) -> None
         return [*got, rest(loader)]
 
     assert passes(ShmLoader) == passes(torch.utils.data.DataLoader)
+
+
+class Talkative(IterableDataset):
+    """Of its two workers the second has no samples and says much; then the first has its first one."""
+
+    def __init__(self) -> None:
+        self.said, self.num_said = multiprocessing.Event(), 0
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        assert worker is not None
+        if worker.id == 0:
+            assert self.said.wait(20)
+            yield from range(4)
+
+    def state_dict(self) -> dict[str, Any]:
+        self.num_said += 1
+        if self.num_said == 2:  # what it said at first lies in the ring by now
+            self.said.set()
+        return {"ballast": bytes(1 << 16)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state == {"ballast": bytes(1 << 16)}
+
+
+def test_what_a_worker_without_samples_says_stays_when_memory_is_given_for_those_of_others() -> None:
+    with ShmLoader(Talkative(), 2, num_workers=2) as loader:
+        iterator = iter(loader)
+        assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+        assert len(opened(loader.state_dict()["details"], is_trusted=False)["workers"][1]["dataset"]["ballast"]) == 1 << 16

@@ -15,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from shmload import ShmLoader
-from shmload.errors import StateMismatch
+from shmload.errors import SampleError, StateMismatch
 from shmload.modes.torch_order import Done
 from shmload.schedule.state import opened
 from tests.resume import noisy_data as data
@@ -163,6 +163,109 @@ def test_behind_a_batch_that_was_lost_the_next_worker_has_its_turn() -> None:
     with ShmLoader(Torn(8), 1, num_workers=2) as loader:
         loader.load_state_dict(state)
         assert [batch.tolist() for batch in loader] == expected
+
+
+class TornLate(data.Counting):
+    """Counts and draws before it raises: a batch that comes to nothing has moved its worker."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        read = torch.cat([super().__getitem__(index), torch.tensor(data.noise())])
+        if index in (2, 3):
+            raise ValueError("torn")
+        return read
+
+
+@pytest.mark.parametrize("size", [0, 1 << 16], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "options", [{}, {"on_error": "skip"}, {"on_error": "skip", "max_bad": 1}], ids=["raise", "skip", "max_bad"]
+)
+def test_a_worker_goes_on_behind_its_batch_that_came_to_nothing(options: dict[str, Any], size: int) -> None:
+    def taken(loader: ShmLoader, limit: int) -> list[Any]:
+        iterator, batches = iter(loader), []
+        while len(batches) < limit:
+            try:
+                batches.append(next(iterator).tolist())
+            except StopIteration:
+                break
+            except (ValueError, SampleError):
+                batches.append(None)
+        return batches
+
+    def make() -> ShmLoader:
+        seed_all(5)
+        return ShmLoader(TornLate(10, size), 2, num_workers=2, **options)
+
+    with make() as loader:
+        expected = taken(loader, 10)
+    assert len(expected) == (4 if options == {"on_error": "skip"} else 5)
+    with make() as loader:
+        assert taken(loader, 2) == expected[:2]
+        state = loader.state_dict()
+    with make() as loader:
+        loader.load_state_dict(state)
+        assert taken(loader, 10) == expected[2:]
+
+
+class Fickle:
+    """Does not unpickle in the trainer where it comes from a sample of 2."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __reduce__(self) -> Any:
+        return fickle, (self.index,)
+
+
+def fickle(index: int) -> int:
+    if index == 2:
+        raise ValueError("it does not unpickle")
+    return index
+
+
+def test_so_it_does_where_nothing_had_come_before_and_there_was_no_memory_for_what_it_says() -> None:
+    def make() -> ShmLoader:
+        seed_all(5)
+        return ShmLoader(TornLate(10, 1 << 16), 2, sampler=[2, 3, 4, 5, 6], num_workers=1)
+
+    with make() as loader:
+        iterator = iter(loader)
+        with pytest.raises(ValueError, match="torn"):
+            next(iterator)
+        state = loader.state_dict()
+        expected = [batch.tolist() for batch in iterator]
+    with make() as loader:
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == expected
+
+
+def test_so_it_does_where_the_trainer_could_not_unpickle_one() -> None:
+    def batches(loader: ShmLoader) -> Iterator[Any]:
+        iterator = iter(loader)
+        while True:
+            try:
+                yield next(iterator)
+            except StopIteration:
+                return
+            except ValueError:
+                yield None
+
+    def make() -> ShmLoader:
+        seed_all(5)
+        return ShmLoader(data.Noisy(5), 1, num_workers=1, collate_fn=with_fickle)
+
+    with make() as loader:
+        expected = list(batches(loader))
+    assert expected[2] is None
+    with make() as loader:
+        assert [batch for _, batch in zip(range(3), batches(loader), strict=False)] == expected[:3]
+        state = loader.state_dict()
+    with make() as loader:
+        loader.load_state_dict(state)
+        assert list(batches(loader)) == expected[3:]
+
+
+def with_fickle(samples: list[torch.Tensor]) -> list[Any]:
+    return [Fickle(int(samples[0][0])), samples[0].tolist()]
 
 
 class Weighty(data.StatefulSampler):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.schedule.samplers import ShardShuffle
+from shmload.schedule.samplers import NodeShuffle, ShardShuffle
 
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 
@@ -67,6 +67,15 @@ def test_the_identity_says_sizes_and_window() -> None:
     first = ShardShuffle([3, 4], window=2).identity
     assert "shard_shuffle(n=7, shards=2, sizes=" in first
     assert len({first, ShardShuffle([4, 3], window=2).identity, ShardShuffle([3, 4], window=1).identity}) == 3
+
+
+def test_sizes_that_change_afterwards_change_nothing() -> None:
+    sizes = np.array([3, 4, 5, 6])
+    orders = [ShardShuffle(sizes), NodeShuffle(sizes, nodes=2, global_batch=2)]
+    before = [order.identity for order in orders]
+    sizes[:] = 1
+    assert [order.identity for order in orders] == before
+    assert [sorted(order.take(0, 18, seed=1, epoch=0).tolist()) for order in orders] == [list(range(18))] * 2
 
 
 def test_what_is_no_sizes_is_refused() -> None:

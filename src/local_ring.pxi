@@ -136,7 +136,8 @@ cdef class LocalRing:
             raise ValueError(f"slot {slot} is not the trainer's to free: its state is {state}")
         if state != SHML_HELD:
             self._require_final(slot)
-        shml_give_up(&self._ring, slot)
+        if self._shared is None:  # else followers are to find that it has failed; no worker of a shared ring waits to hear
+            shml_give_up(&self._ring, slot)
         shml_local_ring_push_free(self._local_ring, slot)
         self._ring.slots[slot].state = SHML_FREE
 

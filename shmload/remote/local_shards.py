@@ -199,6 +199,7 @@ class LocalShards:
         self._lock = threading.Lock()
         self._copies: dict[int, tuple[NDArray[np.uint8], Lease]] = {}  # shards that are here as long as they stand there
         self._indexes: dict[int, Any] = {}
+        self._making: dict[int, threading.Lock] = {}  # of indexes
         self._wanted: list[int] = []  # in the order they are needed
         self._places: dict[int, int] = {}  # of each in it: a dataset of plain files may have a million
         self._prefetcher: Prefetcher | None = None
@@ -227,12 +228,19 @@ class LocalShards:
         self._here()
         found = self._indexes.get(number)
         if found is None:
-            shard = self.shards.all[number]
-            is_known = shard.has_index or os.path.exists(f"{self._indexes_folder}/{name_of(shard)}.index")
-            is_needed = self.keeps_all or bool(shard.packing)  # all of the shard, whether it is indexed or not
-            copy = self.copy(number) if shard.index is None and is_needed and not is_known else None
-            found = self._indexes[number] = fetch_index(self.shards, shard, self._indexes_folder, copy)
+            with self._making.setdefault(number, threading.Lock()):  # a reader and what reads ahead: one of them makes it
+                found = self._indexes.get(number)
+                if found is None:
+                    found = self._indexes[number] = self._indexed(number)
+            self._making.pop(number, None)
         return found
+
+    def _indexed(self, number: int) -> Any:
+        shard = self.shards.all[number]
+        is_known = shard.has_index or os.path.exists(f"{self._indexes_folder}/{name_of(shard)}.index")
+        is_needed = self.keeps_all or bool(shard.packing)  # all of the shard, whether it is indexed or not
+        copy = self.copy(number) if shard.index is None and is_needed and not is_known else None
+        return fetch_index(self.shards, shard, self._indexes_folder, copy)
 
     def _index_all(self, numbers: list[int]) -> None:
         """Indexes shards: one process of those that share the folder, while the others wait for what it leaves there."""

@@ -221,5 +221,5 @@ def test_a_folder_that_is_not_there_is_reported(command: Command) -> None:
 def test_a_file_that_cannot_be_written_is_told(loader: ShmLoader[Any], command: Command, tmp_path: Path) -> None:
     done = command("trace", "--pid", os.getpid(), "--seconds", 0, "--out", tmp_path)
     assert done.exit_code == 2
-    assert "Is a directory" in done.stderr
+    assert "is a folder; name a file in it" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -350,7 +350,7 @@ def _of_kind(case: Case) -> Case:
         case = replace(case, wrap="")
     if case.kind != "remote":
         case = replace(case, appends=0)
-    if case.kind in ("growing", "pipeline") or case.appends:
+    if case.kind == "pipeline":
         case = replace(case, shares=False)
     if case.appends:  # it is followed, which takes a seed and no order of its own; and every sample is another
         case = replace(case, mode="seed", order="", extra=case.extra if case.extra in ("zlib", "bare") else "")

@@ -630,7 +630,7 @@ class Made:
         case = self.case
         if case.kind == "growing":
             self.begin_run()
-            return self.fresh()
+            return self._made()
         return wrapped(case, Stream(case, keys=True) if case.kind == "iterable" else Keys(case), keys=True)
 
 

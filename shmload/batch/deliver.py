@@ -197,7 +197,8 @@ def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_lea
     if type(batch) is dict:
         return {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()}
     if isinstance(batch, Mapping):
-        return filled(of_leaf(batch), {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()})
+        like = of_leaf(filled(batch, dict.fromkeys(batch)))  # what else it has
+        return filled(like, {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()})
     if is_plain_record(batch):
         record = copy.copy(batch)
         for name in vars(batch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -181,7 +182,8 @@ def test_a_subclass_is_copied_out_with_what_it_carries(kind: str) -> None:
     """torch deep-copies a class of a user's only if that class makes empty tensors of itself."""
     tensor = PASSED[kind](2)
     tensor.origin = "left"  # type: ignore[attr-defined]  # what a user hangs on it
-    private = copied([tensor])[0]
-    assert_same(private, tensor)
-    assert private.origin == "left"
-    assert private.data_ptr() != tensor.data_ptr()
+    for batch in ([tensor], OrderedDict([(0, tensor)])):
+        private = copied(batch)[0]
+        assert_same(private, tensor)
+        assert private.origin == "left"
+        assert private.data_ptr() != tensor.data_ptr()

@@ -331,25 +331,26 @@ class WorkerLoop:
     def _send_note(self, snapshots: Snapshots) -> int:
         """Tells the trainer, along with the batch, where this worker stands."""
         ring = self._ring
-        used = 0 if self._has_ended else ring.used_nbytes or self._memory.layout.nbytes(ring.nrows)
-        note = self._note(snapshots, ring.text_capacity, used)
+        note = self._note(snapshots, ring.text_capacity, has_batch=not self._has_ended)
         if note is None:
             return VOID
         if note:
             ring.write_note(note)
         return DONE
 
-    def _note(self, snapshots: Snapshots, capacity: int, used_nbytes: int) -> bytes | None:
+    def _note(self, snapshots: Snapshots, capacity: int, *, has_batch: bool) -> bytes | None:
         """Where this worker stands; empty if that is not due, None if nobody wants the batch any more.
 
         Args:
-            capacity: what is longer lies in the payload, behind its first `used_nbytes`.
+            capacity: what is longer lies in the payload, behind the batch if there is one.
         """
-        if not (self._has_ended or snapshots.is_due(self._ring.step)):
+        ring = self._ring
+        if not (self._has_ended or snapshots.is_due(ring.step)):
             return b""
         snapshot = snapshots.take()
         note = dump_note(snapshot, has_ended=self._has_ended)
         if len(note) > capacity:
+            used_nbytes = (ring.used_nbytes or self._memory.layout.nbytes(ring.nrows)) if has_batch else 0
             at = self._memory.append(used_nbytes, snapshot)
             if at < 0:
                 return None
@@ -359,7 +360,7 @@ class WorkerLoop:
     def _note_of_failed(self, snapshots: Snapshots) -> bytes:
         """The same behind a batch that failed; it goes with the error, which is not to be lost if this fails, too."""
         try:
-            note = self._note(snapshots, self._ring.text_capacity // 2, 0)
+            note = self._note(snapshots, self._ring.text_capacity // 2, has_batch=False)
         except Exception:
             note = None
         if note is None:

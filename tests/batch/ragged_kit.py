@@ -78,7 +78,7 @@ def reference(values: list[Any], mode: str = "list") -> Any:
             return {key: reference([v[key] for v in values], mode) for key in head}
         if isinstance(head, Mapping):
             filled = copy.copy(head)
-            filled.update({key: reference([v[key] for v in values], mode) for key in head})  # type: ignore[attr-defined]  # all change
+            filled.update({key: reference([v[key] for v in values], mode) for key in head})  # type: ignore[attr-defined]  # those here can be changed
             return filled
         if isinstance(head, tuple) and hasattr(head, "_fields"):
             return type(head)(*(_column([v[i] for v in values], mode) for i in range(len(head))))

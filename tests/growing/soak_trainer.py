@@ -77,7 +77,7 @@ def main(folder: Path, rank: int, world_size: int) -> None:
         if epoch and position == 0 and (folder / "stop").exists():
             break
         for number, batch in enumerate(loader):
-            named = loader._passes.epochs.state_dict(epoch, position, is_begun=True)["children"]["snapshot"]  # type: ignore[union-attr]
+            named = loader._passes.epochs.state_dict(epoch, position, is_begun=True)["children"]["snapshot"]  # type: ignore[union-attr]  # of seed mode
             assert loader.valid is not None
             ids = batch["x"][: loader.valid]
             assert bool((ids == ids[:, :1]).all()), "a sample is of two"

@@ -88,7 +88,7 @@ def test_a_resume_does_not_read_another_file_under_the_name_of_the_one_it_had(ca
     if is_copied:
         put_foreign(cache.path / ".hidden", range(12))
         (cache.path / ".hidden").rename(path)
-        os.utime(path, ns=(0, read_snapshot(next(cache.path.glob(".growing/runs/*/epoch-0.json"))).files[0].mtime_ns))  # type: ignore[union-attr]
+        os.utime(path, ns=(0, read_snapshot(next(cache.path.glob(".growing/runs/*/epoch-0.json"))).files[0].mtime_ns))  # type: ignore[union-attr]  # it is there
     else:
         path.write_bytes(put_foreign(cache.path / ".hidden", range(20, 32)).read_bytes())  # in place, of the same size
     with loader_of(dataset_of(cache)) as loader:

@@ -52,7 +52,7 @@ def test_what_a_block_draws_is_its_own_whoever_makes_it() -> None:
         assert list(shared) == first
         assert list(shared) == second
     assert len({value for item in first + second for value in item[1:]}) == 2 * 3 * 20
-    assert np.random.get_state()[1].tobytes() == before  # type: ignore[union-attr]
+    assert np.random.get_state()[1].tobytes() == before  # type: ignore[union-attr]  # a tuple
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)

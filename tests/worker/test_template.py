@@ -201,7 +201,7 @@ def test_a_killed_template_takes_no_worker_along_and_the_next_start_makes_anothe
     assert ours.recv() == "up"
     before = template_pid()
     os.kill(before, signal.SIGKILL)
-    template._current.process.wait()  # type: ignore[union-attr]
+    template._current.process.wait()  # type: ignore[union-attr]  # there is one
     assert process.is_alive()
     assert told(method)["ppid"] == template_pid() != before
     ours.send("go")
@@ -215,7 +215,7 @@ def test_the_worker_of_a_killed_template_can_still_be_killed() -> None:
     process = started("spawn", template_kit.wait_for, theirs)
     assert ours.recv() == "up"
     os.kill(template_pid(), signal.SIGKILL)
-    template._current.process.wait()  # type: ignore[union-attr]
+    template._current.process.wait()  # type: ignore[union-attr]  # there is one
     assert process.exitcode is None
     process.kill()
     process.join()
@@ -248,7 +248,7 @@ def test_a_pass_loses_nothing_when_its_template_is_killed(method: str, seed: int
                 if step == 2:
                     os.kill(template_pid(), signal.SIGKILL)
                     if seed is not None and number == 0:  # a worker goes, too, and another takes its place
-                        os.kill(loader._builder.last.pool.pids[0], signal.SIGKILL)  # type: ignore[union-attr]
+                        os.kill(loader._builder.last.pool.pids[0], signal.SIGKILL)  # type: ignore[union-attr]  # there is one
                 rows += batch[:, 0].tolist()
             assert rows == list(range(64))
         workers = [worker["pid"] for worker in loader.stats()["workers"]] if seed is not None else []

@@ -347,7 +347,7 @@ def test_one_process_writes_a_file_and_the_others_wait_for_it(place: str) -> Non
     die(folder)
     second = other.obtain("x", 10, timeout_s=0)
     os.pwrite(second.fd, content("x", 10), 0)  # what the dead one wrote is gone with it
-    second.publish("x")  # type: ignore[union-attr]
+    second.publish("x")  # type: ignore[union-attr]  # there was room
     with other.obtain("x", 10) as lease:
         assert lease.name == "x"
 

@@ -16,7 +16,7 @@ WIDE = 120  # columns where nobody looks
 
 
 def top(
-    interval: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.01, max=86_400, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="One interval, one view, and the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print each look as one line of JSON.")] = False,
     pid: Annotated[list[int] | None, typer.Option(help="Only loaders of this process, or of its children.")] = None,

@@ -171,16 +171,16 @@ class JsonLines(BlockLayout):
 
     def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
         ends: list[Bounds] = []
-        before = b""  # of the line that the piece begins in, if that may be blank
+        before = b""  # of the line that the piece begins in: its first byte that is not blank
         for at in range(0, nbytes, PIECE):
             piece = bytes(memoryview(read(at, min(PIECE, nbytes - at))).cast("B"))
             found = np.flatnonzero(np.frombuffer(piece, np.uint8) == 10) + 1
             starts = np.concatenate([[0], found[:-1]]) if len(found) else found
-            short = np.flatnonzero(found - starts <= _BLANK)
-            blank = [k for k in short.tolist() if not ((before if k == 0 else b"") + piece[starts[k] : found[k]]).strip()]
-            before = (piece[found[-1] :] if len(found) else before + piece).lstrip()[:_BLANK]
+            maybe = np.flatnonzero(np.isin(np.frombuffer(piece, np.uint8)[starts], list(_BLANKS)))
+            blank = [k for k in maybe.tolist() if not (k == 0 and before) and not piece[starts[k] : found[k]].strip(_BLANKS)]
+            before = (piece[found[-1] :] if len(found) else before + piece).lstrip(_BLANKS)[:1]
             ends.append(np.delete(found, blank) + at)  # a blank line goes with the line behind it
-        if before.strip():
+        if before:
             ends.append(np.array([nbytes]))
         bounds = np.concatenate([np.zeros(1, np.int64), *ends]).astype(np.int64)
         return RecordIndex(url, bounds)
@@ -190,7 +190,7 @@ class JsonLines(BlockLayout):
         return found if isinstance(found, dict) else {"value": found}
 
 
-_BLANK = 256  # bytes of white space that may be a blank line
+_BLANKS = b" \t\r\n"  # white space of JSON
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def parts(code: str) -> list[Part]:
     return found
 
 
-MODULES = {path.stem: parts(path.read_text()) for path in sorted(FIVE.glob("*.py")) if path.stem not in ("__init__", "data")}
+MODULES = {path.stem: parts(path.read_text()) for path in sorted(FIVE.glob("*.py")) if path.stem in ("work", *NEEDS)}
 SHOWN = [(module or "", part) for module, code in BLOCK.findall(PAGE) for part in parts(code)]
 
 
@@ -93,10 +93,10 @@ def needed(library: str, name: str) -> dict[str, str]:
 
 
 @pytest.mark.slow(reason="each program starts workers and reads 3,000 items, in a process that imports torch")
-@pytest.mark.parametrize("library", NEEDS)
+@pytest.mark.parametrize("library", [*NEEDS, "loop"])
 def test_a_program_delivers_what_it_should(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not importlib.util.find_spec(NEEDS[library]):
-        pytest.skip(f"needs {NEEDS[library]}")
+    if not importlib.util.find_spec(package := NEEDS.get(library, "torch")):
+        pytest.skip(f"needs {package}")
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # of libraries among themselves
     five_pipelines.check(library)
 
@@ -107,6 +107,6 @@ def test_a_program_is_measured_beside_its_functions_alone(monkeypatch: pytest.Mo
     monkeypatch.setattr(five_pipelines, "PROGRAMS", {"pairs": PROGRAMS["pairs"]})
     monkeypatch.setattr(five_pipelines, "NEEDS", {"shmload": "shmload", "torch": "torch", "nodes": "no_such_package"})
     result = five_pipelines.measure(Settings(1, 0.05))
-    assert [row.unit for row in result.rows] == ["x", "x", "x", "us", "us"]
-    assert all(row.got > 0 for row in result.rows[:3])
+    assert [row.unit for row in result.rows] == ["x", "x", "x", "x", "us", "us"]
+    assert all(row.got > 0 for row in result.rows[:4])
     assert "torchdata.nodes is not installed" in result.rows[0].beside

@@ -28,7 +28,7 @@ SLOT_NBYTES = MAX_ROWS * 8
 FREE, HELD, ORDERED, LEASED, DRAINING = range(5)
 OPEN, POISON = "open", "poison"  # a word of the model: OPEN, POISON, DONE, VOID, ERROR, or ("claimed", worker)
 PICK = st.integers(0, 11)
-ENDS = ["done", "done", "error", "error", "void", "repack"]
+ENDS = ["done", "done", "error", "error", "error, and waits", "void", "repack"]
 
 
 def memory(nbytes: int) -> Mapping:
@@ -104,6 +104,7 @@ class RingMachine(RuleBasedStateMachine):
         self.last_order = self.epoch = self.next_seq = 0
         self.queue: list[int] = []  # ordered slots, by batch
         self.delivered: list[int] = []  # of this epoch
+        self.held_up: dict[int, tuple[int, int, int, int]] = {}  # worker -> slot, order, epoch and step that it waits to hear of
 
     # ------------------------------------------------------------ what the model can tell
 
@@ -251,6 +252,13 @@ class RingMachine(RuleBasedStateMachine):
             self.seen["opened again"] += 1
             model.words[chunk], model.err = OPEN, None
             return
+        if model.nrows == 1:  # its samples are bad, and nothing is left of it
+            self.ring.free(slot)
+            self.slots[slot] = Slot()
+            self.queue.pop(0)
+            self.delivered.append(model.seq)
+            self.seen["given up"] += 1
+            return
         self.publish(slot, model.seq, model.nrows, len(model.words))
 
     @precondition(lambda self: self.leased())
@@ -296,9 +304,27 @@ class RingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.idle())
     @rule(pick=PICK, num_left=st.sampled_from((0, 0, 0, 1, 2)))
     def claim(self, pick: int, num_left: int = 0) -> None:
-        """The oldest order with a chunk open to this worker but for so many, and its first such chunk."""
+        """The oldest order with a chunk open to this worker but for so many, and its first such chunk.
+
+        One that waits to hear of what it has failed with takes that before what is older, and until then nothing.
+        """
         worker = self.idle()[pick % len(self.idle())]
         ring = self.workers[worker]
+        if worker in self.held_up:
+            slot, order, *place = self.held_up[worker]
+            model = self.slots[slot]
+            if model.order == order:  # a draining slot becomes free with the word as it is
+                assert not ring.claim(num_left)
+                self.seen["waited"] += 1
+                return
+            del self.held_up[worker]
+            if model.words == [OPEN] and model.reserved == worker and [self.epoch, model.seq] == place:
+                assert ring.claim(num_left)
+                self.has_claimed(worker, slot, 0)
+                self.seen["did first what it had failed with"] += any(
+                    other.order < model.order and other.words == [OPEN] and other.reserved == worker for other in self.slots
+                )
+                return
         open_to_me = [
             (model.order, chunk, slot)
             for slot, model in enumerate(self.slots)
@@ -309,15 +335,18 @@ class RingMachine(RuleBasedStateMachine):
         open_to_me = [one for one in open_to_me if one[0] not in left]
         assert ring.claim(num_left) == bool(open_to_me)
         if open_to_me:
-            order, chunk, slot = min(open_to_me)
+            _, chunk, slot = min(open_to_me)
             self.seen["left an order alone"] += bool(left)
-            model = self.slots[slot]
-            assert (ring.order, ring.chunk, ring.slot) == (order, chunk, slot)
-            assert (ring.epoch, ring.step, ring.nrows, ring.nchunks) == (self.epoch, model.seq, model.nrows, len(model.words))
-            assert (ring.first_row, ring.end_row) == self.span(model, chunk)
-            assert ring.is_packed == model.is_packed
-            assert np.frombuffer(ring.order_bytes(), np.int64)[0] == model.seq * MAX_ROWS
-            model.words[chunk] = ("claimed", worker)
+            self.has_claimed(worker, slot, chunk)
+
+    def has_claimed(self, worker: int, slot: int, chunk: int) -> None:
+        ring, model = self.workers[worker], self.slots[slot]
+        assert (ring.order, ring.chunk, ring.slot) == (model.order, chunk, slot)
+        assert (ring.epoch, ring.step, ring.nrows, ring.nchunks) == (self.epoch, model.seq, model.nrows, len(model.words))
+        assert (ring.first_row, ring.end_row) == self.span(model, chunk)
+        assert ring.is_packed == model.is_packed
+        assert np.frombuffer(ring.order_bytes(), np.int64)[0] == model.seq * MAX_ROWS
+        model.words[chunk] = ("claimed", worker)
 
     @staticmethod
     def span(model: Slot, chunk: int) -> tuple[int, int]:
@@ -344,16 +373,19 @@ class RingMachine(RuleBasedStateMachine):
         assert ring.is_abandoned == (model.state == DRAINING)
         for row in range(ring.first_row, ring.end_row):
             self.rows[slot, row] = pattern(model.order, row)
-        if how == "error":
+        if how.startswith("error"):
             assert ring.write_error(b"%d of %d" % (chunk, model.order)) == (model.err is None)
             model.err = chunk if model.err is None else model.err
         elif how == "repack":
             ring.ask_repack()
             model.must_repack = True
-        model.words[chunk] = {"done": DONE, "error": ERROR}.get(how, VOID)
+        model.words[chunk] = {"done": DONE, "repack": VOID, "void": VOID}.get(how, ERROR)
         must_ring = model.is_final() and self.awaited in (slot, ANY_SLOT)
         assert ring.finish(model.words[chunk]) == must_ring
         self.seen["rung" if must_ring else "not rung"] += model.is_final()
+        if self.is_static and how == "error, and waits":
+            ring.is_held_up = True
+            self.held_up[worker] = slot, model.order, ring.epoch, ring.step
         self.after_finish(slot, ring)
 
     def after_finish(self, slot: int, ring: WorkerRing) -> None:
@@ -545,7 +577,8 @@ def test_a_ring_does_what_its_model_does(machine: type[RingMachine]) -> None:
     machine.seen.clear()
     walk(machine, num_walks=200)
     events = ["leased", "leased beside another", "bumped over a claim", "drained", "killed over a chunk"]
-    events += ["posted", "taken", "slept", "rung", "not rung"] + ["left an order alone"] * (not machine.is_static)
+    events += ["posted", "taken", "slept", "rung", "not rung", "given up"] + ["left an order alone"] * (not machine.is_static)
+    events += ["waited", "did first what it had failed with"] * machine.is_static
     assert [event for event in events if not machine.seen[event]] == []
 
 

@@ -25,7 +25,7 @@ from shmload import ShmLoader
 from shmload.errors import ObjectMissing, SampleError, ShardCorrupt, ShmloadError
 from shmload.formats import TarDataset, TarWriter, TFRecordDataset, TFRecordWriter
 from shmload.formats.compression import expanded_pieces
-from shmload.remote import RemoteDataset, arrow_rows, chunk_layouts
+from shmload.remote import RemoteDataset, arrow_rows, chunk_layouts, layouts
 from shmload.remote.block_index import RecordIndex
 from shmload.remote.fetch import SIDECAR
 from shmload.remote.indexed import RemoteRecords
@@ -395,6 +395,18 @@ def test_what_lies_beside_shards_is_none_although_their_layout_is_given(tmp_path
 def test_a_line_may_begin_with_many_blanks(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n' + b" " * 1000 + b'{"a": 2}')
     assert [sample["a"] for sample in RemoteDataset.from_urls(str(tmp_path), shuffle=False)] == [1, 2]
+
+
+@pytest.mark.parametrize("piece", [1, 7, 100, 4096])
+def test_lines_that_are_blank_are_no_samples_however_long(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(piece)
+    monkeypatch.setattr(layouts, "PIECE", piece)  # bytes a read
+    for _ in range(30):
+        texts = [rng.choice(["1", " 2", "", "  ", " " * 700, "\t\r", "33" * 200]) for _ in range(rng.randrange(12))]
+        whole = "\n".join(texts).encode()
+        index = JsonLines().find("x", len(whole), lambda at, size, whole=whole: memoryview(whole)[at : at + size])
+        found = [whole[first:end].decode().strip() for first, end in itertools.pairwise(index.bounds.tolist())]
+        assert found == [text.strip() for text in texts if text.strip()]
 
 
 def test_what_a_shard_is_not_is_said(tmp_path: Path) -> None:

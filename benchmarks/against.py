@@ -12,9 +12,9 @@ process each time; who comes first changes from round to round. Leave the tree a
 
 How to read: now over before, within a round; the median of these ratios, the lowest and the highest. A row has moved if the
 ratios of all rounds lie on one side of 1 and their median is more than 5 % away from it. Three rounds lie on one side by chance
-once in four times. So a benchmark with a row that seems to be worse runs as many rounds again, and all of them count; six do so
-once in 32 times. `better` is not looked at twice. Fewer than three rounds are not judged. What is better the aim says: `<=` and
-`<` want less, `>=` and `>` more.
+once in four times. So a benchmark with a row that seems to be worse runs on until none does, or as many rounds again, and all of
+them count; six lie so once in 32 times. `better` is not looked at twice. Fewer than three rounds are not judged. What is better
+the aim says: `<=` and `<` want less, `>=` and `>` more.
 
 Exits with 1 if a row is worse or a benchmark fails on this tree. One that does not run on the earlier tree is no failure.
 """
@@ -188,7 +188,7 @@ def rounds_of(
     """All rounds of a benchmark. A tree on which it does not run is not asked again."""
     runs: dict[str, list[Run]] = {tree: [] for tree in TREES}
     for number in range(2 * settings.rounds):
-        if number == settings.rounds and not any(line.word == "worse" for line in lines_of(runs)):
+        if number >= settings.rounds and not any(line.word == "worse" for line in lines_of(runs)):
             break
         for tree in TREES[:: 1 if number % 2 == 0 else -1]:
             if failure(runs["now"]) or failure(runs[tree]):

@@ -87,7 +87,7 @@ def ratio(report: WorkloadReport, metric: str, loader: str, other: str) -> float
 
 def forked(settings: Settings, **job: Any) -> BenchJob:
     """A job of 2 forked workers, for as long as the settings say."""
-    return BenchJob(num_workers=2, start_method="fork", seconds=settings.seconds, **job)
+    return BenchJob(num_workers=2, start_method="fork", seconds=settings.seconds, warmup_s=min(1.0, settings.seconds), **job)
 
 
 def ways(

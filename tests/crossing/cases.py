@@ -48,11 +48,15 @@ TEXT, RAGGED, ODD = "sy", "vw", "oqSCPg"  # odd: what torch's collate refuses, o
 REFUSED_BY_TORCH = "oqS"
 BY_BATCH = ("lengths", "tokens", "batch_sampler")
 KEYED = ("block", "weighted")
-EXPANDING = "fg"  # stages that make more or fewer items
-OF_BLOCKS = EXPANDING + "mcu"  # and a Stream for a source, a Scan behind all of them, and no order
+EXPANDING = "fgpa"  # stages that run on blocks: they make more or fewer items, or wait for several
+OF_BLOCKS = EXPANDING + "Bmcu"  # and batches by length, a Stream for a source, a Scan behind all of them, and no order
 OF_FIXED = "tsewzk"  # what a Cache may stand behind: "k" is a Map and a Cache
+OF_SEVERAL = "qyij"  # sources that are several rows: a Chain, a Zip, an Interleave, a Join
 CHOOSING = "tsr"  # stages that leave items as they are
 DECODED = ("rows", "batches")  # by a pipeline's dataset, in place
+
+# arguments that change nothing of what comes, a letter each; options.py says what they are
+ALSO = "tsmbwknzogad"
 
 
 MAKE_OF = {
@@ -106,6 +110,7 @@ class Case:
     persistent: bool = False
     collate: str = ""
     after: str = ""  # what after_batch does: it marks each batch, or fails with every third
+    also: str = ""  # arguments that change nothing of what comes
     backend: str = "process"
     actors: str = ""  # what they ask Ray for: a CPU each, nothing ("share"), or half a CPU wherever Ray wants them ("spread")
     shm: str = "usual"
@@ -211,7 +216,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         bad=one((0, 5), (1, 1), (rng.randint(2, 6), 1)),
         keeps=rng.random() < 0.5,
         shares=rng.random() < 0.3,
-        stages="".join(rng.choice("tsewrzfgmcuk") for _ in range(rng.randint(0, 3))),
+        stages="".join(rng.choice("tsewrzfgmcukpaBqyij") for _ in range(rng.randint(0, 4))),
         mode=one(("seed", 3), ("torch", 2)),
         batch_size=one((1, 1), (3, 2), (4, 2), (6, 2), (rng.randint(7, 33), 1), (None, 0.7)),
         shuffle=rng.random() < 0.65,
@@ -229,6 +234,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         persistent=rng.random() < 0.4,
         collate=one(("", 6), ("list", 1), ("rename", 1)),
         after=one(("", 4), ("mark", 1), ("fail", 1)),
+        also="".join(letter for letter in ALSO if rng.random() < 0.12),
         shm=shm,
         habit=one(
             ("pass", 3), ("break", 1.5), ("second", 1), ("resume", 4), ("living", 2), ("standing", 1), ("end", 1.5), ("threads", 1), ("corrupt", 0.5),
@@ -278,7 +284,7 @@ def mended(case: Case) -> Case:
     before = None
     while case != before:
         before = case
-        for rule in (_of_kind, _of_mode, _of_order, _of_fields, _of_loader, _of_habit, _of_backend):
+        for rule in (_of_kind, _of_mode, _of_order, _of_fields, _of_loader, _of_habit, _of_backend, _of_also):
             case = rule(case)
     return case
 
@@ -346,6 +352,8 @@ def _of_kind(case: Case) -> Case:
     if "u" in case.stages:  # of one rank, with workers, and no item that chance leaves out
         case = replace(case, ranks=1, then_ranks=1, workers=case.workers or 2, then_workers=case.then_workers or 1, drop_last=False)
         case = replace(case, extra="")
+    if "B" in case.stages:  # its batches are what is dealt
+        case = replace(case, then_ranks=case.ranks, drop_last=False)
     if case.wrap and case.n < 2:
         case = replace(case, wrap="")
     if case.kind != "remote":
@@ -361,15 +369,18 @@ def _of_kind(case: Case) -> Case:
 
 
 def _legal(stages: str) -> str:
-    """What of some stages makes a pipeline, a Stream first and a Scan last."""
+    """What of some stages makes a pipeline, the source first and a Scan or batches by length last."""
     is_streamed, is_scanned, is_unordered = "m" in stages, "c" in stages and "u" not in stages, "u" in stages
-    inner = [letter for letter in stages if letter not in "mcu" and not (is_streamed and letter in "wrzk")]
+    several = "" if is_streamed else next((letter for letter in stages if letter in OF_SEVERAL), "")
+    refused = "mcuB" + OF_SEVERAL + ("wrzk" if is_streamed else "tsewrzk" if several == "j" else "")
+    inner = [letter for letter in stages if letter not in refused]
+    is_bucketed = "B" in stages and not (is_scanned or is_unordered)
     fixed = next((at for at, letter in enumerate(inner) if letter not in OF_FIXED), len(inner))
     inner = [letter for at, letter in enumerate(inner) if letter != "k" or at < fixed]
     ends = EXPANDING + ("e" if is_streamed else "")  # a Stream's items are not numbered behind a Map
     first = min([at for at, letter in enumerate(inner) if letter in ends] or [len(inner)])
     kept = [letter for at, letter in enumerate(inner) if at < first or letter in EXPANDING or (at == first and letter in ends)]
-    return "m" * is_streamed + "".join(kept) + "c" * is_scanned + "u" * is_unordered
+    return "m" * is_streamed + several + "".join(kept) + "B" * is_bucketed + "c" * is_scanned + "u" * is_unordered
 
 
 def _of_mode(case: Case) -> Case:
@@ -494,6 +505,31 @@ def _of_backend(case: Case) -> Case:
     return replace(
         case, workers=workers, ranks=1, then_ranks=1, loaders=1, harm="none", shm=shm, start="fork", threads=1, prefetch=None
     )
+
+
+def _of_also(case: Case) -> Case:
+    refused = set("nzg" if case.is_seeded else "o")
+    if case.workers == 0:
+        refused |= set("ts")
+    if case.on_error == "raise":
+        refused |= set("m")
+    if case.kind == "iterable" or (case.backend == "ray" and not case.is_seeded):
+        refused |= set("s")
+    if case.is_noisy:
+        refused |= set("o")
+    if case.shuffle and case.habit not in ("pass", "resume", "rebuild"):
+        refused |= set("g")  # torch's sampler draws from it once more at its end, to which the oracle has been and a loader may not
+    is_lossy = case.bad or case.after == "fail" or (case.harm == "kill" and not case.is_seeded)
+    if case.habit not in ("pass", "resume") or is_lossy:
+        refused |= set("a")  # what is left early, lost or begun anew is a finding
+    if case.kind == "pipeline":
+        can_audit = case.extra not in ("stops", "raises") and not set(case.stages) & set(OF_BLOCKS)
+        refused |= set(ALSO) - set("a" if can_audit else "")
+    if "a" in case.also and "a" not in refused:
+        refused |= set("d")
+    if "n" in case.also:
+        refused |= set("z")
+    return replace(case, also="".join(letter for letter in ALSO if letter in case.also and letter not in refused))
 
 
 def _of_habit(case: Case) -> Case:

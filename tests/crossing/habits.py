@@ -22,11 +22,13 @@ from typing import Any
 import psutil
 import torch
 
+from shmload.tools.audit.verify import read_folder, verify
 from shmload.worker import template
 from tests.crossing.cases import BY_BATCH, Case
 from tests.crossing.datasets import Made
 from tests.crossing.options import AfterFailed, Marked, loader_options
 from tests.crossing.oracle import END, SKIPPED, Expected, Fails, SeedOrder, TorchOrder, difference, seed_generators
+from tests.stand_in.device import StandIn
 
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 WORKER_NAME = "pt_data_worker"
@@ -96,7 +98,7 @@ class Loaders:
         self._works_inline = workers == 0
         for rank in range(ranks):
             options = loader_options(case, rank=rank, ranks=ranks, workers=workers)
-            self.each.append(trial.made_loader(options))
+            self.each.append(trial.made_loader(options | trial.own_options))
 
     def begin(self) -> None:
         """Says that a pass begins, behind which workers order the next one whenever they like."""
@@ -154,6 +156,8 @@ class Trial:
         self._sizes: dict[int, int] = {}  # of epochs that a growing dataset's samples are read in
         self._orders: dict[int, SeedOrder] = {}
         self.expected = Expected(case)
+        self.own_options: dict[str, Any] = {}  # of all its loaders
+        self.device = StandIn(self._rng.randrange) if "d" in case.also else None
 
     # ------------------------------------------------------------ the whole of it
 
@@ -166,7 +170,11 @@ class Trial:
             run_pipeline(self)
         else:
             for number in range(case.loaders):
+                if self.device is not None:
+                    self.own_options["device"] = self.device
                 if not case.is_seeded:
+                    if "g" in case.also:
+                        self.own_options["generator"] = torch.Generator().manual_seed(case.seed)
                     self.order = TorchOrder(case, self.made)
                     seed_generators(case.seed)
                 elif number == 0:
@@ -178,12 +186,23 @@ class Trial:
         self.clean_up()
 
     def _practise(self) -> None:
+        if "a" in self.case.also:
+            self.own_options["audit"] = self.made.folder / "audit"
         try:
             getattr(self, f"habit_{self.case.habit}")()
+            self.verify()
         except (RuntimeError, Wrong) as error:
             if not (self._harms and self._ends_the_loader(error)):
                 raise
             self._forget()
+
+    def verify(self) -> None:
+        """Holds what was recorded against what it should be."""
+        if "a" not in self.case.also:
+            return
+        report, _ = verify(read_folder(self.made.folder / "audit"))
+        if report.status == 1:
+            raise Wrong(f"audit: {report.verdict}: {'; '.join(found.text for found in report.findings)}")
 
     def wait_max_s(self) -> float:
         """How long next() may take on a machine as busy as this one is now."""
@@ -315,6 +334,8 @@ class Trial:
         return self._unmarked(got)
 
     def _unmarked(self, got: Any) -> Any:
+        if self.device is not None:
+            self.device.run()
         if not self.case.after:
             return got
         if type(got) is not Marked or type(got.batch) is Marked:
@@ -651,6 +672,8 @@ class Trial:
             timer.join()
         self.order = None
         self._loose.clear()
+        if self.device is not None and self.device.violations:
+            raise Wrong(f"device: {self.device.violations[0]}")
         gc.collect()
         if left := list(left_behind()):
             raise Wrong(f"left behind: {'; '.join(left)}")

@@ -48,6 +48,23 @@ class Marked:
         self.batch = batch
 
 
+def nothing(worker: int) -> None:
+    """A worker_init_fn."""
+
+
+ALSO: dict[str, dict[str, Any]] = {  # "g", "a" and "d" are of one trial: habits.py has them
+    "t": {"timeout": 600},
+    "s": {"sample_timeout_s": 600},
+    "m": {"max_bad": 10**6},
+    "b": {"ring_bytes": 1 << 36},
+    "w": {"worker_init_fn": nothing},
+    "k": {"trust_state": True},
+    "n": {"snapshot_every_n_steps": 3},
+    "z": {"snapshot_every_n_steps": 0},
+    "o": {"seed_samples": False},
+}
+
+
 class AfterFailed(Exception):
     """What after_batch raises, with the batch that is lost by it."""
 
@@ -125,6 +142,8 @@ def loader_options(case: Case, *, rank: int = 0, ranks: int | None = None, worke
         options["collate_fn"] = COLLATE[case.collate]
     if case.after:
         options["after_batch"] = After(case.after)
+    for letter in case.also:
+        options |= ALSO.get(letter, {})
     if workers != 0:
         options["multiprocessing_context"] = case.start
         if case.prefetch is not None:

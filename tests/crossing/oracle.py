@@ -383,6 +383,8 @@ class TorchOrder:
             options["persistent_workers"] = case.persistent
             if isinstance(case.prefetch, int):
                 options["prefetch_factor"] = case.prefetch
+        if "g" in case.also:
+            options["generator"] = torch.Generator().manual_seed(case.seed)
         self._loader = DataLoader(keys, num_workers=workers, collate_fn=_as_keys, **options)
         self._generators = Generators(case.seed)
         self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()

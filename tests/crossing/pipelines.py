@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.crossing.cases import DECODED, OF_BLOCKS, Case
+from tests.crossing.cases import DECODED, EXPANDING, OF_BLOCKS, OF_SEVERAL, Case
 
 if TYPE_CHECKING:
     from tests.crossing.habits import Trial
@@ -81,6 +82,84 @@ class Plus:
         return int(x + self.held[2000 + x % 1000])
 
 
+@dataclass(frozen=True)
+class More:
+    """Adds a number."""
+
+    term: int
+
+    def __call__(self, x: int) -> int:
+        return x + self.term
+
+
+async def answered(x: int) -> int:
+    """Of an AsyncMap: smaller numbers wait longer."""
+    for _ in range(3 - x % 3):
+        await asyncio.sleep(0)
+    return x + 1
+
+
+WINDOW, BOUNDARIES = 5, (2, 6)
+
+
+def sequence(x: int) -> Any:
+    """Of a Pack: none, or tokens for up to three windows."""
+    return np.arange(x % 12) + x % 50
+
+
+def of_window(window: dict[str, Any]) -> int:
+    """One number of all that a window holds."""
+    rows = (window[name].tolist() for name in ("tokens", "segment_ids", "position_ids"))
+    return sum((at + 1) * (t + 100 * s + 7 * p) for at, (t, s, p) in enumerate(zip(*rows, strict=True)))
+
+
+def packed(block: list[int], is_best_fit: bool) -> list[int]:
+    """What a Pack makes of a block."""
+    windows: list[list[list[int]]] = []
+    for x in block:
+        tokens = [x % 50 + at for at in range(x % 12)]
+        for first in range(0, len(tokens), WINDOW):
+            part = tokens[first : first + WINDOW]
+            rooms = [WINDOW - sum(map(len, window)) for window in windows]
+            fitting = [at for at, room in enumerate(rooms) if room >= len(part)]
+            if not is_best_fit:
+                fitting = [at for at in fitting if at == len(windows) - 1]
+            if fitting:
+                windows[min(fitting, key=rooms.__getitem__)].append(part)
+            else:
+                windows.append([part])
+    return [
+        sum(
+            (at + 1) * (t + 100 * s + 7 * p)
+            for at, (t, s, p) in enumerate((t, s, p) for s, part in enumerate(window, 1) for p, t in enumerate(part))
+        )
+        for window in windows
+    ]
+
+
+def by_length(sample: dict[str, Any]) -> int:
+    """Of a Bucket."""
+    return int(sample["x"]) % 10
+
+
+def bucketed(block: list[int], size: int) -> list[list[int]]:
+    """What a Bucket makes of a block."""
+    held: list[list[int]] = [[], [], []]
+    made = []
+    for x in block:
+        bucket = held[sum(x % 10 > boundary for boundary in BOUNDARIES)]
+        bucket.append(x)
+        if len(bucket) == size:
+            made.append(list(bucket))
+            bucket.clear()
+    return made + [left for left in held if left]
+
+
+def weighed(parts: Any) -> int:
+    """One number of several, another in another order."""
+    return sum((at + 1) * int(part) for at, part in enumerate(parts))
+
+
 def summed(pair: Any) -> int:
     """One number of several."""
     return sum(pair)
@@ -133,7 +212,7 @@ class Remembering(Numbers):
 
 def more_stages(case: Case, folder: Path) -> Iterator[Any]:
     """What the letters of a case stand for."""
-    from shmload.pipeline import Cache, Enumerate, Filter, FlatMap, Map, Repeat, Skip, Take, Window
+    from shmload.pipeline import AsyncMap, Cache, Enumerate, Filter, FlatMap, Map, Pack, Repeat, Skip, Take, Window
 
     made = {
         "t": [Take(case.n - 2)],
@@ -144,9 +223,9 @@ def more_stages(case: Case, folder: Path) -> Iterator[Any]:
         "z": [Window(3, 3), Map(summed)],
         "f": [Filter(is_kept)],
         "g": [FlatMap(copies)],
-        "m": [],
-        "c": [],
-        "u": [],
+        "a": [AsyncMap(answered, 1 + case.seed % 3)],
+        "p": [Map(sequence), Pack(WINDOW, strategy=("greedy", "best_fit")[case.seed % 2]), Map(of_window)],
+        **dict.fromkeys("mcuB" + OF_SEVERAL, ()),
     }
     for number, letter in enumerate(case.stages):
         if letter == "k":
@@ -156,7 +235,7 @@ def more_stages(case: Case, folder: Path) -> Iterator[Any]:
 
 
 def made_by(number: int, case: Case, epochs: list[list[int]]) -> list[list[int]]:
-    """What a stage makes of some epochs."""
+    """What a stage makes of some epochs, or of the blocks of one."""
     letter = case.stages[number]
     if letter == "r":
         return [a + b for a, b in zip(epochs[::2], epochs[1::2], strict=True)]
@@ -169,8 +248,9 @@ def made_by(number: int, case: Case, epochs: list[list[int]]) -> list[list[int]]
         "f": lambda row: [x for x in row if x % 3],
         "g": lambda row: [x for x in row for _ in range(x % 3)],
         "k": lambda row: [x + number for x in row],
-        "m": lambda row: row,
-        "u": lambda row: row,
+        "a": lambda row: [x + 1 for x in row],
+        "p": lambda row: packed(row, case.seed % 2 == 1),
+        **dict.fromkeys("muB" + OF_SEVERAL, lambda row: row),
         "c": lambda row: list(accumulate(row, lambda a, b: (a + b) % 1000)),
     }[letter]
     return [made(row) for row in epochs]
@@ -178,7 +258,24 @@ def made_by(number: int, case: Case, epochs: list[list[int]]) -> list[list[int]]
 
 def stages_of(case: Case, folder: Path, rank: int, ranks: int, workers: int, batch_size: int) -> list[Any]:
     """Of a case's pipeline, for one rank."""
-    from shmload.pipeline import Collate, DistributedBatchedMap, Items, Map, Partition, Permutation, Range, Scan, Shuffle, Stream
+    from shmload.pipeline import (
+        Bucket,
+        Chain,
+        Collate,
+        Conveyer,
+        DistributedBatchedMap,
+        Interleave,
+        Items,
+        Join,
+        Map,
+        Partition,
+        Permutation,
+        Range,
+        Scan,
+        Shuffle,
+        Stream,
+        Zip,
+    )
 
     source: list[Any]
     if case.extra in DECODED:
@@ -188,6 +285,15 @@ def stages_of(case: Case, folder: Path, rank: int, ranks: int, workers: int, bat
         source = [Stream(Remembering(case) if case.keeps else Numbers(case), seed=case.seed)]
     else:
         source = [(Permutation if case.shuffle else Range)(case.n, repeating=False, seed=case.seed)]
+    other = [Range(other_length(case), repeating=False, seed=case.seed), Map(More(500))]
+    if "q" in case.stages:
+        source = [Chain(source, other)]
+    elif "y" in case.stages:
+        source = [Zip(source, other), Map(weighed)]
+    elif "i" in case.stages:
+        source = [Interleave(source, other, block_length=2)]
+    elif "j" in case.stages:
+        source = [Join([(Conveyer(source), 2), (Conveyer(other), 1)], stop="first")]
     stages: list[Any] = [*source, *more_stages(case, folder)]
     if ranks > 1:
         stages.append(Partition(rank, ranks, uneven=case.uneven))
@@ -198,14 +304,49 @@ def stages_of(case: Case, folder: Path, rank: int, ranks: int, workers: int, bat
         stages.append(DistributedBatchedMap(made, workers, in_order=in_order) if workers else Map(made))
     if is_scanned:
         stages += [Scan(running, 0), Map(Row(case))]
-    stages.append(Collate(batch_size, not case.drop_last))
+    if "B" in case.stages:
+        stages.append(Bucket(by_length, BOUNDARIES, case.batch_size))
+    else:
+        stages.append(Collate(batch_size, not case.drop_last))
     if case.extra in ("stops", "raises"):
         stages.append(Map(Ends(case.extra, _fails_from(case))))
     return stages
 
 
+def block_size(case: Case) -> int:
+    """Items of a block."""
+    return 1 + case.seed % 9
+
+
+def other_length(case: Case) -> int:
+    """Of the row that a source of several has beside its first."""
+    return case.n // 2 + 1
+
+
 def _fails_from(case: Case) -> int:
     return case.n // 2
+
+
+def _source(case: Case, epoch: int) -> list[int]:
+    """The epoch's row, of several where the source is."""
+    row, other = _numbers(case, epoch), [500 + x for x in range(other_length(case))]
+    if "q" in case.stages:
+        return row + other
+    if "y" in case.stages:
+        return [x + 2 * y for x, y in zip(row, other, strict=False)]
+    if "i" in case.stages:
+        rows, dealt = [row, other], []
+        for at in range(0, max(map(len, rows)), 2):
+            for each in rows:
+                dealt += each[at : at + 2]
+        return dealt
+    if "j" in case.stages:
+        from tests.pipeline.pipeline_kit import turns
+
+        num_draws = min(len(row) * 3 // 2, len(other) * 3)
+        rests = [iter(row), iter(other)]
+        return [next(rests[member]) for member in turns((2, 1), num_draws)]
+    return row
 
 
 def _numbers(case: Case, epoch: int) -> list[int]:
@@ -227,12 +368,28 @@ def _numbers(case: Case, epoch: int) -> list[int]:
 
 def expected_steps(case: Case, epoch: int, ranks: int, batch_size: int) -> Iterator[list[list[int]]]:
     """What each rank is given at each step."""
-    stride = ranks * batch_size
+    if "B" in case.stages:
+        batch_size = 1  # a bucket
     factor = 2 ** case.stages.count("r")  # epochs of the source in one
-    epochs = [_numbers(case, factor * epoch + number) for number in range(factor)]
-    for number in range(len(case.stages)):
-        epochs = made_by(number, case, epochs)
-    (row,) = epochs
+    parts = [_source(case, factor * epoch + number) for number in range(factor)]
+    is_cut = False
+    for number, letter in enumerate(case.stages):
+        if not is_cut and letter in EXPANDING + "B":  # from here on each block is a row of its own
+            (whole,), is_cut = parts, True
+            parts = [whole[at : at + block_size(case)] for at in range(0, len(whole), block_size(case))]
+        if letter == "c":
+            parts = [[x for part in parts for x in part]]
+        parts = made_by(number, case, parts)
+    row: list[Any] = [x for part in parts for x in part]
+    if "B" in case.stages:
+        row = [bucket for part in parts for bucket in bucketed(part, case.batch_size or 1)]
+    for step in dealt(case, row, ranks, batch_size):
+        yield [[x for bucket in mine for x in bucket] for mine in step] if "B" in case.stages else step
+
+
+def dealt(case: Case, row: list[Any], ranks: int, batch_size: int) -> Iterator[list[list[Any]]]:
+    """The steps of a row: what each rank has of it."""
+    stride = ranks * batch_size
     uneven = case.uneven if ranks > 1 else "pad"
     for first in range(0, len(row), stride):
         part, each = row[first : first + stride], batch_size
@@ -240,7 +397,8 @@ def expected_steps(case: Case, epoch: int, ranks: int, batch_size: int) -> Itera
             if case.drop_last or uneven == "drop":
                 return
             if uneven == "exact":
-                yield [mine.tolist() for mine in np.array_split(np.array(part), ranks)]
+                bounds = [0, *accumulate(len(part) // ranks + (rank < len(part) % ranks) for rank in range(ranks))]
+                yield [part[first:end] for first, end in pairwise(bounds)]
                 return
             each = -(-len(part) // ranks)
             part = part + [row[at % len(row)] for at in range(each * ranks - len(part))]
@@ -257,9 +415,11 @@ def run_pipeline(trial: Trial) -> None:
 
     def made(ranks: int, workers: int, batch_size: int) -> list[Any]:
         try:
-            block = {"block_size": 1 + case.seed % 9} if set(case.stages) & set(OF_BLOCKS) else {}
+            options: dict[str, Any] = {"block_size": block_size(case)} if set(case.stages) & set(OF_BLOCKS) else {}
+            if "a" in case.also:
+                options["audit"] = trial.made.folder / "audit"
             return [
-                Conveyer(stages_of(case, trial.made.folder / "kept", rank, ranks, workers, batch_size), **block)
+                Conveyer(stages_of(case, trial.made.folder / "kept", rank, ranks, workers, batch_size), **options)
                 for rank in range(ranks)
             ]
         except (ValueError, TypeError) as error:
@@ -353,3 +513,4 @@ def run_pipeline(trial: Trial) -> None:
         pipelines += again
     for pipeline in pipelines:
         pipeline.close()
+    trial.verify()

@@ -373,11 +373,12 @@ cdef class WorkerRing:
 
 
 cdef class ChunkWriter:
-    """Writes the samples of a claimed chunk into their rows, one after another, and begins the one behind each.
+    """Writes the samples of a claimed chunk into their rows, or gathers them, one after another, and begins the one behind each.
 
     All of it is one call a sample: for small samples the calls cost more than the bytes.
 
     Args:
+        part: of the rows; None: samples are only gathered.
         keys: of the batch's samples.
         row: of the sample that has been begun.
         begin: begins a sample, as `WorkerRing.begin_row`; None: this does.
@@ -400,7 +401,7 @@ cdef class ChunkWriter:
     cdef readonly bint fits
     cdef readonly object misfit
 
-    def __cinit__(self, WorkerRing ring not None, Part part not None, list keys not None, int row, *, begin=None,
+    def __cinit__(self, WorkerRing ring not None, Part part, list keys not None, int row, *, begin=None,
                   Reseeder reseeder=None, uint64_t seed=0, seed_rest=None):
         if not ring._is_claimed or ring.end_row > len(keys):
             raise ValueError(f"rows {row} to {ring.end_row} of a claim, given {len(keys)} keys")
@@ -415,14 +416,33 @@ cdef class ChunkWriter:
         Args:
             source: gives the sample of a key by `source[key]`.
         """
+        if self._part is None:
+            raise ValueError("there are no rows to write into")
         while self._put(sample) and self.row < self._end:
             sample = source[self._keys[self.row]]
+
+    def gather(self, sample, source):
+        """The sample that has been begun and those behind it, as a list, whether anybody waits or not. Nothing is written.
+
+        Args:
+            source: as of `fill`.
+        """
+        cdef list read = [sample]
+        self._begin_next()
+        while self.row < self._end:
+            read.append(source[self._keys[self.row]])
+            self._begin_next()
+        return read
 
     cdef bint _put(self, object sample) except -1:
         """Writes the sample that has been begun, and begins the next one. False: that sample does not fit, or nobody waits."""
         if not self._part.write(sample, self.row):
             self.fits, self.misfit = False, sample
             return False
+        return self._begin_next()
+
+    cdef bint _begin_next(self) except -1:
+        """Begins the sample behind the one that has been begun, if there is one. False: nobody waits for it any more."""
         self.row += 1
         if self.row >= self._end:
             return True

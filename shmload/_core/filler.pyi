@@ -91,7 +91,7 @@ class ChunkWriter:
     def __new__(
         cls,
         ring: WorkerRing,
-        part: Part,
+        part: Part | None,
         keys: list[Any],
         row: int,
         *,
@@ -101,3 +101,4 @@ class ChunkWriter:
         seed_rest: Callable[[int, int, int, int, list[Any], int], None] | None = None,
     ) -> ChunkWriter: ...
     def fill(self, sample: object, source: Any) -> None: ...
+    def gather(self, sample: object, source: Any) -> list[Any]: ...

@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Iterator
-from functools import partial
 from time import CLOCK_BOOTTIME, clock_gettime_ns, monotonic, monotonic_ns
 from typing import Any
 
@@ -244,15 +243,15 @@ class WorkerLoop:
         assert self._in_place is not None
         assert self._plan.ragged is not None
         rows = RaggedRows(layout, self._plan.ragged, len(keys), self._memory.room_for, self._arenas)
-        if not self._in_place.read_ragged(keys, rows, partial(self._begin_ragged, keys)):
-            return VOID
-        return self._write(rows.finish())
+        begin = self._reader.beginning()
 
-    def _begin_ragged(self, keys: Any, row: int) -> bool:
-        if row >= 0:
-            return self._reader.begin(row, keys[row])
-        self._reader.begin_all(0, keys[0])
-        return not self._ring.is_abandoned
+        def begin_row(row: int) -> bool:
+            if row >= 0:
+                return begin(row, keys[row])
+            self._reader.begin_all(0, keys[0])
+            return not self._ring.is_abandoned
+
+        return self._write(rows.finish()) if self._in_place.read_ragged(keys, rows, begin_row) else VOID
 
     # ------------------------------------------------------------ packed batches
 

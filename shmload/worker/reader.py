@@ -613,16 +613,14 @@ class SampleReader:
 
         return begin
 
-    def writer(self, placer: RowPlacer, keys: list[Any], row: int) -> ChunkWriter:
-        """What writes the chunk's samples from `row` on, which has been begun."""
-        seed = self._job.seed
+    def writer(self, placer: RowPlacer | None, keys: list[Any], row: int) -> ChunkWriter:
+        """What writes the chunk's samples from `row` on, which has been begun; without a placer, what gathers them."""
+        seed, part = self._job.seed, None if placer is None else placer.part
         if faults.armed or self._own is not None:
-            return ChunkWriter(self._ring, placer.part, keys, row, begin=self.begin)
+            return ChunkWriter(self._ring, part, keys, row, begin=self.begin)
         if not self._reseeds or seed is None:
-            return ChunkWriter(self._ring, placer.part, keys, row)
-        return ChunkWriter(
-            self._ring, placer.part, keys, row, reseeder=generators.reseeder, seed=seed, seed_rest=generators.seed_rest
-        )
+            return ChunkWriter(self._ring, part, keys, row)
+        return ChunkWriter(self._ring, part, keys, row, reseeder=generators.reseeder, seed=seed, seed_rest=generators.seed_rest)
 
     def begin(self, row: int, key: Any) -> bool:
         """Says which sample is read next, and seeds its randomness. False: nobody waits for the batch any more."""
@@ -677,7 +675,8 @@ class SampleReader:
                 return samples if type(samples) is list else list(samples)
             self._reads_many = False  # what a sample draws is keyed by the sample
         if self.threads is None:
-            samples = [self.one(row, keys[row]) for row in range(first, end)]
+            source = self if job.plan.has_getitems else dataset
+            samples = self.writer(None, keys, first).gather(self.one(first, keys[first]), source)
         else:
             samples = list(self.by_threads(lambda row: job.plan.sample(dataset, keys[row]), keys, first, end))
         self._ring.end_sample()

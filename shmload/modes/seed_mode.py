@@ -299,13 +299,15 @@ class Epochs:
     def _indices(self, epoch: int, step: int) -> NDArray[np.int64]:
         """Of one batch, out of a block of several: the orders of a pass are asked for one after the other."""
         of_epoch, first, block = self._block
-        if of_epoch == epoch and 0 <= step - first < len(block):
-            row: NDArray[np.int64] = block[step - first]
+        number, between = divmod(step - first, self.stride)
+        if of_epoch == epoch and not between and 0 <= number < len(block):
+            row: NDArray[np.int64] = block[number]
             return row
         schedule = self._schedule
         assert schedule is not None
-        if isinstance(schedule, Schedule):
-            block = schedule.batches(epoch, step, self.rank, min(MAX_BLOCK // schedule.batch_size, MAX_BLOCK_STEPS))
+        num_rows = schedule.batch_size if isinstance(schedule, Schedule) else schedule.rows_per_rank
+        if num_rows is not None:
+            block = schedule.batches(epoch, step, self.rank, min(MAX_BLOCK // num_rows, MAX_BLOCK_STEPS))
             if len(block):
                 self._block = epoch, step, block
                 return self._indices(epoch, step)

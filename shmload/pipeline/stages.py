@@ -22,6 +22,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -156,7 +157,7 @@ class StreamSchedule(BatchSchedule):
 
     order: Any  # a Stream
 
-    @property
+    @cached_property
     def stride(self) -> int:
         """Items of one step over all ranks."""
         return int(self.order.batch_size or 1) * self.world_size
@@ -166,7 +167,7 @@ class StreamSchedule(BatchSchedule):
         size: int | None = self.order.batch_size
         return size
 
-    @property
+    @cached_property
     def is_endless(self) -> bool:
         return bool(self.order.source.repeating)
 
@@ -195,6 +196,12 @@ class StreamSchedule(BatchSchedule):
         else:
             self.order.rounds_at.pop(step, None)
         return self._keys(epoch, self.positions(step, rank))
+
+    def batches(self, epoch: int, step: int, rank: int, most: int) -> NDArray[np.int64]:
+        left = most if self.is_endless else (self.n - step) // self.stride
+        count, first = max(min(max(most, 1), left), 0), self._at(epoch, step)
+        keys: NDArray[np.int64] = self.order.source.keys_at(first, first + count * self.stride)
+        return keys.reshape(count, self.world_size, self.order.batch_size)[:, rank].copy()
 
     def positions(self, step: int, rank: int) -> NDArray[np.int64]:
         """Of a rank's items at a step; at n and beyond, in a pipeline that does not repeat, stands padding."""

@@ -760,6 +760,10 @@ class BatchSchedule(AnySchedule):
         number = (step + rank) % self.order.num_batches(seed=self.seed, epoch=epoch)
         return self.order.batch(number, seed=self.seed, epoch=epoch)
 
+    def batches(self, epoch: int, step: int, rank: int, most: int) -> NDArray[np.int64]:
+        """As of Schedule; none where they are worked out one by one."""
+        return np.empty((0, 0), np.int64)
+
     def num_valid(self, epoch: int, step: int, rank: int) -> int:
         """Rows of the batch that are not padding: all or none."""
         is_padding = step + rank >= self.order.num_batches(seed=self.seed, epoch=epoch)

@@ -71,7 +71,7 @@ def _answered(fn: Callable[[Any], Any], items: Iterator[Any], name: str) -> Iter
             yield item, None
             continue
         try:
-            answer = called(fn, item, name)
+            answer = fn(item)
         except Exception as error:
             yield failed(error, name), None
         else:
@@ -475,8 +475,8 @@ def failed(error: Exception, stage: str, position: int | None = None) -> FailedI
     """
     row = _reading.row
     name = _reading.name() if position is None else row.name(row.key(position))
-    if isinstance(error, StopIteration):  # of somebody's dataset: it would end the items
-        error = no_end(error, "reading the source")
+    if isinstance(error, StopIteration):  # it would end the items
+        error = no_end(error, f"the function of {stage}" if stage else "reading the source")
     error.add_note(f"shmload: {stage}, of {name}" if stage else f"shmload: {name}")
     return FailedItem(Failure.of(error, IN_WORKER, ""))
 

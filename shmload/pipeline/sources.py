@@ -285,7 +285,7 @@ class Mapped(Row):
 
     def item(self, key: int) -> Any:
         below = self.below
-        of_below = below.key(key)
+        of_below = key if isinstance(below, Row) else below.key(key)  # a call less for each item
         return through(self._functions.values(), below.item(of_below), below.name, of_below)
 
 

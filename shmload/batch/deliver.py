@@ -11,7 +11,7 @@ import io
 import marshal
 import math
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -167,13 +167,28 @@ def _copied_leaf(leaf: Any) -> Any:
     return leaf.copy(order="K") if isinstance(leaf, np.ndarray) else copy.deepcopy(leaf)
 
 
+def is_sparse(tensor: torch.Tensor) -> bool:
+    """Whether it consists of several tensors (see `parts_of`)."""
+    return str(tensor.layout) in INDICES_OF
+
+
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors with memory that a tensor consists of: itself, if it is not sparse."""
+    """The tensors with memory that a tensor consists of: itself, if it is not sparse, else its values and then its indices."""
     names = INDICES_OF.get(str(tensor.layout))
     if names is None:
         return [tensor] if tensor.layout is torch.strided else []
     values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
     return [values, *(getattr(tensor, name)() for name in names)]
+
+
+def made_sparse(layout: str, shape: tuple[int, ...], is_coalesced: bool, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sparse tensor of these parts."""
+    values, *indices = parts
+    if layout == "sparse_coo":
+        return torch.sparse_coo_tensor(indices[0], values, shape, is_coalesced=is_coalesced, check_invariants=False)
+    return torch.sparse_compressed_tensor(
+        indices[0], indices[1], values, shape, layout=getattr(torch, layout), check_invariants=False
+    )
 
 
 def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_leaf: Callable[[Any], Any]) -> Any:
@@ -244,12 +259,7 @@ def _nested(source: BatchMemory, values: tuple[Any, ...], offsets: tuple[Any, ..
 def _sparse(
     source: BatchMemory, layout: str, shape: tuple[int, ...], is_coalesced: bool, indices: list[Any], values: tuple[Any, ...]
 ) -> torch.Tensor:
-    parts: list[torch.Tensor] = _all(source, [*indices, values])
-    if layout == "sparse_coo":
-        return torch.sparse_coo_tensor(parts[0], parts[1], shape, is_coalesced=is_coalesced, check_invariants=False)
-    return torch.sparse_compressed_tensor(
-        parts[0], parts[1], parts[2], shape, layout=getattr(torch, layout), check_invariants=False
-    )
+    return made_sparse(layout, shape, is_coalesced, _all(source, [values, *indices]))
 
 
 def _record(source: BatchMemory, kind: bytes, names: list[str], nodes: list[tuple[Any, ...]]) -> Any:

@@ -46,7 +46,7 @@ import torch
 
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import TrainerRing
-from shmload.batch.deliver import mapped
+from shmload.batch.deliver import is_sparse, made_sparse, mapped, parts_of
 from shmload.errors import CopyFailed
 from shmload.torch_names import has_cuda_context
 from shmload.world import users_frame
@@ -390,6 +390,10 @@ def sent(batch: Any, calls: Calls, *, is_slot: bool) -> tuple[Any, list[torch.Te
         return made[-1]
 
     def send(tensor: torch.Tensor) -> torch.Tensor:
+        if is_sparse(tensor) and not tensor.requires_grad:  # streams are told of memory, which its parts have
+            is_coalesced = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
+            layout = str(tensor.layout).removeprefix("torch.")
+            return made_sparse(layout, tensor.shape, is_coalesced, [send(part) for part in parts_of(tensor)])
         if not is_slot or tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() == 0:
             return copied(tensor)
         storage = tensor.untyped_storage()

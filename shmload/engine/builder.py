@@ -462,7 +462,8 @@ class EngineBuilder:
 
         def name(tensor: torch.Tensor) -> torch.Tensor:
             if calls is not None:
-                calls.keep_for(tensor, stream)
+                for part in parts_of(tensor):
+                    calls.keep_for(part, stream)
             elif tensor.device.type == "cpu":
                 for releases, part in product(all_releases, parts_of(tensor)):
                     slot = releases.pins.slot_at(part.data_ptr())

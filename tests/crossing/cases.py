@@ -509,7 +509,7 @@ def _of_backend(case: Case) -> Case:
 
 def _of_also(case: Case) -> Case:
     refused = set("nzg" if case.is_seeded else "o")
-    if case.workers == 0:
+    if 0 in (case.workers, case.then_workers):
         refused |= set("ts")
     if case.on_error == "raise":
         refused |= set("m")

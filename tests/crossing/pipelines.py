@@ -251,7 +251,7 @@ def made_by(number: int, case: Case, epochs: list[list[int]]) -> list[list[int]]
         "a": lambda row: [x + 1 for x in row],
         "p": lambda row: packed(row, case.seed % 2 == 1),
         **dict.fromkeys("muB" + OF_SEVERAL, lambda row: row),
-        "c": lambda row: list(accumulate(row, lambda a, b: (a + b) % 1000)),
+        "c": lambda row: list(accumulate(row, lambda a, b: (a + b) % 1000, initial=0))[1:],
     }[letter]
     return [made(row) for row in epochs]
 

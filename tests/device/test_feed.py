@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from random import Random
@@ -147,6 +148,36 @@ def test_tensors_in_mappings_arrive_too(make: Make) -> None:
     assert "copy" in {entry[0] for entry in logged.log}
     assert torch.equal(found[0], rows_of(0))
     assert batch["text"] == "as it is"
+    loader.close()
+
+
+def collated_sparse(samples: list[Any]) -> Any:
+    dense = torch.stack([torch.as_tensor(sample["x"]) for sample in samples])
+    twice = torch.sparse_coo_tensor([[0, 0], [1, 1]], dense[:2, 0], (2, 3), check_invariants=False)
+    return {"coo": dense.to_sparse(), "csr": dense.to_sparse_csr(), "twice": twice}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_sparse_tensors_arrive_by_their_parts(num_workers: int, make: Make) -> None:
+    device = StandIn()
+    options: dict[str, Any] = {} if num_workers else {"multiprocessing_context": None}
+    loader = make(device, collate_fn=collated_sparse, num_workers=num_workers, **options)
+    batch = next(itertools.islice(loader, 1, None))  # of samples 2 and 3
+    device.current_stream().give(lambda: None)
+    device.run()
+    assert {name: tensor.layout for name, tensor in batch.items()} == {
+        "coo": torch.sparse_coo,
+        "csr": torch.sparse_csr,
+        "twice": torch.sparse_coo,
+    }
+    assert torch.equal(batch["coo"].to_dense(), rows_of(2))
+    assert torch.equal(batch["csr"].to_dense(), rows_of(2))
+    assert (batch["coo"].is_coalesced(), batch["twice"].is_coalesced()) == (True, False)
+    assert batch["twice"].to_dense().tolist() == [[0, 5, 0], [0, 0, 0]]
+    parts = [batch["coo"].values(), batch["csr"].crow_indices(), batch["twice"]._indices()]
+    assert all(device.stream_for(part) is not None for part in parts)  # it is the device that has made them
+    loader.record_stream(batch, device.side_stream())
     loader.close()
 
 

@@ -28,9 +28,10 @@ batches) and 1.26, augment and mix 1.99 and 1.36, pairs 4.21 and 1.68, buckets 1
 times can be had of pairs alone. What is added is most where items are large for what is done with them: pairs are 12 KB for 6.7 us.
 An empty stage 0.04 us (1.82 and 2.20 an item without any and with ten), behind a Filter 0.05 (0.98 and 1.50).
 Later (slower by half, 3 rounds), copied over the functions, the least: pack 1.08, augment and mix 1.02, pairs 1.54, buckets 1.06,
-mixture 1.08. CPU over copied: augment and mix 1.21, pairs 1.13, mixture 1.08. Since a pipeline's steps are ordered several at a time
-and batch functions are given their samples by a native loop (3 rounds of 0.6 s), over all of the program in a loop and over the
-functions: pack 1.04 and 1.22, augment and mix 1.11 and 1.22, pairs 1.04 and 1.75, buckets 1.11 and 1.23, mixture 0.98 and 1.15.
+mixture 1.08. CPU over copied: augment and mix 1.21, pairs 1.13, mixture 1.08.
+Since a pipeline's steps are ordered several at a time, and batch functions are given their samples by a native loop (3 rounds of
+0.6 s), over all of the program in a loop and over the functions: pack 1.04 and 1.22, augment and mix 1.11 and 1.22, pairs 1.04 and
+1.75, buckets 1.11 and 1.23, mixture 0.98 and 1.15.
 """
 
 import mmap

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -124,3 +127,24 @@ def test_a_sample_goes_on_drawing_behind_another_loaders_batch(num_workers: int)
     assert found[0] == [rng.random() for rng in rngs]
     assert found[1] == [rng.random() for rng in rngs]
     assert len(set(found[2])) == 1
+
+
+class DrawnFromAll(Drawn):
+    """What a sample draws from its own generator and from those of random, numpy and torch; every third is of another shape."""
+
+    def __getitem__(self, index: int) -> list[float]:
+        drawn = [sample_rng().random(), random.random(), float(np.random.rand()), float(torch.rand(()))]
+        return drawn * (1 + (index % 3 == 0))
+
+
+@pytest.mark.parametrize(
+    "options", [{"collate_fn": list}, {"ragged": "list"}, {"batch_sampler": [list(range(6)), list(range(6, 12))]}]
+)
+def test_samples_that_are_gathered_draw_what_each_draws_alone(options: dict[str, Any]) -> None:
+    alone, data = [], DrawnFromAll()
+    with ShmLoader(data, None, num_workers=0, seed=7) as loader:
+        alone += [[float(number) for number in sample] for sample in loader]
+    options = options if "batch_sampler" in options else {"batch_size": 6, **options}
+    with ShmLoader(data, num_workers=1, seed=7, **options) as loader:
+        gathered = [[float(number) for number in sample] for batch in loader for sample in batch]
+    assert gathered == alone

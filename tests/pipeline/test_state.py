@@ -32,6 +32,16 @@ def test_a_state_may_be_taken_before_the_first_between_any_two_and_at_the_end(ba
                 assert pulled(other, len(expected) - num_done) == expected[num_done:]
 
 
+@pytest.mark.parametrize("repeating", [False, True])
+def test_steps_behind_a_state_are_not_those_that_were_worked_out_before(repeating: bool) -> None:
+    source = Range(40, repeating=repeating)
+    with Conveyer([source, Collate(4)]) as pipeline, Conveyer([source, Collate(6)]) as other:
+        assert pulled(pipeline, 1) == [[0, 1, 2, 3]]  # and those at 4, 8, 12 ... with it
+        assert pulled(other, 1) == [[0, 1, 2, 3, 4, 5]]
+        pipeline.load_state(other.state())
+        assert pulled(pipeline, 2) == [[6, 7, 8, 9], [10, 11, 12, 13]]
+
+
 def test_every_spelling_of_saving_and_loading_is_the_same() -> None:
     with Spec(PLAIN).make() as pipeline:
         pulled(pipeline, 3)

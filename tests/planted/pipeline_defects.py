@@ -294,4 +294,22 @@ PIPELINE_DEFECTS = [
         "        if isinstance(error, WorkerDied):\n",
         (f"{WORKERS}test_an_item_that_takes_too_long_is_lost_with_the_place_it_hung_at",),
     ),
+    Defect(
+        "B8",
+        "a state between the steps that were worked out is gone on from at one of those",
+        "shmload/modes/seed_mode.py",
+        "        if of_epoch == epoch and not between and ",
+        "        if of_epoch == epoch and ",
+        ("tests/pipeline/test_state.py::test_steps_behind_a_state_are_not_those_that_were_worked_out_before[True]",),
+        is_crossing=True,
+    ),
+    Defect(
+        "B8",
+        "every rank of a pipeline is given the first one's items",
+        "shmload/pipeline/stages.py",
+        "self.order.batch_size)[:, rank].copy()",
+        "self.order.batch_size)[:, 0].copy()",
+        ("tests/pipeline/test_stream.py::test_each_rank_is_given_its_part_of_the_stream",),
+        is_crossing=True,
+    ),
 ]

@@ -584,6 +584,10 @@ class Made:
         self.size = case.n  # samples that there are by now
         self._num_appends = 0
 
+    def forget(self) -> None:
+        """Lets go of the dataset that loaders have shared: with it goes the memory in which its arrays have been sent to workers."""
+        self._shared = None
+
     def begin_run(self) -> None:
         """What is made from now on belongs to one training run: that of its ranks, which have one store of torch.distributed's."""
         self._num_runs += 1

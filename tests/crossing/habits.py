@@ -672,6 +672,7 @@ class Trial:
         for timer in self._timers:
             timer.join()
         self.order = None
+        self.made.forget()
         self._loose.clear()
         if self.device is not None and self.device.violations:
             raise Wrong(f"device: {self.device.violations[0]}")

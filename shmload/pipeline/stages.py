@@ -198,10 +198,16 @@ class StreamSchedule(BatchSchedule):
         return self._keys(epoch, self.positions(step, rank))
 
     def batches(self, epoch: int, step: int, rank: int, most: int) -> NDArray[np.int64]:
+        source, size = self.order.source, self.order.batch_size
         left = most if self.is_endless else (self.n - step) // self.stride
         count, first = max(min(max(most, 1), left), 0), self._at(epoch, step)
-        keys: NDArray[np.int64] = self.order.source.keys_at(first, first + count * self.stride)
-        return keys.reshape(count, self.world_size, self.order.batch_size)[:, rank].copy()
+        if self.world_size == 1:  # the steps lie end to end
+            return source.keys_at(first, first + count * size).reshape(count, size)  # type: ignore[no-any-return]
+        out = np.empty((count, size), np.int64)
+        for number, row in enumerate(out):
+            start = first + number * self.stride + rank * size
+            row[:] = source.keys_at(start, start + size)
+        return out
 
     def positions(self, step: int, rank: int) -> NDArray[np.int64]:
         """Of a rank's items at a step; at n and beyond, in a pipeline that does not repeat, stands padding."""

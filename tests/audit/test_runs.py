@@ -112,6 +112,22 @@ def test_ranks_that_each_read_the_whole_dataset_are_noted(tmp_path: Path) -> Non
 
 
 @BOTH_MODES
+def test_an_end_that_nobody_has_seen_but_a_state_has_is_one(tmp_path: Path, seed: int | None) -> None:
+    def loader() -> ShmLoader[Any]:
+        return ShmLoader(PAIRS, 2, sampler=list(range(11)), seed=seed, audit=tmp_path)
+
+    first = loader()
+    run([first], 6)  # all of them, and nobody asks for a seventh
+    again = loader()
+    again.load_state_dict(first.state_dict())
+    run([again])
+    report = judged(tmp_path)
+    assert report.status != 1, report.findings
+    # in torch mode a pass whose end nobody has seen is gone on with, and has nothing more
+    assert [epoch.num_batches for epoch in report.loaders[0].epochs] == ([6] if seed is None else [6, 6])
+
+
+@BOTH_MODES
 def test_a_weighted_sampler_is_consistent_and_not_proven(tmp_path: Path, seed: int | None) -> None:
     sampler = WeightedRandomSampler([1.0] * 10 + [5.0], 11)
     run([ShmLoader(PAIRS, 2, sampler=sampler, seed=seed, audit=tmp_path)])

@@ -522,8 +522,6 @@ def _of_also(case: Case) -> Case:
     is_lossy = case.bad or case.after == "fail" or (case.harm == "kill" and not case.is_seeded)
     if case.habit not in ("pass", "resume") or is_lossy:
         refused |= set("a")  # what is left early, lost or begun anew is a finding
-    if case.habit == "resume" and case.at >= 1 and (case.order or not case.is_seeded):
-        refused |= set("a")  # nobody has seen that end, and the order does not say where it is
     if case.kind == "pipeline":
         can_audit = case.extra not in ("stops", "raises") and not set(case.stages) & set(OF_BLOCKS)
         refused |= set(ALSO) - set("a" if can_audit else "")

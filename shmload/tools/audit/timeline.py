@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload._core.permutation import MAX_N
 from shmload.audit.recorder import DISTRIBUTED, AuditLog, Batch, Event, Header, Mode
 from shmload.schedule.schedule import Schedule, stream_positions
 
@@ -188,6 +189,8 @@ class AuditTimeline:
             if record.kind == "resume" and (record.details.get("by") != "set_epoch" or not has_begun):
                 has_state = True
                 self._supersede(part, epoch, step)
+                if step == 0 and self._active.get(epoch - 1):  # the state says so, whether or not anybody had asked beyond its end
+                    self._ended(End(part, epoch - 1, MAX_N))
             elif record.kind == "pass":
                 newest[epoch] = step
                 if not (has_begun or has_state) and any(_is_before(one.part, part) for its in self._active.values() for one in its):
@@ -197,11 +200,13 @@ class AuditTimeline:
                         self.restarts.append(part)
                 has_begun = True
             elif record.kind == "end":
-                end = End(part, epoch, step)
-                self.ends.append(end)
-                self._active.setdefault(epoch, []).append(end)
+                self._ended(End(part, epoch, step))
             elif record.kind == "lost":
                 self.lost.append(f"{part.log.name}: {record.details.get('batches')} batches could not be recorded")
+
+    def _ended(self, end: End) -> None:
+        self.ends.append(end)
+        self._active.setdefault(end.epoch, []).append(end)
 
     def _supersede(self, part: AuditPart, epoch: int, step: int) -> None:
         for each in [e for e in self._active if e >= epoch]:

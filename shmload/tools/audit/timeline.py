@@ -189,8 +189,9 @@ class AuditTimeline:
             if record.kind == "resume" and (record.details.get("by") != "set_epoch" or not has_begun):
                 has_state = True
                 self._supersede(part, epoch, step)
-                if step == 0 and self._active.get(epoch - 1):  # the state says so, whether or not anybody had asked beyond its end
-                    self._ended(End(part, epoch - 1, MAX_N))
+                if step == 0:  # the state says that the pass before is over, for all ranks, whether or not they have seen its end
+                    for its in {one.rank: one.part for one in self._active.get(epoch - 1, ())}.values():
+                        self._ended(End(its, epoch - 1, MAX_N))
             elif record.kind == "pass":
                 newest[epoch] = step
                 if not (has_begun or has_state) and any(_is_before(one.part, part) for its in self._active.values() for one in its):

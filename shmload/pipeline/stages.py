@@ -202,7 +202,8 @@ class StreamSchedule(BatchSchedule):
         left = most if self.is_endless else (self.n - step) // self.stride
         count, first = max(min(max(most, 1), left), 0), self._at(epoch, step)
         if self.world_size == 1:  # the steps lie end to end
-            return source.keys_at(first, first + count * size).reshape(count, size)  # type: ignore[no-any-return]
+            keys: NDArray[np.int64] = source.keys_at(first, first + count * size)
+            return keys.reshape(count, size)
         out = np.empty((count, size), np.int64)
         for number, row in enumerate(out):
             start = first + number * self.stride + rank * size

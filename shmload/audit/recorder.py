@@ -15,7 +15,8 @@ The audit file: what one process start of one rank was delivered, in the order i
 
 A line is a record; its JSON has a kind. A "batch" has time_ns, epoch, step, valid (rows that are no padding), digest,
 is_partial, the keys (a base64 text of int64, or a list where a key is no such number) and the changes. "pass" begins one, "end": it
-came to its end, "resume": a state was loaded, "lost": records that could not be written.
+came to its end, "resume": a state was loaded (and which steps `beyond` its own had come before, out of turn), "lost": records that
+could not be written.
 
 Every line is written by one write(), so what kill -9 leaves is a whole number of lines or one that is cut (*torn*), which is no
 damage. Anything else that does not fit is reported with its offset; nothing here is ever executed or unpickled.
@@ -203,6 +204,7 @@ class Mode(StrEnum):
 
     SEED = "seed"
     SAMPLED = "seed, with a sampler"
+    GROWING = "seed, a dataset that grows"
     PIPELINE = "pipeline"
     TORCH = "torch"
 
@@ -241,7 +243,7 @@ class Header:
         size: dict[str, Any] = {"batch_size": self.batch_size}
         if self.mode == Mode.PIPELINE:
             size = {}  # any rank goes on from any position, whatever batches it makes
-        elif self.mode == Mode.SEED and self.batch_size is not None:
+        elif self.mode in (Mode.SEED, Mode.GROWING) and self.batch_size is not None:
             size = {"global_batch": self.batch_size * self.world_size}
         names = ("mode", "dataset", "n", "seed", "shuffle", "uneven", "schedule", "order")
         return {**{name: getattr(self, name) for name in names}, **size}
@@ -484,9 +486,13 @@ class Recorder:
 
     # ------------------------------------------------------------ what happens
 
-    def resumed(self, epoch: int, step: int, *, by: str = "state") -> None:
-        """A state was loaded, or set_epoch called: the next pass begins there."""
-        self._event("resume", {"epoch": epoch, "step": step, "by": by})
+    def resumed(self, epoch: int, step: int, *, by: str = "state", beyond: Collection[int] = ()) -> None:
+        """A state was loaded, or set_epoch called: the next pass begins there.
+
+        Args:
+            beyond: steps behind that one which came before it, out of turn, and do not come again.
+        """
+        self._event("resume", {"epoch": epoch, "step": step, "by": by, **({"beyond": sorted(beyond)} if beyond else {})})
 
     def begins(
         self, config: LoaderConfig, epoch: int, step: int, *, schedule: Schedule | BatchSchedule | None = None, rank: int = 0
@@ -641,9 +647,10 @@ def header_of(config: LoaderConfig, schedule: Schedule | BatchSchedule | None, r
     sampler = getattr(batches, "sampler", batches)
     is_distributed = isinstance(sampler, DistributedSampler)
     ranks = (sampler.rank, sampler.num_replicas) if is_distributed else rank_and_world_size(config.rank, config.world_size)
+    grows = config.seed is not None and bool(ability_of(config.dataset, "epoch_schedule"))
     return Header(
-        mode=Mode.TORCH if config.seed is None else Mode.SAMPLED,
-        n=config.num_samples,
+        mode=Mode.TORCH if config.seed is None else Mode.GROWING if grows else Mode.SAMPLED,
+        n=None if grows else config.num_samples,  # which is another in each epoch
         batch_size=getattr(batches, "batch_size", config.batch_size),
         rank=ranks[0],
         world_size=ranks[1],

@@ -28,7 +28,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -204,8 +204,8 @@ class DeliveryLog(Protocol):
     last: Order | None
     num_passes: int
 
-    def resumed(self, epoch: int, step: int, *, by: str = "state") -> None:
-        """The next pass begins there."""
+    def resumed(self, epoch: int, step: int, *, by: str = "state", beyond: Collection[int] = ()) -> None:
+        """The next pass begins there, and `beyond` came before it, out of turn."""
 
     def begins(self, config: LoaderConfig, epoch: int, step: int, *, schedule: Any = None, rank: int = 0) -> None:
         """A pass begins at that step; `schedule`, and whose part of it, where it can be computed."""

@@ -105,7 +105,9 @@ class TorchPasses:
         if self._loaded is not None and "passes" in self._loaded:
             is_finished = self._loaded["is_finished"]
             self.log.num_passes = self._loaded["passes"] - (not is_finished)
-            self.log.resumed(self.log.num_passes, 0 if is_finished else self._loaded["position"])
+            num_behind = sum(self._loaded["counts"]) if "counts" in self._loaded else self._loaded["done"]
+            beyond = () if is_finished else self._loaded["beyond"]
+            self.log.resumed(self.log.num_passes, 0 if is_finished else num_behind, beyond=beyond)
 
     def state_of_copy(self) -> TorchState | None:
         """What a copy of the loader goes on from."""
@@ -174,7 +176,7 @@ class _Iterator(BaseIterator):
         except StopIteration:
             self.progress.is_finished = True
             if self._recorder is not None and self._recorder.is_on:
-                self._recorder.ended(self._pass, self.progress.num_delivered)
+                self._recorder.ended(self._pass, self.progress.num_behind)
             raise
         progress = self.progress
         progress.num_delivered += 1
@@ -184,7 +186,7 @@ class _Iterator(BaseIterator):
         if recorder is not None:
             recorder.last = self._order
             if recorder.is_on:
-                recorder.delivered(self._order, batch, epoch=self._pass)
+                recorder.delivered(self._order, batch, epoch=self._pass, step=self._recorded_step(self._order))
         if watch is not None:
             watch.delivered(batch)
         if self._after_batch is not None:
@@ -197,7 +199,7 @@ class _Iterator(BaseIterator):
         self._after_batch = passes.config.after_batch
         self._pass, log.num_passes = log.num_passes, log.num_passes + 1
         if log.is_on:
-            log.begins(passes.config, self._pass, self.progress.num_delivered)
+            log.begins(passes.config, self._pass, self.progress.num_behind)
         if passes.watches.callbacks:
             self._watch = passes.watches.begin(passes.config, passes.builder, log, self._pass)
 
@@ -210,7 +212,11 @@ class _Iterator(BaseIterator):
     def _nothing_came(self, order: Order) -> None:
         """Records that an order has no batch to be yielded."""
         if self._recorder is not None and self._recorder.is_on:
-            self._recorder.delivered(order, NOTHING, epoch=self._pass)
+            self._recorder.delivered(order, NOTHING, epoch=self._pass, step=self._recorded_step(order))
+
+    def _recorded_step(self, order: Order) -> int:
+        """Of an order that has just come behind: of an iterable dataset a resumed pass sends orders under other numbers."""
+        return self.progress.num_behind - 1 if self._dataset_kind == DatasetKind.Iterable else int(order.step)
 
     def _read_again_to(self, done: int) -> None:
         """Reads batches again, unseen, up to an order that lies behind the last snapshot."""

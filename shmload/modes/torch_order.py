@@ -171,6 +171,11 @@ class PassProgress:
         yield
         self.num_delivered, self._counts = num_delivered, counts
 
+    @property
+    def num_behind(self) -> int:
+        """Orders behind which a record goes on; of an iterable dataset, whose iterators' ends were ordered, too, without these."""
+        return sum(self._counts) if self._is_iterable else self.done.first
+
     def noted(self, worker: int, note: Note | None) -> None:
         """What came with the newest batch of a worker."""
         self._is_current[worker] = note is not None

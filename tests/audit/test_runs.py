@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch.utils.data import DistributedSampler, IterableDataset, WeightedRandomSampler
 
 from shmload import ShmLoader
+from shmload.audit.recorder import Event
 from shmload.schedule.schedule import KeyedOrder
 from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import Samples, judged, kinds, make, run, written
@@ -161,6 +163,49 @@ def test_batches_in_any_order_are_proven_where_that_was_asked_for(tmp_path: Path
     with make(tmp_path, seed=None, num_workers=2, in_order=False) as loader:
         run([loader])
     assert judged(tmp_path).status == 0
+
+
+@slow
+def test_batches_that_came_before_their_turn_are_not_rolled_back_by_a_state(tmp_path: Path) -> None:
+    reads, goes_on = os.pipe()
+
+    def held_up(worker: int) -> None:
+        assert worker or os.read(reads, 1)
+
+    def loader(worker_init_fn: Any = None) -> ShmLoader[Any]:
+        options = {"in_order": False, "worker_init_fn": worker_init_fn, "multiprocessing_context": "fork"}
+        return make(tmp_path, seed=None, num_workers=2, **options)
+
+    with loader(held_up) as first:
+        batches = iter(first)
+        for _ in range(2):
+            next(batches)  # of the other worker
+        state = first.state_dict()
+        os.write(goes_on, b"!")
+    with loader() as second:
+        second.load_state_dict(state)
+        run([second])
+    os.close(reads)
+    os.close(goes_on)
+    assert (judged(tmp_path).status, judged(tmp_path).findings) == (0, [])
+    (resumed,) = [one for log in read_folder(tmp_path) for one in log.records if isinstance(one, Event) and one.kind == "resume"]
+    assert (resumed.details["step"], resumed.details["beyond"]) == (0, [1, 3])
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=slow)])
+def test_what_is_read_again_of_an_iterable_dataset_counts_once(tmp_path: Path, num_workers: int) -> None:
+    def loader() -> ShmLoader[Any]:
+        return ShmLoader(Stream(), 2, num_workers=num_workers, audit=tmp_path)
+
+    with loader() as first:
+        run([first], 2)
+        state = first.state_dict()
+    with loader() as second:
+        second.load_state_dict(state)
+        run([second])
+    report = judged(tmp_path)
+    assert report.findings == []
+    assert report.loaders[0].epochs[0].num_batches == 3 * max(num_workers, 1)
 
 
 def test_an_iterable_dataset_is_consistent_and_not_proven(tmp_path: Path) -> None:

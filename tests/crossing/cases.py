@@ -519,11 +519,9 @@ def _of_also(case: Case) -> Case:
         refused |= set("o")
     if case.shuffle and case.habit not in ("pass", "resume", "rebuild"):
         refused |= set("g")  # torch's sampler draws from it once more at its end, to which the oracle has been and a loader may not
-    is_lossy = case.bad or case.after == "fail" or (case.harm == "kill" and not case.is_seeded)
+    is_lossy = (case.bad and case.on_error == "raise") or case.after == "fail" or (case.harm == "kill" and not case.is_seeded)
     if case.habit not in ("pass", "resume") or is_lossy:
         refused |= set("a")  # what is left early, lost or begun anew is a finding
-    if case.habit == "resume" and (case.kind in ("iterable", "growing") or case.appends or not case.in_order):
-        refused |= set("a")  # how a record numbers their steps behind a resume is not what verify takes them for yet
     if case.kind == "pipeline":
         can_audit = case.extra not in ("stops", "raises") and not set(case.stages) & set(OF_BLOCKS)
         refused |= set(ALSO) - set("a" if can_audit else "")

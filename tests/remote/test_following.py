@@ -18,6 +18,7 @@ from shmload.errors import ShardCorrupt, StateMismatch, StoreError
 from shmload.remote import RemoteDataset
 from shmload.remote.following import FollowedEpochs
 from shmload.storage.local import LocalStore
+from shmload.tools.audit.verify import read_folder, verify
 from tests.remote.packing.packing_kit import packed
 
 
@@ -45,7 +46,7 @@ def grow(folder: Path, first: int, stop: int) -> None:
 def loader_of(folder: Path, workers: int = 0, **options: Any) -> ShmLoader[Any]:
     view = RemoteDataset.from_urls(str(folder)).indexed(schema=SCHEMA, follow=True)
     method = {"multiprocessing_context": "fork"} if workers else {}
-    return ShmLoader(view, 4, seed=3, shuffle=True, num_workers=workers, **method, **options)
+    return ShmLoader(view, **{"batch_size": 4, "seed": 3, "shuffle": True, "num_workers": workers, **method, **options})
 
 
 def numbers(batches: Any) -> list[list[int]]:
@@ -211,3 +212,26 @@ def test_only_a_whole_packed_dataset_is_followed_and_in_no_fixed_order(tmp_path:
             other.indexed(follow=True)
     with pytest.raises(ValueError, match="block_shuffle is an order of fixed length"):
         dataset.indexed(follow=True).block_shuffle()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_run_that_goes_on_behind_an_append_is_one_run_to_an_audit(num_ranks: int, tmp_path: Path) -> None:
+    folder, audit = tmp_path / "data", tmp_path / "audit"
+    grow(folder, 0, 40)
+    with loader_of(folder, audit=audit) as loader:
+        batches = iter(loader)
+        for _ in range(6):
+            next(batches)
+        state = loader.state_dict()
+        next(batches)
+    grow(folder, 40, 50)
+    size: dict[str, Any] = {"batch_size": 4 // num_ranks, "world_size": num_ranks}
+    loaders = [loader_of(folder, audit=audit, rank=rank, **size) for rank in range(num_ranks)]
+    for one in loaders:
+        one.load_state_dict(state)
+    for _ in zip(*loaders, strict=True):
+        pass
+    report, _ = verify(read_folder(audit))
+    assert (report.findings, len(report.loaders)) == ([], 1)
+    (epoch,) = report.loaders[0].epochs
+    assert (epoch.num_batches, epoch.num_samples, epoch.num_superseded) == (6 + 4 * num_ranks, 40, 1)

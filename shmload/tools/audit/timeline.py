@@ -188,7 +188,7 @@ class AuditTimeline:
             epoch, step = _place(record)
             if record.kind == "resume" and (record.details.get("by") != "set_epoch" or not has_begun):
                 has_state = True
-                self._supersede(part, epoch, step)
+                self._supersede(part, epoch, step, record.details.get("beyond"))
                 if step == 0:  # the state says that the pass before is over, for all ranks, whether or not they have seen its end
                     for its in {one.rank: one.part for one in self._active.get(epoch - 1, ())}.values():
                         self._ended(End(its, epoch - 1, MAX_N))
@@ -209,12 +209,13 @@ class AuditTimeline:
         self.ends.append(end)
         self._active.setdefault(end.epoch, []).append(end)
 
-    def _supersede(self, part: AuditPart, epoch: int, step: int) -> None:
+    def _supersede(self, part: AuditPart, epoch: int, step: int, beyond: Any = None) -> None:
+        kept_beyond = {(epoch, each) for each in beyond} if isinstance(beyond, list) and is_numeric_keys(beyond) else ()
         for each in [e for e in self._active if e >= epoch]:
             kept = []
             for one in self._active[each]:
                 is_earlier = one.part is part or _is_before(one.part, part)
-                if is_earlier and (one.epoch, one.step) >= (epoch, step):
+                if is_earlier and (one.epoch, one.step) >= (epoch, step) and (one.epoch, one.step) not in kept_beyond:
                     one.is_superseded = True
                     continue
                 if is_earlier and one.epoch == epoch:

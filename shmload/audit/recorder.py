@@ -47,6 +47,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from time import time_ns
 from types import FunctionType, ModuleType
@@ -174,7 +175,8 @@ class _Walk:
             self.parts.append(b"A%b %b %d;" % (dtype.str.encode(), str(value.shape).encode(), content))
 
     def tensor(self, value: torch.Tensor) -> None:
-        value = value.detach()
+        if value.requires_grad:
+            value = value.detach()
         if value.is_nested:
             parts: Any = (value.values(), value.offsets()) if value.layout is torch.jagged else value.unbind()  # type: ignore[attr-defined]  # a jagged one has offsets
             self.sequence("nested", parts)
@@ -183,13 +185,17 @@ class _Walk:
             value = value.coalesce()
             self.sequence("sparse", (list(value.shape), value.indices(), value.values()))
             return
-        if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
             self.is_partial = True
             self.named(b"?", value)
             return
         value = value.cpu().resolve_conj().resolve_neg().contiguous()
-        content = hash_at(value.data_ptr(), value.nbytes)
-        self.parts.append(b"T%b %b %d;" % (str(value.dtype).encode(), str(tuple(value.shape)).encode(), content))
+        self.parts.append(_label(value.dtype, value.shape) + b"%d;" % hash_at(value.data_ptr(), value.nbytes))
+
+
+@lru_cache(maxsize=256)
+def _label(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+    return b"T%b %b " % (str(dtype).encode(), str(tuple(shape)).encode())
 
 
 FORMAT_VERSION = 1

@@ -3,8 +3,8 @@
 Method: one process, each figure the best of `--rounds` (a busy machine only ever adds). Fresh start and resume are
 the time from making the loader to its first batch in hand, 256 indices of a dataset of 10^10 (seed mode) and 10^7
 (torch mode, beside torchdata's StatefulDataLoader), shuffled, one forked worker. state_dict() is timed in the middle
-of an epoch with two workers. Reseeding is what a sample that draws nothing costs more of a loader's CPU than with seed_samples=False:
-random, numpy and torch are seeded before it, beside their public calls.
+of an epoch with two workers. Reseeding is what a sample that draws nothing costs a loader's CPU more than with
+seed_samples=False: random, numpy and torch are seeded before it, beside their public calls.
 
 How to read: a place in a formula costs nothing to come to, so a resume should cost what a start costs. In torch mode the order is
 torch's own permutation, which must be drawn (that is most of the time, for everybody); torchdata then counts up to the place.

@@ -1,8 +1,8 @@
 """What a loader remembers of its deliveries: the newest order always, all of them in a file if there is an audit.
 
 Every record is one write() to a file of this process's own, so nothing is lost when the trainer is killed; nothing is synced to the
-disk, so a machine that loses power may lose the last seconds. The file is made at the first delivery, with the modes that the
-user's umask says: like a log or a checkpoint, it is for the people who look after the run.
+disk, so a machine that loses power may lose the last seconds. The file is made at the first delivery, or a pass's end, with the
+modes that the user's umask says: like a log or a checkpoint, it is for the people who look after the run.
 
 When a record cannot be written (a full disk), training goes on: one warning, and another try with every batch. What was not
 recorded is not proven, so `shmload verify` reports it as missing, with the reason if a later record could be written.
@@ -542,16 +542,16 @@ class Recorder:
         self._write(record, f"epoch {epoch}, step {step}")
 
     def ended(self, epoch: int, step: int) -> None:
-        """The pass has come to its end."""
-        self._event("end", {"epoch": epoch, "step": step})
+        """The pass has come to its end; of a rank that had no batch in it, too."""
+        self._event("end", {"epoch": epoch, "step": step}, opens=True)
 
     # ------------------------------------------------------------ the file
 
-    def _event(self, kind: str, details: dict[str, Any]) -> None:
+    def _event(self, kind: str, details: dict[str, Any], *, opens: bool = False) -> None:
         if self._folder is None:
             return
         record = event_record(kind, {**details, "time_ns": time_ns()})
-        if self._is_open():
+        if opens or self._is_open():
             self._write(record)
         else:
             self._pending.append(record)

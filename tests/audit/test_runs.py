@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler, IterableDataset, WeightedRandomSampler
 
-from shmload import ShmLoader
+from shmload import LengthBuckets, ShmLoader
 from shmload.audit.recorder import Event
 from shmload.schedule.schedule import KeyedOrder
 from shmload.tools.audit.verify import read_folder
@@ -213,6 +213,17 @@ def test_an_iterable_dataset_is_consistent_and_not_proven(tmp_path: Path) -> Non
     report = judged(tmp_path)
     assert report.status == 2
     assert "an iterable dataset has no indices" in report.unjudged[0]
+
+
+def test_a_rank_that_no_batch_was_left_for_is_none_that_lacks_a_file(tmp_path: Path) -> None:
+    def loader(rank: int) -> ShmLoader[Any]:
+        batches = LengthBuckets([1, 2, 3], batch_size=4)
+        return ShmLoader(PAIRS[:3], batch_sampler=batches, seed=7, uneven="exact", rank=rank, world_size=2, audit=tmp_path)
+
+    run([loader(rank) for rank in range(2)])
+    assert len(files(tmp_path)) == 2
+    report = judged(tmp_path)
+    assert (report.findings, report.loaders[0].epochs[0].num_batches) == ([], 1)
 
 
 def test_several_loaders_in_one_folder_are_judged_by_themselves(tmp_path: Path) -> None:

@@ -521,6 +521,14 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
+        "a rank that no batch was left for has no file, and is missed",
+        "shmload/audit/recorder.py",
+        '{"epoch": epoch, "step": step}, opens=True)',
+        '{"epoch": epoch, "step": step})',
+        ("tests/audit/test_runs.py::test_a_rank_that_no_batch_was_left_for_is_none_that_lacks_a_file",),
+    ),
+    Defect(
+        "N1",
         "a dataset that is followed is another loader to an audit once it has grown",
         "shmload/audit/recorder.py",
         "n=None if grows else config.num_samples,",

@@ -190,7 +190,8 @@ class AuditTimeline:
                 has_state = True
                 self._supersede(part, epoch, step, record.details.get("beyond"))
                 if step == 0:  # the state says that the pass before is over, for all ranks, whether or not they have seen its end
-                    for its in {one.rank: one.part for one in self._active.get(epoch - 1, ())}.values():
+                    before = [one for one in self._active.get(epoch - 1, ()) if isinstance(one, Delivery)]
+                    for its in {one.rank: one.part for one in before}.values():
                         self._ended(End(its, epoch - 1, MAX_N))
             elif record.kind == "pass":
                 newest[epoch] = step

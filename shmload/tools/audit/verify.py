@@ -91,10 +91,10 @@ def _by_loader(logs: Iterable[AuditLog], report: AuditReport) -> list[list[Audit
         except ValueError as error:
             report.found("damaged", f"{log.name}, offset 0: {error}")
             continue
-        if any(isinstance(record, Batch) for record in log.records):
+        if any(isinstance(record, Batch) or record.kind == "end" for record in log.records):
             found.setdefault(json.dumps(header.identity), []).append(AuditPart(log, header))
         elif not (log.damage or log.is_torn):
-            report.found("missing", f"{log.name}: there is no batch in it, and a file is made with its first")
+            report.found("missing", f"{log.name}: there is no batch in it and no end of a pass, and a file is made with its first")
     return list(found.values())
 
 
@@ -129,8 +129,10 @@ def _judge(timeline: AuditTimeline, report: AuditReport) -> AuditedLoader:
         epoch = EpochReport(number, num_superseded=superseded[number])
         summary.epochs.append(epoch)
         if number not in counted:
-            epoch.state = "defect"
-            report.found("missing", f"epoch {number}: no batch is recorded")
+            steps = (end.step for end in timeline.ends if end.epoch == number and not end.is_superseded)
+            if max(steps, default=1):  # else it ended where it began
+                epoch.state = "defect"
+                report.found("missing", f"epoch {number}: no batch is recorded")
             continue
         _count(epoch, counted[number], report)
         is_last, is_ended = number == last, ended.get(number, set())

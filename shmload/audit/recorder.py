@@ -93,6 +93,8 @@ class _Walk:
         kind = type(value)
         if isinstance(value, torch.Tensor):
             self.tensor(value)
+        elif isinstance(value, np.ma.MaskedArray):
+            self.sequence("masked", (np.asarray(value), np.ma.getmaskarray(value)))
         elif isinstance(value, (np.ndarray, np.generic)):
             self.array(np.asarray(value))
         elif value is None or kind is bool:

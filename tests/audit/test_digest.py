@@ -148,6 +148,8 @@ DIFFERENT = {
     "tensor of other type": base.double(),
     "same bytes as int": base.view(torch.int32),
     "array": base.numpy(),
+    "masked": np.ma.masked_array([1, 2], [False, True]),
+    "masked otherwise": np.ma.masked_array([1, 2], [True, False]),
     "transposed": base.mT,
     "bf16": base.bfloat16(),
     "bool": base > 3,

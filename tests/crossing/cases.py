@@ -519,9 +519,8 @@ def _of_also(case: Case) -> Case:
         refused |= set("o")
     if case.shuffle and case.habit not in ("pass", "resume", "rebuild"):
         refused |= set("g")  # torch's sampler draws from it once more at its end, to which the oracle has been and a loader may not
-    is_lossy = (case.bad and case.on_error == "raise") or case.after == "fail" or (case.harm == "kill" and not case.is_seeded)
-    if case.habit not in ("pass", "resume") or is_lossy:
-        refused |= set("a")  # what is left early, lost or begun anew is a finding
+    if case.habit in ("corrupt", "standing"):
+        refused |= set("a")  # what begins anew, without a state, is a finding
     if case.kind == "pipeline":
         can_audit = case.extra not in ("stops", "raises") and not set(case.stages) & set(OF_BLOCKS)
         refused |= set(ALSO) - set("a" if can_audit else "")

@@ -65,8 +65,9 @@ OPTIONS = {
     "TSAN_OPTIONS": "die_after_fork=0:ignore_noninstrumented_modules=1:halt_on_error=0:exitcode=0",
     "PYTHONMALLOC": "malloc",
 }
-# Promises in microseconds, which instrumented code does not keep.
+# Promises in microseconds, which instrumented code does not keep, and of an allocator that is not the sanitizer's.
 FIGURES = [
+    "tests/engine/test_worker_process.py::test_a_worker_uses_the_memory_of_its_arrays_again",
     "tests/loader/test_promises.py::test_descriptors_are_the_same_for_any_number_of_fields_and_a_field_costs_2_us_at_most",
     "tests/loader/test_promises.py::test_a_state_costs_at_most_50_us_wherever_it_is_taken",
 ]

@@ -16,7 +16,7 @@ Predicted: 10 us, 1.0x, 15 us. Result (2 cores, other work on the machine):
 | state_dict(), torch mode | 6.3 us, 3739 bytes |
 | resume at 10^9 of 10^10 over a fresh start, seed mode | 0.83x (16 ms and 20 ms) |
 | resume at 9 M of 10 M, torch mode | 0.26 s, torchdata 3.95 s, fresh 0.22 s |
-| seed_samples | 0.6 us; by the public calls 6.4 us |
+| seed_samples | 0.83 us; by the public calls 7.6 us (later, when everything took 1.4 times as long) |
 """
 
 import json

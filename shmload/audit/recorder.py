@@ -15,8 +15,8 @@ The audit file: what one process start of one rank was delivered, in the order i
 
 A line is a record; its JSON has a kind. A "batch" has time_ns, epoch, step, valid (rows that are no padding), digest,
 is_partial, the keys (a base64 text of int64, or a list where a key is no such number) and the changes. "pass" begins one, "end": it
-came to its end, "resume": a state was loaded (and which steps `beyond` its own had come before, out of turn), "lost": records that
-could not be written.
+came to its end, "resume": a state was loaded (`beyond`: later steps that had come before their turn), "lost": records that could
+not be written.
 
 Every line is written by one write(), so what kill -9 leaves is a whole number of lines or one that is cut (*torn*), which is no
 damage. Anything else that does not fit is reported with its offset; nothing here is ever executed or unpickled.
@@ -498,7 +498,7 @@ class Recorder:
         """A state was loaded, or set_epoch called: the next pass begins there.
 
         Args:
-            beyond: steps behind that one which came before it, out of turn, and do not come again.
+            beyond: later steps whose batches had come before their turn, and do not come again.
         """
         self._event("resume", {"epoch": epoch, "step": step, "by": by, **({"beyond": sorted(beyond)} if beyond else {})})
 

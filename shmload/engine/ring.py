@@ -205,7 +205,7 @@ class DeliveryLog(Protocol):
     num_passes: int
 
     def resumed(self, epoch: int, step: int, *, by: str = "state", beyond: Collection[int] = ()) -> None:
-        """The next pass begins there, and `beyond` came before it, out of turn."""
+        """The next pass begins there; the steps `beyond` had come before their turn."""
 
     def begins(self, config: LoaderConfig, epoch: int, step: int, *, schedule: Any = None, rank: int = 0) -> None:
         """A pass begins at that step; `schedule`, and whose part of it, where it can be computed."""

@@ -4,8 +4,7 @@ Method: three workloads in seed mode, batch 8, prefetch "auto" against 2: sample
 (8 workers keep up), samples of 0.5 ms under a step of 20 ms (one is more than enough), and samples that compute for some
 milliseconds under no step. The step is slept. Fixed worker pools of 1, 2, 4 and 8 (where samples compute: 1 and 2) and auto take
 turns, each in a fresh process; auto may take 8 (SHMLOAD_MAX_WORKERS), or 2. Fixed worker pools are timed after a lead of 16
-batches, auto once it has changed nothing for three times the timed part. Every batch of every run is hashed, those during changes
-too.
+batches, auto once it has changed nothing for three seconds. Every batch of every run is hashed, those during changes too.
 
 How to read: a share of 1 is the best fixed worker pool of the same round. Where the best worker pool is all that is allowed, auto
 can only lose by what it does in `next()`; the best of several is the luckiest, too, so equal worker pools give less than 1 on a
@@ -37,7 +36,7 @@ from shmload import ShmLoader
 
 BATCH = 8
 LEAD = 16  # batches before a fixed worker pool is timed
-RETRY_POLICY = 15  # times the timed part: so long auto may take to come to rest
+REST_S, MOST_S = 3.0, 30.0  # auto is at rest once it has changed nothing for so long, in six of its windows; it may take so long
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def run(load: Load, pool: int | Literal["auto"], seconds: float) -> Run:
         for _ in range(LEAD):
             trainer.step()
         if pool == "auto":
-            settled_s = come_to_rest(trainer, loader, seconds)
+            settled_s = come_to_rest(trainer, loader)
         began, before = time.perf_counter(), len(trainer.digests)
         while time.perf_counter() - began < seconds:
             trainer.step()
@@ -137,11 +136,11 @@ def run(load: Load, pool: int | Literal["auto"], seconds: float) -> Run:
         return Run(rate, int(loader.num_workers), int(loader.prefetch_factor or 0), settled_s, reasons, trainer.digests)
 
 
-def come_to_rest(trainer: Trainer, loader: ShmLoader[Any], seconds: float) -> float:
-    """Trains until nothing has been changed for three times the timed part. Returns when the last change was."""
+def come_to_rest(trainer: Trainer, loader: ShmLoader[Any]) -> float:
+    """Trains until nothing has been changed for a while. Returns when the last change was."""
     began = changed = time.perf_counter()
     num_changes = 0
-    while (now := time.perf_counter()) - changed < 3 * seconds and now - began < RETRY_POLICY * seconds:
+    while (now := time.perf_counter()) - changed < REST_S and now - began < MOST_S:
         trainer.step()
         if (found := len(loader.stats()["autotune"]["decisions"])) != num_changes:
             num_changes, changed = found, time.perf_counter()

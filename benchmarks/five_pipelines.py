@@ -10,12 +10,12 @@ library has no stage for is written as its users do: windows for torch, torchdat
 shmload. Each reads its data as suits it best: Grain without threads, torchdata.nodes in whole batches, datasets images as bytes.
 "Alone" are the functions of items and batches in a loop of one process: nothing is packed, collated or handed over, and freed
 memory is kept as shmload's workers keep it, for pages that come anew with every batch cost more than mixing it does. "Copied" are
-the same in two processes at a time, which copy what they make into shared memory and say so by a pipe: the least that any loader
-of processes does, whose items have no place, no seed and no order, and are not packed. "In a loop" is all of the program, packed,
-collated and mixed as torch's users write it, in two processes at a time that keep freed memory, too, and hand over nothing. A stage that
-does nothing: ten of Map(lambda x: x) against none, over integers in batches of 256, without workers, since those spend some time on
-waiting for the trainer; then the same behind a Filter. A library that is not installed is left out. Every process computes with one
-thread.
+the same in two processes at a time, which copy what they make into shared memory and say so by a pipe: the least that any loader of
+processes does, whose items have no place, no seed and no order, and are not packed. "In a loop" is all of the program, packed,
+collated and mixed as torch's users write it, in two processes at a time that keep freed memory, too, and hand over nothing. A stage
+that does nothing: ten of Map(lambda x: x) against none, over integers in batches of 256, without workers, since those spend some
+time on waiting for the trainer; then the same behind a Filter. A library that is not installed is left out. Every process computes
+with one thread.
 
 How to read: items/s are documents, images, pairs, texts and samples, by the clock; CPU is of all processes. Where the functions are
 all the work no library is much quicker than another, and CPU over the functions alone says what it adds.

@@ -1,9 +1,11 @@
-"""The figures of one run in the pages: docs/measurements.md has every row, README.md and docs/index.md those of FRONT.
+"""The figures of a run in the pages: docs/measurements.md has every row, README.md and docs/index.md those of FRONT.
 
-Each has a place between two marks, and what stands there is written by `python -m benchmarks.against --write` alone.
+Each has a place between two marks, and what stands there is written by `python -m benchmarks.against --write` alone. A run of all
+benchmarks writes everything; one of some, in whose way a change was, renews their sections, and these say of which run they are.
 """
 
 import ast
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from shmload.tools.bench.report import Spread
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- python -m benchmarks.against --write writes from here -->\n", "<!-- to here -->\n"
+MEASURED = "Measured on"  # so begins the line of a run: of the whole page, or of a section that is of another run
 PAGE = Path("docs/measurements.md")
 README: tuple[tuple[str, str, str], ...] = (  # the reader's words, the benchmark, its row
     (
@@ -52,6 +55,7 @@ README: tuple[tuple[str, str, str], ...] = (  # the reader's words, the benchmar
     ("a million paths: private memory that a worker grows by", "shared_index", "growth per worker and epoch"),
 )
 FRONT = {Path("README.md"): README, Path("docs/index.md"): README[:5]}
+FRONT_HEADS = ("measured", "shmload", "beside it")
 HEADS = ("measured", "now", "beside it", "aim", "", "before", "now / before", "better is", "")
 
 
@@ -97,16 +101,21 @@ class Line:
 Lines = Mapping[str, Sequence[Line]]  # by benchmark
 
 
-def write_pages(conditions: Mapping[str, Any], lines: Lines, notes: Mapping[str, str], root: Path = ROOT) -> None:
-    """Writes one run into all pages.
+def write_pages(
+    conditions: Mapping[str, Any], lines: Lines, notes: Mapping[str, str], root: Path = ROOT, *, is_whole: bool = True
+) -> None:
+    """Writes a run into all pages.
 
     Args:
         notes: what is to be said of a benchmark that has no rows, now or before.
+        is_whole: the run is of all benchmarks. Else sections of others stay as they are, and those of this run say so.
     Raises:
         SystemExit: a row of FRONT is not there, or a page has no place for it; then nothing is written.
     """
-    texts = {PAGE: measurements(conditions, lines, notes), **{path: front(path, conditions, lines) for path in FRONT}}
-    filled = {path: fill(path, (root / path).read_text(), text) for path, text in texts.items()}
+    texts = {path: (root / path).read_text() for path in (PAGE, *FRONT)}
+    page = measurements(conditions, lines, notes, "" if is_whole else between(texts[PAGE]))
+    written = {PAGE: page, **{path: front(path, page) for path in FRONT}}
+    filled = {path: fill(path, text, written[path]) for path, text in texts.items()}
     for path, text in filled.items():
         (root / path).write_text(text)
 
@@ -125,41 +134,67 @@ def between(page: str) -> str:
     return page.partition(BEGIN)[2].partition(END)[0]
 
 
-def front(path: Path, conditions: Mapping[str, Any], lines: Lines) -> str:
-    """The table of a page of FRONT."""
-    found = {(name, line.row.what): line for name, each in lines.items() for line in each}
+def sections_of(page: str) -> dict[str, str]:
+    """By benchmark, what stands below its heading."""
+    parts = (part.partition("\n") for part in page.split("\n## ")[1:])
+    return {name: text.strip() for name, _, text in parts}
+
+
+def cells_of(text: str) -> list[list[str]]:
+    """A section's or page's table without its head, its cells as they were given."""
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    return [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+
+
+def front(path: Path, page: str) -> str:
+    """The table of a page of FRONT, from the page of measurements. Rows that are not of the first run there have their day."""
+    sections = sections_of(page)
+    found = {(name, cells[0]): cells for name, text in sections.items() for cells in cells_of(text)}
     if missing := [f"{name}: {what}" for _, name, what in FRONT[path] if (name, what) not in found]:
         raise SystemExit(f"{path}: the run has no row {'; '.join(missing)}; nothing is written")
-    rows = [(words, found[name, what].figure, found[name, what].row.beside) for words, name, what in FRONT[path]]
-    return f"{when(conditions)}\n\n{table(('measured', 'shmload', 'beside it'), rows)}"
+    rows = []
+    for words, name, what in FRONT[path]:
+        day = re.search(rf"^{MEASURED} (\S+)", sections[name], re.MULTILINE)
+        rows.append((f"{words} ({day[1]})" if day else words, *found[name, what][1:3]))
+    return f"{page.partition(chr(10))[0]}\n\n{table(FRONT_HEADS, rows)}"
 
 
 def when(conditions: Mapping[str, Any]) -> str:
     """The line that says which run it is; the same in all pages."""
     return (
-        f"Measured on {conditions['started']} at commit {conditions['now']}: {conditions['num_cpus']} cores, 2 workers, "
+        f"{MEASURED} {conditions['started']} at commit {conditions['now']}: {conditions['num_cpus']} cores, 2 workers, "
         f"torch {conditions['torch']}."
     )
 
 
-def measurements(conditions: Mapping[str, Any], lines: Lines, notes: Mapping[str, str]) -> str:
-    """The page's sections: what was measured where, what has moved, and a table a benchmark."""
-    every = [(name, line) for name, each in lines.items() for line in each]
-    moved = {word: [f"{name}: {line.row.what}" for name, line in every if line.word == word] for word in ("worse", "better")}
-    missed = [f"{name}: {line.row.what}" for name, line in every if not line.row.met]
-    parts = [
-        when(conditions),
+def where(conditions: Mapping[str, Any]) -> str:
+    """The line that says on which machine, and how."""
+    return (
         f"{conditions['cpu_model']}, {conditions['architecture']}, Linux {conditions['kernel']}, Python {conditions['python']}, "
         f"numpy {conditions['numpy']}; load {conditions['load']} when it began. {conditions['rounds']} rounds, timed parts of "
-        f"{conditions['seconds']:g} s. Before is {conditions['before']}.",
-        *(f"**{word.capitalize()}** beyond noise than before: {'; '.join(found) or 'nothing'}." for word, found in moved.items()),
-        f"**Aims** met: {len(every) - len(missed)} of {len(every)}. Missed: {'; '.join(missed) or 'none'}.",
-    ]
+        f"{conditions['seconds']:g} s. Before is {conditions['before']}."
+    )
+
+
+def measurements(conditions: Mapping[str, Any], lines: Lines, notes: Mapping[str, str], page: str) -> str:
+    """The page's sections: what was measured where, what has moved, and a table a benchmark.
+
+    Args:
+        page: an earlier run, whose other sections stay; empty where there is none.
+    """
+    run = [when(conditions), where(conditions)]
+    head, sections = page.split("\n\n")[:2] if page else [*run], sections_of(page)
     for name in dict.fromkeys((*lines, *notes)):
-        parts += [f"## {name}", question(name)]
+        parts = [question(name), *(run if page else ())]
         parts += [table(HEADS, [line.cells() for line in lines[name]]).rstrip()] if lines.get(name) else []
-        parts += [notes[name]] if name in notes else []
-    return "\n\n".join(parts) + "\n"
+        sections[name] = "\n\n".join(parts + ([notes[name]] if name in notes else []))
+    rows = [(f"{name}: {cells[0]}", cells[4], cells[8]) for name, text in sections.items() for cells in cells_of(text)]
+    missed = [what for what, met, _ in rows if met == "missed"]
+    for word in ("worse", "better"):
+        found = "; ".join(what for what, _, each in rows if each == word)
+        head.append(f"**{word.capitalize()}** beyond noise than before: {found or 'nothing'}.")
+    head.append(f"**Aims** met: {len(rows) - len(missed)} of {len(rows)}. Missed: {'; '.join(missed) or 'none'}.")
+    return "\n\n".join(head + [f"## {name}\n\n{text}" for name, text in sections.items()]) + "\n"
 
 
 def question(name: str) -> str:

@@ -210,7 +210,6 @@ def test_a_tree_whose_package_is_not_the_one_imported_is_refused(tree: Path) -> 
     ("words", "expected"),
     [
         (("--only", "tar,none"), "given none"),
-        (("--only", "tar", "--write"), "a run of all benchmarks"),
         (("--rounds", "0"), "needs at least 1, given 0"),
         (("--continue",), "needs --json"),
         (("--continue", "--json", "no such file"), "needs --json with the file"),

@@ -91,7 +91,7 @@ CASES: dict[str, tuple[Any, int, float, int]] = {  # dataset, batch size, aim ov
 
 
 def started(case: str, name: str) -> dict[str, float]:
-    """Milliseconds to the first batch, to drop its iterator, and to the first batch of a new pass, and of one behind some batches."""
+    """Milliseconds to the first batch, to drop its iterator, and to the first batch of new passes, behind one batch and some."""
     (make, batch_size, _, num_more), (loader_class, mode) = CASES[case], LOADERS[name]
     dataset = make()
     began = time.perf_counter()

@@ -27,7 +27,7 @@ from shmload.errors import StateMismatch
 from shmload.pipeline.methods import Fluent
 from shmload.schedule import schedule
 from shmload.schedule.schedule import MAX_N, EpochCache, digest
-from shmload.worker.stage_engine import Each, called, through
+from shmload.worker.stage_engine import Each, called, noted
 from shmload.world import ability_of
 
 SEED = 1234  # of sources that are given none
@@ -286,7 +286,14 @@ class Mapped(Row):
     def item(self, key: int) -> Any:
         below = self.below
         of_below = key if isinstance(below, Row) else below.key(key)  # a call less for each item
-        return through(self._functions.values(), below.item(of_below), below.name, of_below)
+        item = below.item(of_below)
+        try:
+            for stage in self._functions.values():  # what `through` does, without a call more for each item
+                item = stage.function(item)
+        except Exception as error:
+            error = noted(error, stage, f", of {below.name(of_below)}")
+            raise error
+        return item
 
 
 class Derived(Row):

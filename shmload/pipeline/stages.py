@@ -51,7 +51,7 @@ from shmload.pipeline.streams import Stream, StreamRow
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, Uneven, stream_end, stream_positions
 from shmload.schedule.state import CHECK, check_checksum
 from shmload.worker.reader import Failure, no_end
-from shmload.worker.stage_engine import Each, through
+from shmload.worker.stage_engine import Each, noted, through
 
 log = logging.getLogger("shmload")
 
@@ -331,14 +331,25 @@ class RowProgram:
         return self._source.n
 
     def __getitem__(self, key: int) -> Any:
+        stage = None
         try:
             item = self._source.item(key)
+            for stage in self._stages.values():  # what `through` does, without a call more for each item
+                item = stage.function(item)
         except Exception as error:
-            if isinstance(error, StopIteration):  # of somebody's dataset: it would end the items
-                error = no_end(error, "reading the source")
-            error.add_note(f"shmload: {self._source.name(key)}")
+            error = self._noted(error, stage, key)
             raise error
-        return through(self._stages.values(), item, self._source.name, key)
+        return item
+
+    def _noted(self, error: Exception, stage: Each | None, key: int) -> Exception:
+        """An exception with a note of whose it is: a stage's, or the source's."""
+        name = self._source.name(key)
+        if stage is not None:
+            return noted(error, stage, f", of {name}")
+        if isinstance(error, StopIteration):  # of somebody's dataset: it would end the items
+            error = no_end(error, "reading the source")
+        error.add_note(f"shmload: {name}")
+        return error
 
 
 class InPlaceProgram(RowProgram):

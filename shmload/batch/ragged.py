@@ -49,6 +49,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -413,8 +414,8 @@ def ragged_node(packer: Packer, rows: Rows, mode: str, dims: Sequence[int], *, a
     if mode == "pad":
         padded = (len(shapes), *map(max, zip(*shapes, strict=True)))
         values = ("tensor", dtype, padded, None, packer.place(*_padding(rows, padded)))
-        lengths = np.array([[shape[d] for d in dims] for shape in shapes], np.int64)
-        return "padded", values, packer.tensor(lengths[:, 0] if len(dims) == 1 else lengths)
+        of_row = itemgetter(*dims)  # a number, or a tuple of them
+        return "padded", values, packer.tensor(np.array([of_row(shape) for shape in shapes], np.int64))
     numels = rows.numels()
     at = packer.place(*_joined(rows, sum(numels))) if at < 0 else at
     if mode == "list":

@@ -428,22 +428,29 @@ class Bucket(Expanding):
         return f"Bucket({self.boundaries}, batch_size={self.batch_size}, max_tokens={self.max_tokens})"
 
     def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
-        held: list[list[Any]] = [[] for _ in range(len(self.boundaries) + 1)]
+        measure, boundaries = self.length, self.boundaries
+        held: list[list[Any]] = [[] for _ in range(len(boundaries) + 1)]
         longest = [0] * len(held)
-        for item, length in _answered(lambda item: int(self.length(item)), items, name):
+        for item in items:
             if type(item) is FailedItem:
                 yield item
                 continue
-            bucket = bisect_left(self.boundaries, length)
-            most = max(longest[bucket], length)
-            if held[bucket] and self.max_tokens is not None and most * (len(held[bucket]) + 1) > self.max_tokens:
-                yield LikeItems(held[bucket])
-                held[bucket], most = [], length
-            held[bucket].append(item)
-            longest[bucket] = most
-            if len(held[bucket]) == self.batch_size:
-                yield LikeItems(held[bucket])
-                held[bucket], longest[bucket] = [], 0
+            try:
+                length = int(measure(item))
+            except Exception as error:
+                yield failed(error, name)
+                continue
+            at = bisect_left(boundaries, length)
+            like, most = held[at], max(longest[at], length)
+            if like and self.max_tokens is not None and most * (len(like) + 1) > self.max_tokens:
+                yield LikeItems(like)
+                like, most = [], length
+                held[at] = like
+            like.append(item)
+            longest[at] = most
+            if len(like) == self.batch_size:
+                yield LikeItems(like)
+                held[at], longest[at] = [], 0
         yield from (LikeItems(left) for left in held if left)
 
 

@@ -128,13 +128,12 @@ class PrivateBatch:
     """A packed batch in private memory, as it is made where there is no ring."""
 
     def __init__(self, packed: PackedBatch) -> None:
-        self._room = np.empty(packed.nbytes, np.uint8)
+        self._room, self._meta = np.empty(packed.nbytes, np.uint8), packed.meta
         packed.write(self._room)
 
     def meta(self) -> bytes:
         """Its last part, which says what the others are."""
-        start, nbytes = self._room[:16].view(np.uint64).tolist()
-        return self._room[start : start + nbytes].tobytes()
+        return self._meta
 
     def tensor(self, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
         """A tensor over the memory, which keeps it."""

@@ -37,7 +37,8 @@ from shmload.worker.reseeding import GlobalGenerators
 
 _OWN_STREAM = 0  # keys sample_rng(); 1 keys the global generators (reseeding.py)
 _ZEROS = np.zeros(4, np.uint64)
-_UNKEPT = 2  # references to a generator that only this module has: _now.rng, the argument; a local is none since Python 3.14
+_UNKEPT = 2  # references to a generator that only this module has: `_Now.rng`, the argument; a local is none since Python 3.14
+_UNREAD = "sample_info() and sample_rng() answer only while a ShmLoader reads a sample of its dataset"
 
 
 class SampleInfo(NamedTuple):
@@ -100,8 +101,9 @@ class _Keyed:
         return self._key_of.get(index, index)
 
 
-class _Now(threading.local):
-    """What this thread is reading, and the generator of a sample once it was asked for.
+@dataclass(slots=True)
+class _Now:
+    """What a thread is reading, and the generator of a sample once it was asked for.
 
     `watch` is of a reading of several samples at once, whose first is the sample.
     """
@@ -114,20 +116,27 @@ class _Now(threading.local):
     keyed: _Keyed | None = None
 
 
-_now = _Now()
+class _Threads(threading.local):
+    """`now` is this thread's: a look-up that costs more than all others, so that each function does it once."""
+
+    def __init__(self) -> None:
+        self.now = _Now()
+
+
+_threads = _Threads()
 generators = GlobalGenerators()
 seed_globals = generators.begin
 
 
 def begin_reading(reading: CurrentReading) -> None:
     """Says who reads the samples that come next."""
-    _now.reading = reading
+    _threads.now.reading = reading
 
 
 @contextmanager
 def reading_of(reading: CurrentReading) -> Iterator[None]:
     """Says who reads the samples of a batch. A sample may itself read another loader's batches, and goes on drawing after that."""
-    now = _now
+    now = _threads.now
     outer = None if now.reading is None else (now.reading, now.watch, now.rng, now.rng_of, now.rng_at)
     keyed = now.keyed
     now.reading, now.watch, now.keyed = reading, None, None
@@ -158,7 +167,7 @@ def begin_sample(
         keys: of the samples that are read with it, which is at `row`: the next ones are prepared for.
         own: the dataset's generators, which are keyed with the global ones.
     """
-    _now.reading = _One((seed, epoch, index, worker))
+    _threads.now.reading = _One((seed, epoch, index, worker))
     if reseed and seed is not None:
         seed_globals(seed, epoch, index, keys, row)
         if own is not None:
@@ -172,9 +181,10 @@ def begin_many(*, can_repeat: bool, compares: bool = False, own: OwnGenerators |
         can_repeat: whether they can be read one by one instead, if `drew_for_many` says so.
         compares: whether the global generators count for that, too, and `own`, those of the dataset.
     """
-    reading = _now.reading
+    now = _threads.now
+    reading = now.reading
     if reading is not None and reading.sample()[0] is not None:
-        _now.watch = _Watch(reading.begun, _states(own) if compares else None, can_repeat, own)
+        now.watch = _Watch(reading.begun, _states(own) if compares else None, can_repeat, own)
 
 
 @contextmanager
@@ -184,24 +194,25 @@ def keyed_by(indices: Any, keys: Any) -> Iterator[None]:
     Args:
         indices, keys: of the samples that are read, in the same order.
     """
-    _now.keyed = _Keyed(indices, keys)
+    now = _threads.now
+    now.keyed = _Keyed(indices, keys)
     try:
         yield
     finally:
-        _now.keyed = None
+        now.keyed = None
 
 
 def drew_for_many() -> bool:
     """Whether what was read since `begin_many` has drawn random numbers: then it is to be read again, one by one."""
-    watch = _watch()
+    watch = _watch(_threads.now)
     if watch is None:
         return False
     return watch.has_drawn or (watch.states is not None and watch.states != _states(watch.own))
 
 
-def _watch() -> _Watch | None:
+def _watch(now: _Now) -> _Watch | None:
     """Of what is being read now."""
-    watch, reading = _now.watch, _now.reading
+    watch, reading = now.watch, now.reading
     return watch if watch is not None and reading is not None and watch.begun == reading.begun else None
 
 
@@ -218,7 +229,8 @@ def _states(own: OwnGenerators | None) -> tuple[Any, ...]:
 
 def end_samples() -> None:
     """Says that no sample is being decoded."""
-    _now.reading = _now.watch = None
+    now = _threads.now
+    now.reading = now.watch = None
 
 
 def sample_info() -> SampleInfo:
@@ -233,15 +245,15 @@ def sample_info() -> SampleInfo:
 
 
 def _sample() -> Sample:
-    reading = _now.reading
+    reading = _threads.now.reading
     if reading is None or not reading.begun:
-        raise RuntimeError("sample_info() and sample_rng() answer only while a ShmLoader reads a sample of its dataset")
+        raise RuntimeError(_UNREAD)
     return reading.sample()
 
 
 def seed_and_epoch() -> tuple[int | None, int] | None:
     """Seed and epoch of the sample that this thread is decoding, or of the batch; None: no loader of ours is reading."""
-    reading = _now.reading
+    reading = _threads.now.reading
     return None if reading is None or not reading.begun else reading.sample()[:2]
 
 
@@ -269,13 +281,19 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
         >>> (first == again).all().item()
         True
     """
-    seed, epoch, of, _ = _sample()
-    if index is not None and seed is not None:
-        index = int(index)  # of an array it is numpy's, which does not take the mask
-        index = index if _now.keyed is None else _now.keyed.key(index)
-        own = sample_key_pair(seed, epoch, index & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
-        return np.random.Generator(np.random.Philox(key=np.array(own, np.uint64)))
-    watch = _watch() if _now.watch is not None else None
+    now = _threads.now
+    reading = now.reading
+    begun = None if reading is None else reading.begun
+    if reading is None or not begun:
+        raise RuntimeError(_UNREAD)
+    if index is not None:
+        seed, epoch, _, _ = reading.sample()
+        if seed is not None:
+            index = int(index)  # of an array it is numpy's, which does not take the mask
+            index = index if now.keyed is None else now.keyed.key(index)
+            own = sample_key_pair(seed, epoch, index & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
+            return np.random.Generator(np.random.Philox(key=np.array(own, np.uint64)))
+    watch = now.watch and _watch(now)
     if watch is not None:
         if not watch.can_repeat:
             raise RuntimeError(
@@ -283,30 +301,30 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
                 "sample_rng(index)"
             )
         watch.has_drawn = True
-    begun = _now.reading.begun if _now.reading else None
-    if _now.rng is None or _now.rng_of != begun:
+    if now.rng is None or now.rng_of != begun:
+        seed, epoch, of, _ = reading.sample()
         if seed is None:
             key = random.getrandbits(64), random.getrandbits(64)
         else:
             key = sample_key_pair(seed, epoch, of & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
-        _now.rng, _now.rng_of = _generator(*key), begun
-    return _now.rng
+        now.rng, now.rng_of = _generator(now, *key), begun
+    return now.rng
 
 
-def _generator(first: int, second: int) -> np.random.Generator:
+def _generator(now: _Now, first: int, second: int) -> np.random.Generator:
     """A generator at the start of a key's stream: the thread's last one unless someone has kept it, as a new one costs 8 us.
 
     numpy's own setter takes 3 us, so its memory is written where that is known to be right.
     """
-    if _now.rng is None or sys.getrefcount(_now.rng) > _UNKEPT:
-        _now.rng_at = None
+    if now.rng is None or sys.getrefcount(now.rng) > _UNKEPT:
+        now.rng_at = None
         return np.random.Generator(np.random.Philox(key=np.array([first, second], np.uint64)))
-    last = _now.rng
-    if _now.rng_at is None:
+    last = now.rng
+    if now.rng_at is None:
         bits: Any = last.bit_generator
-        _now.rng_at = philox_place(bits)
-    if _now.rng_at:
-        rekey_philox(_now.rng_at, first, second)
+        now.rng_at = philox_place(bits)
+    if now.rng_at:
+        rekey_philox(now.rng_at, first, second)
         return last
     last.bit_generator.state = {
         "bit_generator": "Philox",
@@ -322,12 +340,13 @@ def _generator(first: int, second: int) -> np.random.Generator:
 @contextmanager
 def sample_of(seed: int, epoch: int, index: int, worker: int, *, own: OwnGenerators | None = None) -> Iterator[None]:
     """Reads what has a key of its own inside of another sample, which goes on behind it; generators stay where they are then."""
-    outer = _now.reading
+    now = _threads.now
+    outer = now.reading
     begin_sample(seed, epoch, index, worker, reseed=True, own=own)
     try:
         yield
     finally:
-        _now.reading = outer
+        now.reading = outer
 
 
 @contextmanager

@@ -341,8 +341,8 @@ STATE_DEFECTS = [
         "E4",
         "a sample's generator that was kept is the next sample's, too",
         "shmload/worker/sample_rng.py",
-        "sys.getrefcount(_now.rng) > _UNKEPT",
-        "sys.getrefcount(_now.rng) > _UNKEPT + 1",
+        "sys.getrefcount(now.rng) > _UNKEPT",
+        "sys.getrefcount(now.rng) > _UNKEPT + 1",
         ("tests/loader/test_sample_rng.py::test_one_that_was_kept_is_left_alone",),
     ),
     Defect(

@@ -582,8 +582,7 @@ class BlockRow(Row):
         return f"block {block} of epoch {epoch}, of {self.size} items"
 
     def _read(self, start: int, stop: int) -> Iterator[Any]:
-        reading, below = _reading, self.below
-        at = below.item if isinstance(below, Row) else below.at  # whose keys are positions: one call less for each item
+        reading, at = _reading, self.below.at
         for position in range(start, stop):
             reading.position = position
             try:

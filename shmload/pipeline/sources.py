@@ -193,11 +193,12 @@ class Row(Keys):
     def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:
         return np.arange(start, stop, dtype=np.int64)
 
+    def __init_subclass__(cls) -> None:
+        if "item" in vars(cls):
+            cls.at = cls.item  # type: ignore[assignment, method-assign]  # whose keys are positions: a call less for each item
+
     def key(self, position: int) -> int:
         return position
-
-    def at(self, position: int) -> Any:
-        return self.item(position)
 
     def item(self, key: int) -> Any:
         raise NotImplementedError
@@ -284,14 +285,12 @@ class Mapped(Row):
         return list(self._functions.values())
 
     def item(self, key: int) -> Any:
-        below = self.below
-        of_below = key if isinstance(below, Row) else below.key(key)  # a call less for each item
-        item = below.item(of_below)
+        item = self.below.at(key)
         try:
             for stage in self._functions.values():  # what `through` does, without a call more for each item
                 item = stage.function(item)
         except Exception as error:
-            error = noted(error, stage, f", of {below.name(of_below)}")
+            error = noted(error, stage, f", of {self.below.name(self.below.key(key))}")
             raise error
         return item
 
@@ -570,7 +569,7 @@ class Zipped(Row):
 
     def item(self, key: int) -> Any:
         epoch, item = (0, key) if self.repeating else divmod(key, self.n)
-        return tuple(row.at(epoch * (self.n if row.repeating else row.n) + item) for row in self._rows)
+        return tuple([row.at(epoch * (self.n if row.repeating else row.n) + item) for row in self._rows])
 
 
 class Chained(Row):

@@ -17,7 +17,7 @@ from shmload.pipeline.block_columns import length
 from shmload.pipeline.blocks import BlockRow, Expanding, Expansion, Scan
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.in_place import ChosenProgram
-from shmload.pipeline.sources import Keys, Mapped
+from shmload.pipeline.sources import Keys, Mapped, Row
 from shmload.pipeline.stages import Collate, PoolOptions
 from shmload.pipeline.streams import Stream, StreamRow
 from shmload.worker.stage_engine import Each
@@ -228,6 +228,7 @@ class Probe:
             held["_functions"] = {each.name: each for each in self._each(row.functions)}
         elif id(row) in tallies and not self.is_in_place:
             held["item"] = self._clock.each(tallies[id(row)], made.item)
+            held |= {"at": held["item"]} if isinstance(row, Row) else {}
         return made
 
     def _stream(self, stream: Stream) -> Stream:

@@ -14,6 +14,7 @@ STREAMS = "tests/remote/packing/test_streams.py::"
 OBJECTS = "tests/remote/test_object_stream.py::"
 LAYOUTS = "tests/remote/test_layouts.py::"
 ELSEWHERE = "tests/remote/test_elsewhere.py::"
+MEMBERS = "tests/remote/packing/test_members.py::"
 CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
@@ -440,6 +441,30 @@ STORAGE_DEFECTS = [
         "record.shard.stored[1])",
         "record.shard.crc32c)",
         (f"{CODING}test_a_shard_that_is_lost_is_packed_again_to_the_same_bytes[shards-False]",),
+    ),
+    Defect(
+        "A16",
+        "two letters make an image of any bytes",
+        "shmload/remote/packing/encoding.py",
+        'rb"BM.{4}\\0{4}.{2}\\0\\0"',
+        'rb"BM"',
+        (f"{MEMBERS}test_bytes_that_begin_as_an_image_by_chance_are_bytes",),
+    ),
+    Defect(
+        "A16",
+        "a name that is an extension stays, whatever its value is",
+        "shmload/remote/packing/encoding.py",
+        "        return _is_integer(value)\n",
+        "        return True\n",
+        (f"{MEMBERS}test_a_name_that_is_an_extension_stays_where_its_value_comes_back",),
+    ),
+    Defect(
+        "A16",
+        "a file in the place of its own format is coded again",
+        "shmload/remote/packing/encoding.py",
+        "        return file  # no second generation\n",
+        "        pass\n",
+        (f"{MEMBERS}test_a_file_in_the_place_of_its_own_format_is_not_coded_again",),
     ),
     Defect(
         "N5",

@@ -26,7 +26,15 @@ from shmload.engine.engine import Engine
 from shmload.engine.ring import NOTHING, DeliveryLog, Turns
 from shmload.errors import WorkerDied
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, after_batch, collated, next_of_dataset
-from shmload.modes.torch_order import PassProgress, SamplerReader, TorchState, check_torch_state, fresh_state, not_once, packed_state
+from shmload.modes.torch_order import (
+    PassProgress,
+    SamplerReader,
+    TorchState,
+    check_torch_state,
+    fresh_state,
+    not_once,
+    packed_state,
+)
 from shmload.torch_names import (
     BaseIterator,
     DatasetKind,

@@ -443,6 +443,14 @@ STORAGE_DEFECTS = [
         (f"{CODING}test_a_shard_that_is_lost_is_packed_again_to_the_same_bytes[shards-False]",),
     ),
     Defect(
+        "S1",
+        "a sampler's sample waits for the next one, however long that takes",
+        "shmload/growing/sampler_supervisor.py",
+        "            self._has_written.set()\n",
+        "            pass\n",
+        ("tests/growing/test_samplers.py::test_a_sample_is_published_in_time_however_long_the_next_one_takes",),
+    ),
+    Defect(
         "A16",
         "two letters make an image of any bytes",
         "shmload/remote/packing/encoding.py",

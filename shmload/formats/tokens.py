@@ -287,7 +287,9 @@ def _opened(tokens: Any, dtype: Any) -> Any:
     check_local(tokens, "TokenDataset")
     if dtype is None:
         raise ValueError(f"{tokens}: a raw file does not say what its tokens are: give dtype='uint16' or the like")
-    nbytes, kind = os.path.getsize(tokens), np.dtype(dtype).newbyteorder("<")
+    nbytes, kind = os.path.getsize(tokens), np.dtype(dtype)
+    if kind.byteorder != ">":  # which is refused, as of arrays
+        kind = kind.newbyteorder("<")
     if nbytes % kind.itemsize or not nbytes:
         raise ShardCorrupt(f"{tokens}, offset {nbytes}: {nbytes} bytes are no whole number of {kind} tokens, at least one")
     return np.memmap(tokens, kind, "r")

@@ -443,6 +443,14 @@ STORAGE_DEFECTS = [
         (f"{CODING}test_a_shard_that_is_lost_is_packed_again_to_the_same_bytes[shards-False]",),
     ),
     Defect(
+        "S13",
+        "a raw field is written in the byte order that its array has",
+        "shmload/formats/tfrecord.py",
+        "    return array if array.dtype.isnative else",
+        "    return array if True else",
+        ("tests/formats/tfrecord/test_writer.py::test_arrays_that_numpy_does_not_hold_as_they_are_come_back",),
+    ),
+    Defect(
         "S1",
         "a sampler's sample waits for the next one, however long that takes",
         "shmload/growing/sampler_supervisor.py",

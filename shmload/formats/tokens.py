@@ -126,7 +126,7 @@ class TokenDataset(HeldDataset):
         out_dtype: "int64" or "int32" of the batch.
         separator: the token that ends a document.
         document_index: offsets of tokens where documents begin, and behind them the last one's end: an array, a `.npy` path, or the
-            path of Megatron-LM's `.idx`.
+            path of Megatron-LM's `.idx`. What lies before and behind them is left out.
         cross_documents: let windows go on over the ends of documents.
         pack: put whole documents together into windows.
         pad: the token that fills what a window has left.

@@ -190,7 +190,7 @@ class ShmLoader(DataLoader[T]):
         threads_per_worker: int = 1,
         trust_state: bool = False,
     ) -> None:
-        dataset = as_keyed(dataset, seed)
+        dataset = as_keyed(dataset, seed, rank, world_size)
         check_arguments(dict(locals()))
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         self.backend, self.address, self.num_local_workers, self.share = backend, address, num_local_workers, share

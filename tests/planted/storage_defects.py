@@ -459,6 +459,14 @@ STORAGE_DEFECTS = [
         ("tests/growing/test_samplers.py::test_a_sample_is_published_in_time_however_long_the_next_one_takes",),
     ),
     Defect(
+        "A12",
+        "a loader that deals takes no notice of the rank its dataset was given",
+        "shmload/engine/builder.py",
+        "    if own is not None and own != rank_and_world_size(*ranks):\n",
+        "    if False:\n",
+        ("tests/remote/test_loaders.py::test_a_dataset_of_another_rank_than_the_loaders_is_refused_where_the_loader_deals",),
+    ),
+    Defect(
         "A16",
         "two letters make an image of any bytes",
         "shmload/remote/packing/encoding.py",

@@ -91,7 +91,8 @@ class ShmLoader(DataLoader[T]):
             of the same permutation (without one, the next of the dataset) in its place. Counted and listed in `stats()`.
         max_bad: more bad samples than this raise SampleError. None: any number may be bad.
         sample_timeout_s: seconds one sample may take; then its worker is ended and replaced, and the sample is bad by
-            SampleTimeout, which says where the worker was. Needs workers and a map-style dataset.
+            SampleTimeout, which says where the worker was. Samples that the dataset reads several at once may take so long all
+            together, and are read one by one then. Needs workers and a map-style dataset.
         ragged: how fields are delivered whose rows differ in shape: "list", "pad" (a `Padded`), "nested" (`torch.nested`, jagged),
             "jagged" (a `Jagged`), or a mapping field name -> one of these. Fields are ragged that the dataset's schema or the
             mapping says are; under a bare mode other than "list" every array of one or more dimensions; under "list" those that
@@ -189,7 +190,7 @@ class ShmLoader(DataLoader[T]):
         threads_per_worker: int = 1,
         trust_state: bool = False,
     ) -> None:
-        dataset = as_keyed(dataset, seed)
+        dataset = as_keyed(dataset, seed, rank, world_size)
         check_arguments(dict(locals()))
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         self.backend, self.address, self.num_local_workers, self.share = backend, address, num_local_workers, share

@@ -111,6 +111,12 @@ class OwnRank:
         found = rank_and_world_size()
         return found if found[1] > 1 else self._sender
 
+    @property
+    def given(self) -> tuple[int, int] | None:
+        """As it was given; None: it was not."""
+        rank, world_size = self._given
+        return None if rank is None or world_size is None else (rank, world_size)
+
     def __getstate__(self) -> dict[str, Any]:
         return {"_given": self._given, "_sender": self() if self._given == (None, None) else None}
 

@@ -30,7 +30,7 @@ from shmload.engine.ring import BadSamples, BatchSource, OnError
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
 from shmload.shm import owners
 from shmload.worker.reader import Job, ReadPlan, plan_of
-from shmload.world import ability_of
+from shmload.world import ability_of, rank_and_world_size
 
 if TYPE_CHECKING:
     from shmload.engine.trace import Trace
@@ -213,10 +213,22 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         )
 
 
-def as_keyed(dataset: Any, seed: int | None) -> Any:
-    """What is read of a dataset: in seed mode, which asks by number, an iterable's own items by number if it has them."""
+def as_keyed(dataset: Any, seed: int | None, *ranks: int | None) -> Any:
+    """What is read of a dataset: in seed mode, which asks by number, an iterable's own items by number if it has them.
+
+    Args:
+        ranks: the loader's rank and world size, or None for both.
+    Raises:
+        ValueError: the dataset was made for another rank; its items by number are those of all.
+    """
     if seed is None or not isinstance(dataset, IterableDataset) or (keyed_items := ability_of(dataset, "keyed_items")) is None:
         return dataset
+    own = ability_of(dataset, "given_rank")
+    if own is not None and own != rank_and_world_size(*ranks):
+        raise ValueError(
+            f"the dataset is for rank {own[0]} of {own[1]}, and in seed mode the loader divides the samples: give it "
+            f"rank={own[0]}, world_size={own[1]}, too"
+        )
     return keyed_items()
 
 

@@ -671,7 +671,7 @@ class Supervisor:
         order = self._order_in(slot)
         if row < 0:
             batch = "a batch" if order is None else self._work_of(order, row)
-            what = f"{batch} was claimed, and no sample of it begun for"
+            what = f"{batch} was claimed, and no sample of it begun, or several at once, for"
         else:
             sample = f"sample {self._ring.worker(worker)['index']}" if order is None else self._work_of(order, row)
             what = f"{sample} took longer than"
@@ -679,7 +679,7 @@ class Supervisor:
         stack = owner.stack(worker)
         death = owner.kill(worker)
         text = timeout_text(what, self._sample_timeout_s, worker, death.pid, stack)
-        if row >= 0:  # else it stood still before its first sample, which says nothing of any
+        if row >= 0:  # else it stood still before its first sample, or amid several, which are read one by one now
             text += REMEDY
             self._poisoned[slot] = (row,), partial(SampleTimeout, text)
         is_raised = row >= 0 and not self._tolerates_bad_samples  # with all that is said here

@@ -29,6 +29,7 @@ import json
 import logging
 import math
 import os
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -183,8 +184,8 @@ class TFRecordWriter(AtomicWriter):
     Args:
         path: of the file; its folder must be there.
         compression: None, "gzip" or "zlib", of the whole file.
-        raw: fields of dicts whose arrays are written as one value of bytes each, as they lie in memory: for images and anything
-            else whose type a float_list or int64_list would change. Their schema gives dtype and shape back.
+        raw: fields of dicts whose arrays are written as one value of bytes each, in this machine's byte order: for images and
+            anything else whose type a float_list or int64_list would change. Their schema gives dtype and shape back.
         index: also write where the records begin, beside the file, as `TFRecordDataset` would on its first pass.
     Raises:
         ValueError: an unknown compression, an index of a compressed file, or no file lies at `path`, but a device, say.
@@ -236,7 +237,7 @@ class TFRecordWriter(AtomicWriter):
             fields = [(name.encode(), *self._values(name, record[name])) for name in sorted(record)]
             self._appended(self._open().append_example(fields))
         else:
-            self._appended(self._open().append(record))
+            self._appended(self._open().append(_native(record) if isinstance(record, np.ndarray) else record))
 
     def write_sequence(self, context: Mapping[str, Any], feature_lists: Mapping[str, Iterable[Any]]) -> None:
         """Writes one tf.train.SequenceExample.
@@ -274,7 +275,7 @@ class TFRecordWriter(AtomicWriter):
             return INTS, [value.to_bytes(8, "little", signed=True)]
         if isinstance(value, list | tuple) and value and isinstance(value[0], str | bytes):
             return BYTES, [v.encode() if isinstance(v, str) else v for v in value]
-        array = np.ascontiguousarray(value)
+        array = self._array(name, value)
         if name in self._raw:
             return BYTES, [array.reshape(-1).view(np.uint8)]
         if array.dtype.kind == "f":
@@ -287,6 +288,25 @@ class TFRecordWriter(AtomicWriter):
             f"field {name!r} is a {type(value).__name__} of dtype {array.dtype}: an Example holds floats, integers, bools, str and "
             "bytes; name it in raw= to write its memory"
         )
+
+    def _array(self, name: str, value: Any) -> NDArray[Any]:
+        """A field's value in this machine's byte order, in which raw ones are read.
+
+        Raises:
+            TypeError, ValueError: there is none.
+        """
+        try:
+            if not isinstance(value, np.ndarray) and hasattr(value, "untyped_storage"):
+                value = _of_tensor(value, is_raw=name in self._raw)
+            array = np.ascontiguousarray(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"field {name!r}: {error}") from error
+        if array.dtype.hasobject and isinstance(value, int):
+            raise ValueError(f"field {name!r} holds {value}: an int64_list ends at 2**63 - 1")
+        if array.dtype.hasobject:
+            raise TypeError(f"field {name!r} is a {type(value).__name__}: an Example holds floats, integers, bools, str and bytes")
+        native: NDArray[Any] = _native(array)
+        return native
 
     def finish(self) -> None:
         """Hands what is left to the file, behind which nothing can be written any more."""
@@ -315,6 +335,21 @@ class TFRecordWriter(AtomicWriter):
         if self._file is not None:
             file, self._file = self._file, None
             file.abandon()
+
+
+def _native(array: Any) -> Any:
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _of_tensor(tensor: Any, *, is_raw: bool) -> Any:
+    """A tensor's values, or its memory, as numpy holds them: it has no bfloat16, for one."""
+    tensor = tensor.detach().cpu()
+    try:
+        return tensor.numpy()
+    except TypeError:
+        if not is_raw and not tensor.is_floating_point():
+            raise
+        return tensor.reshape(-1).view(sys.modules["torch"].uint8).numpy() if is_raw else tensor.float().numpy()
 
 
 class _HalfFile:

@@ -126,7 +126,7 @@ class TokenDataset(HeldDataset):
         out_dtype: "int64" or "int32" of the batch.
         separator: the token that ends a document.
         document_index: offsets of tokens where documents begin, and behind them the last one's end: an array, a `.npy` path, or the
-            path of Megatron-LM's `.idx`.
+            path of Megatron-LM's `.idx`. What lies before and behind them is left out.
         cross_documents: let windows go on over the ends of documents.
         pack: put whole documents together into windows.
         pad: the token that fills what a window has left.
@@ -287,7 +287,9 @@ def _opened(tokens: Any, dtype: Any) -> Any:
     check_local(tokens, "TokenDataset")
     if dtype is None:
         raise ValueError(f"{tokens}: a raw file does not say what its tokens are: give dtype='uint16' or the like")
-    nbytes, kind = os.path.getsize(tokens), np.dtype(dtype).newbyteorder("<")
+    nbytes, kind = os.path.getsize(tokens), np.dtype(dtype)
+    if kind.byteorder != ">":  # which is refused, as of arrays
+        kind = kind.newbyteorder("<")
     if nbytes % kind.itemsize or not nbytes:
         raise ShardCorrupt(f"{tokens}, offset {nbytes}: {nbytes} bytes are no whole number of {kind} tokens, at least one")
     return np.memmap(tokens, kind, "r")

@@ -447,7 +447,7 @@ class CacheWriter(AtomicWriter):
     Args:
         folder: the cache's.
         file_nbytes: how large a file becomes, about.
-        publish_s: the longest that a sample waits for others before it can be seen.
+        publish_s: seconds after a file's first sample from which the next one has it published.
         raw, compression: as of TFRecordWriter.
         timeout_s: seconds to wait for room; None: as long as it takes.
         role: what `stats()` calls this writer.
@@ -582,6 +582,18 @@ class CacheWriter(AtomicWriter):
             file.close()
         else:  # its one sample could not be encoded
             file.abandon()
+
+    def published_in_time(self) -> float | None:
+        """Publishes what is due.
+
+        Returns:
+            seconds until what is there will be due; None: nothing is there.
+        Raises:
+            CacheFull: as of `publish`.
+        """
+        if self._file is not None and monotonic() - self._began >= self._publish_s:
+            self.publish()
+        return None if self._file is None else self._began + self._publish_s - monotonic()
 
     def publish_file(self, reservation: Reservation, num_records: int, nbytes: int) -> None:
         """Gives a file that is whole its name.

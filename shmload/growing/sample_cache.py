@@ -98,7 +98,8 @@ class SampleCache:
 
         Args:
             raw, compression: as of TFRecordWriter.
-            publish_s: the longest that a sample waits for others before an epoch can have it.
+            publish_s: the first sample that comes so many seconds after a file's first has the file published, so that an epoch
+                can have it; `publish()` does so at once.
             timeout_s: seconds to wait while the budget is full of samples that epochs read; None: as long as it takes.
         """
         return self._writer("writer", raw=tuple(raw), compression=compression, publish_s=publish_s, timeout_s=timeout_s)
@@ -126,7 +127,8 @@ class SampleCache:
             sampler: `sampler(worker_id, num_workers)` yields samples: dicts of arrays and texts, or bytes. Random generators are
                 seeded anew in each process.
             num_processes: how many run it.
-            raw, compression, publish_s: as of `writer`.
+            raw, compression: as of `writer`.
+            publish_s: the longest that a sample waits for others before an epoch can have it.
             max_restarts: failures in a row, without a file published between, after which a sampler is given up. When all are, the
                 next epoch's start raises WorkerDied with the traceback.
             multiprocessing_context: how their supervisor is started: "fork", "spawn", "forkserver" or a context. None: as Python

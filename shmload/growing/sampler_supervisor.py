@@ -27,7 +27,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from time import monotonic
+from threading import Event, Lock, Thread
+from time import monotonic, sleep
 from typing import Any
 
 from shmload._core.watch import die_with
@@ -145,6 +146,7 @@ MakeWriter = Callable[[str], CacheWriter]
 
 PAUSE_S, MAX_PAUSE_S = 0.1, 30.0  # before a sampler is started again: doubled with each failure in a row
 GRACE_S = 5.0  # how long samplers may take to publish what they have when the cache closes
+_LONGEST_S = 3600.0  # of one sleep; `publish_s` may be infinite
 _TEXT = 65536  # the most of a traceback that is kept
 
 
@@ -305,18 +307,22 @@ def _run(supervisor: int, sampler: Sampler, worker_id: int, num_workers: int, te
         die_with(supervisor)
         _draw_other_numbers()
         writer = make_writer(f"sampler {worker_id} of {num_workers}")
+        in_time = _PublishedInTime(writer)
         try:
             for record in sampler(worker_id, num_workers):
-                _writing = writer
-                writer.write(record)
-                _writing = None
+                with in_time.turn:
+                    _writing = writer
+                    writer.write(record)
+                    _writing = None
+                in_time.written()
                 if writer.num_files:
                     os.pwrite(text, b"1", 0)
                 if _is_asked_to_end:
                     break
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            writer.close()  # what it has collected is good
+            with in_time.turn:
+                writer.close()  # what it has collected is good
         code = 0
     except _Stopped:
         code = 0
@@ -326,6 +332,43 @@ def _run(supervisor: int, sampler: Sampler, worker_id: int, num_workers: int, te
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+class _PublishedInTime:
+    """Publishes what a sampler has written when it is time, however long its next sample takes: by a thread.
+
+    Args:
+        writer: the sampler's, which has one user at a time: who has the `turn`.
+    """
+
+    def __init__(self, writer: CacheWriter) -> None:
+        self.turn = Lock()
+        self._writer, self._has_written = writer, Event()
+        self._failure: Exception | None = None
+        Thread(target=self._run, daemon=True).start()
+
+    def written(self) -> None:
+        """A sample has been written.
+
+        Raises:
+            Exception: what was written before could not be published.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if not self._has_written.is_set():
+            self._has_written.set()
+
+    def _run(self) -> None:
+        while self._has_written.wait():
+            try:
+                with self.turn:
+                    left_s = self._writer.published_in_time()
+                    if left_s is None:
+                        self._has_written.clear()
+            except Exception as error:
+                self._failure = error
+                return
+            sleep(min(left_s or 0, _LONGEST_S))
 
 
 def _draw_other_numbers() -> None:

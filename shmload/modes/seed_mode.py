@@ -39,7 +39,7 @@ from shmload.engine.builder import EngineBuilder, LoaderConfig
 from shmload.engine.ring import NOTHING, BatchSource, DeliveryLog, Turns
 from shmload.errors import StateMismatch
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, after_batch, next_of_dataset
-from shmload.modes.torch_order import SamplerReader, state_before
+from shmload.modes.torch_order import SamplerReader, not_once, state_before
 from shmload.schedule import state as states
 from shmload.schedule.schedule import MAX_N, BatchSchedule, KeyedBatches, KeyedOrder, Schedule
 from shmload.schedule.state import STATE_VERSION, UsersOwn, make_state, opened, resume, sealed
@@ -64,7 +64,7 @@ class _SamplerPass:
         """What the sampler says for that batch; None beyond the last."""
         if step - self.first < len(self.given):  # its order was abandoned
             return self.given[step - self.first]
-        keys = next(self.batches, None)
+        keys = not_once(next(self.batches, None))
         if keys is not None:
             self.given.append(keys)
         return keys

@@ -26,7 +26,15 @@ from shmload.engine.engine import Engine
 from shmload.engine.ring import NOTHING, DeliveryLog, Turns
 from shmload.errors import WorkerDied
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, after_batch, collated, next_of_dataset
-from shmload.modes.torch_order import PassProgress, SamplerReader, TorchState, check_torch_state, fresh_state, packed_state
+from shmload.modes.torch_order import (
+    PassProgress,
+    SamplerReader,
+    TorchState,
+    check_torch_state,
+    fresh_state,
+    not_once,
+    packed_state,
+)
 from shmload.torch_names import (
     BaseIterator,
     DatasetKind,
@@ -381,6 +389,7 @@ class TorchIterator(_Iterator):
             self._send(engine, index, worker)
 
     def _send(self, engine: Engine, index: Any, worker: int) -> None:
+        index = not_once(index)
         if self._dataset_kind == DatasetKind.Iterable:
             index = [self._shared_seed or 0] * len(index) if self._auto_collation else self._shared_seed or 0
         keys = index if self._auto_collation else [index]
@@ -520,6 +529,7 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
         while self._sampler_iter.num_taken - 1 in self.progress.done:  # of a resumed pass
             keys = next(self._sampler_iter)
         self.progress.ended(self._sampler_iter.num_taken - 1, 0)
+        keys = not_once(keys)
         if self._reader is None:
             self._order = Order(0, self._sampler_iter.num_taken - 1, keys if self._auto_collation else [keys])
         return keys.tolist() if self._sampler_iter.is_sliced else keys

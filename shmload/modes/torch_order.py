@@ -346,6 +346,11 @@ def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
 SamplerState = dict[str, Any]
 
 
+def not_once(keys: Any) -> Any:
+    """What a batch is made of, so that it can be counted and read again: a batch sampler may yield iterators."""
+    return list(keys) if hasattr(keys, "__next__") else keys
+
+
 class SamplerReader:
     """One pass over a loader's index sampler.
 

@@ -127,8 +127,8 @@ class ChosenInPlace(InPlace):
         """Whether the dataset takes what these stand for."""
         return self.takes_all or self._inner.takes(self._indices(keys))
 
-    def read_ragged(self, keys: Any, rows: RaggedRows, begin: Callable[[int], bool]) -> bool:
-        if self.read_batch_into is None or not are_mixed(self._indices(keys), keys):
+    def read_ragged(self, keys: Any, rows: RaggedRows, begin: Callable[[int], bool], *, is_suspect: bool = False) -> bool:
+        if self.read_batch_into is None or not (is_suspect or are_mixed(self._indices(keys), keys)):
             return super().read_ragged(keys, rows, begin)
         for row, key in enumerate(np.asarray(keys).tolist()):
             if not begin(row):

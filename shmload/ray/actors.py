@@ -284,21 +284,23 @@ class SampleTimer:
     def __init__(self, ring: Any, worker: int, limit_s: float, leave_word: Any) -> None:
         self._ring, self._worker, self._limit_s, self._leave_word = ring, worker, limit_s, leave_word
         self._task: Task | None = None
+        self._began_ns = 0
         self._thread = threading.main_thread().ident
 
     def begin(self, task: Task) -> None:
         """From here on the body works on this."""
-        self._task = task
+        self._task, self._began_ns = task, monotonic_ns()
 
     def look(self) -> bool:
         """Whether the sample under way has timed out; then word has been left of it."""
         held, since_ns = self._ring.held_by(self._worker), self._ring.worker(self._worker)["since_ns"]
         task = self._task
-        if task is None or held is None or held[3] < 0 or not since_ns:
+        # several that are read at once have no row of their own: the first of them stands for all
+        if task is None or held is None or not since_ns or (held[3] < 0 and since_ns < self._began_ns):
             return False
         if (monotonic_ns() - since_ns) / 1e9 <= self._limit_s:
             return False
-        row = task.first + held[3]
+        row = task.first + max(held[3], 0)
         stack = "".join(traceback.format_stack(sys._current_frames().get(self._thread or 0)))
         what = f"{sample_at(task.key(row), task.epoch, row, task.step)} took longer than"
         text = timeout_text(what, self._limit_s, self._worker, os.getpid(), stack) + REMEDY

@@ -165,7 +165,14 @@ def _expanded(key: str, data: bytes) -> Continue | None:
     return Continue(inner, EXPANDERS[last](data)) if last in EXPANDERS else None
 
 
-def _by_extension(decoders: Decoders, allow_pickle: bool, key: str, data: bytes) -> Any:
+@dataclass
+class _Decoded:
+    """A value, which may be None, as JSON's null is: where a handler gives that, it has not decoded."""
+
+    value: Any
+
+
+def _by_extension(decoders: Decoders, allow_pickle: bool, key: str, data: bytes) -> _Decoded | None:
     """What the format has a name for."""
     if not allow_pickle and _last(key) in _PICKLES:
         raise PermissionError(
@@ -175,7 +182,7 @@ def _by_extension(decoders: Decoders, allow_pickle: bool, key: str, data: bytes)
     if key.endswith(ENCRYPTED):
         raise PermissionError(f"{key.removeprefix('.')!r} is encrypted: give RemoteDataset(key=...), or leave it as bytes by only=")
     decoder = decoders.of(key.removeprefix("."))
-    return None if decoder is None else decoder(data)
+    return None if decoder is None else _Decoded(decoder(data))
 
 
 class SampleDecoder:
@@ -237,6 +244,8 @@ class SampleDecoder:
             found = handler(key, data)
             if isinstance(found, Continue):
                 key, data = found.key, found.data
+            elif isinstance(found, _Decoded):
+                return found.value
             elif found is not None:
                 return found
         return data

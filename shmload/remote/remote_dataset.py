@@ -381,6 +381,11 @@ class RemoteDataset(IterableDataset[Any]):
             part._source, part._order, part._passes = self._source.part(np.sort(chosen)), None, Passes()
         return made
 
+    @property
+    def given_rank(self) -> tuple[int, int] | None:
+        """Rank and world size as they were given; None: they were not."""
+        return self._world.given
+
     def keyed_items(self) -> RemoteUnits:
         """The items as a map-style dataset, the k-th of an epoch by k: what ShmLoader reads in seed mode.
 

@@ -234,9 +234,14 @@ class WorkerLoop:
     def _read_batch_into(self, keys: Any) -> int:
         ring = self._ring
         read_batch_into: Any = self._in_place.read_batch_into  # type: ignore[union-attr]  # whose path this is
-        first, end = ring.first_row, ring.end_row
-        self._reader.begin_all(first, keys[first])
-        read_batch_into(np.asarray(keys[first:end], np.int64), self._memory.placer().out(slice(first, end)))
+        first, end, out = ring.first_row, ring.end_row, self._memory.placer().out
+        if ring.is_suspect:
+            for row in range(first, end):
+                self._reader.begin_all(row, keys[row], 1)
+                read_batch_into(np.asarray(keys[row : row + 1], np.int64), out(slice(row, row + 1)))
+            return DONE
+        self._reader.begin_all(first, keys[first], end - first)
+        read_batch_into(np.asarray(keys[first:end], np.int64), out(slice(first, end)))
         return DONE
 
     def _read_ragged(self, layout: Layout, keys: Any) -> int:
@@ -247,11 +252,12 @@ class WorkerLoop:
 
         def begin_row(row: int) -> bool:
             if row >= 0:
-                return begin(row, keys[row])
-            self._reader.begin_all(0, keys[0])
+                return begin(row, keys[row].item() if isinstance(keys, np.ndarray) else keys[row])
+            self._reader.begin_all(0, keys[0], len(keys))
             return not self._ring.is_abandoned
 
-        return self._write(rows.finish()) if self._in_place.read_ragged(keys, rows, begin_row) else VOID
+        is_read = self._in_place.read_ragged(keys, rows, begin_row, is_suspect=self._ring.is_suspect)
+        return self._write(rows.finish()) if is_read else VOID
 
     # ------------------------------------------------------------ packed batches
 

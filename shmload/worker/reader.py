@@ -18,8 +18,9 @@ Reading the samples of the claimed rows: one by one, all at once, or by several 
 Several threads of one worker reading samples at once: for datasets that wait, for a disk or a network, or give up the GIL.
 
 Rows are given out in order and their results taken in order, so the worker always waits for the oldest row, and that one gets the
-blame for a delay. A death may be any row's: whoever takes the rows over reads them one by one, so that the next death names the
-right one. No read may outlive its chunk: it could write into a row that is another batch's by then.
+blame for a delay. A death may be any row's, and so may a delay where the dataset itself reads several: whoever takes the rows over
+reads them one by one, so that the next one names the right row. No read may outlive its chunk: it could write into a row that is
+another batch's by then.
 
 What a worker process gets at its start. Small: the dataset travels apart.
 
@@ -214,24 +215,25 @@ class InPlace:
         """Whether samples of these keys may be read in place; if not, the dataset is asked for them one by one."""
         return True
 
-    def read_ragged(self, keys: Any, rows: RaggedRows, begin: Callable[[int], bool]) -> bool:
+    def read_ragged(self, keys: Any, rows: RaggedRows, begin: Callable[[int], bool], *, is_suspect: bool = False) -> bool:
         """Reads the samples of a batch whose schema has ragged fields.
 
         Args:
             begin: called with each row before it is read; False ends the reading.
+            is_suspect: one of them may end the worker: it is to show which.
         Returns:
             whether all were read.
         """
-        if self.read_batch_into is not None:
+        if self.read_batch_into is not None and not is_suspect:
             begin(-1)
             self.read_batch_into(np.asarray(keys, np.int64), rows.out(slice(None)))
             rows.check(len(keys))
             return True
-        assert self.read_into is not None
+        read_into = _row_reader(self)
         for row, key in enumerate(keys):
             if not begin(row):
                 return False
-            self.read_into(key, rows.out(row))
+            read_into(key, rows.out(row))
             rows.check(row + 1)
         return True
 
@@ -580,7 +582,8 @@ class SampleReader:
     @property
     def reads_all(self) -> bool:
         """Whether a batch's samples come together, not one by one."""
-        return (self._job.plan.path == "__getitems__" and self._reads_many) or self.threads is not None
+        is_asked = self._job.plan.path == "__getitems__" and self._reads_many and not self._ring.is_suspect
+        return is_asked or self.threads is not None
 
     def keys(self) -> Any:
         """What the order asks for: the whole batch's indices (an array for `read_batch_into`), or the sampler's keys."""
@@ -635,9 +638,12 @@ class SampleReader:
             faults.hit("mid_decode")
         return is_wanted
 
-    def begin_all(self, row: int, key: Any) -> None:
-        """Says that many samples are read at once, from this one on."""
-        self.begin(row, key.item() if isinstance(key, np.integer) else key)
+    def begin_all(self, row: int, key: Any, count: int) -> None:
+        """Says that so many samples are read at once, from this one on."""
+        key = key.item() if isinstance(key, np.integer) else key
+        self.begin(row, key)
+        if count > 1:
+            self._ring.begin_row(-1, key)  # whoever takes them over is to see which it was, if one ends the worker
         self._ring.end_sample()
         begin_many(can_repeat=False)
 
@@ -666,8 +672,8 @@ class SampleReader:
         if first >= end:
             return []
         dataset, job = self._job.dataset, self._job
-        if self._reads_many:
-            self.begin_all(first, keys[first])
+        if self._reads_many and not self._ring.is_suspect:
+            self.begin_all(first, keys[first], end - first)
             begin_many(can_repeat=True, compares=job.seed_samples, own=self._own)
             is_whole = self._given is not None and end - first == len(keys)
             samples = dataset.__getitems__(self._given if is_whole else keys[first:end])

@@ -98,6 +98,12 @@ def broken(worker_id: int, num_workers: int) -> Iterator[Any]:
     raise ConnectionError("the far store is gone")
 
 
+def stuck_after_one(worker_id: int, num_workers: int) -> Iterator[dict[str, Any]]:
+    """Yields one sample, and waits for its next for ever."""
+    yield {"x": 0}
+    threading.Event().wait()
+
+
 def stuck_at_once(worker_id: int, num_workers: int) -> Iterator[Any]:
     raise ConnectionError("the far store was never there")
     yield

@@ -24,6 +24,7 @@ from tests.growing.growing_kit import (
     epoch_of,
     loader_of,
     put,
+    stuck_after_one,
     stuck_at_once,
     ten,
     values_of,
@@ -117,6 +118,13 @@ def test_stopped_samplers_publish_what_they_have(cache: SampleCache) -> None:
         values = epoch_of(loader)
     assert sorted(values) == list(range(min(values), max(values) + 1))
     assert list((cache.path / ".growing" / "samplers").iterdir()) == []
+
+
+def test_a_sample_is_published_in_time_however_long_the_next_one_takes(cache: SampleCache) -> None:
+    samplers = cache.start(stuck_after_one, 1, publish_s=0.01)
+    wait_until(lambda: cache.stats().num_samples, "the sample")
+    samplers.stop()
+    assert [file.num_records for file in cache.files()] == [1]
 
 
 def test_a_stop_amid_a_record_leaves_a_file_that_holds_what_its_name_says(

@@ -112,6 +112,61 @@ def test_of_samples_read_by_several_threads_only_the_deadly_one_is_skipped() -> 
         assert {bad["index"] for bad in loader.stats()["bad_samples"]} == {3}
 
 
+class AtOnce:
+    """Samples that are read several at once, of which number 4 never comes, or ends its worker."""
+
+    def __init__(self, harm: str) -> None:
+        self.harm = harm
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        if index == 4 and self.harm == "waits":
+            threading.Event().wait()
+        elif index == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"index": index}
+
+
+class Items(AtOnce):
+    def __getitems__(self, indices: list[int]) -> list[dict[str, int]]:
+        return [self[index] for index in indices]
+
+
+class Rows(AtOnce):
+    schema: Any = {"index": "int64"}
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        out["index"] = [self[int(index)]["index"] for index in indices]
+
+
+class Texts(Rows):
+    schema: Any = {"index": "int64", "text": str}
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        super().read_batch_into(indices, out)
+        out["text"] = [str(index) for index in indices]
+
+
+@pytest.mark.parametrize("kind", [Items, Rows, Texts])
+@pytest.mark.parametrize("harm", ["waits", "kills"])
+@pytest.mark.parametrize("seed", [None, 5])
+def test_of_samples_that_are_read_at_once_only_the_bad_one_is_skipped(seed: int | None, harm: str, kind: Any) -> None:
+    options: dict[str, Any] = {"sample_timeout_s": LIMIT_S} if harm == "waits" else {"max_restarts": 9}
+    with ShmLoader(kind(harm), 6, seed=seed, num_workers=1, on_error="skip", **options) as loader:
+        assert next(passes(loader)) == ([[0, 1, 2, 3, 5], WHOLE[1]], [])
+        assert [bad["index"] for bad in loader.stats()["bad_samples"]] == [4]
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_of_samples_that_are_read_at_once_the_one_that_takes_too_long_is_named(seed: int | None) -> None:
+    with ShmLoader(Items("waits"), 6, seed=seed, num_workers=1, sample_timeout_s=LIMIT_S) as loader:
+        batches, errors = next(passes(loader))
+    assert batches == WHOLE[1:]
+    assert [error.split(" took")[0] for error in errors] == ["sample 4 of epoch 0 (row 4 of batch 0)"]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_deadly_sample_is_skipped_in_torch_mode_too_if_workers_may_be_replaced(workers: int) -> None:
     loader = ShmLoader(data.Deadly(12, frozenset({4})), 6, num_workers=workers, on_error="skip", max_restarts=4)

@@ -242,6 +242,12 @@ def test_a_batch_that_a_batch_sampler_gives_empty_comes(num_workers: int) -> Non
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_that_a_batch_sampler_yields_as_iterators_are_read_once(num_workers: int) -> None:
+    with ShmLoader(range(3), batch_sampler=[map(int, "01"), iter([2])], seed=5, num_workers=num_workers) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_state_of_another_draw_is_gone_on_from_where_the_loader_stands_at_that_place(num_workers: int) -> None:
     first, second = (ShmLoader(range(12), 2, sampler=RandomSampler(range(12)), seed=5, num_workers=n) for n in (0, num_workers))
     with first, second:

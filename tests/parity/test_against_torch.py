@@ -116,6 +116,10 @@ def cases() -> Iterator[Case]:
             yield Case(f"batches-{name}-w{num_workers}", of("pair"), batch_sampler=batch_sampler, num_workers=num_workers)
     yield Case("keys", lambda: ByName(None), sampler=lambda: [f"k{i}" for i in range(N)], batch_size=4, num_workers=2)
     yield Case("key-batches", lambda: ByName(None), batch_sampler=lambda: [["k1", "k2"], ["k3"]], num_workers=2)
+    for num_workers in (0, 2):
+        yield Case(
+            f"iterators-w{num_workers}", of("pair"), batch_sampler=lambda: [iter([1, 2]), iter([3])], num_workers=num_workers
+        )
     yield Case("negative", of("pair"), sampler=lambda: [-1, 0, -N, 3], batch_size=2, num_workers=2)
     for kind in ("pair", "text", "all_noise", "varying"):
         for num_workers in (0, 2):

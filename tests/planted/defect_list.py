@@ -341,6 +341,26 @@ DEFECTS = [
         "/ 1e9 > 1e9\n",
         ("tests/loader/test_policies.py::test_late_samples_may_be_skipped",),
     ),
+    Defect(
+        "R15",
+        "the first of the samples that are read at once is to blame for all",
+        "shmload/worker/reader.py",
+        "        if count > 1:\n",
+        "        if False:\n",
+        (
+            "tests/loader/test_policies_under_fault.py::test_of_samples_that_are_read_at_once_the_one_that_takes_too_long_is_named[None]",
+        ),
+    ),
+    Defect(
+        "R6",
+        "rows whose worker has died are read at once again",
+        "shmload/worker/loop.py",
+        "        if ring.is_suspect:\n",
+        "        if False:\n",
+        (
+            "tests/loader/test_policies_under_fault.py::test_of_samples_that_are_read_at_once_only_the_bad_one_is_skipped[5-kills-Rows]",
+        ),
+    ),
     # ------------------------------------------------ R16: what cannot travel
     Defect(
         "R16",

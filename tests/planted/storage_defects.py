@@ -14,6 +14,7 @@ STREAMS = "tests/remote/packing/test_streams.py::"
 OBJECTS = "tests/remote/test_object_stream.py::"
 LAYOUTS = "tests/remote/test_layouts.py::"
 ELSEWHERE = "tests/remote/test_elsewhere.py::"
+MEMBERS = "tests/remote/packing/test_members.py::"
 CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
@@ -440,6 +441,54 @@ STORAGE_DEFECTS = [
         "record.shard.stored[1])",
         "record.shard.crc32c)",
         (f"{CODING}test_a_shard_that_is_lost_is_packed_again_to_the_same_bytes[shards-False]",),
+    ),
+    Defect(
+        "S13",
+        "a raw field is written in the byte order that its array has",
+        "shmload/formats/tfrecord.py",
+        "    return array if array.dtype.isnative else",
+        "    return array if True else",
+        ("tests/formats/tfrecord/test_writer.py::test_arrays_that_numpy_does_not_hold_as_they_are_come_back",),
+    ),
+    Defect(
+        "S1",
+        "a sampler's sample waits for the next one, however long that takes",
+        "shmload/growing/sampler_supervisor.py",
+        "            self._has_written.set()\n",
+        "            pass\n",
+        ("tests/growing/test_samplers.py::test_a_sample_is_published_in_time_however_long_the_next_one_takes",),
+    ),
+    Defect(
+        "A12",
+        "a loader that deals takes no notice of the rank its dataset was given",
+        "shmload/engine/builder.py",
+        "    if own is not None and own != rank_and_world_size(*ranks):\n",
+        "    if False:\n",
+        ("tests/remote/test_loaders.py::test_a_dataset_of_another_rank_than_the_loaders_is_refused_where_the_loader_deals",),
+    ),
+    Defect(
+        "A16",
+        "two letters make an image of any bytes",
+        "shmload/remote/packing/encoding.py",
+        'rb"BM.{4}\\0{4}.{2}\\0\\0"',
+        'rb"BM"',
+        (f"{MEMBERS}test_bytes_that_begin_as_an_image_by_chance_are_bytes",),
+    ),
+    Defect(
+        "A16",
+        "a name that is an extension stays, whatever its value is",
+        "shmload/remote/packing/encoding.py",
+        "        return _is_integer(value)\n",
+        "        return True\n",
+        (f"{MEMBERS}test_a_name_that_is_an_extension_stays_where_its_value_comes_back",),
+    ),
+    Defect(
+        "A16",
+        "a file in the place of its own format is coded again",
+        "shmload/remote/packing/encoding.py",
+        "        return file  # no second generation\n",
+        "        pass\n",
+        (f"{MEMBERS}test_a_file_in_the_place_of_its_own_format_is_not_coded_again",),
     ),
     Defect(
         "N5",

@@ -151,3 +151,16 @@ def test_ranks_of_a_torch_mode_loader_share_an_epoch(folder: Path, world_size: i
         data = pipeline(folder, rank=rank, world_size=world_size, uneven="exact")
         found.append(joined(batch_labels(torch.utils.data.DataLoader(data, batch_size=None))))
     assert list(range(50)) == sorted(joined(found))
+
+
+def test_a_dataset_of_another_rank_than_the_loaders_is_refused_where_the_loader_deals(folder: Path) -> None:
+    ranks = [{"rank": rank, "world_size": 3} for rank in range(3)]
+    for given, other in zip(ranks, [{}, ranks[0], ranks[1]], strict=True):
+        data = pipeline(folder, **given)
+        with pytest.raises(ValueError, match=f"for rank {given['rank']} of 3, .* give it rank={given['rank']}, world_size=3, too"):
+            ShmLoader(data, batch_size=None, seed=1, **other)
+    found = []
+    for given in ranks:
+        with ShmLoader(pipeline(folder, **given), batch_size=None, seed=1, uneven="exact", **given) as loader:
+            found += joined(batch_labels(loader))
+    assert sorted(found) == list(range(50))

@@ -27,6 +27,7 @@ import importlib
 import io
 import json
 import math
+import operator
 import pickle
 import re
 import struct
@@ -343,6 +344,13 @@ def _npz(value: Any) -> bytes:
     return _written(lambda file: np.savez(file, **arrays))
 
 
+def _integer(value: Any) -> bytes:
+    try:
+        return b"%d" % operator.index(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError):  # a float would lose what is behind its point
+        raise TypeError(f"an integer is needed, got {value!r}: give an extension that keeps it, as json or npy") from None
+
+
 def _not_text(value: Any) -> bytes:
     raise TypeError(f"text is str or bytes; got {type(value).__name__}")
 
@@ -357,7 +365,7 @@ def _encode_picture(kind: str, value: Any) -> bytes:
 
 
 _ENCODERS: dict[str, Encoder] = {
-    **dict.fromkeys(INTEGERS, lambda value: b"%d" % int(value)),
+    **dict.fromkeys(INTEGERS, _integer),
     **dict.fromkeys(TEXTS, _not_text),
     **dict.fromkeys(("jsn", "json"), lambda value: json.dumps(value).encode("utf-8")),
     **dict.fromkeys(("tb", "ten", "tenbin"), encode_tenbin),

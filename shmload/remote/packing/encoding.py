@@ -14,7 +14,8 @@
 
 A sample that is a tuple is an image and, if there is one, a label. One that is a dict keeps its names: `image` and `label`
 stand for the two of a tuple, other fields become `<name>.<extension>` ("caption.txt"), which webdataset decodes by the last
-part. A name that already ends in a known extension ("seg.png") stays as it is, for values that are bytes or that its encoder takes.
+part. A name that already ends in a known extension ("seg.png") stays as it is, and its value has to be one of that; a known
+extension alone ("id", "text") does where the value is one, else it is a name as any other ("id.txt").
 
 A value whose type has a serializer of the user's is what that makes of it, before all of this.
 
@@ -60,28 +61,24 @@ from shmload.formats.tar.shards import KEY
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-_BEGINNINGS: tuple[tuple[bytes, str], ...] = (
-    (b"\xff\xd8\xff", "jpg"),
-    (b"\x89PNG\r\n\x1a\n", "png"),
-    (b"GIF8", "gif"),
-    (b"BM", "bmp"),
-    (b"II*\0", "tif"),
-    (b"MM\0*", "tif"),
-    (b"\0\0\0\x0cjP  \r\n", "jp2"),
-    (b"P5", "pgm"),
-    (b"P6", "ppm"),
+# with what surely follows two letters, as bytes that are no image begin with these, too
+_BEGINNINGS: tuple[tuple[re.Pattern[bytes], str], ...] = (
+    (re.compile(rb"\xff\xd8\xff"), "jpg"),
+    (re.compile(rb"\x89PNG\r\n\x1a\n"), "png"),
+    (re.compile(rb"GIF8[79]a"), "gif"),
+    (re.compile(rb"BM.{4}\0{4}.{2}\0\0", re.DOTALL), "bmp"),  # reserved, and where its pixels begin
+    (re.compile(rb"II\*\0|MM\0\*"), "tif"),
+    (re.compile(rb"\0\0\0\x0cjP  \r\n"), "jp2"),
+    (re.compile(rb"P5\s+(#|\d+\s)"), "pgm"),  # a comment, or its width
+    (re.compile(rb"P6\s+(#|\d+\s)"), "ppm"),
+    (re.compile(rb"RIFF.{4}WEBP", re.DOTALL), "webp"),
 )
 PEEK = 16  # bytes that are enough to tell
 
 
 def image_extension(begin: bytes) -> str:
     """The extension of an encoded image, by its first bytes; "" if it is none that is known here."""
-    if begin[:4] == b"RIFF" and begin[8:12] == b"WEBP":
-        return "webp"
-    for magic, extension in _BEGINNINGS:
-        if begin.startswith(magic):
-            return extension
-    return ""
+    return next((extension for pattern, extension in _BEGINNINGS if pattern.match(begin)), "")
 
 
 PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
@@ -197,6 +194,8 @@ Serializers = Mapping[type, tuple[str, Callable[[Any], bytes]]]  # by the type o
 T = TypeVar("T")
 _KNOWN = INTEGERS | TEXTS | IMAGE_EXTENSIONS | {"json", "jsn", "npy", "npz", "ten", "tb", "tenbin", "bin"} | EXPANDERS.keys()
 _PLAIN = re.compile(r"[^a-z0-9_.-]")
+_PICTURES = {"jpg", "jpeg", "png", "tif", "tiff", "pbm", "pgm", "ppm", "webp", "gif", "bmp"}
+_BYTES = (bytes, bytearray, memoryview)
 _FACES = {"image": "", "label": ""}  # fields whose members have no name before their extension
 
 
@@ -242,15 +241,82 @@ def _of_fields(sample: Mapping[Any, Any], quality: int | None, own: Serializers)
             found.append(_field(name, value, quality, own))
             continue
         plain = _PLAIN.sub("_", name.lower())
-        is_known = plain.rpartition(".")[2] in _KNOWN and (isinstance(value, bytes) or "." in plain or plain in _KNOWN)
-        if is_known and serializer_of(value, own) is None:
-            found.append((plain, _named(name, encode, plain, value)))
+        if _is_kept_as(plain, value) and serializer_of(value, own) is None:
+            found.append((plain, _named(name, named_member, plain, value, quality)))
         else:
             extension, data = _field(name, value, quality, own)
             found.append((f"{plain.strip('.') or 'field'}.{extension}", data))
     if not found:
         raise ValueError("a sample needs at least one field; this dict has none")
     return found
+
+
+def _is_kept_as(name: str, value: Any) -> bool:
+    """Whether a field's name is the extension of its member. What has no dot may be a name, too, as "id" and "text" are: then the
+    value says so."""
+    last = name.rpartition(".")[2]
+    if last not in _KNOWN or last != name or isinstance(value, _BYTES):
+        return last in _KNOWN
+    if last in _PICTURES:
+        return isinstance(value, (str, os.PathLike, np.ndarray)) or _is_tensor(value) or hasattr(value, "getbands")
+    if last in INTEGERS:
+        return _is_integer(value)
+    return isinstance(value, str) if last in TEXTS else last not in IMAGE_EXTENSIONS and last != "bin"
+
+
+def _is_integer(value: Any) -> bool:
+    try:
+        encode("cls", value)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, str)
+
+
+def named_member(extension: str, value: Any, quality: int | None) -> bytes:
+    """The bytes of a field whose name says its extension.
+
+    Raises:
+        TypeError, ValueError: it holds no such value.
+    """
+    last = extension.rpartition(".")[2]
+    if isinstance(value, _BYTES):
+        return bytes(value)
+    if last in IMAGE_EXTENSIONS:
+        return _named_picture(last, value, quality)
+    if isinstance(value, str) and last in ("json", "jsn"):
+        json.loads(value)  # it is JSON already
+    elif isinstance(value, str) and last not in TEXTS | EXPANDERS.keys():
+        raise TypeError(f"{last!r} holds no text, and got {value[:40]!r}: end the name in .txt, or give bytes")
+    return encode(extension, _array(value) if _is_tensor(value) else value)
+
+
+def _named_picture(extension: str, value: Any, quality: int | None) -> bytes:
+    """An image in the format that its name says: the file that it is, if it is one."""
+    if isinstance(value, (str, os.PathLike)):
+        data = Path(value).read_bytes()
+        if (found := image_extension(data[:PEEK])) and not _is_format(found, extension):
+            raise ValueError(f"{os.fspath(value)} is a file of {found}: end the name in that, or in nothing")
+        return data
+    if isinstance(value, np.ndarray) or _is_tensor(value):
+        is_tensor = not isinstance(value, np.ndarray)
+        array = _array(value) if is_tensor else value
+        straight = _height_width_channels(array, is_tensor=is_tensor)
+        if straight is None:
+            raise ValueError(f"an array of shape {array.shape} is no image: it has 2 extents, or 3 of which one is 1, 3 or 4")
+        from PIL import Image
+
+        pixels = _pixels(straight)
+        value = Image.fromarray(straight if pixels is None else pixels)
+    file = file_of_picture(value) if hasattr(value, "getbands") else None
+    if file is not None and _is_format(image_extension(file[:PEEK]), extension):
+        return file  # no second generation
+    if quality is not None and extension in ("jpg", "jpeg") and getattr(value, "mode", "") in ("L", "RGB"):
+        return _saved(value, "JPEG", quality=quality)
+    return encode(extension, value)
+
+
+def _is_format(found: str, extension: str) -> bool:
+    return found == extension or {found, extension} <= {"jpg", "jpeg"} or {found, extension} <= {"tif", "tiff"}
 
 
 def _field(name: str, value: Any, quality: int | None, own: Serializers) -> tuple[str, bytes]:
@@ -281,8 +347,8 @@ def _named(name: str, encoder: Callable[..., T], *arguments: Any) -> T:
     """What an encoder makes of a field; its errors name the field."""
     try:
         return encoder(*arguments)
-    except (ValueError, TypeError, OSError) as error:  # of a kind that may need more than words, as UnicodeEncodeError
-        kind = next(each for each in (OSError, TypeError, ValueError) if isinstance(error, each))
+    except (ValueError, TypeError, OSError, RuntimeError) as error:  # of a kind that may need more, as UnicodeEncodeError
+        kind = next(each for each in (OSError, TypeError, RuntimeError, ValueError) if isinstance(error, each))
         raise kind(f"field {name!r}: {error}") from error
 
 
@@ -303,7 +369,7 @@ def value_member(value: Any, quality: int | None) -> tuple[str, bytes]:
     Raises:
         TypeError, ValueError: nothing keeps it.
     """
-    if isinstance(value, (bytes, bytearray, memoryview)):
+    if isinstance(value, _BYTES):
         data = bytes(value)
         return image_extension(data[:PEEK]) or "bin", data
     if isinstance(value, os.PathLike):
@@ -337,8 +403,7 @@ def file_extension(path: str | bytes, begin: bytes) -> str:
     """The extension under which a file is kept."""
     suffix = os.path.splitext(os.fsdecode(path))[1][1:].lower()
     found = image_extension(begin)
-    same = {found, suffix} <= {"jpg", "jpeg"} or {found, suffix} <= {"tif", "tiff"}
-    return suffix if same and suffix else found or _PLAIN.sub("_", suffix) or "bin"
+    return suffix if suffix and _is_format(found, suffix) else found or _PLAIN.sub("_", suffix) or "bin"
 
 
 def _structure(value: Any) -> tuple[str, bytes]:

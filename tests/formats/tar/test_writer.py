@@ -107,6 +107,8 @@ def test_what_could_not_be_read_back_is_refused(tmp_path: Path, sample: Any, mes
         written(tmp_path / "a.tar", [*SAMPLES, sample])
     with pytest.raises(TypeError, match="text is str or bytes; got int"):
         written(tmp_path / "a.tar", [{"__key__": "a", "txt": 1}])
+    with pytest.raises(TypeError, match=r"an integer is needed, got 3.7: give an extension that keeps it"):
+        written(tmp_path / "a.tar", [{"__key__": "a", "cls": 3.7}])
 
 
 def test_limits_need_a_pattern(tmp_path: Path) -> None:

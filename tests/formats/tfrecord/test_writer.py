@@ -62,6 +62,43 @@ def test_values_of_every_kind_are_written(tmp_path):
         TFRecordDataset(path, {"d": str})[0]
 
 
+ODD = {  # values that numpy or torch hold in their own way, and what a raw field of their type gives back
+    "the other byte order": (np.arange(3, dtype=">f4"), "float32"),
+    "a gradient": (torch.arange(3.0, requires_grad=True), "float32"),
+    "bfloat16": (torch.arange(3).bfloat16(), "bfloat16"),
+    "float8": (torch.arange(3.0).to(torch.float8_e5m2), "float8_e5m2"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_arrays_that_numpy_does_not_hold_as_they_are_come_back(tmp_path, name):
+    value, dtype = ODD[name]
+    with TFRecordWriter(tmp_path / "a", raw=["raw"]) as writer:
+        writer.write({"raw": value, "floats": value})
+    sample = TFRecordDataset(tmp_path / "a", {"raw": (dtype, (3,)), "floats": ("float32", (3,))})[0]
+    assert [[float(each) for each in sample[field]] for field in ("raw", "floats")] == [[0, 1, 2]] * 2
+
+
+def test_a_raw_record_of_the_other_byte_order_comes_back(tmp_path):
+    with TFRecordWriter(tmp_path / "a") as writer:
+        writer.write(np.arange(3, dtype=">f4"))
+    assert TFRecordDataset(tmp_path / "a", {"x": ("float32", (3,))}, records="raw")[0]["x"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "raw", "message"),
+    [
+        (None, [], "field 'a' is a NoneType: an Example holds floats"),
+        ({"b": 1}, ["a"], "field 'a' is a dict: an Example holds floats"),
+        (torch.ones(2, 2).to_sparse(), [], "field 'a': can't convert Sparse layout tensor to numpy"),
+        ([[1], [1, 2]], ["a"], "field 'a': setting an array element with a sequence"),
+    ],
+)
+def test_what_no_list_of_the_format_holds_is_an_error_that_names_the_field(tmp_path, value, raw, message):
+    with pytest.raises(TypeError, match=message), TFRecordWriter(tmp_path / "a", raw=raw) as writer:
+        writer.write({"a": value})
+
+
 @pytest.mark.parametrize("value", [2**63, np.uint64([1, 2**63])])
 def test_numbers_beyond_an_int64_are_refused_and_leave_no_trace(tmp_path, value):
     with TFRecordWriter(tmp_path / "a") as writer:

@@ -184,6 +184,9 @@ def test_tokens_that_are_none_are_refused(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="tokens are one aligned run"):
             TokenDataset(wrong, 2)
     path = tmp_path / "odd.bin"
+    path.write_bytes(bytes(8))
+    with pytest.raises(TypeError, match=r"tokens are one aligned run .* in this machine's byte order; got >u2"):
+        TokenDataset(path, 2, dtype=">u2")
     path.write_bytes(b"abc")
     with pytest.raises(ValueError, match="does not say what its tokens are"):
         TokenDataset(path)

@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 import shmload
+from shmload.remote import RemoteDataset
 from shmload.remote.packing.encoding import Members, members_of
 from shmload.storage.local import LocalStore
 from tests.remote.packing.packing_kit import encoded, packed, samples_in
@@ -232,6 +233,55 @@ def test_a_named_tuple_is_a_dict_of_its_fields() -> None:
     assert list(written(namedtuple("Found", "image label score")(RGB, 1, 0.5))) == ["cls", "png", "score.json"]
 
 
+NAMED: dict[str, tuple[dict[str, Any], str, Any]] = {  # name -> (sample, its member, what is read back)
+    "an id of letters": ({"id": "a7"}, "id.txt", "a7"),
+    "an id of digits": ({"id": "07"}, "id.txt", "07"),
+    "an id": ({"id": np.int64(7)}, "id", 7),
+    "a class in an array": ({"class": np.array([7])}, "class", 7),
+    "a broken index": ({"index": 3.7}, "index.json", 3.7),
+    "no count": ({"count": None}, "count.json", None),
+    "a text that is none": ({"text": 5}, "text.cls", 5),
+    "a name that is a format's, too": ({"eps": 1e-5}, "eps.json", 1e-5),
+    "an array by the name of another": ({"rgb": np.ones(3)}, "rgb.npy", np.ones(3)),
+    "JSON as it is": ({"json": '{"a": 1}'}, "json", {"a": 1}),
+    "a tensor that requires grad": ({"npy": torch.ones(2, requires_grad=True)}, "npy", np.ones(2, np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_name_that_is_an_extension_stays_where_its_value_comes_back(name: str, tmp_path: Path) -> None:
+    sample, member, wanted = NAMED[name]
+    manifest = packed([sample], LocalStore(tmp_path))
+    (indexed,) = samples_in(tmp_path, manifest)
+    (fluent,) = RemoteDataset.from_urls(str(tmp_path)).decode()
+    for ours in (indexed, fluent):
+        assert {member} == {each for each in ours if not each.startswith("__")}
+        np.testing.assert_equal(ours[member], wanted)
+        assert type(ours[member]) is type(wanted)
+
+
+@pytest.mark.parametrize("name", ["jpg", "left.jpg", "jpeg"])
+@pytest.mark.parametrize("kind", [str, Path, Image.open])
+def test_a_file_in_the_place_of_its_own_format_is_not_coded_again(kind: Any, name: str) -> None:
+    assert written({name: kind(PHOTO)}) == {name: PHOTO.read_bytes()}
+
+
+def test_an_image_is_coded_in_the_format_that_its_field_names() -> None:
+    tensor = torch.from_numpy(RGB).permute(2, 0, 1)
+    for value in (RGB, tensor, PICTURES["RGB"], tensor.double() / 255):
+        np.testing.assert_array_equal(RGB, np.asarray(Image.open(io.BytesIO(written({"seg.png": value})["seg.png"]))))
+    small, large = (len(written({"left.jpg": tensor}, quality)["left.jpg"]) for quality in (20, None))
+    assert small < large
+
+
+@pytest.mark.parametrize(
+    "data", [b"BM" + bytes(range(1, 31)), b"P5 hello", b"P6\xff\xff\xff", b"GIF8 or more", b"BMW is a car", b"RIFF\0\0\0\0WAVE"]
+)
+def test_bytes_that_begin_as_an_image_by_chance_are_bytes(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.dat").write_bytes(data)
+    assert written({"hash": data, "file": tmp_path / "a.dat"}) == {"hash.bin": data, "file.dat": data}
+
+
 REFUSED = {
     "too many": (
         (1, 2, 3),
@@ -264,6 +314,22 @@ REFUSED = {
         {"a": 1, "A": 2},
         ValueError,
         "two fields of the sample would both be its member 'a.cls': give one another name",
+    ),
+    "an integer that is none": (
+        {"a.cls": 3.7},
+        TypeError,
+        "field 'a.cls': an integer is needed, got 3.7: give an extension that keeps it, as json or npy",
+    ),
+    "a text for an integer": (
+        {"a.cls": "cat"},
+        TypeError,
+        "field 'a.cls': 'cls' holds no text, and got 'cat': end the name in .txt, or give bytes",
+    ),
+    "another format": ({"png": PHOTO}, ValueError, f"field 'png': {PHOTO} is a file of jpg: end the name in that, or in nothing"),
+    "no image": (
+        {"a.png": np.ones(3)},
+        ValueError,
+        "field 'a.png': an array of shape (3,) is no image: it has 2 extents, or 3 of which one is 1, 3 or 4",
     ),
     "no such encoder": ({"a.txt": 3}, TypeError, "field 'a.txt': text is str or bytes; got int"),
 }

@@ -89,6 +89,7 @@ class Case:
     extra: str = ""
     appends: int = 0  # generations that a packed dataset gets while it is followed
     bad: int = 0  # samples that cannot be read
+    deadly: bool = False  # each ends the worker that reads it
     keeps: bool = False  # what it draws from are generators of its own
     shares: bool = False  # all loaders read one dataset object
     stages: str = ""  # of a pipeline, one letter each: pipelines.py says what they do
@@ -214,6 +215,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         wrap=one(("", 6), ("subset", 1.5), ("concat", 1)),
         extra=one(("", 2), ("gzip", 1), ("zlib", 1), ("files", 1), ("bare", 1)),
         bad=one((0, 5), (1, 1), (rng.randint(2, 6), 1)),
+        deadly=rng.random() < 0.3,
         keeps=rng.random() < 0.5,
         shares=rng.random() < 0.3,
         stages="".join(rng.choice("tsewrzfgmcukpaBqyij") for _ in range(rng.randint(0, 4))),
@@ -566,6 +568,8 @@ def _of_habit(case: Case) -> Case:
         case = replace(case, in_order=True)  # whoever is free draws for the next batch
     if case.kind == "growing" and (case.drop_last or case.uneven == "drop"):
         case = replace(case, n=max(case.n, case.global_batch))  # it waits for a whole batch
+    if not (case.bad and case.is_seeded and case.harm == "none" and case.backend == "process" and case.on_error != "raise"):
+        case = replace(case, deadly=False)  # else an error, or what is killed besides, ends the loader
     if case.kind == "pipeline" and case.uneven != "pad" and (case.ranks == 1) != (case.then_ranks == 1):
         case = replace(case, then_ranks=case.ranks)  # one rank alone has no rule for what is uneven
     # the global batch stays in a resume on other ranks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,11 @@ def bad_indices(case: Case) -> set[int]:
     return {(case.seed + 7 * number) % case.n for number in range(case.bad)} if case.n else set()
 
 
-def check_good(case: Case, index: int) -> None:
-    """Raises what a bad sample raises."""
+def check_good(case: Case, index: int, trainer: int = 0) -> None:
+    """Raises what a bad sample raises, or ends the worker; a trainer that reads by itself goes on."""
     if case.bad and index in bad_indices(case):
+        if case.deadly and trainer not in (0, os.getpid()):
+            os.kill(os.getpid(), signal.SIGKILL)
         raise BadSampleError(f"sample {index} is bad")
 
 
@@ -46,7 +49,7 @@ class Samples:
     """Map-style, plain Python."""
 
     def __init__(self, case: Case) -> None:
-        self.case = case
+        self.case, self.trainer = case, os.getpid()
         self.kept = Kept() if case.keeps else None
         self.same = np.arange(1 << 17) if case.backend == "ray" else None  # 1 MiB: its bytes are shipped once for each node
 
@@ -56,7 +59,7 @@ class Samples:
     def __getitem__(self, index: Any) -> Any:
         if self.same is not None:
             index = self.same[int(index)]
-        check_good(self.case, int(index))
+        check_good(self.case, int(index), self.trainer)
         return sample(self.case, int(index), self.drawn())
 
     def drawn(self) -> list[float] | None:
@@ -85,7 +88,7 @@ class InPlace(Samples):
 
     def read_into(self, index: int, out: Any) -> None:
         """Some fields are written into their room, some assigned."""
-        check_good(self.case, index)
+        check_good(self.case, index, self.trainer)
         for name in self.schema:
             value = self.drawn() if name == "N" else VALUES[name](self.case, index)
             if name == "v":
@@ -106,7 +109,7 @@ class InPlaceBatches(InPlace):
         """Field by field."""
         rows = [int(index) for index in indices]
         for index in rows:
-            check_good(self.case, index)
+            check_good(self.case, index, self.trainer)
         for name in self.schema:
             values = [VALUES[name](self.case, index) for index in rows]
             if name == "v":

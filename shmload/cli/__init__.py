@@ -78,8 +78,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         given = sys.stdout
         errors = "backslashreplace" if given.errors == "strict" else given.errors  # what its encoding lacks: bars, names of files
-        ways = {"line_buffering": given.line_buffering, "write_through": given.write_through}
-        sys.stdout = _Stdout(given.buffer, given.encoding, errors, **ways)
+        sys.stdout = _Stdout(given.buffer, given.encoding, errors, None, given.line_buffering, given.write_through)
     try:
         try:
             app()

@@ -592,7 +592,7 @@ CROSSED_DEFECTS = [
         ("tests/launch/test_elastic.py::test_torchruns_options_have_their_names",),
     ),
     Defect(
-        "O4",
+        "N1",
         "a command whose stdout is on a full disk ends with a traceback",
         "shmload/cli/__init__.py",
         "    except Unwritable as error:\n",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -27,6 +26,7 @@ from shmload.engine.ring import NOTHING, DeliveryLog, Turns
 from shmload.errors import WorkerDied
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, after_batch, collated, next_of_dataset
 from shmload.modes.torch_order import PassProgress, SamplerReader, TorchState, check_torch_state, fresh_state, packed_state
+from shmload.shm import travel
 from shmload.torch_names import (
     BaseIterator,
     DatasetKind,
@@ -561,7 +561,7 @@ def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
         )
     if fast_forward(state) or state["num_workers"] != num_workers:
         return []
-    return [pickle.dumps(snapshot) if snapshot else b"" for snapshot in state["workers"]]
+    return [travel.dumps(snapshot) if snapshot else b"" for snapshot in state["workers"]]
 
 
 def fast_forward(state: TorchState) -> str:

@@ -23,6 +23,7 @@ import torch
 
 from shmload.batch.ragged import ATOMS
 from shmload.pipeline.sources import Derived, Items, Keys, Mapped
+from shmload.shm import travel
 
 BUSY_S = 60.0  # that a write waits for others' to end
 
@@ -76,7 +77,13 @@ class Cached(Derived):
         if kept is not None:
             return pickle.loads(kept)
         item = self.below.at(place)
-        made = pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
+        try:
+            made = travel.dumps(item)
+        except Exception as error:
+            raise TypeError(
+                f"Cache keeps items as pickles, and a {type(item).__qualname__} cannot be pickled: put Cache before what makes it. "
+                f"{type(error).__name__}: {error}"
+            ) from error
         if file is None:
             self._memory[place] = made
         else:

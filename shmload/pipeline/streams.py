@@ -9,7 +9,9 @@ resume reads the iterable up to there again, or has it go on by itself, if it ca
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -23,6 +25,7 @@ from shmload.pipeline.methods import Fluent
 from shmload.pipeline.sources import MAX_WORKERS, SEED, Enumerate, Row, Skip, Take, set_whole
 from shmload.schedule.schedule import MAX_UINT64
 from shmload.schedule.state import opened
+from shmload.shm import travel
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.reader import Failure
 from shmload.worker.sample_rng import sample_info, sample_of
@@ -129,8 +132,9 @@ class StreamProgram:
     def _own(self) -> OwnGenerators:
         return OwnGenerators(self._expansion)
 
-    def __getitem__(self, key: tuple[int, int, list[Any]]) -> tuple[int, Block]:
-        epoch, block, items = key
+    def __getitem__(self, key: tuple[int, int, list[Any] | bytes]) -> tuple[int, Block]:
+        epoch, block, sent = key
+        items: list[Any] = pickle.loads(sent) if isinstance(sent, bytes) else sent  # by the trainer
         with sample_of(self._seed, epoch, block, sample_info().worker, own=self._own):
             return block, self._expansion(_placed(items, block * self._size), _ItemNames(epoch))
 
@@ -147,18 +151,24 @@ def _placed(items: list[Any], first: int) -> Iterator[Any]:
 class Feed:
     """Reads a stream, block by block, from a place on: the loader's sampler.
 
+    Args:
+        is_sent: whether items go to workers, as a pickle.
     Attributes:
         own: the iterable's own state before a block, if it has any, as text.
     """
 
-    def __init__(self, stream: Stream, size: int) -> None:
-        self._stream, self._size = stream, size
+    def __init__(self, stream: Stream, size: int, *, is_sent: bool) -> None:
+        self._stream, self._size, self._is_sent = stream, size, is_sent
         self.epoch = self.block = 0  # where the next pass begins
         self.own: dict[int, str] = {}
         self._is_spent = False
         self.pristine = ""  # an iterable's own state before its first pass
 
-    def __iter__(self) -> Iterator[tuple[int, int, list[Any]]]:
+    def __iter__(self) -> Iterator[tuple[int, int, list[Any] | bytes]]:
+        for epoch, block, items in self._read():
+            yield epoch, block, _sent(items, _ItemNames(epoch), block * self._size) if self._is_sent else items
+
+    def _read(self) -> Iterator[tuple[int, int, list[Any]]]:
         epoch, block = self.epoch, self.block
         try:
             items, state_of = self._begun(epoch, block)
@@ -239,6 +249,25 @@ def _is_stateful(one: Any) -> bool:
     return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
 
 
+def _sent(items: list[Any], names: _ItemNames, first: int) -> bytes:
+    """Items as workers are given them, from number `first` on; one that cannot be pickled has failed, and the others come."""
+    with suppress(Exception):
+        return travel.dumps(items)
+    found: list[Any] = []
+    for number, item in enumerate(items, first):
+        try:
+            travel.dumps(item)
+        except Exception as error:
+            refused = TypeError(
+                f"a {type(item).__qualname__} of the Stream cannot be pickled, and only pickle brings it to workers: "
+                f"{type(error).__name__}: {error}"
+            )
+            refused.add_note(f"shmload: {names.name(number)}")
+            item = _failed(refused)
+        found.append(item)
+    return travel.dumps(found)
+
+
 def _failed(error: Exception) -> FailedItem:
     return FailedItem(Failure.of(error, "reading the Stream", ""))
 
@@ -261,7 +290,7 @@ class FedBlocks:
         self._about: Sequence[tuple[str, str]] = ()
 
     def _made_feed(self) -> Any:
-        return Feed(self.row.stream, self.row.size)
+        return Feed(self.row.stream, self.row.size, is_sent=self._pool.num_workers > 0)
 
     def __call__(self) -> Block:
         """The next block.

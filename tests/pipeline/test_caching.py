@@ -151,3 +151,17 @@ def test_its_file_is_made_before_workers_open_it(tmp_path: Path) -> None:
     assert file.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert file.execute("SELECT count(*) FROM items").fetchone() == (0,)
     file.close()
+
+
+def test_an_item_that_cannot_be_kept_is_named() -> None:
+    with Conveyer([Items([1, memoryview(b""), 3]), Cache()]) as pipeline:
+        assert pipeline() == 1
+        with pytest.raises(TypeError, match=r"(?s)Cache keeps items as pickles, and a memoryview .*put Cache before") as caught:
+            pipeline()
+        assert caught.value.__notes__ == ["shmload: item 1 of epoch 0"]
+        assert pipeline() == 3
+
+
+def test_items_of_dtypes_that_torch_cannot_unpickle_are_kept() -> None:
+    with Conveyer([Items([torch.ones(2, dtype=torch.uint8).to(torch.uint16)]), Cache()]) as pipeline:
+        assert [[item.tolist() for item in pipeline] for _ in range(2)] == [[[1, 1]]] * 2

@@ -79,6 +79,23 @@ def test_an_item_that_fails_is_named_by_its_place_in_the_stream(num_workers: int
         assert list(pipeline) == [8, 9]
 
 
+def test_an_item_that_cannot_go_to_workers_is_lost_alone() -> None:
+    with Conveyer([Stream([0, 1, memoryview(b""), 3, 4, 5], n_workers=1)], block_size=4) as pipeline:
+        assert [pipeline(), pipeline()] == [0, 1]
+        with pytest.raises(TypeError, match=r"(?s)a memoryview of the Stream cannot be pickled.*shmload: item 2 of epoch 0"):
+            pipeline()
+        assert list(pipeline) == [3, 4, 5]
+
+
+def test_items_come_from_workers_as_the_iterable_gives_them() -> None:
+    """Through two pickles: neither turns bytes round, or loses a dtype that torch's own cannot be read with."""
+    odd = [np.arange(3, dtype=">i4"), torch.ones(2, dtype=torch.uint8).to(torch.uint16)]
+    with Conveyer([Stream(odd, n_workers=1)]) as pipeline:
+        array, tensor = pipeline
+    assert (array.dtype.str, array.tolist()) == (">i4", [0, 1, 2])
+    assert (tensor.dtype, tensor.tolist()) == (torch.uint16, [1, 1])
+
+
 def test_a_worker_that_dies_is_replaced_and_nobody_notices(tmp_path: Path) -> None:
     with numbers(30, items.KillsOnce(str(tmp_path)), 2) as pipeline:
         assert list(pipeline) == list(range(30))

@@ -312,4 +312,20 @@ PIPELINE_DEFECTS = [
         ("tests/pipeline/test_stream.py::test_each_rank_is_given_its_part_of_the_stream",),
         is_crossing=True,
     ),
+    Defect(
+        "B12",
+        "an item of a Stream that cannot be pickled fails every call",
+        "shmload/pipeline/streams.py",
+        "        except Exception as error:\n            refused",
+        "        except ZeroDivisionError as error:\n            refused",
+        ("tests/pipeline/test_streams.py::test_an_item_that_cannot_go_to_workers_is_lost_alone",),
+    ),
+    Defect(
+        "N1",
+        "tensors of some dtypes are pickled as torch does, which cannot be read",
+        "shmload/shm/travel.py",
+        ", torch.UntypedStorage: _reduced_untyped}",
+        "}",
+        ("tests/shm/test_travel.py::test_tensors_of_every_dtype_travel",),
+    ),
 ]

@@ -21,6 +21,7 @@ import sys
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -288,6 +289,8 @@ class AsyncMap(Expanding):
                     return await called(self.fn, item, name)
                 except Exception as error:
                     return failed(error, name, position)
+                except asyncio.CancelledError:  # of what the function waits for; no Exception, it would end the worker
+                    return failed(RuntimeError(f"what the function of {name} waited for was cancelled"), name, position)
 
         return list(await asyncio.gather(*(one(item, position) for item, position in given)))
 
@@ -320,8 +323,14 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     outer = asyncio._get_running_loop()
     task = None if outer is None else _swap_task(outer, None)
     asyncio._set_running_loop(None)
+    made = own.loop.create_task(work)
     try:
-        return own.loop.run_until_complete(work)
+        return own.loop.run_until_complete(made)
+    except BaseException:  # a ^C: what it has left would go on, and raise it again, in the next block's time
+        made.cancel()
+        with suppress(BaseException):
+            own.loop.run_until_complete(made)
+        raise
     finally:
         asyncio._set_running_loop(outer)
         if task is not None:

@@ -190,8 +190,10 @@ class Conveyer:
         except StopIteration:
             self._end()
             raise
-        except BaseException:
+        except BaseException as error:
             self._position = iterator.place.step
+            if self.plan.pool.num_workers == 0:  # a worker's error says it
+                error.add_note(f"shmload: {self._where()}")
             raise
         self._position = iterator.place.step
         return batch

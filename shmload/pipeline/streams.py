@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from shmload.errors import StateMismatch
+from shmload.errors import SampleTimeout, StateMismatch, WorkerDied
 from shmload.loader import ShmLoader
 from shmload.pipeline.block_columns import Block
 from shmload.pipeline.blocks import Expansion, FailedItem, saved, set_position
@@ -119,8 +119,19 @@ class _ItemNames:
         return f"item {key} of epoch {self._epoch} of the Stream"
 
 
+class BlockKey(NamedTuple):
+    """A block that is ordered; its items, if a worker cannot read them itself, or the pickle of these."""
+
+    epoch: int
+    block: int
+    items: list[Any] | bytes | None
+
+    def __repr__(self) -> str:
+        return f"<block {self.block}>"  # in errors
+
+
 class StreamProgram:
-    """A dataset whose keys are blocks themselves, (epoch, block, its items): it gives the block's number, and what comes of it."""
+    """A dataset whose keys are blocks themselves: it gives the block's number, and what comes of it."""
 
     def __init__(self, row: StreamRow) -> None:
         self._expansion, self._size, self._seed = row.expansion, row.size, row.seed
@@ -132,9 +143,9 @@ class StreamProgram:
     def _own(self) -> OwnGenerators:
         return OwnGenerators(self._expansion)
 
-    def __getitem__(self, key: tuple[int, int, list[Any] | bytes]) -> tuple[int, Block]:
+    def __getitem__(self, key: BlockKey) -> tuple[int, Block]:
         epoch, block, sent = key
-        items: list[Any] = pickle.loads(sent) if isinstance(sent, bytes) else sent  # by the trainer
+        items: Any = pickle.loads(sent) if isinstance(sent, bytes) else sent  # by the trainer
         with sample_of(self._seed, epoch, block, sample_info().worker, own=self._own):
             return block, self._expansion(_placed(items, block * self._size), _ItemNames(epoch))
 
@@ -164,16 +175,16 @@ class Feed:
         self._is_spent = False
         self.pristine = ""  # an iterable's own state before its first pass
 
-    def __iter__(self) -> Iterator[tuple[int, int, list[Any] | bytes]]:
+    def __iter__(self) -> Iterator[BlockKey]:
         for epoch, block, items in self._read():
-            yield epoch, block, _sent(items, _ItemNames(epoch), block * self._size) if self._is_sent else items
+            yield BlockKey(epoch, block, _sent(items, epoch, block * self._size) if self._is_sent else items)
 
     def _read(self) -> Iterator[tuple[int, int, list[Any]]]:
         epoch, block = self.epoch, self.block
         try:
             items, state_of = self._begun(epoch, block)
         except Exception as error:
-            yield epoch, block, [_failed(error)]
+            yield epoch, block, [_failed(error, epoch, block * self._size)]
             return
         begun = block
         while True:
@@ -184,7 +195,7 @@ class Feed:
                 for item in islice(items, self._size):
                     chunk.append(item)  # noqa: PERF402  # what came before an error is given, too
             except Exception as error:
-                yield epoch, block, [*chunk, _failed(error)]
+                yield epoch, block, [*chunk, _failed(error, epoch, block * self._size + len(chunk))]
                 return
             if chunk:
                 yield epoch, block, chunk
@@ -249,7 +260,7 @@ def _is_stateful(one: Any) -> bool:
     return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
 
 
-def _sent(items: list[Any], names: _ItemNames, first: int) -> bytes:
+def _sent(items: list[Any], epoch: int, first: int) -> bytes:
     """Items as workers are given them, from number `first` on; one that cannot be pickled has failed, and the others come."""
     with suppress(Exception):
         return travel.dumps(items)
@@ -262,13 +273,13 @@ def _sent(items: list[Any], names: _ItemNames, first: int) -> bytes:
                 f"a {type(item).__qualname__} of the Stream cannot be pickled, and only pickle brings it to workers: "
                 f"{type(error).__name__}: {error}"
             )
-            refused.add_note(f"shmload: {names.name(number)}")
-            item = _failed(refused)
+            item = _failed(refused, epoch, number)
         found.append(item)
     return travel.dumps(found)
 
 
-def _failed(error: Exception) -> FailedItem:
+def _failed(error: Exception, epoch: int, number: int) -> FailedItem:
+    error.add_note(f"shmload: {_ItemNames(epoch).name(number)}")
     return FailedItem(Failure.of(error, "reading the Stream", ""))
 
 
@@ -306,6 +317,9 @@ class FedBlocks:
             block: Block
             self.number, block = next(self._iterator)
             return block
+        except (SampleTimeout, WorkerDied) as error:
+            error.add_note(f"shmload: a block has {self.row.size} items; sample_timeout_s is the timeout of DistributedBatchedMap")
+            raise
         finally:
             self.place += 1
 

@@ -64,7 +64,7 @@ def test_an_iterable_that_fails_gives_what_came_before_and_ends(num_workers: int
     stages = [DistributedBatchedMap(Add(1), num_workers)] if num_workers else []
     with Conveyer([Stream(breaks), *stages], block_size=4) as pipeline:
         assert [pipeline() for _ in range(6)] == [x + (num_workers > 0) for x in range(6)]
-        with pytest.raises(ValueError, match="torn"):
+        with pytest.raises(ValueError, match=r"(?s)torn.*shmload: item 6 of epoch 0 of the Stream"):
             pipeline()
         with pytest.raises(StopIteration):
             pipeline()
@@ -104,8 +104,9 @@ def test_a_worker_that_dies_is_replaced_and_nobody_notices(tmp_path: Path) -> No
 def test_a_block_that_ends_its_worker_twice_is_lost_and_the_place_stays_right() -> None:
     with numbers(20, items.kills_at_9, 1) as pipeline:
         assert [pipeline() for _ in range(8)] == list(range(8))
-        with pytest.raises(WorkerDied):
+        with pytest.raises(WorkerDied, match="sample <block 2> of epoch 0") as died:  # not all of its items
             pipeline()
+        assert died.value.__notes__[0].startswith("shmload: a block has 4 items; sample_timeout_s is the timeout of")
         assert [pipeline() for _ in range(3)] == [12, 13, 14]
         state = pipeline.state()
     assert (state["position"], state["counters"]) == (3, [3])

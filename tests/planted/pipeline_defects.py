@@ -328,4 +328,12 @@ PIPELINE_DEFECTS = [
         "}",
         ("tests/shm/test_travel.py::test_tensors_of_every_dtype_travel",),
     ),
+    Defect(
+        "N1",
+        "requests that a ^C has left go on with the next block",
+        "shmload/pipeline/blocks.py",
+        "        made.cancel()\n",
+        "        pass\n",
+        ("tests/pipeline/test_expanded.py::test_an_interrupt_of_requests_comes_once_and_leaves_none_waiting",),
+    ),
 ]

@@ -183,6 +183,7 @@ class Pack(Expanding):
 
     def __post_init__(self) -> None:
         set_whole(self, "Pack(window)", "window", 1, 1 << 31)
+        set_whole(self, "Pack(pad)", "pad", -(1 << 63), (1 << 63) - 1)
         if self.strategy not in ("greedy", "best_fit"):
             raise ValueError(f'Pack(strategy) is "greedy" or "best_fit"; got {self.strategy!r}')
 
@@ -424,9 +425,13 @@ class Bucket(Expanding):
     def __post_init__(self) -> None:
         if not callable(self.length):
             raise TypeError(f"Bucket(length) is a function of one item; got {self.length!r}")
-        object.__setattr__(self, "boundaries", tuple(map(int, self.boundaries)))
+        try:
+            object.__setattr__(self, "boundaries", tuple(map(int, self.boundaries)))
+        except (TypeError, ValueError, OverflowError):
+            raise TypeError(f"Bucket(boundaries) are whole numbers; got {self.boundaries!r}") from None
         if list(self.boundaries) != sorted(set(self.boundaries)):
             raise ValueError(f"Bucket(boundaries) ascend; got {self.boundaries}")
+        ragged_of(self.ragged, None, is_torch_mode=False)
         if (self.batch_size is None) == (self.max_tokens is None):
             raise ValueError("Bucket needs batch_size or max_tokens, one of them")
         name = "max_tokens" if self.batch_size is None else "batch_size"

@@ -40,10 +40,16 @@ class Cache:
             of each process that makes items, for as long as it lives.
         version: a word of yours that is part of the file's name, for what the name does not see: files that functions read, other
             functions that they call.
+    Raises:
+        TypeError: an argument is none of these.
     """
 
     folder: str | os.PathLike[str] | None = None
     version: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | os.PathLike | None) or not isinstance(self.version, str):
+            raise TypeError(f"Cache takes the path of a folder and a word; got {self.folder!r}, {self.version!r}")
 
     def over(self, below: Keys) -> Keys:
         """What it makes of a row.

@@ -68,7 +68,7 @@ class Stream(Fluent):
 
     def __post_init__(self) -> None:
         is_function = callable(self.iterable) and not hasattr(self.iterable, "__iter__")
-        if not (is_function or hasattr(self.iterable, "__iter__")):
+        if isinstance(self.iterable, type) or not (is_function or hasattr(self.iterable, "__iter__")):
             raise TypeError(
                 f"Stream needs an iterable, or a function that makes an iterator; got a {type(self.iterable).__name__}. What has a "
                 "length and an index is Items"
@@ -253,7 +253,12 @@ class Feed:
 
 
 def _iterator_of(source: Any) -> Iterator[Any]:
-    return source() if not hasattr(source, "__iter__") else iter(source)
+    if hasattr(source, "__iter__"):
+        return iter(source)
+    made: Iterator[Any] = source()
+    if not hasattr(made, "__iter__"):
+        raise TypeError(f"the function of the Stream makes an iterator; it gave a {type(made).__name__}")
+    return made
 
 
 def _is_stateful(one: Any) -> bool:

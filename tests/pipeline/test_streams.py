@@ -279,6 +279,11 @@ def test_what_makes_no_stream_is_refused_with_the_reason() -> None:
         Conveyer([Range(3), Scan(lambda s, x: (s, x)), Filter(bool)])
 
 
+def test_a_function_that_makes_no_iterator_says_so() -> None:
+    with Conveyer([Stream(lambda: 3)]) as pipeline, pytest.raises(TypeError, match="makes an iterator; it gave a int"):
+        pipeline()
+
+
 def total(state: Any, x: int) -> tuple[Any, int]:
     if x == 3:
         raise ValueError("three")

@@ -336,4 +336,12 @@ PIPELINE_DEFECTS = [
         "        pass\n",
         ("tests/pipeline/test_expanded.py::test_an_interrupt_of_requests_comes_once_and_leaves_none_waiting",),
     ),
+    Defect(
+        "B12",
+        "a Conveyer given for stages is read without end",
+        "shmload/pipeline/conveyer.py",
+        "    if isinstance(given, Conveyer) or not isinstance(given, Iterable):",
+        "    if not isinstance(given, Iterable):",
+        ("tests/pipeline/test_grammar.py::test_an_illegal_order_is_refused_with_the_reason",),
+    ),
 ]

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -71,6 +72,8 @@ def launch(
         raise typer.BadParameter("modules are run by Python", param_hint="--no-python")
     if not module and not no_python and not os.path.exists(script):
         raise typer.BadParameter(f"there is no file {script!r}", param_hint="SCRIPT")
+    if no_python and shutil.which(script) is None:
+        raise typer.BadParameter(f"there is no program {script!r}; one of this folder is ./{script}", param_hint="SCRIPT")
     if nprocs is not None and not re.fullmatch(r"[1-9]\d*|[a-z]+", nprocs):
         raise typer.BadParameter(f"a number from 1 up, or gpu, cpu, auto; got {nprocs!r}", param_hint="--nprocs")
     if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", nnodes):

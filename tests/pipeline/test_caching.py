@@ -77,6 +77,36 @@ def test_the_code_of_functions_counts(tmp_path: Path) -> None:
     assert found == [[[1, 2]], [[2, 3]], [[-1, 0]]]
 
 
+class Doubling:
+    """A dataset whose `__getitem__` calls a method of its own."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return self.made(index)
+
+    def made(self, index: int) -> int:
+        return self.factor * index
+
+    factor = 2
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"), [("__getitem__", lambda self, index: 3 * index), ("made", lambda self, index: 3 * index), ("factor", 8)]
+)
+def test_the_code_of_a_datasets_methods_counts(name: str, changed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a program was changed between two runs."""
+
+    def kept() -> list[int]:
+        with Conveyer([Items(Doubling()), Cache(tmp_path)]) as pipeline:
+            return list(pipeline)
+
+    assert kept() == [0, 2]
+    monkeypatch.setattr(Doubling, name, changed)
+    assert kept() == [0, 3 if callable(changed) else 8]
+
+
 @pytest.mark.parametrize(
     "stages",
     [[Permutation(4)], [Range(4), Take(2)], [Items([1, 2]), Shuffle()], [Generate(abs, 4)]],

@@ -344,4 +344,12 @@ PIPELINE_DEFECTS = [
         "    if not isinstance(given, Iterable):",
         ("tests/pipeline/test_grammar.py::test_an_illegal_order_is_refused_with_the_reason",),
     ),
+    Defect(
+        "N1",
+        "a Cache's file has the items that a dataset's methods gave before they were changed",
+        "shmload/pipeline/caching.py",
+        "value.__qualname__, _methods_of(value)",
+        'value.__qualname__, ""',
+        ("tests/pipeline/test_caching.py::test_the_code_of_a_datasets_methods_counts",),
+    ),
 ]

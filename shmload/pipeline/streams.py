@@ -67,8 +67,7 @@ class Stream(Fluent):
     steps: tuple[Take | Skip | Enumerate, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        is_function = callable(self.iterable) and not hasattr(self.iterable, "__iter__")
-        if isinstance(self.iterable, type) or not (is_function or hasattr(self.iterable, "__iter__")):
+        if not (callable(self.iterable) or hasattr(self.iterable, "__iter__")):
             raise TypeError(
                 f"Stream needs an iterable, or a function that makes an iterator; got a {type(self.iterable).__name__}. What has a "
                 "length and an index is Items"
@@ -94,7 +93,7 @@ class Stream(Fluent):
     @property
     def is_spent_once_read(self) -> bool:
         """Whether it is an iterator, which cannot be begun again."""
-        return hasattr(self.iterable, "__next__")
+        return not isinstance(self.iterable, type) and hasattr(self.iterable, "__next__")
 
 
 class StreamRow(Row):
@@ -213,10 +212,11 @@ class Feed:
                 "the Stream's iterator can be read only once, and was: give Stream an iterable, or a function that makes iterators"
             )
         self._is_spent = True
-        if hasattr(source, "set_epoch"):
+        is_class = isinstance(source, type)  # which has what its instances have
+        if hasattr(source, "set_epoch") and not is_class:
             source.set_epoch(epoch)
         iterator = _iterator_of(source)
-        ways = (iterator, source) if self._stream.resume == "state" else ()
+        ways = () if self._stream.resume != "state" else (iterator,) if is_class else (iterator, source)
         holder: Any = next((one for one in ways if _is_stateful(one)), None)
         text = self.own.get(block)
         if holder is not None and text == ENDED:
@@ -253,7 +253,7 @@ class Feed:
 
 
 def _iterator_of(source: Any) -> Iterator[Any]:
-    if hasattr(source, "__iter__"):
+    if hasattr(source, "__iter__") and not isinstance(source, type):
         return iter(source)
     made: Iterator[Any] = source()
     if not hasattr(made, "__iter__"):

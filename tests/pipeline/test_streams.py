@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +277,16 @@ def test_what_makes_no_stream_is_refused_with_the_reason() -> None:
         Conveyer([Zip(Range(3), Stream([1]))])
     with pytest.raises(ValueError, match=r"stage 2, a Filter, stands behind stage 1 \(a Scan\)"):
         Conveyer([Range(3), Scan(lambda s, x: (s, x)), Filter(bool)])
+
+
+def test_a_class_makes_iterators_too() -> None:
+    def made() -> Conveyer:
+        return Conveyer([Stream(count), Filter(lambda x: x % 3), Collate(2)], block_size=4)
+
+    with made() as pipeline, made() as again:
+        assert [plain(pipeline()) for _ in range(2)] == [[1, 2], [4, 5]]
+        again.load_state(pipeline.state())
+        assert plain(again()) == plain(pipeline()) == [7, 8]
 
 
 def test_a_function_that_makes_no_iterator_says_so() -> None:

@@ -133,7 +133,7 @@ def _places(sizes: Sequence[int]) -> list[tuple[int, int]]:
 # ---------------------------------------------------------------- torch's tensors
 
 
-class Pickler(pickle.Pickler):
+class LocalPickler(pickle.Pickler):
     """By protocol 5, with which arrays keep their byte order too, of tensors of every dtype."""
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -144,7 +144,7 @@ class Pickler(pickle.Pickler):
 def dumps(value: Any) -> bytes:
     """Its pickle for a process of this machine."""
     pickled = io.BytesIO()
-    Pickler(pickled).dump(value)
+    LocalPickler(pickled).dump(value)
     return pickled.getvalue()
 
 

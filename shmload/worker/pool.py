@@ -419,7 +419,7 @@ def interrupts_held() -> Iterator[None]:
             handler(*calls[-1])
 
 
-class _Sources(travel.Pickler):
+class _Sources(travel.LocalPickler):
     """Notes the modules that what it pickles is of."""
 
     def __init__(self, file: io.BytesIO, modules: set[str]) -> None:

@@ -3,7 +3,8 @@
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
@@ -15,7 +16,7 @@ from shmload.cli.index_command import index
 from shmload.cli.inspect_command import inspect
 from shmload.cli.launch_command import launch
 from shmload.cli.pack_command import pack
-from shmload.cli.terminal import WIDE
+from shmload.cli.terminal import WIDE, Unwritable
 from shmload.cli.top_command import top
 from shmload.cli.trace_command import trace
 from shmload.cli.verify_command import verify
@@ -47,10 +48,56 @@ for command in COMMANDS:
     app.command(command.__name__, short_help=first_sentence(command), context_settings=settings)(command)
 
 
+class _Stdout(io.TextIOWrapper):
+    """Stdout, whose errors are told from other files'. That of a reader who has had enough stays as it is, which typer sees to."""
+
+    def write(self, text: str) -> int:
+        with _as_unwritable():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _as_unwritable():
+            super().flush()
+
+
+@contextmanager
+def _as_unwritable() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Unwritable(error.errno, error.strerror) from None
+
+
 def main() -> None:
-    """Entry point of the `shmload` script."""
-    if sys.stdout is None:  # whoever started this has closed it
-        sys.stdout = open(os.devnull, "w", errors="backslashreplace")  # noqa: SIM115  # for the process's life
-    elif isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # what its encoding lacks: bars, and names of files
-    app()
+    """Entry point of the `shmload` script. Where stdout cannot be written to, its exit status is 74 (EX_IOERR)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # whoever started this has closed it
+            setattr(sys, name, open(os.devnull, "w", errors="backslashreplace"))  # noqa: SIM115  # for the process's life
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        given = sys.stdout
+        errors = "backslashreplace" if given.errors == "strict" else given.errors  # what its encoding lacks: bars, names of files
+        sys.stdout = _Stdout(given.buffer, given.encoding, errors, None, given.line_buffering, given.write_through)
+    try:
+        try:
+            app()
+        finally:
+            _flush()
+    except Unwritable as error:
+        _drop_buffered()
+        with suppress(OSError):  # stderr may lie on the same disk
+            typer.echo(f"shmload: what it prints cannot be written: {error.strerror}", err=True)
+        sys.exit(os.EX_IOERR)
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # of launch, whose ranks go on without a reader
+        _drop_buffered()
+
+
+def _drop_buffered() -> None:
+    """What could not be written would fail once more at the interpreter's end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,6 @@
 """`shmload bench`: loaders side by side on real input.
 
-Exit code 0: fine; 1: bytes differ or a loader failed; 2: bad usage. How to read it: docs/bench.md.
+Exit code 0: fine; 1: bytes differ, a loader failed, or a file could not be written; 2: bad usage. How to read it: docs/bench.md.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from shmload.cli.terminal import check_folder, console, refusing, shown
+from shmload.cli.terminal import check_folder, console, refuse, refusing, shown
 
 Text = str | None
 Names = list[str] | None
@@ -78,19 +78,24 @@ def bench(
             quick=quick,
         )
         report = benchmark(options, progress)
-    if plot_file is not None:
-        if importlib.util.find_spec("matplotlib"):
-            plot.save(report, plot_file)
-        else:
-            report.notes.append("plot left out: needs matplotlib: pip install 'shmload[plot]'")
+    if plot_file is not None and not importlib.util.find_spec("matplotlib"):
+        report.notes.append("plot left out: needs matplotlib: pip install 'shmload[plot]'")
+        plot_file = None
     text = json.dumps(report.as_dict(), indent=1)
     if to_stdout:
         typer.echo(text)
         for line in [*report.failures, *report.mismatches]:
             typer.echo(f"shmload bench: {line}", err=True)
     else:
-        if json_file is not None:
-            json_file.write_text(text + "\n")
         show(report, console())
+    path = plot_file
+    try:
+        if path is not None:
+            plot.save(report, path)
+        path = None if to_stdout else json_file
+        if path is not None:
+            path.write_text(text + "\n")
+    except OSError as error:
+        refuse("bench", f"{path}: {error.strerror}", 1)
     if report.failures or report.mismatches:
         raise typer.Exit(1)

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Annotated
 
 import typer
 from typer import Argument, Option
+
+from shmload.cli.terminal import Unwritable
 
 
 def launch(
@@ -69,6 +72,8 @@ def launch(
         raise typer.BadParameter("modules are run by Python", param_hint="--no-python")
     if not module and not no_python and not os.path.exists(script):
         raise typer.BadParameter(f"there is no file {script!r}", param_hint="SCRIPT")
+    if no_python and shutil.which(script) is None:
+        raise typer.BadParameter(f"there is no program {script!r}; one of this folder is ./{script}", param_hint="SCRIPT")
     if nprocs is not None and not re.fullmatch(r"[1-9]\d*|[a-z]+", nprocs):
         raise typer.BadParameter(f"a number from 1 up, or gpu, cpu, auto; got {nprocs!r}", param_hint="--nprocs")
     if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", nnodes):
@@ -119,17 +124,19 @@ def launch(
                 **torchs,
             }
             flags = {"--module": module, "--no-python": no_python, "--standalone": standalone}
-            _run_by_torch(given, [*(flag for flag, is_set in flags.items() if is_set), *words], grace, pin, logs)
+            lost = _run_by_torch(given, [*(flag for flag, is_set in flags.items() if is_set), *words], grace, pin, logs)
         else:
             command = words if no_python else [sys.executable, *(["-m"] if module else []), *words]
             number = int(nprocs) if nprocs else None
-            _run(command, number, grace, pin, logs, int(nnodes), node_rank, master_addr, master_port, max_restarts)
+            lost = _run(command, number, grace, pin, logs, int(nnodes), node_rank, master_addr, master_port, max_restarts)
     except (RankFailed, ConnectionError) as failure:
         _tell(str(failure))
         raise typer.Exit(1) from None
     except Stopped as stopped:
         _tell(str(stopped))
         raise typer.Exit(128 + stopped.number) from None
+    if lost is not None:
+        raise Unwritable(lost.errno, lost.strerror)
 
 
 def _run(
@@ -143,7 +150,7 @@ def _run(
     master_addr: str | None,
     master_port: int | None,
     max_restarts: int,
-) -> None:
+) -> OSError | None:
     from shmload.errors import RankFailed
     from shmload.launch import ranks
     from shmload.launch.supervisor import SpawnedRanks
@@ -159,20 +166,22 @@ def _run(
         place = ranks.NodePlace(master_addr or ranks.LOOPBACK, port, run_id, num_nodes, node_rank, num_restarts, max_restarts)
         specs = ranks.rank_specs(place, num_ranks, host, pin=pin, logs=logs)
         try:
-            SpawnedRanks(partial(ranks.start_command, command), specs, grace_s, held).run()
-            break
+            started = SpawnedRanks(partial(ranks.start_command, command), specs, grace_s, held)
+            started.run()
+            return started.lost
         except RankFailed as failure:
             if num_restarts == max_restarts:
                 raise
             said = ranks.next_start(num_restarts + 2, range(num_ranks), num_ranks, num_restarts + 1, max_restarts)
             _tell(f"{failure}\n\n{said}")
+    return None
 
 
 def _tell(text: str) -> None:
     typer.echo(f"shmload launch: {text}", err=True)
 
 
-def _run_by_torch(given: dict[str, object], words: list[str], grace_s: float, pin: bool, logs: Path | None) -> None:
+def _run_by_torch(given: dict[str, object], words: list[str], grace_s: float, pin: bool, logs: Path | None) -> OSError | None:
     from shmload.launch.elastic_agent import run_elastic
     from shmload.launch.ranks import number_of_ranks
     from shmload.shm.names import Host
@@ -183,6 +192,6 @@ def _run_by_torch(given: dict[str, object], words: list[str], grace_s: float, pi
         logging.disable(logging.ERROR)  # the agent's own words about what is said here
     arguments = [f"--{name}={value}" for name, value in given.items() if value is not None]
     try:
-        run_elastic([*arguments, *words], grace_s=grace_s, pin=pin, logs=str(logs.absolute()) if logs else "", tell=_tell)
+        return run_elastic([*arguments, *words], grace_s=grace_s, pin=pin, logs=str(logs.absolute()) if logs else "", tell=_tell)
     except ValueError as error:  # torch has refused an option's value
         raise typer.BadParameter(str(error)) from None

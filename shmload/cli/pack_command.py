@@ -3,6 +3,7 @@
 Exit code 0: fine; 1: the store failed, or another packing was begun; 2: bad usage, or a dataset that cannot be packed.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,8 @@ def pack(
 
     begin = perf_counter()
     try:
+        if not math.isfinite(maxsize):
+            raise ValueError(f"--maxsize: needs a number of bytes, given {maxsize}")
         options = PackOptions(
             int(maxsize),
             maxcount,
@@ -84,7 +87,7 @@ def pack(
             manifest = packing.run()
     except StoreError as error:
         refuse("pack", str(error), 1)
-    except (OSError, ValueError, TypeError, IndexError, ArithmeticError, RuntimeError, ImportError) as error:
+    except Exception as error:  # whatever a dataset raises
         refuse("pack", _in_a_line(error))
     except KeyboardInterrupt:
         refuse("pack", "interrupted; the same command goes on from here", 130)
@@ -132,7 +135,8 @@ def _in_a_line(error: BaseException) -> object:
     lines = str(error).splitlines()
     if not (lines and lines[0].startswith("Caught ")):
         notes = getattr(error, "__notes__", [])
-        return f"{error} ({'; '.join(notes)})" if notes else error
+        told = error if isinstance(error, OSError | ValueError | TypeError | RuntimeError) else f"{type(error).__name__}: {error}"
+        return f"{told} ({'; '.join(notes)})" if notes else told
     last = max(number for number, line in enumerate(lines) if line.startswith(("Traceback", "Original Traceback")))
     return "; ".join(line for line in lines[last + 1 :] if line and not line.startswith((" ", "shmload: ")))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -24,8 +24,13 @@ WIDE = 128  # columns where nobody looks
 def refuse(command: str, error: object, status: int = 2) -> NoReturn:
     """Says in one line why nothing was done, and ends."""
     text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-    typer.echo(f"shmload {command}: {' '.join(text.split())}", err=True)
+    with suppress(OSError):  # of a stderr that takes nothing
+        typer.echo(f"shmload {command}: {' '.join(text.split())}", err=True)
     raise typer.Exit(status)
+
+
+class Unwritable(OSError):
+    """Stdout takes nothing more, as on a full disk."""
 
 
 @contextmanager

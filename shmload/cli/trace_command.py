@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from shmload.cli.terminal import check_folder, refusing
+from shmload.cli.terminal import check_folder, refuse
 
 
 def trace(
@@ -40,8 +40,10 @@ def trace(
         for why in recording.refused.values():
             typer.echo(f"shmload trace: left out {why}", err=True)
         raise typer.Exit(1)
-    with refusing("trace", OSError):
+    try:
         write(timelines, out)
+    except OSError as error:
+        refuse("trace", f"{out}: {error.strerror}")
     num_batches = sum(timeline.num_batches for timeline in timelines)
     num_lost = sum(timeline.num_lost for timeline in timelines)
     pids = ", ".join(map(str, dict.fromkeys(timeline.owner_pid for timeline in timelines)))

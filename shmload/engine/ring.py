@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import pickle
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import RLock
@@ -42,6 +41,7 @@ from shmload._core.trainer import FREE, PARKED, Order, TrainerRing
 from shmload.batch.layout import Layout
 from shmload.device.calls import Pins, Releases
 from shmload.errors import RingTooSmall, SampleError
+from shmload.shm import travel
 from shmload.shm.segment import Doorbell, Group, JointBell, Segment, memfds_work, shm_free_bytes
 from shmload.worker.pool import STOP_GRACE_S
 from shmload.worker.snapshot import Note
@@ -573,7 +573,7 @@ class OrderWriter:
             with suppress(OverflowError):
                 raw = np.array(indices, np.int64)
         if raw is None:
-            raw, is_pickled = pickle.dumps(indices), True
+            raw, is_pickled = travel.dumps(indices), True
         path = self._memory.order_path(slot, raw)
         is_packed = is_packed or self.is_packed
         if not is_packed and self.layout is not None:

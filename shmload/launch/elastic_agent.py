@@ -78,7 +78,9 @@ class RankStreams(LogsSpecs):
         """Makes the pipes; a path under /proc is opened by torch as it would open a log's."""
         found = self._files.reify(envs)
         self.watch.close(DRAIN_S)
+        lost = self.watch.printer.lost
         self.watch, self.stderrs = RankWatch(self._grace_s), {}
+        self.watch.printer.lost = lost
         for local_rank, environ in envs.items():
             for paths, name in ((found.stdouts, "stdout"), (found.stderrs, "stderr")):
                 if self._logs:
@@ -148,7 +150,7 @@ class RankAgent(LocalElasticAgent):
         super()._shutdown(*args, **kwargs)
 
 
-def run_elastic(arguments: Sequence[str], *, grace_s: float, pin: bool, logs: str, tell: Tell) -> None:
+def run_elastic(arguments: Sequence[str], *, grace_s: float, pin: bool, logs: str, tell: Tell) -> OSError | None:
     """Runs torch's agent of this machine until it ends.
 
     Args:
@@ -157,6 +159,9 @@ def run_elastic(arguments: Sequence[str], *, grace_s: float, pin: bool, logs: st
         pin: whether each rank gets processors of its own.
         logs: a folder for one file a rank that its output is appended to; "": it is brought out here.
         tell: is given what there is to say while ranks are started again.
+
+    Returns:
+        why not all that ranks printed could be written, if it could not.
 
     Raises:
         RankFailed: one has failed, and there are no restarts left.
@@ -199,6 +204,7 @@ def run_elastic(arguments: Sequence[str], *, grace_s: float, pin: bool, logs: st
             raise Stopped(stopped.sigval, "; ".join([f"stopped by {stopped.sigval.name}", *streams.watch.fates])) from None
         if result is not None and result.is_failed():
             raise RankFailed(agent.failure.rstrip())
+        return streams.watch.printer.lost
 
 
 def _set_environment(given_threads: str | None, num_ranks: int, *, has_own_cpus: bool) -> None:

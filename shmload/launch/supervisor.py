@@ -60,6 +60,11 @@ class SpawnedRanks:
         """The processes' ids by local rank, as far as they have been started."""
         return [one.child.pid for one in self._watch.ranks]
 
+    @property
+    def lost(self) -> OSError | None:
+        """Why not all that ranks printed could be written; None: it could, as far as is known once they have ended."""
+        return self._watch.printer.lost
+
     def join(self, timeout_s: float | None = None) -> bool:
         """Waits for all ranks to end. Returns whether they have.
 

@@ -112,6 +112,9 @@ class Pipe:
         fd: the end to read; closed by `close`.
         prefix: before each line.
         stream: where lines go: a text file over bytes, or over nothing.
+
+    Attributes:
+        lost: why lines could not be written; None: they could, or their reader has gone.
     """
 
     def __init__(self, fd: int, prefix: str, stream: IO[Any] | None) -> None:
@@ -120,6 +123,7 @@ class Pipe:
         self._prefix = prefix.encode()
         self._stream = stream
         self._rest = b""
+        self.lost: OSError | None = None
         os.set_blocking(fd, False)
 
     def pump(self) -> bool:
@@ -156,8 +160,10 @@ class Pipe:
         if self._stream is not None:
             try:
                 _write(self._stream, b"".join([self._prefix + line for line in lines]))
-            except (OSError, ValueError):  # its reader has gone, or it is closed; ranks go on
+            except (BrokenPipeError, ValueError):  # its reader has gone, or it is closed; ranks go on
                 self._stream = None
+            except OSError as error:  # a full disk, which may have room for later lines
+                self.lost = error
 
 
 def _write(stream: IO[Any], data: bytes) -> None:
@@ -176,9 +182,11 @@ class Printer:
 
     Attributes:
         thread: started once all pipes have been added.
+        lost: as of Pipe, of any that is closed.
     """
 
     def __init__(self) -> None:
+        self.lost: OSError | None = None
         self._pipes: dict[int, Pipe] = {}
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.thread = threading.Thread(target=self._run, name="shmload output", daemon=True)
@@ -206,6 +214,7 @@ class Printer:
         if not self.thread.is_alive():
             for pipe in self._pipes.values():
                 pipe.close()
+                self.lost = self.lost or pipe.lost
             self._pipes.clear()
             os.close(self._wake)
             self._wake = -1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -35,6 +34,7 @@ from shmload.modes.torch_order import (
     not_once,
     packed_state,
 )
+from shmload.shm import travel
 from shmload.torch_names import (
     BaseIterator,
     DatasetKind,
@@ -571,7 +571,7 @@ def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
         )
     if fast_forward(state) or state["num_workers"] != num_workers:
         return []
-    return [pickle.dumps(snapshot) if snapshot else b"" for snapshot in state["workers"]]
+    return [travel.dumps(snapshot) if snapshot else b"" for snapshot in state["workers"]]
 
 
 def fast_forward(state: TorchState) -> str:

@@ -48,6 +48,7 @@ from shmload.engine.builder import LoaderConfig
 from shmload.errors import StateMismatch
 from shmload.schedule import state as states
 from shmload.schedule.state import CHECK, UsersOwn, opened, sealed, with_checksum
+from shmload.shm import travel
 from shmload.torch_names import InfiniteConstantSampler
 from shmload.worker.snapshot import SAME, Note, Snapshot, own_states
 from shmload.worker.torch_side import Origin, origin_of, randperm, replayed
@@ -142,7 +143,7 @@ class PassProgress:
         self.num_delivered = state["position"]
         self.done = Done(state["done" if self._goes_by_number else "snapshot"], state["beyond"])
         if state["num_workers"] == self._num_workers > 0:
-            self._notes = [pickle.dumps(s) if s else SAME for s in state["workers"]]
+            self._notes = [travel.dumps(s) if s else SAME for s in state["workers"]]
             self.last_worker = state["last_worker"]
         if self._is_iterable:
             self._counts = list(state["counted"])
@@ -228,7 +229,7 @@ def between_passes(note: bytes) -> bytes:
     """A worker's snapshot without what it says of a pass through its iterable dataset."""
     snapshot: Snapshot = pickle.loads(note) if note else {}
     of_pass = snapshot.keys() & {"iterator", "has_ended"}
-    return pickle.dumps({name: snapshot[name] for name in snapshot.keys() - of_pass}) if of_pass else note
+    return travel.dumps({name: snapshot[name] for name in snapshot.keys() - of_pass}) if of_pass else note
 
 
 def identity(config: LoaderConfig) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import sys
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -182,6 +183,7 @@ class Pack(Expanding):
 
     def __post_init__(self) -> None:
         set_whole(self, "Pack(window)", "window", 1, 1 << 31)
+        set_whole(self, "Pack(pad)", "pad", -(1 << 63), (1 << 63) - 1)
         if self.strategy not in ("greedy", "best_fit"):
             raise ValueError(f'Pack(strategy) is "greedy" or "best_fit"; got {self.strategy!r}')
 
@@ -288,6 +290,8 @@ class AsyncMap(Expanding):
                     return await called(self.fn, item, name)
                 except Exception as error:
                     return failed(error, name, position)
+                except asyncio.CancelledError:  # of what the function waits for; no Exception, it would end the worker
+                    return failed(RuntimeError(f"what the function of {name} waited for was cancelled"), name, position)
 
         return list(await asyncio.gather(*(one(item, position) for item, position in given)))
 
@@ -320,8 +324,14 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     outer = asyncio._get_running_loop()
     task = None if outer is None else _swap_task(outer, None)
     asyncio._set_running_loop(None)
+    made = own.loop.create_task(work)
     try:
-        return own.loop.run_until_complete(work)
+        return own.loop.run_until_complete(made)
+    except BaseException:  # a ^C: what it has left would go on, and raise it again, in the next block's time
+        made.cancel()
+        with suppress(BaseException):
+            own.loop.run_until_complete(made)
+        raise
     finally:
         asyncio._set_running_loop(outer)
         if task is not None:
@@ -415,9 +425,13 @@ class Bucket(Expanding):
     def __post_init__(self) -> None:
         if not callable(self.length):
             raise TypeError(f"Bucket(length) is a function of one item; got {self.length!r}")
-        object.__setattr__(self, "boundaries", tuple(map(int, self.boundaries)))
+        try:
+            object.__setattr__(self, "boundaries", tuple(map(int, self.boundaries)))
+        except (TypeError, ValueError, OverflowError):
+            raise TypeError(f"Bucket(boundaries) are whole numbers; got {self.boundaries!r}") from None
         if list(self.boundaries) != sorted(set(self.boundaries)):
             raise ValueError(f"Bucket(boundaries) ascend; got {self.boundaries}")
+        ragged_of(self.ragged, None, is_torch_mode=False)
         if (self.batch_size is None) == (self.max_tokens is None):
             raise ValueError("Bucket needs batch_size or max_tokens, one of them")
         name = "max_tokens" if self.batch_size is None else "batch_size"

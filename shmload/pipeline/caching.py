@@ -1,14 +1,14 @@
 """Cache: items of a row that are made once, and read from a file, or from memory, whenever they come again.
 
 A file is one of SQLite, in a folder, named by what made the items: sources with what they hold, the stages' arguments, the code
-of their functions. So a pipeline that has changed has another file, and what several processes make at once is written once.
+of their functions and methods. So a pipeline that has changed has another file, and what several processes make at once is written
+once.
 """
 
 from __future__ import annotations
 
 import fcntl
 import functools
-import inspect
 import os
 import pickle
 import sqlite3
@@ -23,6 +23,7 @@ import torch
 
 from shmload.batch.ragged import ATOMS
 from shmload.pipeline.sources import Derived, Items, Keys, Mapped
+from shmload.shm import travel
 
 BUSY_S = 60.0  # that a write waits for others' to end
 
@@ -38,11 +39,17 @@ class Cache:
         folder: where the file lies, for all processes and runs that read it. Trust it as you trust pickles. None: in the memory
             of each process that makes items, for as long as it lives.
         version: a word of yours that is part of the file's name, for what the name does not see: files that functions read, other
-            functions that they call.
+            functions that they call. Of classes it sees the methods.
+    Raises:
+        TypeError: an argument is none of these.
     """
 
     folder: str | os.PathLike[str] | None = None
     version: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | os.PathLike | None) or not isinstance(self.version, str):
+            raise TypeError(f"Cache takes the path of a folder and a word; got {self.folder!r}, {self.version!r}")
 
     def over(self, below: Keys) -> Keys:
         """What it makes of a row.
@@ -76,7 +83,13 @@ class Cached(Derived):
         if kept is not None:
             return pickle.loads(kept)
         item = self.below.at(place)
-        made = pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
+        try:
+            made = travel.dumps(item)
+        except Exception as error:
+            raise TypeError(
+                f"Cache keeps items as pickles, and a {type(item).__qualname__} cannot be pickled: put Cache before what makes it. "
+                f"{type(error).__name__}: {error}"
+            ) from error
         if file is None:
             self._memory[place] = made
         else:
@@ -173,10 +186,30 @@ class _Namer(pickle.Pickler):
             return "again", self._seen[id(value)][0]
         self._seen[id(value)] = len(self._seen), value
         if isinstance(value, type):
-            called = inspect.getattr_static(value, "__call__", None)
-            return value.__module__, value.__qualname__, called.__code__ if isinstance(called, types.FunctionType) else None
+            return value.__module__, value.__qualname__, _methods_of(value)
         held = [_content(cell) for cell in value.__closure__ or ()]
         return value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, held
+
+
+def _methods_of(kind: type) -> str:
+    """What the methods of a class do, and its constants, its bases' too: the same text in every process."""
+    found: list[Any] = []
+    for base in kind.__mro__[:-1]:
+        for name, value in sorted(vars(base).items()):
+            function = getattr(value, "fget", None) or getattr(value, "__func__", value)  # of a property, or a static method
+            if isinstance(function, types.FunctionType):
+                given = [default for default in function.__defaults__ or () if type(default) in ATOMS]
+                found.append((name, _told(function.__code__), given))
+            elif type(value) in ATOMS and not name.startswith("__"):
+                found.append((name, value))
+    return blake2b(repr(found).encode(), digest_size=16).hexdigest()
+
+
+def _told(constant: Any) -> Any:
+    """A constant of a function, or its code, such that its repr is the same in every process."""
+    if isinstance(constant, types.CodeType):
+        return constant.co_code, constant.co_names, [_told(one) for one in constant.co_consts]
+    return sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant
 
 
 def _digest(value: Any) -> bytes:

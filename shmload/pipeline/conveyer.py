@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,6 +20,7 @@ from shmload.errors import StateMismatch
 from shmload.loader import ShmLoader
 from shmload.pipeline.blocks import BLOCK, Expanding, Scan
 from shmload.pipeline.methods import Fluent
+from shmload.pipeline.sources import set_whole
 from shmload.pipeline.stage_names import Where, places_of
 from shmload.pipeline.stages import ItemErrors, ItemStream, NamedErrors, Outcome, StreamSchedule, compose, items_of
 from shmload.pipeline.streams import Stream
@@ -52,7 +53,13 @@ OPTIONS = OF_BATCHES | {
 
 
 def stages_of(given: Any) -> list[Any]:
-    """The stages of a list of them, or of a pipeline as methods made it."""
+    """The stages of a list of them, or of a pipeline as methods made it.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(given, Conveyer) or not isinstance(given, Iterable):  # whose items would be read, without end
+        raise TypeError(f"Conveyer takes a list of stages, or a pipeline as methods make it; got a {type(given).__name__}")
     return list(given.stages if isinstance(given, Fluent) else given)
 
 
@@ -102,9 +109,10 @@ class Conveyer:
 
     def __init__(self, stages: Sequence[Any], *, block_size: int = BLOCK, **options: Any) -> None:
         self.stages = stages_of(stages)
-        self.plan = compose(self.stages, block_size)
-        self.options = options
         self.block_size = block_size
+        set_whole(self, "Conveyer(block_size)", "block_size", 1, MAX_N)
+        self.plan = compose(self.stages, self.block_size)
+        self.options = options
         if unknown := sorted(set(options) - OPTIONS):
             raise TypeError(f"Conveyer takes of ShmLoader's arguments {', '.join(sorted(OPTIONS))}; got {', '.join(unknown)}")
         if self.plan.collate is None and (misplaced := sorted(set(options) & OF_BATCHES)):
@@ -190,8 +198,10 @@ class Conveyer:
         except StopIteration:
             self._end()
             raise
-        except BaseException:
+        except BaseException as error:
             self._position = iterator.place.step
+            if self.plan.pool.num_workers == 0:  # a worker's error says it
+                error.add_note(f"shmload: {self._where()}")
             raise
         self._position = iterator.place.step
         return batch

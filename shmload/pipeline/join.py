@@ -31,7 +31,7 @@ from shmload.pipeline.sources import SEED, Chained, Interleaved, Keys, Mapped, Z
 from shmload.pipeline.stages import Plan, PoolOptions, RowProgram, compose
 from shmload.pipeline.streams import StreamRow
 from shmload.schedule.mix import Drawn, Shares, Stop, check_members, exact_weight, length
-from shmload.schedule.schedule import MAX_N, digest
+from shmload.schedule.schedule import MAX_N, MAX_UINT64, digest
 from shmload.schedule.state import check_checksum, with_checksum
 
 
@@ -114,6 +114,11 @@ class Join(Fluent):
                     f"member {number} has a Stream or a Scan, whose state has no place in a Join's: put a Scan behind the Join, "
                     "and make Items of a Stream that is not too long"
                 )
+            if isinstance(pipeline, Conveyer) and pipeline.plan.is_expanding and not pipeline.is_endless:
+                raise ValueError(
+                    f"member {number} has a stage that makes more or fewer items, and how many it gives is not known before "
+                    "they are read: put that stage behind the Join, or give the member's source repeating=True"
+                )
             if _size(pipeline) == 0:
                 raise ValueError(f"member {number} of the Join gives nothing: not even one batch of all ranks is full")
             if not pipeline.has_equal_ranks:
@@ -124,6 +129,7 @@ class Join(Fluent):
         if len({id(pipeline) for pipeline in self.members}) < len(members):
             raise ValueError("the same pipeline is in a Join twice: make one for each, or add up the weights")
         self.stop, self.seed = stop, seed
+        set_whole(self, "Join(seed)", "seed", 0, MAX_UINT64)
         self._draws = Draws([_size(pipeline) for pipeline in self.members], self.weights, stop)
         self.is_endless, self.has_equal_ranks = self._draws.is_endless, True
         self._epoch = 0

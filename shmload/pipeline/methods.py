@@ -59,7 +59,13 @@ class Fluent:
             yield from pipeline
 
     def map(self, fn: Callable[[Any], Any], *, workers: int = 0, **options: Any) -> Pipeline:
-        """`Map(fn)`, or with workers `DistributedBatchedMap(fn, workers, **options)`; behind `batch` one of whole batches."""
+        """`Map(fn)`, or with workers `DistributedBatchedMap(fn, workers, **options)`; behind `batch` one of whole batches.
+
+        Raises:
+            TypeError: there are options, and no workers, which they are for.
+        """
+        if options and not workers:
+            raise TypeError(f"map({', '.join(options)}) is for workers: give their number, workers=2")
         return self._then(_stage("DistributedBatchedMap", fn, workers, **options) if workers else _stage("Map", fn))
 
     def filter(self, fn: Callable[[Any], Any]) -> Pipeline:

@@ -95,6 +95,12 @@ def set_whole(stage: Any, what: str, field: str, least: int, most: int) -> None:
     object.__setattr__(stage, field, int(value))
 
 
+def check_flag(what: str, value: Any) -> None:
+    """Checks a truth value: "no" would be one."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} is True or False; got {value!r}")
+
+
 # ------------------------------------------------------------ sources
 
 
@@ -111,8 +117,7 @@ class Source(Keys):
         name = type(self).__name__
         set_whole(self, f"{name}(n_elements)", "n_elements", 1, schedule.MAX_N)
         set_whole(self, f"{name}(seed)", "seed", 0, schedule.MAX_UINT64)
-        if not isinstance(self.repeating, bool):
-            raise TypeError(f"{name}(repeating) is True or False; got {self.repeating!r}")
+        check_flag(f"{name}(repeating)", self.repeating)
         identity = f"{name}({self.n_elements}, seed={self.seed}, repeating={self.repeating})"
         self.__dict__.update(n=self.n_elements, members=self.n_elements, identity=identity)
 
@@ -222,15 +227,19 @@ class Items(Row):
         keyed_items = ability_of(items, "keyed_items")
         self.is_keyed = keyed_items is not None  # its items are asked for by their number in an epoch
         items = items if keyed_items is None else keyed_items()
-        if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")) or hasattr(items, "keys"):
+        try:
+            n = len(items) if hasattr(items, "__getitem__") and not hasattr(items, "keys") else None
+        except TypeError:  # of an array without dimensions, or a class
+            n = None
+        if n is None:
             raise TypeError(
                 f"Items needs something with a length that is indexed by 0, 1, ...; got a {name}. An iterable is Stream(...)"
             )
-        if not len(items):
+        if not n:
             raise ValueError(f"Items: a pipeline needs at least one item; this {name} has none")
+        check_flag("Items(repeating)", repeating)
         self.items, self.n_workers = items, n_workers
         self.is_fixed = not (self.is_keyed and items.order.shuffle)
-        n = len(items)
         made_of = f"Items({name} of {n}, seed={seed}, repeating={repeating})"
         super().__init__(n, made_of, repeating=repeating, seed=seed)
         set_whole(self, "Items(seed)", "seed", 0, schedule.MAX_UINT64)
@@ -260,6 +269,7 @@ class Generate(Row):
             raise TypeError(f"Generate(fn) is a function of a position; got {fn!r}")
         self.fn, self.n_elements = fn, n_elements
         set_whole(self, "Generate(n_elements)", "n_elements", 1, MAX_N)
+        check_flag("Generate(repeating)", repeating)
         made_of = f"Generate({self.n_elements}, seed={seed}, repeating={repeating})"
         super().__init__(self.n_elements, made_of, repeating=repeating, seed=seed)
         set_whole(self, "Generate(seed)", "seed", 0, schedule.MAX_UINT64)
@@ -434,6 +444,9 @@ class Enumerate:
     """
 
     start: int = 0
+
+    def __post_init__(self) -> None:
+        set_whole(self, "Enumerate(start)", "start", -MAX_N, MAX_N)
 
     def over(self, below: Keys) -> Keys:
         """What it makes of a row."""

@@ -46,7 +46,7 @@ from shmload.pipeline.blocks import (
     Scan,
     columned,
 )
-from shmload.pipeline.sources import MAX_WORKERS, Keys, Mapped, Shuffle, set_whole
+from shmload.pipeline.sources import MAX_WORKERS, Keys, Mapped, Shuffle, check_flag, set_whole
 from shmload.pipeline.streams import Stream, StreamRow
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, Uneven, stream_end, stream_positions
 from shmload.schedule.state import CHECK, check_checksum
@@ -486,6 +486,7 @@ class DistributedBatchedMap:
         if not hasattr(self.mapping_fn, "read_into"):
             _check_function("DistributedBatchedMap(mapping_fn)", self.mapping_fn)
         set_whole(self, "DistributedBatchedMap(n_workers)", "n_workers", 1, MAX_WORKERS)
+        check_flag("DistributedBatchedMap(in_order)", self.in_order)
         if self.buffer_size is not None:
             set_whole(self, "DistributedBatchedMap(buffer_size)", "buffer_size", 1, 1 << 31)
         if self.timeout is not None and not (isinstance(self.timeout, int | float) and 0 < self.timeout < math.inf):
@@ -513,8 +514,8 @@ class Collate:
 
     def __post_init__(self) -> None:
         set_whole(self, "Collate(batch_size)", "batch_size", 1, 1 << 31)
-        if not isinstance(self.return_partial_batch, bool):
-            raise TypeError(f"Collate(return_partial_batch) is True or False; got {self.return_partial_batch!r}")
+        check_flag("Collate(return_partial_batch)", self.return_partial_batch)
+        ragged_of(self.ragged, None, is_torch_mode=False)
 
 
 def _check_function(name: str, value: Any) -> None:
@@ -739,7 +740,7 @@ def _is_source(stage: Any) -> bool:
     return isinstance(stage, Keys) or hasattr(stage, "as_source")
 
 
-_SOURCES = "a Range, a Permutation, Items, a Stream, a Zip, a Chain or a Join"
+_SOURCES = "a Range, a Permutation, Items, a Generate, a Stream, a Zip, a Chain, an Interleave or a Join"
 _NO_BATCHES = "is a function of batches where they are made: it follows Collate, before any Map of whole batches"
 _NO_WHOLE_BATCHES = (
     "needs batches that workers make whole, which run across blocks behind a stage that makes more or fewer items: use Map"

@@ -9,13 +9,15 @@ resume reads the iterable up to there again, or has it go on by itself, if it ca
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from shmload.errors import StateMismatch
+from shmload.errors import SampleTimeout, StateMismatch, WorkerDied
 from shmload.loader import ShmLoader
 from shmload.pipeline.block_columns import Block
 from shmload.pipeline.blocks import Expansion, FailedItem, saved, set_position
@@ -23,6 +25,7 @@ from shmload.pipeline.methods import Fluent
 from shmload.pipeline.sources import MAX_WORKERS, SEED, Enumerate, Row, Skip, Take, set_whole
 from shmload.schedule.schedule import MAX_UINT64
 from shmload.schedule.state import opened
+from shmload.shm import travel
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.reader import Failure
 from shmload.worker.sample_rng import sample_info, sample_of
@@ -64,8 +67,7 @@ class Stream(Fluent):
     steps: tuple[Take | Skip | Enumerate, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        is_function = callable(self.iterable) and not hasattr(self.iterable, "__iter__")
-        if not (is_function or hasattr(self.iterable, "__iter__")):
+        if not (callable(self.iterable) or hasattr(self.iterable, "__iter__")):
             raise TypeError(
                 f"Stream needs an iterable, or a function that makes an iterator; got a {type(self.iterable).__name__}. What has a "
                 "length and an index is Items"
@@ -91,7 +93,7 @@ class Stream(Fluent):
     @property
     def is_spent_once_read(self) -> bool:
         """Whether it is an iterator, which cannot be begun again."""
-        return hasattr(self.iterable, "__next__")
+        return not isinstance(self.iterable, type) and hasattr(self.iterable, "__next__")
 
 
 class StreamRow(Row):
@@ -116,8 +118,19 @@ class _ItemNames:
         return f"item {key} of epoch {self._epoch} of the Stream"
 
 
+class BlockKey(NamedTuple):
+    """A block that is ordered; its items, if a worker cannot read them itself, or the pickle of these."""
+
+    epoch: int
+    block: int
+    items: list[Any] | bytes | None
+
+    def __repr__(self) -> str:
+        return f"<block {self.block}>"  # in errors
+
+
 class StreamProgram:
-    """A dataset whose keys are blocks themselves, (epoch, block, its items): it gives the block's number, and what comes of it."""
+    """A dataset whose keys are blocks themselves: it gives the block's number, and what comes of it."""
 
     def __init__(self, row: StreamRow) -> None:
         self._expansion, self._size, self._seed = row.expansion, row.size, row.seed
@@ -129,8 +142,9 @@ class StreamProgram:
     def _own(self) -> OwnGenerators:
         return OwnGenerators(self._expansion)
 
-    def __getitem__(self, key: tuple[int, int, list[Any]]) -> tuple[int, Block]:
-        epoch, block, items = key
+    def __getitem__(self, key: BlockKey) -> tuple[int, Block]:
+        epoch, block, sent = key
+        items: Any = pickle.loads(sent) if isinstance(sent, bytes) else sent  # by the trainer
         with sample_of(self._seed, epoch, block, sample_info().worker, own=self._own):
             return block, self._expansion(_placed(items, block * self._size), _ItemNames(epoch))
 
@@ -147,23 +161,29 @@ def _placed(items: list[Any], first: int) -> Iterator[Any]:
 class Feed:
     """Reads a stream, block by block, from a place on: the loader's sampler.
 
+    Args:
+        is_sent: whether items go to workers, as a pickle.
     Attributes:
         own: the iterable's own state before a block, if it has any, as text.
     """
 
-    def __init__(self, stream: Stream, size: int) -> None:
-        self._stream, self._size = stream, size
+    def __init__(self, stream: Stream, size: int, *, is_sent: bool) -> None:
+        self._stream, self._size, self._is_sent = stream, size, is_sent
         self.epoch = self.block = 0  # where the next pass begins
         self.own: dict[int, str] = {}
         self._is_spent = False
         self.pristine = ""  # an iterable's own state before its first pass
 
-    def __iter__(self) -> Iterator[tuple[int, int, list[Any]]]:
+    def __iter__(self) -> Iterator[BlockKey]:
+        for epoch, block, items in self._read():
+            yield BlockKey(epoch, block, _sent(items, epoch, block * self._size) if self._is_sent else items)
+
+    def _read(self) -> Iterator[tuple[int, int, list[Any]]]:
         epoch, block = self.epoch, self.block
         try:
             items, state_of = self._begun(epoch, block)
         except Exception as error:
-            yield epoch, block, [_failed(error)]
+            yield epoch, block, [_failed(error, epoch, block * self._size)]
             return
         begun = block
         while True:
@@ -174,7 +194,7 @@ class Feed:
                 for item in islice(items, self._size):
                     chunk.append(item)  # noqa: PERF402  # what came before an error is given, too
             except Exception as error:
-                yield epoch, block, [*chunk, _failed(error)]
+                yield epoch, block, [*chunk, _failed(error, epoch, block * self._size + len(chunk))]
                 return
             if chunk:
                 yield epoch, block, chunk
@@ -192,10 +212,11 @@ class Feed:
                 "the Stream's iterator can be read only once, and was: give Stream an iterable, or a function that makes iterators"
             )
         self._is_spent = True
-        if hasattr(source, "set_epoch"):
+        is_class = isinstance(source, type)  # which has what its instances have
+        if hasattr(source, "set_epoch") and not is_class:
             source.set_epoch(epoch)
         iterator = _iterator_of(source)
-        ways = (iterator, source) if self._stream.resume == "state" else ()
+        ways = () if self._stream.resume != "state" else (iterator,) if is_class else (iterator, source)
         holder: Any = next((one for one in ways if _is_stateful(one)), None)
         text = self.own.get(block)
         if holder is not None and text == ENDED:
@@ -232,14 +253,38 @@ class Feed:
 
 
 def _iterator_of(source: Any) -> Iterator[Any]:
-    return source() if not hasattr(source, "__iter__") else iter(source)
+    if hasattr(source, "__iter__") and not isinstance(source, type):
+        return iter(source)
+    made: Iterator[Any] = source()
+    if not hasattr(made, "__iter__"):
+        raise TypeError(f"the function of the Stream makes an iterator; it gave a {type(made).__name__}")
+    return made
 
 
 def _is_stateful(one: Any) -> bool:
     return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
 
 
-def _failed(error: Exception) -> FailedItem:
+def _sent(items: list[Any], epoch: int, first: int) -> bytes:
+    """Items as workers are given them, from number `first` on; one that cannot be pickled has failed, and the others come."""
+    with suppress(Exception):
+        return travel.dumps(items)
+    found: list[Any] = []
+    for number, item in enumerate(items, first):
+        try:
+            travel.dumps(item)
+        except Exception as error:
+            refused = TypeError(
+                f"a {type(item).__qualname__} of the Stream cannot be pickled, and only pickle brings it to workers: "
+                f"{type(error).__name__}: {error}"
+            )
+            item = _failed(refused, epoch, number)
+        found.append(item)
+    return travel.dumps(found)
+
+
+def _failed(error: Exception, epoch: int, number: int) -> FailedItem:
+    error.add_note(f"shmload: {_ItemNames(epoch).name(number)}")
     return FailedItem(Failure.of(error, "reading the Stream", ""))
 
 
@@ -261,7 +306,7 @@ class FedBlocks:
         self._about: Sequence[tuple[str, str]] = ()
 
     def _made_feed(self) -> Any:
-        return Feed(self.row.stream, self.row.size)
+        return Feed(self.row.stream, self.row.size, is_sent=self._pool.num_workers > 0)
 
     def __call__(self) -> Block:
         """The next block.
@@ -277,6 +322,9 @@ class FedBlocks:
             block: Block
             self.number, block = next(self._iterator)
             return block
+        except (SampleTimeout, WorkerDied) as error:
+            error.add_note(f"shmload: a block has {self.row.size} items; sample_timeout_s is the timeout of DistributedBatchedMap")
+            raise
         finally:
             self.place += 1
 

@@ -23,7 +23,7 @@ from shmload.pipeline.block_columns import Block
 from shmload.pipeline.blocks import BlockRow
 from shmload.pipeline.expanded import ExpandedConveyer, schedule_of_blocks
 from shmload.pipeline.stages import Plan
-from shmload.pipeline.streams import FedBlocks, StreamProgram
+from shmload.pipeline.streams import BlockKey, FedBlocks, StreamProgram
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import sample_info, sample_of
 
@@ -31,7 +31,7 @@ ANY_NUMBER = 1 << 30  # of workers may be replaced
 
 
 class BlockProgram:
-    """A dataset whose keys are (epoch, block, None), of a row that is read at any place."""
+    """A dataset whose keys are blocks of a row that is read at any place."""
 
     def __init__(self, row: BlockRow) -> None:
         self._row = row
@@ -43,7 +43,7 @@ class BlockProgram:
     def _own(self) -> OwnGenerators:
         return OwnGenerators(self._row)
 
-    def __getitem__(self, key: tuple[int, int, None]) -> tuple[int, Block]:
+    def __getitem__(self, key: BlockKey) -> tuple[int, Block]:
         epoch, block, _ = key
         at = block if self._row.repeating else epoch * self._row.n + block
         with sample_of(self._row.seed, epoch, at, sample_info().worker, own=self._own):
@@ -64,8 +64,8 @@ class Missing:
         self._blocks = blocks
         self.had: set[int] = set()
 
-    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        return (key for key in self._blocks if key[1] not in self.had)
+    def __iter__(self) -> Iterator[BlockKey]:
+        return (key for key in self._blocks if key.block not in self.had)
 
 
 class PlacedFeed:
@@ -77,9 +77,9 @@ class PlacedFeed:
         self.own: dict[int, str] = {}
         self.pristine = ""
 
-    def __iter__(self) -> Iterator[tuple[int, int, None]]:
+    def __iter__(self) -> Iterator[BlockKey]:
         numbers = count(self.block) if self._row.repeating else range(self.block, self._row.n)
-        return ((self.epoch, number, None) for number in numbers)
+        return (BlockKey(self.epoch, number, None) for number in numbers)
 
 
 class UnorderedBlocks(FedBlocks):

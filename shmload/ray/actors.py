@@ -492,7 +492,7 @@ def _part(task: Task) -> tuple[bytes, bool]:
         return task.order, task.is_pickled
     if not task.is_pickled:
         return task.order[8 * task.first : 8 * task.end], False
-    return pickle.dumps(list(pickle.loads(task.order))[task.first : task.end]), True  # the trainer's own
+    return travel.dumps(list(pickle.loads(task.order))[task.first : task.end]), True  # the trainer's own
 
 
 def _snapshot(dumped: bytes, local_ring: LocalRing) -> bytes:

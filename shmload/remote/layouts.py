@@ -208,7 +208,7 @@ class NumpyRows(BlockLayout):
         if (is_fortran and len(shape) > 1) or dtype.kind not in "biufc" or not shape:
             raise ShardCorrupt(
                 f"{url}: rows of an array in C order, of numbers, are needed; this is {dtype} of shape {shape}"
-                f"{', in Fortran order' if is_fortran else ''}: save it again with numpy.ascontiguousarray"
+                + (", in Fortran order: save it again with numpy.ascontiguousarray" if is_fortran else "")
             )
         begin, stride = file.tell(), dtype.itemsize * math.prod(shape[1:])
         if begin + stride * shape[0] != nbytes or min(shape) < 0 or shape[0] > nbytes:

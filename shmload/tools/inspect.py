@@ -14,6 +14,7 @@ import bz2
 import gzip
 import lzma
 import os
+import stat
 import tempfile
 import zlib
 from collections import Counter, defaultdict
@@ -74,7 +75,10 @@ def head_of(path: Path) -> Head:
         if not any(path.iterdir()):
             raise ValueError(f"{path}: the folder is empty")
         return Head(path, b"", is_folder=True)
-    nbytes = os.stat(path).st_size
+    found = os.stat(path)
+    nbytes = found.st_size
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{path}: is a pipe, a device or a socket, and not a file")
     if not nbytes:
         raise ValueError(f"{path}: the file is empty")
     with open(path, "rb") as file:

@@ -80,15 +80,15 @@ def make_dataset(spec: str, arguments: Mapping[str, Any]) -> Any:
     return made
 
 
-def call(factory: Any, arguments: Mapping[str, Any], spec: str) -> Any:
+def call(factory: Any, arguments: Mapping[str, Any], spec: str, *, what: str = "--dataset") -> Any:
     if not callable(factory):
         kind = type(factory).__name__
-        raise BenchError(f"--dataset {spec}: needs a dataset or a function that returns one, given {kind}")
+        raise BenchError(f"{what} {spec}: needs a dataset or a function that returns one, given {kind}")
     try:
         return factory(**arguments)
     except Exception as error:
         raise BenchError(
-            f"--dataset {spec}: calling it without arguments raised {one_line(error)}; "
+            f"{what} {spec}: calling it without arguments raised {one_line(error)}; "
             "name a function that needs none and returns the dataset"
         ) from error
 
@@ -143,7 +143,7 @@ def dataset_of(source: str) -> Any:
         return _of_shards(source) if is_url(source) or _holds_shards(source) else _of_folder(source)
     if not os.path.exists(source) and re.fullmatch(_OBJECT, source):
         made = resolve(source, what="SOURCE")
-        return call(made, {}, source) if isinstance(made, type) or not is_map_style(made) else made
+        return call(made, {}, source, what="SOURCE") if isinstance(made, type) or not is_map_style(made) else made
     paths = shard_paths(source) if "{" in source else expanded(source, "sample", beside=(".index", ".shmload-index"))
     if all(layout_of(packing_of(path)[0]) not in (None, Tar(), TFRecords(), PlainFiles()) for path in paths):
         return _of_shards([os.path.abspath(path) for path in paths])

@@ -149,7 +149,7 @@ class WorkerLoop:
             failure = self._init_failure
         else:
             key = self._ring.key
-            sample = "" if key is None else f"sample {key!r}, "
+            sample = "" if key is None else f"sample {key!r:.200}, "
             note = f"shmload: {sample}epoch {self._ring.epoch}, batch {self._ring.batch}"
             failure = Failure.of(error, f"in DataLoader worker process {self._ring.worker_id}", note)
             if self._job.tolerates_bad_samples and not isinstance(error, RingTooSmall):

@@ -37,7 +37,7 @@ from shmload import faults
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.watch import die_with, keep_freed
-from shmload.shm import owners
+from shmload.shm import owners, travel
 from shmload.shm.segment import Doorbell, Group, Segment, map_segment, open_segment
 from shmload.worker.loop import Visits, WorkerLoop
 from shmload.worker.reader import Failure, Job, Post
@@ -419,11 +419,11 @@ def interrupts_held() -> Iterator[None]:
             handler(*calls[-1])
 
 
-class _Sources(pickle.Pickler):
+class _Sources(travel.LocalPickler):
     """Notes the modules that what it pickles is of."""
 
     def __init__(self, file: io.BytesIO, modules: set[str]) -> None:
-        super().__init__(file, protocol=5)
+        super().__init__(file)
         self._modules = modules
 
     def reducer_override(self, value: Any) -> Any:

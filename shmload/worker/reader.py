@@ -152,7 +152,7 @@ def timeout_text(what: str, limit_s: float | None, worker: int, pid: int, stack:
 
 def sample_at(key: object, epoch: int, row: int, step: int) -> str:
     """A sample by its place."""
-    return f"sample {key} of epoch {epoch} (row {row} of batch {step})"
+    return f"sample {key!s:.200} of epoch {epoch} (row {row} of batch {step})"
 
 
 # What may be given as a dataset, in types. torch's annotation asks for its Dataset class and so refuses a list, whose samples its

@@ -23,6 +23,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from shmload.shm import travel
 from shmload.worker.reader import Job
 from shmload.worker.sample_rng import Streams
 from shmload.world import is_stateful
@@ -139,7 +140,7 @@ class Snapshots:
         snapshot = own_states(dataset, iterator, has_ended=self._source is not None and self._source.has_ended)
         if streams:
             snapshot["streams"] = streams
-        taken = pickle.dumps(snapshot)
+        taken = travel.dumps(snapshot)
         if taken == self._last and iterator is self._last_iterator:  # of the pass before it is another one's, however alike
             return SAME
         self._last, self._last_iterator = taken, iterator

@@ -67,6 +67,13 @@ def test_the_table_the_plot_and_the_json_file_come_from_one_run(bench, tmp_path)
 
 
 @slow
+def test_figures_that_a_full_disk_does_not_take_are_shown_all_the_same(bench):
+    done = bench("--quick", "--workload", "rows", "--loader", "shmload", "--json", "/dev/full")
+    assert (done.returncode, done.stderr) == (1, "shmload bench: /dev/full: No space left on device\n")
+    assert "rows: shmload delivers" in " ".join(done.stdout.split())
+
+
+@slow
 def test_one_wrong_byte_fails_the_benchmark(bench):
     wrong = "planted:OneWrongByte"
     done = bench("--quick", "--workload", "rows,python", "--loader", f"{wrong},torch", "--workers", "0", "--json", "-")

@@ -59,6 +59,8 @@ def test_a_class_and_an_object_both_make_a_dataset(spec):
         ({"rounds": 0}, "--rounds: needs at least 1, given 0"),
         ({"seconds": 0.0}, "--seconds: needs more than 0, given 0"),
         ({"seconds": float("nan")}, "--seconds: needs more than 0, given nan"),
+        ({"seconds": float("inf")}, "--seconds: needs more than 0, given inf"),
+        ({"collate": "a:b"}, "--collate: needs --dataset, whose samples it is for"),
         ({"start_method": "thread"}, "--start-method: needs one of fork, spawn, forkserver, given 'thread'"),
     ],
 )

@@ -54,3 +54,35 @@ def test_what_an_encoding_lacks_or_a_closed_stdout_is_no_error(
     else:
         shown = {"ascii": rb"\xfc\udcff.npy: npy", "utf-8": "\u00fc\\udcff.npy: npy".encode()}[encoding]
         assert shown in written.getvalue()
+
+
+@pytest.mark.parametrize("is_buffered", [True, False])
+@pytest.mark.parametrize("words", ["--help", "top --help", "inspect {}", "inspect --json {}", "clean"])
+def test_a_full_disk_is_one_line(
+    words: str, is_buffered: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(2))
+    monkeypatch.setattr(sys, "argv", ["shmload", *words.format(tmp_path / "a.npy").split()])
+    with open("/dev/full", "wb", buffering=io.DEFAULT_BUFFER_SIZE if is_buffered else 0) as full:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, write_through=not is_buffered))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        sys.stdout.flush()  # as at the interpreter's end: nothing is left that would fail once more
+    assert ended.value.code == os.EX_IOERR
+    assert capsys.readouterr().err == "shmload: what it prints cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize(("name", "code"), [("a.npy", 0), ("b.npy", 2)])
+def test_a_command_works_without_stderr(
+    name: str, code: int, is_closed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(2))
+    monkeypatch.setattr(sys, "argv", ["shmload", "inspect", str(tmp_path / name)])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+    with open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr(sys, "stderr", None if is_closed else io.TextIOWrapper(full, write_through=True))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        sys.stderr.close()
+    assert ended.value.code == code

@@ -135,12 +135,14 @@ def test_a_cut_file_is_one_line(name: str, command_name: str, written: Written, 
 def test_what_is_no_file_of_samples_is_one_line(command_name: str, command: Command, tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "text").write_text("once upon a time")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/text").write_text("once upon a time")
     for name, words in (
         ("nothing", "nothing: No such file or directory"),
         ("empty", "empty: the file is empty"),
+        ("pipe", "pipe: is a pipe, a device or a socket, and not a file"),
         ("folder", "folder: the folder is empty"),
         ("text", "text: it is of no known format (npy, Parquet, HDF5, safetensors, Zarr, tar, TFRecord, images, tokens)"),
         ("other", "other: holds no shards" if command_name == "index" else "other: it is of no known format"),

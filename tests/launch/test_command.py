@@ -123,6 +123,7 @@ def test_a_killed_launcher_takes_its_scripts_along(started: Run, tmp_path: Path)
     ("arguments", "words"),
     [
         (["nothing.py"], "there is no file 'nothing.py'"),
+        (["--no-python", "tell.py"], "there is no program 'tell.py'; one of this folder is ./tell.py"),
         (["--nnodes", "2", "tell.py"], "with several machines they must know where machine 0 is"),
         (["--logs", "tell.py/logs", "tell.py"], "tell.py/logs: Not a directory"),
         (["--node-rank", "1", "tell.py"], "machines are numbered from 0 to 0; got 1"),
@@ -168,3 +169,20 @@ def test_what_ranks_write_is_there_when_they_are_killed(started: Run, tmp_path: 
     assert out == "[rank 0] said\n"
     assert "rank 0" in err
     assert "was killed by SIGKILL" in err
+
+
+def test_a_full_disk_does_not_end_ranks_and_is_said_at_the_end(started: Run, tell: str) -> None:
+    with open("/dev/full", "w") as full:
+        process = started(*LAUNCH, "--nprocs", "2", tell, stdout=full)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (os.EX_IOERR, "shmload: what it prints cannot be written: No space left on device\n")
+
+
+def test_a_reader_who_has_gone_is_no_failure(started: Run, tell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # else nothing is left for the interpreter's end
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = started(*LAUNCH, "--nprocs", "2", tell, stdout=writer)
+    os.close(writer)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")

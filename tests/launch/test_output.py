@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -105,3 +107,21 @@ def test_output_that_nobody_takes_any_more_is_read_on(pipe_to: list[int]) -> Non
             pipe.pump()
         pipe.close()
     assert len(pipe.tail) == 10
+
+
+def test_a_full_disk_is_told_of_and_may_have_room_later(pipe_to: list[int]) -> None:
+    own, given_end = os.pipe()
+    pipe_to.append(given_end)
+    with open("/dev/full", "wb", buffering=0) as full:
+        pipe = Pipe(own, "> ", io.TextIOWrapper(full))
+        os.write(given_end, b"lost\n")
+        pipe.pump()
+        assert pipe.lost is not None
+        assert pipe.lost.errno == errno.ENOSPC
+        with tempfile.TemporaryFile() as file:
+            os.dup2(file.fileno(), full.fileno())
+            os.write(given_end, b"written\n")
+            pipe.pump()
+            pipe.close()
+            file.seek(0)
+            assert file.read() == b"> written\n"

@@ -184,6 +184,8 @@ def cases() -> Iterator[Case]:
     for method in ("spawn", "forkserver"):
         for kind in ("all_noise", "nested"):
             yield Case(f"{method}-{kind}", of(kind), batch_size=5, num_workers=2, shuffle=True, multiprocessing_context=method)
+        tokens = torch.arange(20).to(torch.uint16)  # whose own pickle torch cannot read
+        yield Case(f"{method}-uint16", lambda tokens=tokens: TensorDataset(tokens), num_workers=2, multiprocessing_context=method)
 
 
 SAMPLERS: dict[str, Callable[[], Any]] = {

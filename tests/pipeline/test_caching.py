@@ -77,6 +77,36 @@ def test_the_code_of_functions_counts(tmp_path: Path) -> None:
     assert found == [[[1, 2]], [[2, 3]], [[-1, 0]]]
 
 
+class Doubling:
+    """A dataset whose `__getitem__` calls a method of its own."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return self.made(index)
+
+    def made(self, index: int) -> int:
+        return self.factor * index
+
+    factor = 2
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"), [("__getitem__", lambda self, index: 3 * index), ("made", lambda self, index: 3 * index), ("factor", 8)]
+)
+def test_the_code_of_a_datasets_methods_counts(name: str, changed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a program was changed between two runs."""
+
+    def kept() -> list[int]:
+        with Conveyer([Items(Doubling()), Cache(tmp_path)]) as pipeline:
+            return list(pipeline)
+
+    assert kept() == [0, 2]
+    monkeypatch.setattr(Doubling, name, changed)
+    assert kept() == [0, 3 if callable(changed) else 8]
+
+
 @pytest.mark.parametrize(
     "stages",
     [[Permutation(4)], [Range(4), Take(2)], [Items([1, 2]), Shuffle()], [Generate(abs, 4)]],
@@ -151,3 +181,17 @@ def test_its_file_is_made_before_workers_open_it(tmp_path: Path) -> None:
     assert file.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert file.execute("SELECT count(*) FROM items").fetchone() == (0,)
     file.close()
+
+
+def test_an_item_that_cannot_be_kept_is_named() -> None:
+    with Conveyer([Items([1, memoryview(b""), 3]), Cache()]) as pipeline:
+        assert pipeline() == 1
+        with pytest.raises(TypeError, match=r"(?s)Cache keeps items as pickles, and a memoryview .*put Cache before") as caught:
+            pipeline()
+        assert caught.value.__notes__ == ["shmload: item 1 of epoch 0"]
+        assert pipeline() == 3
+
+
+def test_items_of_dtypes_that_torch_cannot_unpickle_are_kept() -> None:
+    with Conveyer([Items([torch.ones(2, dtype=torch.uint8).to(torch.uint16)]), Cache()]) as pipeline:
+        assert [[item.tolist() for item in pipeline] for _ in range(2)] == [[[1, 1]]] * 2

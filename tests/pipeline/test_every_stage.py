@@ -109,7 +109,11 @@ STAGES: dict[str, tuple[Callable[[str], list[Any]], str, str]] = {  # by name: t
         r"stage 2 \(a Map\)",
         "block 1 of epoch 0",
     ),
-    "BatchMap": (lambda what: [SOURCE, Collate(2), BatchMap(Odd(what, list))], r"stage 2 \(a BatchMap\)", "batch"),
+    "BatchMap": (
+        lambda what: [SOURCE, Collate(2), BatchMap(Odd(what, list))],
+        r"stage 2 \(a BatchMap\)",
+        "batch 3, whose step begins",
+    ),
     "Map of batches": (lambda what: [SOURCE, Collate(2), Map(Odd(what, list))], r"stage 2 \(a Map\)", "batch 3, whose step begins"),
     "Items": (lambda what: [Items(Indexed(Odd(what)))], "__getitem__", ITEM),
     "Items behind a Filter": (

@@ -492,6 +492,40 @@ def test_requests_are_made_where_an_event_loop_runs() -> None:
         assert list(pipeline) == [4, 6]
 
 
+def test_an_interrupt_of_requests_comes_once_and_leaves_none_waiting() -> None:
+    armed, answered = [True], []
+
+    async def interrupted(x: int) -> int:
+        await asyncio.sleep(0)
+        if x == 2 and armed.pop() if armed else False:
+            raise KeyboardInterrupt  # as a signal raises it in whatever runs
+        await asyncio.sleep(0.001)
+        answered.append(x)
+        return x
+
+    with Conveyer([Items(range(5)), AsyncMap(interrupted)]) as pipeline:
+        with pytest.raises(KeyboardInterrupt):
+            pipeline()
+        assert list(pipeline) == list(range(5))
+    assert sorted(answered) == list(range(5))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_request_that_is_cancelled_is_an_item_that_fails(num_workers: int) -> None:
+    async def cancelled(x: int) -> int:
+        if x == 2:
+            task = asyncio.ensure_future(asyncio.sleep(60))
+            task.cancel()
+            await task
+        return x
+
+    with Conveyer([Items(range(5), n_workers=num_workers), AsyncMap(cancelled)]) as pipeline:
+        assert [pipeline(), pipeline()] == [0, 1]
+        with pytest.raises(RuntimeError, match=r"(?s)waited for was cancelled.*\(a AsyncMap\), of item 2 of epoch 0"):
+            pipeline()
+        assert list(pipeline) == [3, 4]
+
+
 def test_what_a_function_generates_is_keyed_by_its_position() -> None:
     with Conveyer([Generate(Add(5), 3)]) as pipeline:
         assert [list(pipeline), list(pipeline)] == [[5, 6, 7], [8, 9, 10]]

@@ -8,7 +8,23 @@ import numpy as np
 import pytest
 
 import shmload.pipeline
-from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Partition, Permutation, Range
+from shmload.pipeline import (
+    Bucket,
+    Cache,
+    Collate,
+    Conveyer,
+    DistributedBatchedMap,
+    Enumerate,
+    Generate,
+    Items,
+    Join,
+    Map,
+    Pack,
+    Partition,
+    Permutation,
+    Range,
+    Stream,
+)
 from tests.pipeline import worker_items as items
 from tests.pipeline.pipeline_kit import Add, pulled
 
@@ -18,8 +34,11 @@ WORK = DistributedBatchedMap(Add(1), 1)
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ([], "a pipeline begins with a Range, a Permutation, Items, a Stream, a Zip, a Chain or a Join; got no stages"),
-        ([Map(Add(1))], "a pipeline begins with a Range, a Permutation, Items, a Stream, a Zip, a Chain or a Join; stage 0 is a Map"),
+        ([], "a Stream, a Zip, a Chain, an Interleave or a Join; got no stages"),
+        ([Map(Add(1))], "a pipeline begins with a Range, a Permutation, Items, a Generate, a Stream"),
+        ([Map(Add(1))], "a Chain, an Interleave or a Join; stage 0 is a Map"),
+        (None, "Conveyer takes a list of stages, or a pipeline as methods make it; got a NoneType"),
+        (Conveyer([Range(3, repeating=False)]), "Conveyer takes a list of stages, or a pipeline as methods make it; got a Conveyer"),
         ([[1, 2]], "stage 0 is a list"),
         ([Range(3), Range(3)], "stage 1, a Range, gives items of its own, so it can only be the first"),
         ([Range(3), Join([(Conveyer([Range(3)]), 1)])], "stage 1, a Join, gives items of its own"),
@@ -61,6 +80,19 @@ def test_an_illegal_order_is_refused_with_the_reason(stages: list[Any], message:
         (lambda: DistributedBatchedMap(str, 1, timeout="1"), r"above 0 or None; got '1'"),
         (lambda: Collate(0), r"Collate\(batch_size\) is a whole number from 1 to"),
         (lambda: Collate(2, "no"), r"Collate\(return_partial_batch\) is True or False; got 'no'"),
+        (lambda: Collate(2, ragged="padded"), r'ragged is "list", "pad", .* got \'padded\''),
+        (lambda: Bucket(len, (1,), 2, ragged="padded"), r'ragged is "list", "pad", .* got \'padded\''),
+        (lambda: Bucket(len, 5, 2), r"Bucket\(boundaries\) are whole numbers; got 5"),
+        (lambda: Pack(4, pad=1.5), r"Pack\(pad\) is a whole number from"),
+        (lambda: Enumerate("a"), r"Enumerate\(start\) is a whole number from"),
+        (lambda: Join([(Range(3), 1)], seed=-1), r"Join\(seed\) is a whole number from 0"),
+        (lambda: Items([1], repeating="no"), r"Items\(repeating\) is True or False; got 'no'"),
+        (lambda: Items(np.array(3)), r"Items needs something with a length that is indexed by 0, 1, .*; got a ndarray"),
+        (lambda: Generate(abs, 3, repeating=1), r"Generate\(repeating\) is True or False; got 1"),
+        (lambda: DistributedBatchedMap(str, 1, in_order="no"), r"DistributedBatchedMap\(in_order\) is True or False; got 'no'"),
+        (lambda: Cache(5), r"Cache takes the path of a folder and a word; got 5"),
+        (lambda: Items([1]).map(str, wokers=2), r"map\(wokers\) is for workers: give their number"),
+        (lambda: Conveyer([Stream([1])], block_size=0), r"Conveyer\(block_size\) is a whole number from 1 to .*; got 0"),
     ],
 )  # fmt: skip
 def test_an_argument_that_makes_no_sense_is_refused(make: Any, message: str) -> None:

@@ -181,6 +181,9 @@ def refusals() -> dict[str, Any]:
         "a Join needs pairs of a Conveyer, pipeline or Join and its weight; member 0 is 3": [3],
         "a Join needs pairs of a Conveyer, pipeline or Join and its weight; member 1 is ([1], 1)": [(once(1), 1), ([1], 1)],
         "the same pipeline is in a Join twice: make one for each, or add up the weights": [(twice, 1), (twice, 1)],
+        "member 0 has a stage that makes more or fewer items, and how many it gives is not known": [
+            (Range(3, repeating=False).filter(bool), 1)
+        ],
         'member 0 gives some ranks more than others (uneven="exact")': [
             (Conveyer([Range(3, repeating=False), Partition(0, 2, uneven="exact")]), 1)
         ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_an_iterable_that_fails_gives_what_came_before_and_ends(num_workers: int
     stages = [DistributedBatchedMap(Add(1), num_workers)] if num_workers else []
     with Conveyer([Stream(breaks), *stages], block_size=4) as pipeline:
         assert [pipeline() for _ in range(6)] == [x + (num_workers > 0) for x in range(6)]
-        with pytest.raises(ValueError, match="torn"):
+        with pytest.raises(ValueError, match=r"(?s)torn.*shmload: item 6 of epoch 0 of the Stream"):
             pipeline()
         with pytest.raises(StopIteration):
             pipeline()
@@ -79,6 +79,23 @@ def test_an_item_that_fails_is_named_by_its_place_in_the_stream(num_workers: int
         assert list(pipeline) == [8, 9]
 
 
+def test_an_item_that_cannot_go_to_workers_is_lost_alone() -> None:
+    with Conveyer([Stream([0, 1, memoryview(b""), 3, 4, 5], n_workers=1)], block_size=4) as pipeline:
+        assert [pipeline(), pipeline()] == [0, 1]
+        with pytest.raises(TypeError, match=r"(?s)a memoryview of the Stream cannot be pickled.*shmload: item 2 of epoch 0"):
+            pipeline()
+        assert list(pipeline) == [3, 4, 5]
+
+
+def test_items_come_from_workers_as_the_iterable_gives_them() -> None:
+    """Through two pickles: neither turns bytes round, or loses a dtype that torch's own cannot be read with."""
+    odd = [np.arange(3, dtype=">i4"), torch.ones(2, dtype=torch.uint8).to(torch.uint16)]
+    with Conveyer([Stream(odd, n_workers=1)]) as pipeline:
+        array, tensor = pipeline
+    assert (array.dtype.str, array.tolist()) == (">i4", [0, 1, 2])
+    assert (tensor.dtype, tensor.tolist()) == (torch.uint16, [1, 1])
+
+
 def test_a_worker_that_dies_is_replaced_and_nobody_notices(tmp_path: Path) -> None:
     with numbers(30, items.KillsOnce(str(tmp_path)), 2) as pipeline:
         assert list(pipeline) == list(range(30))
@@ -87,8 +104,9 @@ def test_a_worker_that_dies_is_replaced_and_nobody_notices(tmp_path: Path) -> No
 def test_a_block_that_ends_its_worker_twice_is_lost_and_the_place_stays_right() -> None:
     with numbers(20, items.kills_at_9, 1) as pipeline:
         assert [pipeline() for _ in range(8)] == list(range(8))
-        with pytest.raises(WorkerDied):
+        with pytest.raises(WorkerDied, match="sample <block 2> of epoch 0") as died:  # not all of its items
             pipeline()
+        assert died.value.__notes__[0].startswith("shmload: a block has 4 items; sample_timeout_s is the timeout of")
         assert [pipeline() for _ in range(3)] == [12, 13, 14]
         state = pipeline.state()
     assert (state["position"], state["counters"]) == (3, [3])
@@ -259,6 +277,21 @@ def test_what_makes_no_stream_is_refused_with_the_reason() -> None:
         Conveyer([Zip(Range(3), Stream([1]))])
     with pytest.raises(ValueError, match=r"stage 2, a Filter, stands behind stage 1 \(a Scan\)"):
         Conveyer([Range(3), Scan(lambda s, x: (s, x)), Filter(bool)])
+
+
+def test_a_class_makes_iterators_too() -> None:
+    def made() -> Conveyer:
+        return Conveyer([Stream(count), Filter(lambda x: x % 3), Collate(2)], block_size=4)
+
+    with made() as pipeline, made() as again:
+        assert [plain(pipeline()) for _ in range(2)] == [[1, 2], [4, 5]]
+        again.load_state(pipeline.state())
+        assert plain(again()) == plain(pipeline()) == [7, 8]
+
+
+def test_a_function_that_makes_no_iterator_says_so() -> None:
+    with Conveyer([Stream(lambda: 3)]) as pipeline, pytest.raises(TypeError, match="makes an iterator; it gave a int"):
+        pipeline()
 
 
 def total(state: Any, x: int) -> tuple[Any, int]:

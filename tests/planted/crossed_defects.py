@@ -591,4 +591,12 @@ CROSSED_DEFECTS = [
         "name",
         ("tests/launch/test_elastic.py::test_torchruns_options_have_their_names",),
     ),
+    Defect(
+        "N1",
+        "a command whose stdout is on a full disk ends with a traceback",
+        "shmload/cli/__init__.py",
+        "    except Unwritable as error:\n",
+        "    except ZeroDivisionError as error:\n",
+        ("tests/cli/test_help.py::test_a_full_disk_is_one_line",),
+    ),
 ]

@@ -170,3 +170,22 @@ def test_for_this_machine_nothing_is_carried_also_after_a_pickle_that_failed() -
 def test_what_is_no_parcel_is_an_error(text: bytes) -> None:
     with pytest.raises(pickle.UnpicklingError, match=rf"{len(text)} bytes are no job for other machines: "):
         travel.loads(text)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e5m2, torch.float32, torch.complex64])
+@pytest.mark.parametrize("num_values", [0, 6, travel.LEAST_NBYTES])
+@pytest.mark.parametrize(
+    "pickled_and_back", [lambda value: pickle.loads(travel.dumps(value)), lambda value: travel.loads(sent(value))]
+)
+def test_tensors_of_every_dtype_travel(dtype: torch.dtype, num_values: int, pickled_and_back: Callable[[Any], Any]) -> None:
+    """Those of some dtypes torch itself pickles such that they cannot be read."""
+    value = (torch.arange(num_values) % 7).to(dtype)
+    whole, part = pickled_and_back((value, value[num_values // 2 :]))
+    assert (whole.dtype, part.dtype) == (dtype, dtype)
+    assert torch.equal(whole.to(torch.complex64), value.to(torch.complex64))
+    assert torch.equal(part.to(torch.complex64), value[num_values // 2 :].to(torch.complex64))
+    whole[:] = 1  # it can be written to
+
+
+def test_an_array_keeps_its_byte_order() -> None:
+    assert pickle.loads(travel.dumps(np.arange(2, dtype=">i4"))).dtype.str == ">i4"

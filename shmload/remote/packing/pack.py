@@ -344,15 +344,15 @@ class StreamPacking(Packing):
                 "map-style dataset, or what each machine has with append=True, one after the other"
             )
         self._begin(store, options, on_progress, None)
-        self._iterable, source = samples, iter(samples)
+        self._iterable, source = samples, _numbered(samples)
         encoder = StreamEncoder(options.coding, options.quality, options.serializers)
         probes, first = [], []
-        for number, sample in enumerate(islice(source, NUM_PROBED)):  # which the iterable may change when it is asked for the next
+        for number, sample in islice(source, NUM_PROBED):  # which the iterable may change when it is asked for the next
             probes.append(encoder.record(number, sample))
             first.append(encoder.encoded(sample))
         if not first:
             raise ValueError("an iterable of at least 1 sample is needed; this one is empty: check what it reads")
-        self._stream = enumerate(chain(first, source))
+        self._stream = chain(enumerate(first), source)
         self._choose(self._digest(probes, None))
         self._encoder = replace(encoder, coding=self._coding(), first=self._first)
 
@@ -361,7 +361,7 @@ class StreamPacking(Packing):
         nbytes = 0
         stream: Iterator[tuple[int, Any]] = islice(self._stream, at, None)
         if at and isinstance(self._iterable, ObjectStream):  # which need not fetch what is in the store
-            stream = enumerate(self._iterable.starting_at(at), at)
+            stream = _numbered(self._iterable.starting_at(at), at)
         for record in self._encoder.all(stream, self._num_workers(None), self._options.multiprocessing_context):
             records.append(record)
             nbytes += len(records[-1])
@@ -370,6 +370,21 @@ class StreamPacking(Packing):
                 records, nbytes = [], 0
         if records:
             yield memoryview(b"".join(records)), list(accumulate(map(len, records)))
+
+
+def _numbered(samples: Iterable[Any], first: int = 0) -> Iterator[tuple[int, Any]]:
+    """The samples with their numbers; what the iterable raises has a note of where it was."""
+    source, number = iter(samples), first
+    while True:
+        try:
+            sample = next(source)
+        except StopIteration:
+            return
+        except Exception as error:
+            error.add_note(f"reading sample {number} of the iterable")
+            raise
+        yield number, sample
+        number += 1
 
 
 def packing_of(

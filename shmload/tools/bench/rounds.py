@@ -5,6 +5,7 @@ after round; jobs and answers travel as JSON.
 """
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -149,8 +150,10 @@ class BenchOptions:
             ("--rounds", (1 if self.rounds is None else self.rounds,), 1),
         ):
             yield from (f"{option}: needs at least {least}, given {value}" for value in values if value < least)
-        if not self.seconds > 0:
+        if not 0 < self.seconds < math.inf:
             yield f"--seconds: needs more than 0, given {self.seconds:g}"
+        if self.collate and not (self.dataset or self.torch_loader):
+            yield "--collate: needs --dataset, whose samples it is for; built-in workloads have their own"
         if not 0 <= self.step_ms < 60_000:
             yield f"--step-ms: needs 0 to 60000, given {self.step_ms:g}"
         if self.torch_loader:

@@ -118,6 +118,19 @@ def test_restart_markers_change_no_pixel(command: Command, tmp_path: Path) -> No
         np.testing.assert_array_equal(decode(path.read_bytes()), decode(sample["jpg"]))
 
 
+BROKEN = """
+dataset = [(b'x', object())] * 3
+
+class Missing:
+    def __len__(self):
+        return 3
+    def __getitem__(self, index):
+        return (b'x', {0: 0}[index]) if index == 0 else {}['one']
+
+def torn():
+    yield b'x', 0
+    raise KeyError('torn')
+"""
 REFUSED = [
     (("nowhere",), 2, "no sample file is named, or matches, 'nowhere'"),
     (("no_such_module:name",), 2, "SOURCE: cannot import 'no_such_module'"),
@@ -128,7 +141,9 @@ REFUSED = [
         "a.dat is npy: folders of images, TFRecord, Parquet, JSON lines, .npy and tar files are packed as they are. Write a",
     ),
     (("good", "--maxcount", 0), 2, "maxsize is at least 10240 bytes, maxcount 1 and workers 0; got 100000000, 0 and 0"),
-    (("good", "--maxsize", "inf"), 2, "cannot convert float infinity to integer"),
+    (("good", "--maxsize", "inf"), 2, "--maxsize: needs a number of bytes, given inf"),
+    (("broken:Missing",), 2, "KeyError: 'one' (sample 1 of the dataset)"),
+    (("broken:torn",), 2, "KeyError: 'torn' (reading sample 1 of the iterable)"),
     (
         ("broken:dataset",),
         2,
@@ -145,7 +160,7 @@ def test_what_cannot_be_packed_is_said_in_a_line(
     (tmp_path / "good").symlink_to(PHOTOS[0].parent)
     with open(tmp_path / "a.dat", "wb") as file:
         np.save(file, np.ones(2))
-    (tmp_path / "broken.py").write_text("dataset = [(b'x', object())] * 3\n")
+    (tmp_path / "broken.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(str(tmp_path))
     done = command(*arguments)
     assert (status, "") == (done.exit_code, done.stdout)

@@ -612,10 +612,10 @@ class Supervisor:
     ) -> None:
         self._ring, self._pool, self._workers, self._order_in = ring, pool, workers, order_in
         self._max_restarts = 0 if config.max_restarts is None and config.seed is None else config.max_restarts  # None: any number
-        self._sample_timeout_s = config.sample_timeout_s
+        self._sample_timeout_s, self._num_threads = config.sample_timeout_s, config.threads_per_worker
         self._tolerates_bad_samples = config.on_error != "raise"
         self.helpers: Any = None
-        self._kills: Counter[str] = Counter()  # by what a worker died over, in words
+        self._kills: Counter[tuple[str, int]] = Counter()  # by what a worker died over, in words, and which order of it
         self._poisoned: dict[int, Fatal] = {}  # by slot
         # worker that has timed out -> the order of which it had begun no row when last looked at
         self._unbegun: dict[int, int] = {}
@@ -632,8 +632,8 @@ class Supervisor:
             self._workers.has_gone(death.worker_id)
             return None
         is_idle = held is None or not self._pool.reads_samples(death.worker_id)
-        slot, row = (-1, -1) if held is None else (held[0], held[3])
-        work = None if is_idle else self._blame(slot, row)
+        slot, _, number, row = held or (-1, 0, 0, -1)
+        work, row, num_kills = (None, row, 0) if is_idle else self._blame(slot, row, number)
         if self._max_restarts is not None and self._num_restarts >= self._max_restarts:
             return _verdict(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
         if is_idle and death.pid != self._last_pid:  # an agent of many workers dies once
@@ -641,7 +641,7 @@ class Supervisor:
             if self.num_vain >= VAIN_DEATHS:
                 return _verdict(f"{death}, the {self.num_vain}th in a row that ended with nothing to do", death, None)
         self._last_pid = death.pid
-        is_deadly = work is not None and self._kills[work] >= 2
+        is_deadly = num_kills >= 2
         if is_deadly:
             self._poisoned[slot] = (row,) if row >= 0 else (), partial(WorkerDied, f"{work} ended its worker twice: {death}")
         while self._ring.recover(death.worker_id, poison=is_deadly) >= 0:  # a Ray worker pool's worker holds several
@@ -704,14 +704,22 @@ class Supervisor:
         """What happened to the workers of a slot that was given up."""
         return self._poisoned.pop(slot, ((), partial(WorkerDied, "a sample ended its worker twice")))
 
-    def _blame(self, slot: int, row: int) -> str | None:
-        """Notes that a worker died over a row of the slot (-1: over the batch); says in words what it worked on."""
+    def _blame(self, slot: int, row: int, number: int) -> tuple[str | None, int, int]:
+        """Notes that a worker died over a row of the slot (-1: over the batch); says in words what it worked on, which row that
+        was, and how often one has died over it.
+
+        Where several threads read rows at once it may have been any, so the batch is to blame first; then they are read one by
+        one. A batch that is ordered again, without a row that was bad, begins anew, as its rows are read together again.
+        """
         order = self._order_in(slot)
         if order is None:
-            return None
-        work = self._work_of(order, row)
-        self._kills[work] += 1
-        return work
+            return None, row, 0
+        of_batch = self._work_of(order, -1), number
+        if self._num_threads > 1 and not self._kills[of_batch]:
+            row = -1
+        over = of_batch if row < 0 else (self._work_of(order, row), 0)
+        self._kills[over] += 1
+        return over[0], row, self._kills[over]
 
     def _work_of(self, order: Order, row: int) -> str:
         batch = self._ring.batch_of(order.step)

@@ -112,6 +112,22 @@ def test_of_samples_read_by_several_threads_only_the_deadly_one_is_skipped() -> 
         assert {bad["index"] for bad in loader.stats()["bad_samples"]} == {3}
 
 
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize(("bad", "first"), [({2, 4}, [0, 1, 3, 3, 5, 5]), ({0, 1}, [2, 2, 2, 3, 4, 5])])
+def test_two_deadly_samples_of_one_batch_are_substituted(bad: set[int], first: list[int], threads: int) -> None:
+    options: dict[str, Any] = {"seed": 5, "num_workers": 1, "threads_per_worker": threads}
+    with ShmLoader(data.Deadly(12, frozenset(bad)), 6, on_error="substitute", **options) as loader:
+        assert next(passes(loader)) == ([first, WHOLE[1]], [])
+        assert {found["index"] for found in loader.stats()["bad_samples"]} == bad
+
+
+def test_a_good_sample_that_is_read_beside_a_deadly_one_again_and_again_stays() -> None:
+    with ShmLoader(DeadlyAmongSlow(6, frozenset({3})), 6, seed=5, num_workers=1, threads_per_worker=4, on_error="skip") as loader:
+        for _ in range(3):
+            loader.set_epoch(0)
+            assert next(passes(loader)) == ([[0, 1, 2, 4, 5]], [])
+
+
 class AtOnce:
     """Samples that are read several at once, of which number 4 never comes, or ends its worker."""
 

@@ -352,6 +352,22 @@ DEFECTS = [
         ),
     ),
     Defect(
+        "R14",
+        "the row that is waited for is to blame for a death among rows that threads read",
+        "shmload/engine/parts.py",
+        "        if self._num_threads > 1 and not self._kills[of_batch]:\n",
+        "        if False:\n",
+        ("tests/loader/test_policies_under_fault.py::test_a_good_sample_that_is_read_beside_a_deadly_one_again_and_again_stays",),
+    ),
+    Defect(
+        "R14",
+        "a batch that is ordered again is to blame for the deaths of before",
+        "shmload/engine/parts.py",
+        "self._work_of(order, -1), number\n",
+        "self._work_of(order, -1), 0\n",
+        ("tests/loader/test_policies_under_fault.py::test_two_deadly_samples_of_one_batch_are_substituted[bad1-first1-4]",),
+    ),
+    Defect(
         "R6",
         "rows whose worker has died are read at once again",
         "shmload/worker/loop.py",

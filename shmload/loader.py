@@ -33,7 +33,7 @@ from shmload.metrics import EpochCallback
 from shmload.modes.passes import EpochWatches, shown
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
-from shmload.schedule.schedule import KeyedBatches, KeyedOrder
+from shmload.schedule.schedule import KeyedBatches, KeyedOrder, own_int
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.reader import DecodesBatches, DecodesSamples, Samples
 from shmload.world import ability_of
@@ -190,6 +190,8 @@ class ShmLoader(DataLoader[T]):
         threads_per_worker: int = 1,
         trust_state: bool = False,
     ) -> None:
+        seed, rank, world_size = map(own_int, (seed, rank, world_size))
+        threads_per_worker, num_local_workers = map(own_int, (threads_per_worker, num_local_workers))
         dataset = as_keyed(dataset, seed, rank, world_size)
         check_arguments(dict(locals()))
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)

@@ -97,6 +97,11 @@ def whole_number(name: str, value: SupportsIndex, *, at_least: int = 1, at_most:
     return number
 
 
+def own_int(value: Any) -> Any:
+    """numpy's integers as Python's, which states and JSON can hold; anything else as it is."""
+    return value.item() if isinstance(value, np.integer) else value
+
+
 # of permutations; 0 is the plain shuffle
 MIX = 1 << 61  # and from here on each round of each member of a mixture: member << 32 | round
 SAMPLES = 1 << 62  # the samples before they are sorted by length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -224,6 +225,15 @@ def test_an_iterable_dataset_is_left_to_torch() -> None:
 def test_arguments_that_do_not_go_together_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ShmLoader([1, 2], **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": [0, 1, 1]}])
+def test_integers_of_numpy_are_taken_as_pythons(options: dict[str, Any]) -> None:
+    numbers = {"seed": 4, "rank": 0, "world_size": 1, "threads_per_worker": 1, "num_local_workers": 0}
+    one, other = (ShmLoader([1, 2, 3], 2, **of, **options) for of in (numbers, {name: np.uint8(n) for name, n in numbers.items()}))
+    assert [batch.tolist() for batch in one] == [batch.tolist() for batch in other]
+    assert json.dumps(one.state_dict()) == json.dumps(other.state_dict())
+    assert {type(getattr(other, name)) for name in numbers} == {int}
 
 
 def test_an_unknown_keyword_is_a_type_error() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -218,6 +219,11 @@ def test_a_missing_shard_is_said(plain: Path) -> None:
 def test_a_folder_among_shards_is_refused(plain: Path) -> None:
     with pytest.raises(ValueError, match=r"is no shard of a layout that is known, and a folder stands alone"):
         RemoteDataset.from_urls([str(plain), str(plain / "part-000000.tar")])
+
+
+def test_a_seed_of_numpy_is_pythons(plain: Path) -> None:
+    dataset = RemoteDataset.from_urls(str(plain), seed=np.int64(7))  # type: ignore[arg-type]  # no int to mypy
+    assert type(dataset.seed) is int
 
 
 @pytest.mark.parametrize(

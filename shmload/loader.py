@@ -324,9 +324,10 @@ class ShmLoader(DataLoader[T]):
         In torch mode it is passed on to the sampler, if that has a set_epoch (a DistributedSampler).
 
         Args:
-            epoch: from 0 on.
+            epoch: from 0 on; in seed mode an integer up to 2^62.
         Raises:
-            ValueError: it is below 0.
+            ValueError: it is below 0, or beyond 2^62 in seed mode.
+            TypeError: seed mode: it is no integer.
         """
         if epoch < 0:
             raise ValueError(f"an epoch is at least 0; got {epoch}")

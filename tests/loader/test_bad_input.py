@@ -228,6 +228,18 @@ def test_arguments_that_do_not_go_together_are_refused(options: dict[str, Any], 
 
 
 @pytest.mark.parametrize("options", [{}, {"sampler": [0, 1, 1]}])
+def test_an_epoch_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
+    loader = ShmLoader([1, 2, 3], seed=4, **options)
+    with pytest.raises(ValueError, match=r"^epoch must be in \[0, 2\^62\], got 1180591620717411303424; epochs are counted from 0$"):
+        loader.set_epoch(2**70)
+    with pytest.raises(TypeError, match=r"^epoch must be an integer, got 1.5 of type float"):
+        loader.set_epoch(1.5)  # type: ignore[arg-type]  # what it is to refuse
+    loader.set_epoch(2**62)
+    assert [int(sample) for sample in loader] == ([1, 2, 3] if not options else [1, 2, 2])
+    assert loader.state_dict()["epoch"] == 2**62 + 1
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": [0, 1, 1]}])
 def test_integers_of_numpy_are_taken_as_pythons(options: dict[str, Any]) -> None:
     numbers = {"seed": 4, "rank": 0, "world_size": 1, "threads_per_worker": 1, "num_local_workers": 0}
     one, other = (ShmLoader([1, 2, 3], 2, **of, **options) for of in (numbers, {name: np.uint8(n) for name, n in numbers.items()}))

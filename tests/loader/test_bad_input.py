@@ -17,7 +17,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 import shmload
-from shmload import RingTooSmall, SampleError, ShmLoader
+from shmload import BlockShuffle, LengthBuckets, RingTooSmall, SampleError, ShmLoader, TokenBudget, Weighted
+from shmload.schedule.samplers import NodeShuffle, ShardShuffle
 from tests.loader.seeded_data import Tens
 
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 3], ids=["torch mode", "seed mode"])
@@ -246,6 +247,30 @@ def test_integers_of_numpy_are_taken_as_pythons(options: dict[str, Any]) -> None
     assert [batch.tolist() for batch in one] == [batch.tolist() for batch in other]
     assert json.dumps(one.state_dict()) == json.dumps(other.state_dict())
     assert {type(getattr(other, name)) for name in numbers} == {int}
+
+
+LARGER = {
+    "blocks": {"sampler": BlockShuffle(11, block_size=2)},
+    "shards": {"sampler": ShardShuffle([5, 6])},
+    "nodes": {"sampler": NodeShuffle([5, 6], nodes=1, global_batch=1)},
+    "weights": {"sampler": Weighted([0.0] * 10 + [1.0], num_samples=3)},
+    "lengths": {"batch_sampler": LengthBuckets([1] * 11, batch_size=2)},
+    "tokens": {"batch_sampler": TokenBudget([1] * 11, max_tokens=4)},
+}
+
+
+@pytest.mark.parametrize("seed", [None, 4])
+@pytest.mark.parametrize("options", LARGER.values(), ids=LARGER)
+def test_an_order_of_samples_beyond_the_dataset_is_refused(options: dict[str, Any], seed: int | None) -> None:
+    words = r"ampler=<.*> names samples up to number 10 and needs a dataset of 11; this list has 10$"
+    with pytest.raises(ValueError, match=words):
+        ShmLoader([1] * 10, seed=seed, **options)
+    assert int(next(iter(ShmLoader([1] * 12, seed=seed, **options)))[0]) == 1
+
+
+def test_an_order_that_names_no_sample_beyond_the_dataset_is_taken() -> None:
+    order = Weighted([1.0] * 3 + [0.0] * 7, num_samples=20)
+    assert [int(sample) for sample in ShmLoader([1, 1, 1], None, sampler=order, seed=4)] == [1] * 20
 
 
 def test_an_unknown_keyword_is_a_type_error() -> None:

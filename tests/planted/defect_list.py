@@ -377,6 +377,14 @@ DEFECTS = [
         "        if False:  #",
         ("tests/ray/test_decoder.py::test_rows_that_an_actor_has_ended_over_are_read_one_by_one[AtOnce]",),
     ),
+    Defect(
+        "E10",
+        "an order of samples beyond the dataset is taken",
+        "shmload/engine/builder.py",
+        "    _check_orders(given)\n",
+        "",
+        ("tests/loader/test_bad_input.py::test_an_order_of_samples_beyond_the_dataset_is_refused[weights-4]",),
+    ),
     # ------------------------------------------------ R16: what cannot travel
     Defect(
         "R16",

@@ -33,7 +33,7 @@ from shmload.metrics import EpochCallback
 from shmload.modes.passes import EpochWatches, shown
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
-from shmload.schedule.schedule import KeyedBatches, KeyedOrder
+from shmload.schedule.schedule import KeyedBatches, KeyedOrder, own_int
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.reader import DecodesBatches, DecodesSamples, Samples
 from shmload.world import ability_of
@@ -190,6 +190,8 @@ class ShmLoader(DataLoader[T]):
         threads_per_worker: int = 1,
         trust_state: bool = False,
     ) -> None:
+        seed, rank, world_size = map(own_int, (seed, rank, world_size))
+        threads_per_worker, num_local_workers = map(own_int, (threads_per_worker, num_local_workers))
         dataset = as_keyed(dataset, seed, rank, world_size)
         check_arguments(dict(locals()))
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
@@ -322,9 +324,10 @@ class ShmLoader(DataLoader[T]):
         In torch mode it is passed on to the sampler, if that has a set_epoch (a DistributedSampler).
 
         Args:
-            epoch: from 0 on.
+            epoch: from 0 on; in seed mode an integer up to 2^62.
         Raises:
-            ValueError: it is below 0.
+            ValueError: it is below 0, or beyond 2^62 in seed mode.
+            TypeError: seed mode: it is no integer.
         """
         if epoch < 0:
             raise ValueError(f"an epoch is at least 0; got {epoch}")

@@ -200,6 +200,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             raise ValueError(f'{name} is a number or "auto"; got {given[name]!r}')
     _check_backend(given)
     _check_seed(given)
+    _check_orders(given)
     _check_threads(given)
     _check_policies(given)
     _check_share(given)
@@ -293,6 +294,23 @@ def _check_seed(given: Mapping[str, Any]) -> None:
             "seed mode orders samples by index, which an IterableDataset does not have: give it __getitem__ and "
             "__len__, or leave out seed"
         )
+
+
+def _check_orders(given: Mapping[str, Any]) -> None:
+    dataset = given["dataset"]
+    for name in ("sampler", "batch_sampler"):
+        order = given[name]
+        if not isinstance(order, KeyedOrder | KeyedBatches) or order.num_needed is None or isinstance(dataset, IterableDataset):
+            continue
+        try:
+            num_samples = len(dataset)
+        except (TypeError, NotImplementedError):
+            continue
+        if order.num_needed > num_samples:
+            raise ValueError(
+                f"{name}={order!r} names samples up to number {order.num_needed - 1} and needs a dataset of {order.num_needed}; "
+                f"this {type(dataset).__name__} has {num_samples}"
+            )
 
 
 def _check_threads(given: Mapping[str, Any]) -> None:

@@ -41,7 +41,7 @@ from shmload.errors import StateMismatch
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, after_batch, next_of_dataset
 from shmload.modes.torch_order import SamplerReader, not_once, state_before
 from shmload.schedule import state as states
-from shmload.schedule.schedule import MAX_N, BatchSchedule, KeyedBatches, KeyedOrder, Schedule
+from shmload.schedule.schedule import MAX_N, BatchSchedule, KeyedBatches, KeyedOrder, Schedule, whole_number
 from shmload.schedule.state import STATE_VERSION, UsersOwn, make_state, opened, resume, sealed
 from shmload.torch_names import pin_memory
 from shmload.worker.reader import no_end
@@ -603,6 +603,7 @@ class SeedStream:
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass that epoch, from its start; or from the place just loaded, if that lies in it."""
+        epoch = whole_number("epoch", epoch, at_least=0, remedy="epochs are counted from 0")
         if self._place is None and epoch == self._next_epoch:
             return
         self._next_epoch, self._first_step, self._place = epoch, 0, None

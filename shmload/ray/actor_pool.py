@@ -38,7 +38,7 @@ from shmload.shm import owners, travel
 from shmload.shm.segment import Segment
 from shmload.storage.transport import Retry, RetryPolicy, TransientError
 from shmload.worker.pool import Death, PreparedWorkers, ProcessPool, WorkerPool, named, processes
-from shmload.worker.reader import Job, Post
+from shmload.worker.reader import Failure, Job, Post, sample_at
 from shmload.world import ability_of
 
 log = logging.getLogger("shmload")
@@ -212,7 +212,7 @@ class Cluster:
 
     def _not_started(self, worker: int, actor: Any, error: Exception) -> None:
         """Has another take the place of an actor that ended before it had started, unless no other would do better."""
-        how = " ".join(str(error).split())
+        how = _line(error)
         with self._news:
             count = self._num_failed_starts[worker] = self._num_failed_starts.get(worker, 0) + 1
             is_hopeless = getattr(error, "actor_init_failed", False) or "creation task" in how or count >= MAX_STARTS
@@ -361,7 +361,7 @@ class Cluster:
         It is waited for without a limit: to give up an object that is on its way would mean to begin its transfer again.
 
         Raises:
-            WorkerDied: the actor is dead and may not be replaced, or `MAX_DEATHS` died over it alone.
+            WorkerDied: the actor is dead and may not be replaced, or `MAX_DEATHS` died over it alone, and none over a sample of it.
         """
         from ray import exceptions
 
@@ -384,10 +384,12 @@ class Cluster:
         with self._repeats[worker]:  # alone: what it had been asked for besides would be blamed, too
             while True:
                 if reason is not None:
-                    self._see_to(worker, call.actor, reason, num_deaths)
+                    self._see_to(worker, call.actor, reason)
+                    if num_deaths >= MAX_DEATHS:
+                        return self._blamed(worker, call, reason, died)
                 actor = self._actor_for(worker)
                 is_own = actor is self._actors[worker]  # another worker's has other tasks, which it may die of
-                call = self._ask(actor, call.method, call.argument)
+                call = self._ask(actor, call.method, tuple(map(_suspect, call.argument)))
                 try:
                     return self._answer(call.actor, call.ref)
                 except died as error:
@@ -455,17 +457,45 @@ class Cluster:
             return self._newest[worker][1]
 
     def _timed_out(self, worker: int, call: Call) -> Outcome | None:
-        """What came of a task whose sample took too long: its failure, and another actor."""
+        """What came of a task whose sample took too long: its failure, and another actor. None where it may be any of several."""
         task = call.argument[0]
         if self._settings[worker].sample_timeout_s is None or not isinstance(task, Task):
             return None
         if (failure := take_failure(call.actor, task)) is None:
             return None
-        self._replace(worker, call.actor, "a sample took too long")
+        self._replace(worker, call.actor, "a sample took too long" if failure.rows else "samples read at once took too long")
+        if not failure.rows:  # they are read again, one by one
+            return None
         return Outcome(ERROR, error=failure.dumps(self._settings[worker].text_capacity))
 
-    def _see_to(self, worker: int, actor: Any, error: Exception, num_deaths: float) -> None:
-        how = " ".join(str(error).split())
+    def _blamed(self, worker: int, call: Call, reason: Exception, died: tuple[type[Exception], ...]) -> Outcome:
+        """The failure of the first sample of a task that ends its actor when it is asked for by itself, too.
+
+        Raises:
+            WorkerDied: none of them does.
+        """
+        task, text_capacity = call.argument[0], self._settings[worker].text_capacity
+        how = f"{MAX_DEATHS} Ray actors of DataLoader worker {worker} died over the same rows: {_line(reason)}"
+        row, num_deaths = task.first if isinstance(task, Task) else -1, 0.0
+        while 0 <= row < task.end:
+            actor = self._actor_for(worker)
+            is_own = actor is self._actors[worker]
+            lone = self._ask(actor, call.method, (task._replace(first=row, end=row + 1, slot=None),))
+            try:
+                self._answer(lone.actor, lone.ref)
+                row, num_deaths = row + 1, 0.0
+            except died as error:
+                if (timed_out := self._timed_out(worker, lone)) is not None:
+                    return timed_out
+                self._replace(worker, actor, _line(error))  # if it is this worker's
+                num_deaths += 1 if is_own else 1 / MAX_DEATHS
+            if num_deaths >= 1:
+                text = f"{sample_at(task.key(row), task.epoch, row, task.step)} ended its actor when it was read alone, too: {how}"
+                return Outcome(ERROR, error=Failure(WorkerDied, text, "", "", (row,)).dumps(text_capacity))
+        raise WorkerDied(how)
+
+    def _see_to(self, worker: int, actor: Any, error: Exception) -> None:
+        how = _line(error)
         if not self._briefing.is_seeded:
             self._ended.setdefault(
                 worker,
@@ -474,8 +504,6 @@ class Cluster:
             )
             raise WorkerDied(self._ended[worker])
         self._replace(worker, actor, how)
-        if num_deaths >= MAX_DEATHS:
-            raise WorkerDied(f"{num_deaths:.0f} Ray actors of DataLoader worker {worker} died over the same rows: {how}")
 
     def _replace(self, worker: int, actor: Any, how: str) -> None:
         with self._lock:
@@ -490,6 +518,15 @@ class Cluster:
             self._introduce([self._settings[worker]])
         except Exception as error:  # the head has gone, or every node
             self._failure = unreachable(self._briefing.address, error)
+
+
+def _suspect(argument: Any) -> Any:
+    """A task, if it is one, whose samples are read one by one."""
+    return argument._replace(is_suspect=True) if isinstance(argument, Task) else argument
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 SAME_VERSIONS = (

@@ -68,9 +68,9 @@ class LocalRing:
             "text_capacity": text_capacity,
             "layout_capacity": layout_capacity,
         }
-        control = private(control_nbytes(1, worker_id + 1, **sizes))
-        self.trainer = TrainerRing(control, num_slots=1, num_workers=worker_id + 1, **sizes)
-        self.ring = WorkerRing(control, worker_id)
+        self._control = private(control_nbytes(1, worker_id + 1, **sizes))
+        self.trainer = TrainerRing(self._control, num_slots=1, num_workers=worker_id + 1, **sizes)
+        self.ring = WorkerRing(self._control, worker_id)
         self._memory: dict[str, Mapping] = {}
         self._payload = ""
         self._num_made = self._offset = 0
@@ -109,12 +109,22 @@ class LocalRing:
         self.trainer.accept_layout(text, is_packed=not text)
 
     def order(
-        self, raw: bytes, borrowed: Borrowed | None, *, epoch: int, step: int, nrows: int, is_pickled: bool, is_packed: bool
+        self,
+        raw: bytes,
+        borrowed: Borrowed | None,
+        *,
+        epoch: int,
+        step: int,
+        nrows: int,
+        is_pickled: bool,
+        is_packed: bool,
+        is_suspect: bool = False,
     ) -> None:
         """Publishes an order in the slot, where the one before is of no use any more, and claims it.
 
         Args:
             borrowed: memory that the batch is to be made in, if it has the room; None: this process's own.
+            is_suspect: an actor has ended over it: its samples are read one by one.
         """
         ring = self.trainer
         self._lease = None
@@ -145,6 +155,9 @@ class LocalRing:
             is_pickled=is_pickled,
             order_path=_ORDER.encode() if _ORDER in self._memory else b"",
         )
+        if is_suspect:  # which a worker's body sees from a claim that was lost
+            WorkerRing(self._control, self.ring.worker_id).claim()
+            ring.recover(self.ring.worker_id)
         self.ring.claim()
 
     def lease(self) -> int:
@@ -218,6 +231,7 @@ class Task(NamedTuple):
     is_pickled: bool
     is_packed: bool
     slot: Slot | None = None  # where rows may be written by the actor that is asked; None: they are sent back
+    is_suspect: bool = False  # an actor has ended over it: its samples are read one by one, so that the next end names one
 
     def key(self, row: int) -> Any:
         """What the order asks for in a row of the whole batch."""
@@ -295,16 +309,18 @@ class SampleTimer:
         """Whether the sample under way has timed out; then word has been left of it."""
         held, since_ns = self._ring.held_by(self._worker), self._ring.worker(self._worker)["since_ns"]
         task = self._task
-        # several that are read at once have no row of their own: the first of them stands for all
-        if task is None or held is None or not since_ns or (held[3] < 0 and since_ns < self._began_ns):
+        if task is None or held is None or not since_ns:
+            return False
+        is_several = held[3] < 0  # several are read at once, or none has been begun
+        if is_several and (task.is_suspect or since_ns < self._began_ns):
             return False
         if (monotonic_ns() - since_ns) / 1e9 <= self._limit_s:
             return False
-        row = task.first + max(held[3], 0)
+        row = task.first + held[3]
         stack = "".join(traceback.format_stack(sys._current_frames().get(self._thread or 0)))
-        what = f"{sample_at(task.key(row), task.epoch, row, task.step)} took longer than"
-        text = timeout_text(what, self._limit_s, self._worker, os.getpid(), stack) + REMEDY
-        failure = Failure(SampleTimeout, text, "", "", (row,))
+        what = "several samples" if is_several else sample_at(task.key(row), task.epoch, row, task.step)
+        text = timeout_text(f"{what} took longer than", self._limit_s, self._worker, os.getpid(), stack) + REMEDY
+        failure = Failure(SampleTimeout, text, "", "", () if is_several else (row,))
         self._leave_word(pickle.dumps((task.epoch, task.step, task.first, tuple(failure))))
         return True
 
@@ -317,7 +333,7 @@ class SampleTimer:
 
 
 def failure_in(word: bytes | None, task: Task) -> Failure | None:
-    """The failure of this task; None: no word was left, or it is of another task."""
+    """The failure of this task, of several samples at once if it has no rows; None: no word was left, or it is of another task."""
     if word is None:
         return None
     *place, failure = pickle.loads(word)
@@ -418,7 +434,7 @@ class Decoder:
         num_foreign = -int(ring.worker(worker_id)["num_foreign"])
         if self._sample_timer is not None:
             self._sample_timer.begin(task)
-        options: dict[str, Any] = {"is_pickled": is_pickled, "is_packed": task.is_packed}
+        options: dict[str, Any] = {"is_pickled": is_pickled, "is_packed": task.is_packed, "is_suspect": task.is_suspect}
         local_ring.order(raw, self._borrowed(task), epoch=task.epoch, step=task.step, nrows=task.end - task.first, **options)
         self._body.work()
         num_foreign += int(ring.worker(worker_id)["num_foreign"])

@@ -56,7 +56,7 @@ from shmload.remote.local_shards import LocalShards
 from shmload.remote.manifest import Shards
 from shmload.remote.packing.pack import store_of
 from shmload.schedule.samplers import NodeShuffle, ShardShuffle
-from shmload.schedule.schedule import Permutation, Uneven
+from shmload.schedule.schedule import Permutation, Uneven, own_int, whole_number
 from shmload.shm import travel
 from shmload.storage.client import open_store
 from shmload.worker import stage_engine
@@ -257,6 +257,7 @@ class RemoteDataset(IterableDataset[Any]):
         key: bytes | None = None,
     ) -> None:
         shards = bucket if isinstance(bucket, Shards) else shards_in(store_of(client, bucket, folder), layout, generation)
+        seed = own_int(seed)
         if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
             raise ValueError(f"seed is an int from 0 to 2**64 - 1; got {seed!r}")
         if uneven not in ("pad", "drop", "exact"):
@@ -412,13 +413,12 @@ class RemoteDataset(IterableDataset[Any]):
         """Makes the next pass the one of this number, in workers that live already, too. Each pass is the next by itself.
 
         Args:
-            epoch: from 0 on.
+            epoch: from 0 to 2^62.
         Raises:
-            ValueError: it is below 0.
+            ValueError: it is outside of that.
+            TypeError: it is no integer.
         """
-        if epoch < 0:
-            raise ValueError(f"an epoch is at least 0; got {epoch}")
-        self._passes.set_next(epoch)
+        self._passes.set_next(whole_number("epoch", epoch, at_least=0, remedy="epochs are counted from 0"))
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()

@@ -44,7 +44,7 @@ from torch.utils.data import ConcatDataset
 
 from shmload._core.mix import Draws, Rounds
 from shmload.errors import StateMismatch
-from shmload.schedule.schedule import MAX_N, MIX, EpochCache, KeyedOrder, digest
+from shmload.schedule.schedule import MAX_N, MIX, EpochCache, KeyedOrder, digest, own_int
 from shmload.world import ForkLock, ability_of
 
 MAX_TOTAL = 1 << 60
@@ -492,7 +492,8 @@ class Mix(ConcatDataset[Any]):
             if not hasattr(dataset, "__len__"):
                 raise TypeError(f"member {number} of the Mix, a {type(dataset).__name__}, has no length: give it __len__")
         pieces = {0: [weight for _, weight in members]}
-        for step, weights in (curriculum or {}).items():
+        for given, weights in (curriculum or {}).items():
+            step = own_int(given)
             if not isinstance(step, int) or step < 1:
                 raise ValueError(f"a curriculum says from which step on weights hold, 1 or later; got {step!r}")
             check_weights(weights, len(members), f"step {step} of the curriculum")

@@ -89,7 +89,7 @@ class BlockShuffle(KeyedOrder):
     """
 
     def __init__(self, n: SupportsIndex, *, block_size: SupportsIndex, window: SupportsIndex = 16) -> None:
-        self._n = whole_number("BlockShuffle: n", n, remedy="give len(dataset)")
+        self.num_needed = self._n = whole_number("BlockShuffle: n", n, remedy="give len(dataset)")
         self.block_size = whole_number("BlockShuffle: block_size", block_size, remedy="give the samples of one shard")
         self.window = whole_number("BlockShuffle: window", window, remedy="16 blocks suit most batches")
 
@@ -199,6 +199,7 @@ class ShardShuffle(KeyedOrder):
                 f"ShardShuffle: sizes are the samples of each shard, from 0 up; got {np.asarray(sizes).tolist()!r:.80}"
             )
         self._n = whole_number("ShardShuffle: the sum of sizes", int(self.sizes.sum()), remedy="an order needs samples")
+        self.num_needed = self._n
         self.window = whole_number("ShardShuffle: window", window, remedy="16 shards suit most batches")
         self.shuffle = shuffle
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
@@ -343,7 +344,7 @@ class NodeShuffle(KeyedOrder):
                 f"NodeShuffle: global_batch is a multiple of nodes, and each node has a sample; got "
                 f"global_batch={self.global_batch}, nodes={self.nodes} and {self.n} samples"
             )
-        self.window, self.shuffle = self._whole.window, shuffle
+        self.window, self.shuffle, self.num_needed = self._whole.window, shuffle, self.n
         self._shares: tuple[int, list[_Share], NDArray[np.int64]] | None = None  # of a seed
 
     @property
@@ -481,7 +482,7 @@ class Weighted(KeyedOrder):
         most = MAX_N if replacement else drawable
         remedy = "draw with replacement to have more" if not replacement else "an epoch has at least one sample"
         self.replacement = replacement
-        self.num_weights = len(given)
+        self.num_weights, self.num_needed = len(given), int(np.flatnonzero(scaled)[-1]) + 1
         self._n = whole_number(
             "Weighted: num_samples",
             (len(given) if replacement else drawable) if num_samples is None else num_samples,
@@ -594,6 +595,7 @@ class Bucketed(KeyedBatches):
 
     def __init__(self, lengths: ArrayLike, *, window: SupportsIndex, group: SupportsIndex) -> None:
         self.lengths = _checked(type(self).__name__, lengths)
+        self.num_needed = len(self.lengths)
         self.window = self._size("window", window, remedy="100 batches leave little padding")
         self.group = self._size("group", group, remedy="the number of ranks suits most; 1 shuffles single batches")
         self._digest = digest(self.lengths)

@@ -97,6 +97,11 @@ def whole_number(name: str, value: SupportsIndex, *, at_least: int = 1, at_most:
     return number
 
 
+def own_int(value: Any) -> Any:
+    """numpy's integers as Python's, which states and JSON can hold; anything else as it is."""
+    return value.item() if isinstance(value, np.integer) else value
+
+
 # of permutations; 0 is the plain shuffle
 MIX = 1 << 61  # and from here on each round of each member of a mixture: member << 32 | round
 SAMPLES = 1 << 62  # the samples before they are sorted by length
@@ -267,7 +272,12 @@ class KeyedOrder(ABC):
 
     In seed mode it is given as `sampler=` and sharded over ranks. Anywhere else it is an ordinary sampler: each `iter` draws a
     seed from torch's global generator, as torch's RandomSampler does.
+
+    Attributes:
+        num_needed: samples that the dataset has to have, as an index may be one less; a loader refuses a shorter one. None: any.
     """
+
+    num_needed: int | None = None
 
     @property
     @abstractmethod
@@ -643,8 +653,12 @@ class KeyedBatches(ABC):
 
     In seed mode it is given as `batch_sampler=`, and its batches are dealt to the ranks. Anywhere else it is an ordinary batch
     sampler: each `iter` draws a seed from torch's global generator, as torch's RandomSampler does.
+
+    Attributes:
+        num_needed: as of KeyedOrder.
     """
 
+    num_needed: int | None = None
     _newest_seed = 0  # of `iter`: only its epoch has a length outside seed mode
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -16,7 +17,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 import shmload
-from shmload import RingTooSmall, SampleError, ShmLoader
+from shmload import BlockShuffle, LengthBuckets, RingTooSmall, SampleError, ShmLoader, TokenBudget, Weighted
+from shmload.schedule.samplers import NodeShuffle, ShardShuffle
 from tests.loader.seeded_data import Tens
 
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 3], ids=["torch mode", "seed mode"])
@@ -224,6 +226,51 @@ def test_an_iterable_dataset_is_left_to_torch() -> None:
 def test_arguments_that_do_not_go_together_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ShmLoader([1, 2], **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": [0, 1, 1]}])
+def test_an_epoch_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
+    loader = ShmLoader([1, 2, 3], seed=4, **options)
+    with pytest.raises(ValueError, match=r"^epoch must be in \[0, 2\^62\], got 1180591620717411303424; epochs are counted from 0$"):
+        loader.set_epoch(2**70)
+    with pytest.raises(TypeError, match=r"^epoch must be an integer, got 1.5 of type float"):
+        loader.set_epoch(1.5)  # type: ignore[arg-type]  # what it is to refuse
+    loader.set_epoch(2**62)
+    assert [int(sample) for sample in loader] == ([1, 2, 3] if not options else [1, 2, 2])
+    assert loader.state_dict()["epoch"] == 2**62 + 1
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": [0, 1, 1]}])
+def test_integers_of_numpy_are_taken_as_pythons(options: dict[str, Any]) -> None:
+    numbers = {"seed": 4, "rank": 0, "world_size": 1, "threads_per_worker": 1, "num_local_workers": 0}
+    one, other = (ShmLoader([1, 2, 3], 2, **of, **options) for of in (numbers, {name: np.uint8(n) for name, n in numbers.items()}))
+    assert [batch.tolist() for batch in one] == [batch.tolist() for batch in other]
+    assert json.dumps(one.state_dict()) == json.dumps(other.state_dict())
+    assert {type(getattr(other, name)) for name in numbers} == {int}
+
+
+LARGER = {
+    "blocks": {"sampler": BlockShuffle(11, block_size=2)},
+    "shards": {"sampler": ShardShuffle([5, 6])},
+    "nodes": {"sampler": NodeShuffle([5, 6], nodes=1, global_batch=1)},
+    "weights": {"sampler": Weighted([0.0] * 10 + [1.0], num_samples=3)},
+    "lengths": {"batch_sampler": LengthBuckets([1] * 11, batch_size=2)},
+    "tokens": {"batch_sampler": TokenBudget([1] * 11, max_tokens=4)},
+}
+
+
+@pytest.mark.parametrize("seed", [None, 4])
+@pytest.mark.parametrize("options", LARGER.values(), ids=LARGER)
+def test_an_order_of_samples_beyond_the_dataset_is_refused(options: dict[str, Any], seed: int | None) -> None:
+    words = r"ampler=<.*> names samples up to number 10 and needs a dataset of 11; this list has 10$"
+    with pytest.raises(ValueError, match=words):
+        ShmLoader([1] * 10, seed=seed, **options)
+    assert int(next(iter(ShmLoader([1] * 12, seed=seed, **options)))[0]) == 1
+
+
+def test_an_order_that_names_no_sample_beyond_the_dataset_is_taken() -> None:
+    order = Weighted([1.0] * 3 + [0.0] * 7, num_samples=20)
+    assert [int(sample) for sample in ShmLoader([1, 1, 1], None, sampler=order, seed=4)] == [1] * 20
 
 
 def test_an_unknown_keyword_is_a_type_error() -> None:

@@ -130,7 +130,7 @@ def test_repeat_goes_on_for_ever_with_new_noise(num_workers: int) -> None:
 
 def test_a_curriculum_changes_the_weights_at_a_step() -> None:
     members = [(Tagged(0, 1000), 1), (Tagged(1, 1000), 0), (Tagged(2, 1000), 1)]
-    mix = Mix(members, curriculum={10: [0, 1, 0], 4: [1, 1, 2]})
+    mix = Mix(members, curriculum={np.int64(10): [0, 1, 0], 4: [1, 1, 2]})
     with loader_of(mix) as loader:
         assert len(loader) == (10 * 8 + 1000 - 12) // 8 + 1
         batches = list(itertools.islice(loader, 12))

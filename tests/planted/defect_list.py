@@ -377,6 +377,30 @@ DEFECTS = [
             "tests/loader/test_policies_under_fault.py::test_of_samples_that_are_read_at_once_only_the_bad_one_is_skipped[5-kills-Rows]",
         ),
     ),
+    Defect(
+        "R15",
+        "the first of the samples that an actor reads at once is to blame for all",
+        "shmload/ray/actors.py",
+        '"", "", () if is_several else (row,))',
+        '"", "", (max(row, 0),))',
+        ("tests/ray/test_lateness.py::test_of_late_samples_that_are_read_at_once_none_is_named[False]",),
+    ),
+    Defect(
+        "R6",
+        "rows that an actor has ended over are read at once again",
+        "shmload/ray/actors.py",
+        "        if is_suspect:  #",
+        "        if False:  #",
+        ("tests/ray/test_decoder.py::test_rows_that_an_actor_has_ended_over_are_read_one_by_one[AtOnce]",),
+    ),
+    Defect(
+        "E10",
+        "an order of samples beyond the dataset is taken",
+        "shmload/engine/builder.py",
+        "    _check_orders(given)\n",
+        "",
+        ("tests/loader/test_bad_input.py::test_an_order_of_samples_beyond_the_dataset_is_refused[weights-4]",),
+    ),
     # ------------------------------------------------ R16: what cannot travel
     Defect(
         "R16",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -74,3 +75,32 @@ def on_head() -> bool:
     here = ray.get_runtime_context().get_node_id()
     (head,) = [node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"]]
     return bool(here == head)
+
+
+class AtOnce(Rows):
+    """Samples that are read several at once, of which number 5 never comes, or ends its actor."""
+
+    def __init__(self, harm: str) -> None:
+        super().__init__(12)
+        self.harm = harm
+        self.asked: list[list[int]] = []
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        self.asked.append(indices)
+        if 5 in indices and self.harm == "waits":
+            threading.Event().wait()
+        elif 5 in indices and self.harm == "kills":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [{"index": index} for index in indices]
+
+
+class RowsAtOnce(AtOnce):
+    """The same, written into the batch."""
+
+    schema: ClassVar[Any] = {"index": np.int64}
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        out["index"][:] = [sample["index"] for sample in self.__getitems__(indices.tolist())]

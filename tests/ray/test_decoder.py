@@ -17,6 +17,7 @@ from shmload.ray.actors import READ_ONLY, ActorSetting, Decoder, Task
 from shmload.worker.reader import Failure, Job, Post, plan_of
 from shmload.worker.sample_rng import kept_generators
 from tests.ray.ray_datasets import Counting, Failing, InPlace, Rows, Texts
+from tests.ray.stuck_datasets import AtOnce, RowsAtOnce
 from tests.shm.travel_kit import sent
 
 AREA = 16384
@@ -85,6 +86,15 @@ def test_a_row_that_cannot_be_read_is_named_by_its_place_in_the_whole_batch() ->
         outcome = decoder(Failing(), tolerates_bad_samples=True).work(part([5, 6, 7, 8], 2, 4))
     failure = Failure.loads(outcome.error)
     assert (outcome.own, failure.kind, failure.rows) == (ERROR, KeyError, (2,))
+
+
+@pytest.mark.parametrize("kind", [AtOnce, RowsAtOnce])
+def test_rows_that_an_actor_has_ended_over_are_read_one_by_one(kind: Any) -> None:
+    worker = decoder(kind(""))
+    rows = [fields(worker, part([3, 1, 2], 0, 3)._replace(is_suspect=is_suspect)) for is_suspect in (False, True)]
+    assert rows[0] == rows[1]
+    dataset = worker._body._job.dataset
+    assert dataset.asked == [[3, 1, 2], [3], [1], [2]]
 
 
 @pytest.mark.parametrize("is_in_place", [False, True])

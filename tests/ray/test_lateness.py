@@ -12,7 +12,7 @@ import pytest
 from shmload import SampleTimeout, ShmLoader
 from shmload.ray.actors import SampleTimer, Task, failure_in
 from tests.ray.cluster_kit import Cluster
-from tests.ray.stuck_datasets import Stuck
+from tests.ray.stuck_datasets import AtOnce, RowsAtOnce, Stuck
 
 TASK = Task(2, 7, 3, 6, 6, np.array([9, 8, 7, 6, 5, 4], np.int64).tobytes(), False, False)
 
@@ -52,6 +52,17 @@ def test_a_late_sample_is_named_by_its_place_in_the_whole_batch() -> None:
     assert "test_lateness.py" in failure.text  # where it was
 
 
+@pytest.mark.parametrize("is_suspect", [False, True])
+def test_of_late_samples_that_are_read_at_once_none_is_named(is_suspect: bool) -> None:
+    words: list[bytes] = []
+    ring, task = Ring(-1, 0.0), TASK._replace(is_suspect=is_suspect)
+    sample_timer = SampleTimer(ring, 1, 0.0, words.append)
+    sample_timer.begin(task)
+    ring.since_ns = monotonic_ns()
+    assert sample_timer.look() is not is_suspect  # one by one each has its row
+    assert [failure_in(word, task).rows for word in words] == [()] * (not is_suspect)  # type: ignore[union-attr]  # it is there
+
+
 def test_an_order_that_travels_pickled_names_its_own_keys() -> None:
     import pickle
 
@@ -77,3 +88,13 @@ def test_a_late_sample_is_its_batchs_error_and_the_rest_comes(cluster: Cluster) 
     assert text.startswith("sample 5 of epoch 0 (row 1 of batch 1) took longer than sample_timeout_s=0.5: worker 0 (pid ")
     assert "stuck_datasets.py" in text
     assert 'Raise sample_timeout_s if such a sample is all right, or give on_error="skip"' in text
+
+
+@pytest.mark.slow(reason="a sample's time limit runs out on a Ray cluster, or several actors end over it")
+@pytest.mark.parametrize(("kind", "harm"), [(AtOnce, "waits"), (RowsAtOnce, "waits"), (AtOnce, "kills")])
+def test_of_samples_that_an_actor_reads_at_once_only_the_bad_one_is_skipped(cluster: Cluster, kind: Any, harm: str) -> None:
+    wanted: dict[str, Any] = {"batch_size": 4, "seed": 3, "num_workers": 1, "on_error": "skip"}
+    wanted |= {"sample_timeout_s": 0.5} if harm == "waits" else {}
+    with ShmLoader(kind(harm), **wanted, backend="ray", address=cluster.address) as far:
+        assert [batch["index"].tolist() for batch in far] == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
+        assert [bad["index"] for bad in far.stats()["bad_samples"]] == [5]

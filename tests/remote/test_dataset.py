@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -95,7 +96,7 @@ def test_each_pass_is_the_next_epoch_and_set_epoch_goes_back(plain: Path) -> Non
     dataset.set_epoch(1)
     assert second == labels(dataset)
     assert third == labels(dataset)
-    with pytest.raises(ValueError, match="an epoch is at least 0; got -1"):
+    with pytest.raises(ValueError, match=r"epoch must be in \[0, 2\^62\], got -1"):
         dataset.set_epoch(-1)
 
 
@@ -218,6 +219,11 @@ def test_a_missing_shard_is_said(plain: Path) -> None:
 def test_a_folder_among_shards_is_refused(plain: Path) -> None:
     with pytest.raises(ValueError, match=r"is no shard of a layout that is known, and a folder stands alone"):
         RemoteDataset.from_urls([str(plain), str(plain / "part-000000.tar")])
+
+
+def test_a_seed_of_numpy_is_pythons(plain: Path) -> None:
+    dataset = RemoteDataset.from_urls(str(plain), seed=np.int64(7))  # type: ignore[arg-type]  # no int to mypy
+    assert type(dataset.seed) is int
 
 
 @pytest.mark.parametrize(

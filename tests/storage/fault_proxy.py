@@ -103,6 +103,7 @@ class FaultProxy:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._never = asyncio.Event()
+        self._tasks: set[asyncio.Task[None] | None] = set()  # the loop itself keeps no task that waits
         self.url = ""
 
     @property
@@ -131,13 +132,18 @@ class FaultProxy:
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self._tasks.add(task)
         try:
             while await self._one(reader, writer):
                 pass
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        except asyncio.CancelledError:
+            writer.transport.abort()  # close() would wait until a client that has stopped reading has read the rest
+        except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
             writer.close()
+            self._tasks.discard(task)
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request; whether the connection can be used again."""
@@ -167,7 +173,7 @@ class FaultProxy:
             await writer.drain()
             answer = await reader.read()
         finally:
-            writer.close()
+            writer.transport.abort()
         answer_head, _, answer_body = answer.partition(b"\r\n\r\n")
         return re.sub(rb"(?i)\r\nconnection: [^\r]*", b"", answer_head), answer_body
 

@@ -7,6 +7,8 @@ import os
 import re
 import select
 import signal
+from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -23,8 +25,12 @@ CLOSE_S = 2.0
 LONG_S = 30
 
 
-def stop_a_claimant(loader: ShmLoader) -> tuple[int, int, tuple[int, int, int, int]]:
-    """Stops a worker that holds rows: its number, its pid, what it holds."""
+def stop_a_claimant(loader: ShmLoader, take: Callable[[], Any]) -> tuple[int, int, tuple[int, int, int, int]]:
+    """Stops a worker that holds rows: its number, its pid, what it holds.
+
+    Args:
+        take: takes a batch, so that there is work again if all that was ordered has been done meanwhile.
+    """
     engine = loader._builder.last
     while True:
         for worker, pid in enumerate(engine.pool.pids):
@@ -35,6 +41,7 @@ def stop_a_claimant(loader: ShmLoader) -> tuple[int, int, tuple[int, int, int, i
                 return worker, pid, held
             os.kill(pid, signal.SIGCONT)
             select.select([], [], [], 0)
+        take()
 
 
 @pytest.mark.parametrize("seed", [4, None])
@@ -45,7 +52,7 @@ def test_a_stopped_worker_keeps_its_batch_waiting_while_others_go_on(seed: int |
         stream = iter(loader)
         got = [digest(next(stream)["x"]) for _ in range(3)]
         engine = loader._builder.last
-        worker, pid, held = stop_a_claimant(loader)
+        worker, pid, held = stop_a_claimant(loader, lambda: got.append(digest(next(stream)["x"])))
         slot = held[0]
         stopped = next(order for order in engine._queue if order.slot == slot)
         while engine.front is not stopped:
@@ -87,7 +94,7 @@ def test_a_loader_with_a_stopped_worker_closes(seed: int | None) -> None:
     loader = ShmLoader(Rows(240, 400), batch_size=12, seed=seed, num_workers=3)
     stream = iter(loader)
     next(stream)
-    stop_a_claimant(loader)
+    stop_a_claimant(loader, partial(next, stream))
     began = monotonic()
     loader.close()
     assert monotonic() - began < CLOSE_S

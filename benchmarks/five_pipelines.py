@@ -219,6 +219,30 @@ class Alone:
             yield 10, [sample["tokens"] for sample in made]
 
 
+def from_two(work: Callable[[int], NoReturn]) -> Iterator[Any]:
+    """Arrays as long as the items of each batch that two processes at a time make, as they say by a pipe.
+
+    Args:
+        work: makes them, for ever, and writes each number of items to a descriptor.
+    """
+    said, say = os.pipe()
+    children = []
+    for _ in range(2):
+        if not (child := os.fork()):
+            work(say)
+        children.append(child)
+    os.close(say)
+    try:
+        while sizes := os.read(said, 1 << 12):
+            for size in np.frombuffer(sizes, np.uint16):
+                yield np.empty(size, np.uint8)
+    finally:
+        os.close(said)
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
 class AtOnce:
     """All of a program in a loop, in two processes at a time: what it costs where cores share caches, as workers run it."""
 
@@ -229,22 +253,7 @@ class AtOnce:
         self.program, self.made = PROGRAMS[sources.name], iter(sources.batches())
 
     def __iter__(self) -> Iterator[Any]:
-        said, say = os.pipe()
-        children = []
-        for _ in range(2):
-            if not (child := os.fork()):
-                self._work(say)
-            children.append(child)
-        os.close(say)
-        try:
-            while sizes := os.read(said, 1 << 12):
-                for size in np.frombuffer(sizes, np.uint16):
-                    yield np.empty(size, np.uint8)
-        finally:
-            os.close(said)
-            for child in children:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
+        return from_two(self._work)
 
     def _work(self, say: int) -> NoReturn:
         for batch in self.made:
@@ -255,7 +264,8 @@ class AtOnce:
 class Copied(Alone):
     """The same in two processes at a time, which copy what they make to where this one could read it, and say so."""
 
-    __iter__ = AtOnce.__iter__
+    def __iter__(self) -> Iterator[Any]:
+        return from_two(self._work)
 
     def _work(self, say: int) -> NoReturn:
         shared = np.frombuffer(mmap.mmap(-1, 1 << 25), np.uint8)

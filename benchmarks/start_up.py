@@ -3,10 +3,10 @@
 Method: a fresh process a case, loaders in turn, 2 forked workers, shuffled. The dataset is made before the clock starts. The
 clock runs from before the loader is made to the first batch in hand. Then the iterator is dropped, and the clock runs from
 `iter(loader)` to the first batch of the new pass; persistent workers are not asked for. Dropping is timed by itself and stands
-beside it. Then a dozen batches more are taken of that pass, as many as any ring here has slots, and the next is timed likewise:
-that is what stands between two epochs, while a pass left at its first batch has most of its pages still to come. A sample is a
-row of 64 float32 (a view), a copy of a picture, or a copy of 64 MiB, of which a batch is 1 GiB; that one is left out where less
-memory is free than it needs.
+beside it. Then a dozen batches more are taken of that pass, twice as many as a ring here has slots, and the next is timed
+likewise: that is what stands between two epochs, while a pass left at its first batch has most of its pages still to come. A
+sample is a row of 64 float32 (a view), a copy of a picture, or a copy of 64 MiB, of which a batch is 1 GiB; that one is left
+out where less memory is free than it needs.
 
 `next()`: batches of 64 rows, 2 persistent workers, and 5 ms between batches in which the trainer computes, so that the next one
 has long been ready: the median time of the call.

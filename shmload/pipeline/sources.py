@@ -200,7 +200,7 @@ class Row(Keys):
 
     def __init_subclass__(cls) -> None:
         if "item" in vars(cls):
-            cls.at = cls.item  # type: ignore[assignment, method-assign]  # whose keys are positions: a call less for each item
+            cls.at = cls.item  # type: ignore[assignment, method-assign]  # methods are set; keys are positions: a call less an item
 
     def key(self, position: int) -> int:
         return position

@@ -44,6 +44,7 @@ BENCHMARKS = (
     "remote_http",
     "remote_tokens",
     "gpu",
+    "gpu_training",
     "cluster",
     "local_workers",
     "scale",

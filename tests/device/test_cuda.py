@@ -11,6 +11,7 @@ import torch
 from shmload import ShmLoader
 from shmload.device.calls import Calls
 from tests.device.device_kit import rows_of
+from tests.device.test_unsafe_patterns import BLOCKS
 from tests.stand_in.device import StandIn
 from tests.stand_in.device_log import Logged
 from tests.stand_in.device_replay import replay
@@ -71,6 +72,18 @@ def test_batches_arrive_on_the_device_behind_a_stream_that_is_busy(seed: int | N
         found.append(batch["x"] + 0)
         assert batch["x"].is_cuda
     assert [torch.equal(rows_of(2 * step), x.cpu()) for step, x in enumerate(found)] == [True] * 24
+
+
+@pytest.mark.parametrize("block", [name for name in BLOCKS if name.startswith("safe")])
+def test_a_safe_block_of_the_page_trains_with_its_own_batches(block: str, make: Make) -> None:
+    trained: list[torch.Tensor] = []
+
+    def train(images: torch.Tensor) -> None:
+        torch.cuda._sleep(1_000_000)
+        trained.append(images.clone())
+
+    exec(compile(BLOCKS[block], "<block>", "exec"), {"torch": torch, "loader": make(None, pin_memory=True), "train": train})
+    assert [torch.equal(rows_of(2 * step), images.cpu()) for step, images in enumerate(trained)] == [True] * 24
 
 
 def test_what_cannot_be_registered_leaves_no_error_behind() -> None:

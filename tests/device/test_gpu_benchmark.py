@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from benchmarks import gpu
+from benchmarks import gpu, gpu_training
 from benchmarks.common import Settings, markdown
 from tests.stand_in.device import StandIn, Stream
 from tests.stand_in.device_log import load_log
@@ -100,7 +101,7 @@ def test_every_case_runs_and_gives_a_table_and_a_log(tmp_path: Path, monkeypatch
 
     result = gpu.measured(Settings(1, 0.02), run, Rehearsal(Eager()))
     json.dumps(result.measured)
-    assert len(markdown(result.rows).splitlines()) == 2 + len(result.rows) == 15
+    assert len(markdown(result.rows).splitlines()) == 2 + len(result.rows) == 14
     rows = {row.what: row for row in result.rows}
     assert [name for name, row in rows.items() if row.aim in ("0", "1") and not row.met] == [
         "batches of a pinned ring that are pinned"  # torch asks CUDA
@@ -126,3 +127,32 @@ def test_without_cuda_it_says_so_and_measures_nothing() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "benchmarks.gpu: skipped, as torch.cuda.is_available() is False here: nothing was measured" in done.stderr
+
+
+class Small(gpu_training.Training):
+    """A network of no use, on the CPU."""
+
+    device, start_method, batch_size = "cpu", "fork", 8
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 3, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1000))
+
+    def synchronize(self) -> None: ...
+
+
+@pytest.mark.slow(reason="starts every loader of the GPU training, and encodes its photographs")
+def test_every_loader_trains_and_gives_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_training, "NUM_WORKERS", (1,))
+
+    def run(*arguments: Any) -> dict[str, float]:
+        return gpu_training.trained(Small(), *arguments)
+
+    result = gpu_training.measured(Settings(1, 0.02), run, "rehearsal")
+    json.dumps(result.measured)
+    assert len(result.rows) == 2
+    assert {case: found["images_s"] > 0 for case, found in result.measured["rounds"][0].items()} == {
+        "resident, 1": True,
+        "torch, 1": True,
+        "torch and ImageFolder, 1": True,
+        "shmload, 1": True,
+    }

@@ -133,6 +133,30 @@ def test_nothing_is_waited_for_while_another_slot_is_free(make: Make, pinning: S
     pinning._failing.clear()
 
 
+def test_a_stream_that_has_not_come_to_one_batch_is_not_asked_of_those_behind_it(
+    make: Make, pinning: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader, side, asked = pinned(make, prefetch_factor=6), pinning.side_stream(), []
+    is_done = pinning.is_done
+    monkeypatch.setattr(pinning, "is_done", lambda event: asked.append(event) or is_done(event))
+    iterator = iter(loader)
+    goes_on(loader, iterator, 3)
+    with pinning.using(side):  # which does what it is given, while the main stream stands still
+        goes_on(loader, iterator, 1)
+    side.waiting.clear()
+    ring = loader._builder.last._ring
+    assert len(ring.pending_copies) == 4
+    asked.clear()
+    next(iterator)
+    assert len(asked) == 2  # one event of each stream
+    for events in loader._builder.last.releases._events.values():
+        for stream, event in events:
+            event.is_done = stream is side
+    before = ring.pending_copies
+    next(iterator)
+    assert [slot for slot in before if slot not in ring.pending_copies] == before[3:4]
+
+
 def test_a_batch_that_dies_in_another_thread_waits_for_that_threads_stream(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     iterator = iter(loader)

@@ -42,6 +42,7 @@ def test_a_safe_block_trains_with_its_own_batches(block: str, make: Make, pinnin
     loader = make(None, pin_memory=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "CUDA is in use")  # where there is one, and another test has used it
         trained = run(block, loader, pinning)
         pinning.run()
         loader.close()

@@ -30,6 +30,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+import shmload
+
 FORMAT = 1
 
 
@@ -151,7 +153,8 @@ def machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("shmload", "torch", "numpy")},
+        "shmload": shmload.__version__,  # also where it is not installed, but run from its folder
+        **{name: version(name) for name in ("torch", "numpy")},
     }
 
 

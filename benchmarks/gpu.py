@@ -11,9 +11,11 @@ once each: the time to register a GiB in pieces of 16 MiB; whether batches are p
 to gpu.log.jsonl and asked again of the stand-in.
 
 How to read: ratios within one round; the limit is the machine's: of its copies or, with few cores or little memory bandwidth to
-spare, of workers that write batches nobody copies, whichever is less. A gpu.log.jsonl belongs into tests/device, where it is replayed.
+spare, of workers that write batches nobody copies, whichever is less. A gpu.log.jsonl belongs into tests/device, and is replayed.
 
-Result: not measured yet.
+Result (H100, 15 workers; docs/gpu.md): 15 and 16.7 times torch's bytes/s, 0.91 and 0.94 of the lesser limit, a 22nd and a 27th of
+its trainer's CPU, no bubble of device="cuda" above 0.011 ms. Tried and left out: not to ask a stream that has not come to one batch
+of those behind it, predicted to save 40 us a batch, and events for which the host sleeps: no difference beyond the machine's, 15 %.
 """
 
 import mmap

@@ -11,7 +11,8 @@ that lies on the device. Images/s are of steps that have ended there, the first 
 How to read: where decoding is the limit, images/s say what the workers are worth; where the step is, all reach the limit, and the
 CPU says what that took. Needs torchvision.
 
-Result: not measured yet.
+Result (H100, 16 cores, windows of 1 to 2 s; docs/gpu.md): 1.14 and 1.51 times torch's images/s with 2 workers, 1.47 with 4, at 0.68
+to 0.87 of its CPU; torch reaches 0.96 of the step's own speed with 8. A window of 10 s or more says it better.
 """
 
 import sys

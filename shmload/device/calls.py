@@ -40,7 +40,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -69,9 +68,11 @@ class Calls:
         self._index = index
         self.name = "cuda" if index is None else f"cuda:{index}"
 
-    @cached_property
-    def _device(self) -> torch.device:  # not asked for before the first batch: workers that are forked should find CUDA untouched
-        return torch.device("cuda", torch.cuda.current_device() if self._index is None else self._index)
+    @property
+    def _device(self) -> torch.device:
+        if self._index is None:  # not before: workers that are forked should find CUDA untouched
+            self._index = torch.cuda.current_device()
+        return torch.device("cuda", self._index)
 
     def register(self, address: int, nbytes: int) -> None:
         """Pins memory that is mapped already. A copy may not reach across two such pieces."""
@@ -99,7 +100,7 @@ class Calls:
 
     def current_stream(self) -> Any:
         """This thread's current stream of the device that batches go to."""
-        return torch.cuda.current_stream(self._device.index)  # torch takes a number as it is, and looks into a device at length
+        return torch.cuda.current_stream(self._device)
 
     def side_stream(self) -> Any:
         """A new stream of that device, which runs beside all others."""
@@ -232,7 +233,7 @@ class Releases:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._events: dict[int, list[tuple[Any, Any]]] = {}  # slot -> the events it waits for, and the stream of each
+        self._events: dict[int, list[Any]] = {}  # slot -> the events it waits for
         self._named: dict[int, list[Any]] = {}  # slot -> streams beside the current ones
         self.pins = Pins(calls)
         self.is_closed = False
@@ -253,7 +254,7 @@ class Releases:
         self._events.pop(slot, None)
         named = self._named.pop(slot, [])
         streams = [*named, *(stream for stream in self._calls.current_streams() if stream not in named)]
-        self._events[slot] = [(stream, self._calls.record(stream)) for stream in streams]
+        self._events[slot] = [self._calls.record(stream) for stream in streams]
         if self.is_closed:
             self.wait(slot)
             self.pins.remove(slot)
@@ -262,21 +263,14 @@ class Releases:
         """Whether it is known what the slot waits for."""
         return slot in self._events
 
-    def is_cool(self, slot: int, busy: set[Any]) -> bool:
-        """Whether its copies are known to be done.
-
-        Args:
-            busy: streams that have not come to a slot which came back before this one: they are not asked again, and one that has
-                not come to this one is added.
-        """
+    def is_cool(self, slot: int) -> bool:
+        """Whether its copies are known to be done."""
         events = self._events.get(slot)
         if events is None:
             return False
         try:
-            for stream, event in events:
-                if stream in busy or not self._calls.is_done(event):
-                    busy.add(stream)
-                    return False
+            if not all(self._calls.is_done(event) for event in events):
+                return False
         except RuntimeError as error:
             self._events.pop(slot, None)  # then only the whole device can say
             raise self._failure(error) from error
@@ -286,7 +280,7 @@ class Releases:
     def wait(self, slot: int) -> None:
         """Returns when its copies are done."""
         try:
-            for _, event in self._events.pop(slot, ()):
+            for event in self._events.pop(slot, ()):
                 self._calls.wait_on_host(event)
         except RuntimeError as error:
             raise self._failure(error) from error
@@ -325,9 +319,8 @@ class PendingCopies:
         if pins.warning:
             text, pins.warning = pins.warning, ""
             warnings.warn(text, UserWarning, stacklevel=users_frame()[1])
-        busy: set[Any] = set()
         for slot in self._ring.pending_copies:
-            if self.releases.is_cool(slot, busy):
+            if self.releases.is_cool(slot):
                 self._ring.cooled(slot)
 
     def wait(self) -> bool:

@@ -69,9 +69,10 @@ def test_no_batch_shows_anothers_bytes_whatever_order_copies_finish_in(data: st.
 
 
 @slow
+@pytest.mark.parametrize("first", [0, -1])
 @pytest.mark.parametrize("seed", [0, None])
-def test_a_device_that_stands_still_is_waited_for_when_the_slots_are_used_up(seed: int | None, make: Make) -> None:
-    device = StandIn()
+def test_a_device_that_stands_still_is_waited_for_when_the_slots_are_used_up(seed: int | None, first: int, make: Make) -> None:
+    device = StandIn(lambda count: first % count)  # the consumer's stream goes on, or all others do
     loader = make(device, seed=seed)
     found = [device.read(batch["x"]) for batch in loader]
     device.run()

@@ -16,4 +16,4 @@ def test_the_current_device_is_the_one_that_was_current_when_it_was_asked_first(
     found = [calls.current_stream()]
     current[0] = 0  # as torch.cuda.set_device has it
     found.append(calls.current_stream())
-    assert found == [1, 1]
+    assert found == [torch.device("cuda", 1)] * 2

@@ -133,30 +133,6 @@ def test_nothing_is_waited_for_while_another_slot_is_free(make: Make, pinning: S
     pinning._failing.clear()
 
 
-def test_a_stream_that_has_not_come_to_one_batch_is_not_asked_of_those_behind_it(
-    make: Make, pinning: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loader, side, asked = pinned(make, prefetch_factor=6), pinning.side_stream(), []
-    is_done = pinning.is_done
-    monkeypatch.setattr(pinning, "is_done", lambda event: asked.append(event) or is_done(event))
-    iterator = iter(loader)
-    goes_on(loader, iterator, 3)
-    with pinning.using(side):  # which does what it is given, while the main stream stands still
-        goes_on(loader, iterator, 1)
-    side.waiting.clear()
-    ring = loader._builder.last._ring
-    assert len(ring.pending_copies) == 4
-    asked.clear()
-    next(iterator)
-    assert len(asked) == 2  # one event of each stream
-    for events in loader._builder.last.releases._events.values():
-        for stream, event in events:
-            event.is_done = stream is side
-    before = ring.pending_copies
-    next(iterator)
-    assert [slot for slot in before if slot not in ring.pending_copies] == before[3:4]
-
-
 def test_a_batch_that_dies_in_another_thread_waits_for_that_threads_stream(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     iterator = iter(loader)
@@ -289,7 +265,7 @@ def test_a_ring_that_cannot_be_pinned_warns_once_and_batches_are_as_good(make: M
     loader = pinned(make)
     with pytest.warns(UserWarning, match="4096 bytes of the ring could not be pinned for stand-in") as caught:
         found = [batch["x"].clone() for batch in loader]
-    assert len(caught) == 1
+    assert sum("could not be pinned" in str(each.message) for each in caught) == 1
     assert str(caught[0].message).endswith(
         "batches come in memory that is not pinned, and copies from it are slower. Raise the limit on locked memory (ulimit -l), or "
         "lower prefetch_factor, num_workers or batch_size"
@@ -306,6 +282,7 @@ def test_that_warning_made_an_error_loses_no_batch(make: Make, pinning: StandIn)
     iterator = iter(pinned(make))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "CUDA is in use")  # where there is one, and another test has used it
         first = next(iterator)["x"].clone()  # the memory is made while it is waited for
         with pytest.raises(UserWarning, match="could not be pinned"):
             next(iterator)

@@ -14,18 +14,25 @@ import torch
 from shmload import ShmLoader, debug
 from tests.device.device_kit import rows_of
 from tests.stand_in.as_cuda import as_cuda
-from tests.stand_in.device import StandIn
+from tests.stand_in.device import StandIn, Stream
 
 Make = Callable[..., ShmLoader[Any]]
 PAGE = next(p / "docs" / "gpu.md" for p in Path(__file__).parents if (p / "docs").exists())
 BLOCKS = dict(re.findall(r"```text\n# ((?:un)?safe: [^\n]*)\n(.*?)```", PAGE.read_text(), re.DOTALL))
 
 
-def run(block: str, loader: ShmLoader[Any], device: StandIn) -> list[list[torch.Tensor]]:
-    """Runs one on a main stream that is idle; what it trained with, once everything is done."""
+def run(block: str, loader: ShmLoader[Any], device: StandIn, ahead: str) -> list[list[torch.Tensor]]:
+    """Runs one where either the main stream or all others do at once what they can; what it trained with, once all is done."""
     trained: list[list[torch.Tensor]] = []
     program = {"torch": torch, "loader": loader, "train": lambda images: trained.append(device.read(images))}
-    device.main.is_eager = True
+    device.main.is_eager = ahead == "main"
+
+    def side_stream() -> Stream:
+        made = StandIn.side_stream(device)
+        made.is_eager = ahead == "side"
+        return made
+
+    device.side_stream = side_stream  # type: ignore[method-assign]  # of this one device
     with as_cuda(device):
         exec(compile(BLOCKS[block], "<block>", "exec"), program)
     program.clear()
@@ -37,13 +44,14 @@ def test_the_page_has_what_is_tested() -> None:
     assert len(BLOCKS) == 6
 
 
+@pytest.mark.parametrize("ahead", ["main", "side"])
 @pytest.mark.parametrize("block", [name for name in BLOCKS if name.startswith("safe")])
-def test_a_safe_block_trains_with_its_own_batches(block: str, make: Make, pinning: StandIn) -> None:
+def test_a_safe_block_trains_with_its_own_batches(block: str, ahead: str, make: Make, pinning: StandIn) -> None:
     loader = make(None, pin_memory=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "CUDA is in use")  # where there is one, and another test has used it
-        trained = run(block, loader, pinning)
+        trained = run(block, loader, pinning, ahead)
         pinning.run()
         loader.close()
     assert [torch.equal(rows_of(2 * step), found[0]) for step, found in enumerate(trained)] == [True] * 24

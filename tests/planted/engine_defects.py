@@ -241,6 +241,14 @@ ENGINE_DEFECTS = [
         ("tests/device/test_pinned_ring.py::test_a_copy_on_the_stream_of_delivery_is_waited_for_wherever_the_batch_dies",),
     ),
     Defect(
+        "G1",
+        "the memory of a batch that was sent ahead is used again while the consumer reads it",
+        "shmload/engine/parts.py",
+        "                self._calls.keep_for(tensor, stream)\n",
+        "                pass\n",
+        ("tests/device/test_feed.py::test_a_device_that_stands_still_is_waited_for_when_the_slots_are_used_up[0--1]",),
+    ),
+    Defect(
         "E4",
         "the current device is asked for anew",
         "shmload/device/calls.py",

@@ -1,7 +1,7 @@
 """Programs written for CUDA, over a device that stands in: what they ask torch for goes to it.
 
-Only what copies batches: `tensor.to("cuda")`, `tensor.cuda()`, `copy_` into what came of these, and the streams and graphs of
-`torch.cuda`. A graph is not replayed.
+Only what copies batches: `tensor.to("cuda")`, `tensor.cuda()`, `copy_` into what came of these, `record_stream`, and the streams and
+graphs of `torch.cuda`. A graph is not replayed.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def as_cuda(device: StandIn) -> Iterator[None]:
         mock.patch.object(torch.cuda, "stream", device.using),
         mock.patch.object(torch.cuda, "current_stream", device.current_stream),
         mock.patch.object(torch.cuda, "CUDAGraph", object),
+        mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: device.keep_for(tensor, stream)),
         mock.patch.object(torch.cuda, "graph", functools.partial(_capturing, device)),
         _Copies(device),
     ):

@@ -3,16 +3,24 @@
 `StandIn` answers `shmload.device.calls.Calls`. What a stream is given waits in it until `step` (or a wait on the host) has it done,
 so a copy reads its source at the last moment there is, by its bare address, as a device does. A copy from memory that is no longer
 registered by then is noted in `violations`; one from memory that never was is read at once, as CUDA reads pageable memory.
+
+Memory that a dead tensor leaves is given to the next one of its size on the stream where it was made, at once, as torch's caching
+allocator does: other streams that still read it find the next one's bytes, unless `keep_for` has named them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -27,6 +35,16 @@ class Event:
     def __init__(self) -> None:
         self.is_done = False
         self.error: str | None = None
+
+
+class _Watched(np.ndarray[Any, Any]):
+    """Memory of a tensor that lives: weak references can be had to it."""
+
+
+@dataclass(eq=False)
+class _Left:
+    memory: Any
+    events: list[Event]  # behind which it may be used again
 
 
 class Stream:
@@ -75,6 +93,8 @@ class StandIn(Calls):
         self.violations: list[str] = []
         self.is_graph = False  # the current stream is being captured
         self._made: dict[int, StorageWeakRef] = {}  # address -> what the device made there
+        self._kept_for: dict[int, list[Stream]] = {}  # address -> streams that may still read what lies there
+        self._left: dict[tuple[Stream, int], list[_Left]] = {}  # stream, bytes -> memory of dead tensors
 
     # ------------------------------------------------------------ what a test does
 
@@ -95,23 +115,19 @@ class StandIn(Calls):
         while self.step(self._choose(max(sum(stream.can_step for stream in self.streams), 1))):
             pass
 
-    def read(self, tensor: torch.Tensor, *, by_address: bool = False) -> list[torch.Tensor]:
+    def read(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """A list into which the current stream puts what it finds in a tensor, when it comes to it.
 
-        Args:
-            by_address: the tensor may die before, as under a kernel; its memory may not.
+        It keeps an address, as a kernel does: the tensor may die before, and its memory be given to another.
         """
         found: list[torch.Tensor] = []
-        if by_address:
-            address, like = tensor.data_ptr(), torch.empty_like(tensor)
+        address, like = tensor.data_ptr(), torch.empty_like(tensor)
 
-            def look() -> None:
-                ctypes.memmove(like.data_ptr(), address, like.nbytes)
-                found.append(like)
+        def look() -> None:
+            ctypes.memmove(like.data_ptr(), address, like.nbytes)
+            found.append(like)
 
-            self.current_stream().give(look)
-            return found
-        self.current_stream().give(lambda: found.append(tensor.clone()))
+        self.current_stream().give(look)
         return found
 
     # ------------------------------------------------------------ what a device does
@@ -227,14 +243,35 @@ class StandIn(Calls):
         return self.is_graph
 
     def _new(self, like: torch.Tensor) -> torch.Tensor:
-        target = torch.empty_like(like, memory_format=torch.contiguous_format)
-        ctypes.memset(target.data_ptr(), UNFILLED, target.nbytes)
+        stream = self.current_stream()
+        with self._lock:
+            left = self._left.setdefault((stream, like.nbytes), [])
+            found = next((each for each in left if all(event.is_done for event in each.events)), None)
+            if found is not None:
+                left.remove(found)
+        memory = np.full(like.nbytes, UNFILLED, np.uint8) if found is None else found.memory
+        if found is not None:
+            stream.give(lambda: memory.fill(UNFILLED))
+        watched = memory.view(_Watched)
+        weakref.finalize(watched, self._leave, stream, memory).atexit = False
+        target = torch.from_numpy(watched).view(like.dtype).view(like.shape) if like.nbytes else torch.empty_like(like)
         weak = StorageWeakRef(target.untyped_storage())  # type: ignore[no-untyped-call]  # torch's own
         self._made[target.data_ptr()] = weak
         return target
 
+    def _leave(self, stream: Stream, memory: Any) -> None:
+        """A tensor has died."""
+        with self._lock:
+            events = []
+            for other in self._kept_for.pop(memory.ctypes.data, ()):
+                events.append(Event())
+                other.give(functools.partial(setattr, events[-1], "is_done", True))
+            self._left[stream, memory.nbytes].insert(0, _Left(memory, events))
+
     def keep_for(self, tensor: torch.Tensor, stream: Stream) -> None:
-        """As of any device. Its memory is the host's, and is not used again too soon."""
+        """As of any device."""
+        with self._lock:
+            self._kept_for.setdefault(tensor.untyped_storage().data_ptr(), []).append(stream)
 
     def _is_registered(self, address: int, nbytes: int) -> bool:
         return any(begin <= address and address + nbytes <= begin + length for begin, length in list(self.registered.items()))

@@ -615,4 +615,31 @@ CROSSED_DEFECTS = [
         "            except ZeroDivisionError as error:\n",
         ("tests/audit/test_command.py::test_samples_that_cannot_be_read_again_are_said_beside_what_the_records_prove",),
     ),
+    Defect(
+        "N5",
+        "a sampler beside a dataset that is followed is left out without a word",
+        "shmload/engine/builder.py",
+        '        if is_ours and given["seed"] is not None and ability_of(dataset, "epoch_schedule") is not None:\n',
+        '        if is_ours and given["seed"] is not None and ability_of(dataset, "epoch_schedul") is not None:\n',
+        ("tests/remote/test_following.py::test_what_would_not_be_followed_is_refused_by_the_loader",),
+    ),
+    Defect(
+        "N5",
+        "a dataset that is followed is read in torch mode as one that is not",
+        "shmload/engine/builder.py",
+        'for name in ("keyed_order", "epoch_schedule"))',
+        'for name in ("keyed_order",))',
+        ("tests/remote/test_following.py::test_what_would_not_be_followed_is_refused_by_the_loader",),
+    ),
+    Defect(
+        "N5",
+        "what an iterable gave at its last packing and does not give any more stays in the dataset",
+        "shmload/remote/object_stream.py",
+        "    if (found := sum(1 for _ in islice(samples, number))) < number:\n",
+        "    if (found := sum(1 for _ in islice(samples, number))) < 0:\n",
+        (
+            "tests/remote/packing/test_streams.py::test_fewer_samples_than_are_packed_already_are_an_error_and_the_dataset_stays",
+            "tests/remote/test_object_stream.py::test_objects_that_are_gone_since_they_were_packed_are_an_error",
+        ),
+    ),
 ]

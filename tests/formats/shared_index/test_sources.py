@@ -180,7 +180,14 @@ def test_what_is_wrong_with_a_manifest_is_named(tmp_path: Path, name: str, text:
         SharedIndex.from_manifest(write(tmp_path / name, text), types=types)
 
 
-@pytest.mark.parametrize("data", [gzip.compress(b"a,b\n1,2\n" * 99)[:-20], b"no gzip", gzip.compress(b"")[:10] + b"\xff" * 9])
+GZIP_DAMAGED = {
+    "cut": gzip.compress(b"a,b\n1,2\n" * 99)[:-20],
+    "none": b"no gzip",
+    "garbage": gzip.compress(b"")[:10] + b"\xff" * 9,
+}
+
+
+@pytest.mark.parametrize("data", GZIP_DAMAGED.values(), ids=list(GZIP_DAMAGED))  # their bytes hold the time
 def test_a_manifest_whose_gzip_stream_is_damaged_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "m.csv.gz").write_bytes(data)
     with pytest.raises(ValueError, match=r"m.csv.gz: the gzip stream is damaged or cut: "):

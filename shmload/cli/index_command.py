@@ -1,6 +1,7 @@
 """`shmload index`: builds the indexes beside files and objects, so that the first start of a training need not.
 
-Exit code 0: fine; 1: an index could not be kept; 2: a path is missing, of no known format, empty or damaged, or bad usage.
+Exit code 0: fine; 1: an index could not be kept; 2: a path is missing, of no known format, empty or damaged (the
+others get theirs all the same), or bad usage.
 """
 
 import sys
@@ -10,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from shmload.cli.terminal import refusing, shown
+from shmload.cli.terminal import complain, refusing, shown
 
 
 def index(
@@ -27,17 +28,22 @@ def index(
     from shmload.storage.client import is_url
     from shmload.tools.inspect import index as build
 
-    with refusing("index", OSError, ValueError, RuntimeError, ModuleNotFoundError), shown(sys.stderr.isatty()) as progress:
-        found = []
+    found, errors = list[tuple[str, bool]](), list[Exception]()
+    with refusing("index"), shown(sys.stderr.isatty()) as progress:
         for place in progress.over(places, str):
-            if is_url(place) or (Path(place).is_dir() and any(Path(place).iterdir())):
-                found += [(line, False) for line in _of_shards(place, layout, cache_folder)]
-            else:
-                found.append(build(Path(place)))
+            try:  # what was written for the others lies there, and is said
+                if is_url(place) or (Path(place).is_dir() and any(Path(place).iterdir())):
+                    found.extend((line, False) for line in _of_shards(place, layout, cache_folder))
+                else:
+                    found.append(build(Path(place)))
+            except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
+                errors.append(error)
     for line, _ in found:
         typer.echo(line)
-    if any(is_refused for _, is_refused in found):
-        raise typer.Exit(1)
+    for bad in errors:
+        complain("index", bad)
+    if errors or any(is_refused for _, is_refused in found):
+        raise typer.Exit(2 if errors else 1)
 
 
 def _of_shards(place: str, layout: str | None, cache_folder: Path | None) -> Iterator[str]:

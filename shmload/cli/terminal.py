@@ -21,11 +21,16 @@ T = TypeVar("T")
 WIDE = 128  # columns where nobody looks
 
 
-def refuse(command: str, error: object, status: int = 2) -> NoReturn:
-    """Says in one line why nothing was done, and ends."""
+def complain(command: str, error: object) -> None:
+    """Says in one line what went wrong."""
     text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
     with suppress(OSError):  # of a stderr that takes nothing
         typer.echo(f"shmload {command}: {' '.join(text.split())}", err=True)
+
+
+def refuse(command: str, error: object, status: int = 2) -> NoReturn:
+    """Says in one line why nothing was done, and ends."""
+    complain(command, error)
     raise typer.Exit(status)
 
 

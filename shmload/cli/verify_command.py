@@ -27,7 +27,7 @@ def verify(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="What ShmLoader(audit=...) was given.")],
     as_json: Annotated[bool, Option("--json", help="Print everything as JSON instead of a table.")] = False,
     dataset: Annotated[str | None, Option(metavar="MODULE:NAME", help=DATASET)] = None,
-    samples: Annotated[int, Option(help="With --dataset: how many batches, drawn at random.")] = 32,
+    samples: Annotated[int, Option(min=1, help="With --dataset: how many batches, drawn at random.")] = 32,
     allow_restarts: Annotated[
         bool, Option("--allow-restarts", help="A start without a state throws away what was before.")
     ] = False,
@@ -35,7 +35,7 @@ def verify(
     """Judge the records of a run: each epoch must hold each sample once, over ranks, resumes and world sizes."""
     from shmload.tools.audit.verify import read_folder, reread
     from shmload.tools.audit.verify import verify as judge
-    from shmload.tools.named import resolve
+    from shmload.tools.named import call, resolve
 
     with refusing("verify", OSError, ValueError), shown(sys.stderr.isatty()) as progress:
         logs = read_folder(folder, over=lambda paths: progress.over(paths, lambda path: path.name))
@@ -43,7 +43,7 @@ def verify(
         if dataset is not None:
             made = resolve(dataset, what="--dataset")
             if isinstance(made, type) or not hasattr(made, "__len__"):
-                made = made()
+                made = call(made, {}, dataset)
             reread(loaders, made, samples, report, over=lambda items: progress.over(items, lambda one: one.where))
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=1))

@@ -275,7 +275,7 @@ def _check_backend(given: Mapping[str, Any]) -> None:
 
 def _check_seed(given: Mapping[str, Any]) -> None:
     seed = given["seed"]
-    has_order = ability_of(given["dataset"], "keyed_order") is not None
+    has_order = any(ability_of(given["dataset"], name) is not None for name in ("keyed_order", "epoch_schedule"))
     if seed is None and has_order and given["sampler"] is None and given["batch_sampler"] is None:
         raise ValueError(
             f"a {type(given['dataset']).__name__} says in which order it is read, which only seed mode asks for: give ShmLoader a "
@@ -300,7 +300,13 @@ def _check_orders(given: Mapping[str, Any]) -> None:
     dataset = given["dataset"]
     for name in ("sampler", "batch_sampler"):
         order = given[name]
-        if not isinstance(order, KeyedOrder | KeyedBatches) or order.num_needed is None or isinstance(dataset, IterableDataset):
+        is_ours = isinstance(order, KeyedOrder | KeyedBatches)
+        if is_ours and given["seed"] is not None and ability_of(dataset, "epoch_schedule") is not None:
+            raise ValueError(
+                f"a {type(dataset).__name__} that grows says itself what each epoch reads, and {name}={order!r} is an order of "
+                "fixed length: leave it out, and give shuffle=True for a random one"
+            )
+        if not is_ours or order.num_needed is None or isinstance(dataset, IterableDataset):
             continue
         try:
             num_samples = len(dataset)

@@ -490,8 +490,8 @@ class RingMemory:
         if self._limit is not None and self.nbytes + nbytes > self._limit:
             free = self._limit - self.nbytes
             raise RingTooSmall(
-                f"the ring needs {num_slots} slots of {slot_nbytes} bytes, {nbytes} in all; ring_bytes allows {free}, room for "
-                f"{free // slot_nbytes} slots. Raise ring_bytes, or lower prefetch_factor, num_workers or batch_size"
+                f"the ring needs {num_slots} slots of {slot_nbytes} bytes, {nbytes} in all; ring_bytes={self._limit} has {free} "
+                f"left, room for {free // slot_nbytes} slots. Raise ring_bytes, or lower prefetch_factor, num_workers or batch_size"
             )
         options: dict[str, Any] = {"kind": kind, "slots": (num_slots, slot_nbytes)}
         if nbytes > RESERVED_NBYTES and not self._is_reserved and memfds_work():

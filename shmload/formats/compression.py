@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import sys
 import zlib
@@ -13,7 +14,7 @@ from typing import IO, Any
 from shmload.errors import ShmloadError
 from shmload.formats.columns import library
 
-__all__ = ["expanded_pieces", "packing_of", "zstd_pieces"]
+__all__ = ["expanded_pieces", "packing_of", "zstd_file", "zstd_pieces"]
 
 _STEP = 1 << 20  # bytes that are given at a time
 _INPUT = 16 << 10  # bytes of zstd taken at a time: they may expand to 30,000 times as many
@@ -104,6 +105,31 @@ def _zstd(file: Any) -> Iterator[bytes]:
             yield piece
     if frame is not None:
         raise EOFError("its last frame does not end")
+
+
+class _Pieces(io.RawIOBase):
+    """Pieces, one after the other, as a file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces, self._rest = pieces, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, out: Any) -> int:
+        self._rest = self._rest or next(self._pieces, b"")
+        count = min(len(out), len(self._rest))
+        out[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+
+def zstd_file(file: Any) -> io.BufferedReader:
+    """What a file that zstd has compressed expands to, as a file. A read raises ValueError where it is damaged or cut.
+
+    Raises:
+        ModuleNotFoundError: there is nothing that reads zstd (extra `zstd`); of a read.
+    """
+    return io.BufferedReader(_Pieces(expanded_pieces("zst", file)))
 
 
 def _brotli(file: Any) -> Iterator[bytes]:

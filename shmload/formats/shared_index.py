@@ -14,9 +14,10 @@ import json
 import os
 import pickle
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -431,11 +432,20 @@ def pack_manifest(path: str | os.PathLike[str], types: Types | None) -> Packed:
             if suffix in _DELIMITERS:
                 return pack_entries(_table(file, _DELIMITERS[suffix], types or {}))
             lines = filter(None, (line.rstrip("\r\n") for line in file))
-            return pack_entries(lines if suffix == ".txt" else map(json.loads, lines))
+            return pack_entries(lines if suffix == ".txt" else map(_from_json, lines, count()))
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}: the gzip stream is damaged or cut: {error}") from error
     except (TypeError, ValueError, OverflowError, ImportError) as error:
         # not of its own type, whose text may not be its one argument (UnicodeDecodeError)
         kind = next(kind for kind in (TypeError, ValueError, OverflowError, ImportError) if isinstance(error, kind))
         raise kind(f"{path}: {error}") from error
+
+
+def _from_json(line: str, entry: int) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"entry {entry}: {error}") from error
 
 
 def _table(file: Iterable[str], delimiter: str, types: Types) -> Iterator[dict[str, Any]]:

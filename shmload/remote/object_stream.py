@@ -21,6 +21,19 @@ from shmload.storage.local import Store, StoredObject
 __all__ = ["ObjectStream"]
 
 
+def pass_over(samples: Iterator[Any], number: int, what: str) -> None:
+    """Goes on to what is not packed yet.
+
+    Raises:
+        ValueError: there are fewer than were packed, which would stay as if they had come again.
+    """
+    if (found := sum(1 for _ in islice(samples, number))) < number:
+        raise ValueError(
+            f"{what} behind {found} samples, and {number} that began with the same ones are packed already: give another seed to "
+            "pack these anew"
+        )
+
+
 class ObjectStream:
     """Iterates over samples `{"__key__": name, extension: bytes}`, one of each object below a URL.
 
@@ -30,7 +43,7 @@ class ObjectStream:
         at_once: objects that are fetched beside each other; so many are held.
     Raises:
         StoreError: while it is iterated over: the store does not answer, or an object is not what was listed any more.
-        ValueError: so, too: an object is a shard, of samples of its own.
+        ValueError: so, too: an object is a shard, of samples of its own; a packing that goes on has more than are listed.
     Thread/process safety: each iteration has threads of its own.
     """
 
@@ -49,11 +62,12 @@ class ObjectStream:
         Args:
             number: of the first one in the listing; those before it are listed and not fetched.
         """
-        listed = getattr(self._store, "as_listed", self._store.list_objects)()
+        listed = iter(getattr(self._store, "as_listed", self._store.list_objects)())
         under_way: deque[Future[dict[str, Any]]] = deque()
         pool = ThreadPoolExecutor(self._at_once, "shmload-objects")
         try:
-            for found in islice(listed, number, None):
+            pass_over(listed, number, f"the listing of {self._store.url} ended")
+            for found in listed:
                 under_way.append(pool.submit(self._sample, found))
                 if len(under_way) == self._at_once:
                     yield under_way.popleft().result()

@@ -33,6 +33,7 @@ from shmload.errors import ShardCorrupt
 from shmload.formats import tokens
 from shmload.formats.arrays import ArrayDataset
 from shmload.formats.columns import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
+from shmload.formats.compression import zstd_file
 from shmload.formats.tar.shards import KEY, TarDataset, load_index
 from shmload.formats.tar.shards import SUFFIX as TAR_SUFFIX
 from shmload.formats.tfrecord import SUFFIX, RecordFile
@@ -44,6 +45,7 @@ _OPENERS: dict[str, tuple[bytes, Any]] = {
     "gzip": (b"\x1f\x8b", gzip.open),
     "bzip2": (b"BZh", bz2.open),
     "xz": (b"\xfd7zXZ\x00", lzma.open),
+    "zstd": (b"\x28\xb5\x2f\xfd", zstd_file),
 }
 
 
@@ -53,7 +55,7 @@ class Head:
 
     Attributes:
         begin: its first bytes, expanded where it is compressed as a whole; none of a folder.
-        compression: "gzip", "bzip2", "xz", "zlib", or none.
+        compression: "gzip", "bzip2", "xz", "zstd", "zlib", or none.
         nbytes: of the file as it lies there.
     """
 
@@ -86,9 +88,9 @@ def head_of(path: Path) -> Head:
     for name, (magic, opener) in _OPENERS.items():
         if begin.startswith(magic):
             try:
-                with opener(path) as file:
+                with open(path, "rb") as raw, opener(raw) as file:
                     return Head(path, file.read(PEEK), name, nbytes)
-            except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
                 raise ValueError(f"{path}, offset 0: the {name} stream is damaged or cut: {error}") from error
     if begin[0] == 0x78 and int.from_bytes(begin[:2], "big") % 31 == 0:  # a zlib stream, perhaps
         try:

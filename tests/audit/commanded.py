@@ -22,6 +22,22 @@ class Data:
         return self.first + index, np.random.rand(3)
 
 
+class Unreadable(Data):
+    """One sample is not there any more."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 7:
+            raise KeyError("gone")
+        return super().__getitem__(index)
+
+
+class Broken(Data):
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise KeyError("no data")
+
+
 def other() -> Data:
     return Data(100)
 

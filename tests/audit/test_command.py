@@ -70,6 +70,8 @@ def test_json_has_everything(tmp_path: Path) -> None:
     [
         (["nowhere"], "nowhere: No such file or directory"),
         ([".", "--dataset", "nothing"], "--dataset: needs package.module:name, given 'nothing'"),
+        ([".", "--dataset", "math:pi"], "--dataset math:pi: needs a dataset or a function that returns one, given float"),
+        ([".", "--dataset", "tests.audit.commanded:Broken"], "calling it without arguments raised KeyError: 'no data'"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_2(
@@ -121,6 +123,14 @@ def test_a_dataset_of_another_length_is_not_read(tmp_path: Path) -> None:
     status, out, _ = command(recorded(tmp_path, [1, 2, 3]), "--dataset", "tests.audit.commanded:Data")
     assert status == 0
     assert "--dataset has 24 samples, the record is of 3: not read again" in out
+
+
+def test_samples_that_cannot_be_read_again_are_said_beside_what_the_records_prove(tmp_path: Path) -> None:
+    status, out, _ = command(recorded(tmp_path), "--dataset", "tests.audit.commanded:Unreadable")
+    assert status == 2
+    assert "1 of 6 batches could not be read again, the first of rank 0, epoch 0, step" in out.replace("\n", " ")
+    assert "KeyError: 'gone'" in out
+    assert "5 batches were read again" in out
 
 
 def test_torch_modes_augmentations_say_nothing(tmp_path: Path) -> None:

@@ -32,6 +32,12 @@ def test_rows_follow_from_the_batch_size_where_it_is_known():
     assert [stream.next()[1] for _ in range(4)] == [4, 4, 2, 4]
 
 
+def test_a_loader_that_can_be_read_once_is_told_from_one_that_delivers_nothing():
+    for batches, words in ((iter(Batches(2)), "in a whole epoch, after others that had some: is it a generator"), ((), "epoch$")):
+        with pytest.raises(RuntimeError, match=words):
+            record(MeasuredStream(batches, None, None), after(0.0, num_batches=2))
+
+
 def test_the_step_is_slept_and_is_not_the_loaders_wait():
     segment = record(MeasuredStream(Batches(*[1] * 5), 5, 1), after(0.0, num_batches=5), step_s=0.002)
     values = segment.values()

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from shmload.cli import app
 from shmload.formats import TarWriter, TFRecordWriter
+from shmload.formats.compression import zstd_pieces
 
 ROWS = np.arange(20, dtype=np.float32).reshape(10, 2)
 
@@ -89,6 +90,11 @@ def _safetensors(path: Path) -> Path:
     return path
 
 
+def _zstd(path: Path) -> Path:
+    path.write_bytes(b"".join(zstd_pieces(memoryview(_tar(path.with_suffix(".plain")).read_bytes()), 3)))
+    return path
+
+
 def _gzipped(path: Path) -> Path:
     path.write_bytes(gzip.compress(_tfrecord(path.with_suffix(".plain")).read_bytes()))
     return path
@@ -104,6 +110,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path], Path]]] = {  # name -> (file, how
     "tar, gzip": ("a.tar.gz", _tar),
     "tar, bzip2": ("a.tar.bz2", _tar),
     "tar, xz": ("a.tar.xz", _tar),
+    "tar, zstd": ("a.tar.zst", _zstd),
     "TFRecord": ("a.tfrecord", _tfrecord),
     "TFRecord, gzip": ("a.tfrecord.gz", _gzipped),
     "images": ("photos", _images),

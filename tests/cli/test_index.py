@@ -75,3 +75,12 @@ def test_a_compressed_shard_cannot_be_indexed(written: Written, command: Command
     done = command("index", written("tar, gzip"))
     assert (done.exit_code, done.stdout) == (2, "")
     assert "is compressed, and its samples cannot be reached one by one" in done.stderr
+
+
+def test_one_bad_path_leaves_no_other_without_its_index(written: Written, command: Command, tmp_path: Path) -> None:
+    first, last = written("tar"), written("TFRecord")
+    (tmp_path / "cut.tar").write_bytes(first.read_bytes()[:700])
+    done = command("index", first, tmp_path / "cut.tar", tmp_path / "nothing", last)
+    assert done.exit_code == 2
+    assert [line.partition(": ")[0] for line in done.stdout.splitlines()] == [f"{first}.index", f"{last}.shmload-index"]
+    assert ["cut.tar: at byte 0" in line or "nothing: No such file" in line for line in done.stderr.splitlines()] == [True, True]

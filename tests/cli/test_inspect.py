@@ -44,7 +44,7 @@ def test_a_format_is_known_by_its_bytes(name: str, written: Written, command: Co
     assert min(3, count) == len(found["samples"])
 
 
-@pytest.mark.parametrize("name", ["tar", "tar, gzip", "tar, bzip2", "tar, xz"])
+@pytest.mark.parametrize("name", ["tar", "tar, gzip", "tar, bzip2", "tar, xz", "tar, zstd"])
 def test_shards_are_known_also_when_compressed(name: str, written: Written, command: Command) -> None:
     done = command("inspect", written(name), "--json", "--samples", 1)
     (found,) = json.loads(done.stdout)
@@ -154,6 +154,14 @@ def test_what_is_no_file_of_samples_is_one_line(command_name: str, command: Comm
 
 def test_one_bad_path_leaves_nothing_else_said(written: Written, command: Command, tmp_path: Path) -> None:
     assert "nothing: No such file" in refusal(command("inspect", written("npy"), tmp_path / "nothing"))
+
+
+def test_a_shard_of_zstd_that_is_damaged_or_cut_is_told(written: Written, command: Command) -> None:
+    path = written("tar, zstd")
+    data = path.read_bytes()
+    for damaged in (data[:4] + bytes(50), data[: len(data) // 2], data[:-2]):
+        path.write_bytes(damaged)
+        assert "the zst" in refusal(command("inspect", path))
 
 
 def test_a_damaged_stream_and_a_damaged_picture_are_told(command: Command, tmp_path: Path) -> None:

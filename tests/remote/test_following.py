@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from shmload import ShmLoader
+from shmload import LengthBuckets, ShmLoader, Weighted
 from shmload.errors import ShardCorrupt, StateMismatch, StoreError
 from shmload.remote import RemoteDataset
 from shmload.remote.following import FollowedEpochs
@@ -212,6 +212,17 @@ def test_only_a_whole_packed_dataset_is_followed_and_in_no_fixed_order(tmp_path:
             other.indexed(follow=True)
     with pytest.raises(ValueError, match="block_shuffle is an order of fixed length"):
         dataset.indexed(follow=True).block_shuffle()
+
+
+def test_what_would_not_be_followed_is_refused_by_the_loader(tmp_path: Path) -> None:
+    grow(tmp_path, 0, 20)
+    view = RemoteDataset.from_urls(str(tmp_path)).indexed(schema=SCHEMA, follow=True)
+    orders: list[dict[str, Any]] = [{"sampler": Weighted([1] * 20)}, {"batch_sampler": LengthBuckets([1] * 20, batch_size=4)}]
+    for order in orders:
+        with pytest.raises(ValueError, match=r"a RemoteSamples that grows says itself .*sampler=.* is an order of fixed length"):
+            ShmLoader(view, **{"batch_size": 4} if "sampler" in order else {}, seed=3, **order)
+    with pytest.raises(ValueError, match="which only seed mode asks for: give ShmLoader a seed"):
+        ShmLoader(view, 4)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from shmload.cli import app
 from shmload.errors import StoreError
-from shmload.remote import ObjectStream, RemoteDataset
+from shmload.remote import ObjectStream, RemoteDataset, upload_cv_dataset
 from shmload.remote.packing.pack import PackOptions, packing_of
 from shmload.storage import s3
 from shmload.storage.local import LocalStore, StoredObject
@@ -133,3 +133,13 @@ def test_a_bucket_is_listed_page_by_page(server: Server, monkeypatch: pytest.Mon
     assert len(asked) == 1
     assert [sample["jpg"][0] for sample in stream] == list(range(3, 12))
     assert len(asked) == 3
+
+
+def test_objects_that_are_gone_since_they_were_packed_are_an_error(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "in")
+    for number in range(10):
+        store.put(f"{number}.txt", b"x")
+    upload_cv_dataset(ObjectStream(store), bucket=str(tmp_path / "out"))
+    (tmp_path / "in/9.txt").unlink()
+    with pytest.raises(ValueError, match=f"the listing of {tmp_path}/in ended behind 9 samples, and 10 that began with the same"):
+        upload_cv_dataset(ObjectStream(store), bucket=str(tmp_path / "out"))

@@ -45,6 +45,7 @@ from shmload.batch.collate import OneSample, SingleRow
 from shmload.batch.layout import fits, of_any
 from shmload.errors import ShardCorrupt
 from shmload.formats.columns import PerProcess, checked_index, checked_indices
+from shmload.formats.compression import zstd_file
 from shmload.formats.paths import Paths, shard_paths, write_if_possible
 from shmload.formats.tar.members import INTEGERS, TEXTS, Decode, Decoders
 from shmload.world import ForkLock
@@ -53,7 +54,12 @@ SUFFIX = ".index"
 _HEADER = struct.Struct("<8s6QI4x")
 _MAGIC = b"SHMTAR\x00\x01"
 # by what the file begins with
-COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\x00": lzma.open,
+    b"\x28\xb5\x2f\xfd": zstd_file,
+}
 
 
 class ShardIndex:

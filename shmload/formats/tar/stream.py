@@ -26,7 +26,7 @@ _META_LIMIT = 1 << 20  # bytes of a long name or PAX header
 
 
 class TarStream(IterableDataset[dict[str, Any]]):
-    """The samples of tar shards, plain or compressed by gzip, bzip2 or xz, in order: an IterableDataset.
+    """The samples of tar shards, plain or compressed by gzip, bzip2, xz or zstd, in order: an IterableDataset.
 
     Each worker and rank reads whole shards, so there should be as many as workers in all, or a multiple.
 
@@ -109,7 +109,7 @@ def _members(path: str) -> Iterator[tuple[str, str, int, bytes]]:
 def _read(file: IO[bytes], nbytes: int, path: str, at: int) -> bytes:
     try:
         return file.read(nbytes)
-    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+    except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
         raise ShardCorrupt(f"{path}: at byte {at} of what it expands to: {error}") from error
 
 

@@ -23,7 +23,7 @@ from shmload.formats.tar.members import ZSTD_LEVEL
 from shmload.formats.tar.writer import archive_nbytes, member_name
 from shmload.loader import ShmLoader
 from shmload.remote.manifest import Manifest
-from shmload.remote.object_stream import ObjectStream
+from shmload.remote.object_stream import ObjectStream, pass_over
 from shmload.remote.packing.encoded_samples import RECORD, EncodedSamples, Files, MemberCoding, PackSource, source_of
 from shmload.remote.packing.encoding import Serializers
 from shmload.remote.packing.generation import (
@@ -359,9 +359,11 @@ class StreamPacking(Packing):
     def _batches(self, at: int) -> Iterator[tuple[memoryview, list[int]]]:
         records: list[bytes] = []
         nbytes = 0
-        stream: Iterator[tuple[int, Any]] = islice(self._stream, at, None)
+        stream: Iterator[tuple[int, Any]] = self._stream
         if at and isinstance(self._iterable, ObjectStream):  # which need not fetch what is in the store
             stream = _numbered(self._iterable.starting_at(at), at)
+        else:
+            pass_over(stream, at, "this iterable ended")
         for record in self._encoder.all(stream, self._num_workers(None), self._options.multiprocessing_context):
             records.append(record)
             nbytes += len(records[-1])

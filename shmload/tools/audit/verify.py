@@ -35,6 +35,7 @@ from shmload.tools.audit.timeline import (
     judge_pass,
     judge_positions,
 )
+from shmload.tools.named import one_line
 
 
 def read_folder(folder: Path, *, over: Callable[[Sequence[Path]], Iterable[Path]] = iter) -> list[AuditLog]:
@@ -249,7 +250,15 @@ def reread(
         reader = _reader(made, header)
         whole = [one for one in timeline.batches if one.batch.num_rows and not one.batch.is_partial]
         chosen = random.Random(0).sample(whole, min(num_samples, len(whole)))
-        differing = [one for one in over(chosen) if not _is_same(one, reader, report)]
+        differing, failed = [], []
+        for one in over(chosen):
+            try:
+                if not _is_same(one, reader, report):
+                    differing.append(one)
+            except Exception as error:  # whatever a dataset raises; what the records say is judged all the same
+                failed.append(f"{one.where}: {one_line(error)}")
+        if failed:
+            report.unjudged.append(f"{len(failed)} of {len(chosen)} batches could not be read again, the first of {failed[0]}")
         if header.mode == Mode.TORCH and differing:
             report.unjudged.append(
                 f"{len(differing)} of {len(chosen)} batches read again differ: torch mode's augmentations cannot be repeated, so "
@@ -270,6 +279,7 @@ def _reader(made: Any, header: Header) -> InlineReader:
 
 
 def _is_same(one: Delivery, reader: InlineReader, report: AuditReport) -> bool:
-    report.num_reread += 1
     keys = one.batch.keys if isinstance(one.batch.keys, np.ndarray) else list(one.batch.keys or ())
-    return digest_of(reader.read(Order(one.epoch, one.step, keys)))[0] == one.batch.digest
+    digest = digest_of(reader.read(Order(one.epoch, one.step, keys)))[0]
+    report.num_reread += 1
+    return digest == one.batch.digest

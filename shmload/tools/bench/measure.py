@@ -151,7 +151,9 @@ class MeasuredStream:
             batch = next(self.batches)
         except StopIteration:
             if self.position == 0:
-                raise RuntimeError("the loader delivered no batch in a whole epoch") from None
+                again = ", after others that had some: is it a generator? It is iterated anew for each epoch"
+                words = f"the loader delivered no batch in a whole epoch{again if self.num_epochs > 1 else ''}"
+                raise RuntimeError(words) from None
             self.batches = None
             return self.next()
         self.position += 1

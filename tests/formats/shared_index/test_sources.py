@@ -162,7 +162,7 @@ def test_of_a_parquet_file_only_a_part_is_there_at_a_time(tmp_path: Path, monkey
 BAD = [
     ("m.jsonl", '{"a": 1}\n{"b": 1}', {}, r"m.jsonl: entry 1: keys \['b'\] after rows of \['a'\]"),
     ("m.jsonl", '{"a": 1}\n{"a": "x"}', {}, "m.jsonl: entry 1, column 'a': str after int"),
-    ("m.jsonl", '{"a": 1}\n{"a": ', {}, "m.jsonl: Expecting value: line 1"),
+    ("m.jsonl", '{"a": 1}\n{"a": ', {}, "m.jsonl: entry 1: Expecting value: line 1"),
     ("m.csv", "a,b\n1\n", {}, r"m.csv: entry 0: 1 values in line 2, and 2 columns \['a', 'b'\]"),
     ("m.csv", "a,a\n1,2\n", {}, r"m.csv: the first line names the columns, each once; got \['a', 'a'\]"),
     ("m.csv", "", {}, r"m.csv: the first line names the columns, each once; got \[\]"),
@@ -178,6 +178,20 @@ BAD = [
 def test_what_is_wrong_with_a_manifest_is_named(tmp_path: Path, name: str, text: Any, types: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         SharedIndex.from_manifest(write(tmp_path / name, text), types=types)
+
+
+GZIP_DAMAGED = {
+    "cut": gzip.compress(b"a,b\n1,2\n" * 99)[:-20],
+    "none": b"no gzip",
+    "garbage": gzip.compress(b"")[:10] + b"\xff" * 9,
+}
+
+
+@pytest.mark.parametrize("data", GZIP_DAMAGED.values(), ids=list(GZIP_DAMAGED))  # their bytes hold the time
+def test_a_manifest_whose_gzip_stream_is_damaged_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "m.csv.gz").write_bytes(data)
+    with pytest.raises(ValueError, match=r"m.csv.gz: the gzip stream is damaged or cut: "):
+        SharedIndex.from_manifest(tmp_path / "m.csv.gz")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

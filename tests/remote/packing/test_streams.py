@@ -74,6 +74,17 @@ def test_packing_again_writes_nothing_and_what_came_since_is_added(count: int, t
     assert names_in(tmp_path) == names_of(other)
 
 
+def test_fewer_samples_than_are_packed_already_are_an_error_and_the_dataset_stays(tmp_path: Path) -> None:
+    manifest, _ = pack(numbered(35), tmp_path)
+    with pytest.raises(ValueError, match="this iterable ended behind 12 samples, and 35 that began with the same ones are packed"):
+        pack(numbered(12), tmp_path)
+    assert (
+        labels_in(tmp_path, manifest)
+        == list(range(35))
+        == sorted(s["cls"] for s in RemoteDataset.from_urls(str(tmp_path)).decode())
+    )
+
+
 @pytest.mark.parametrize("after", [1, 8, 9, 25, 40, 99])
 def test_a_packing_that_was_killed_goes_on(after: int, tmp_path: Path) -> None:
     def deadly() -> Iterator[dict[str, Any]]:

@@ -762,6 +762,9 @@ def pickled_by_value(job: Job) -> travel.Parcel:
         Pickler(pickled, protocol=5, buffer_callback=take).dump(value)
         return pickled.getbuffer()
 
+    # the program's name in a process that it has spawned, a rank say; elsewhere it is __main__ under another name
+    if (program := sys.modules.get("__mp_main__")) is not None and program.__name__ == "__mp_main__":
+        cloudpickle.register_pickle_by_value(program)
     try:
         return travel.Parcel(job, dump)
     except Exception as error:

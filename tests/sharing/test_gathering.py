@@ -100,9 +100,14 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_without_a_launcher_it_is_said_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+@pytest.mark.parametrize("told", [{}, {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}], ids=["nothing", "a rank beyond the last"])
+def test_without_a_launcher_it_is_said_what_is_needed(
+    told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+        if name in told:
+            monkeypatch.setenv(name, told[name])
     with (
         loader_of(tmp_path / "log") as loader,
         pytest.raises(

@@ -121,7 +121,8 @@ def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s:
         promise: what must be equal within a group.
         timeout_s: how long the others may take; 0: MEET_S.
     Raises:
-        ValueError: no launcher has said which ranks this node has and which of them this is, or those that share promise different things.
+        ValueError: no launcher has said which ranks this node has and which of them this is, or those that share promise different
+            things.
         RankLeft: one has ended, or has not come in time.
     """
     place = local_place()

@@ -122,19 +122,29 @@ class OwnRank:
 
 
 def _place_by_environment() -> tuple[int, int]:
-    said = os.environ.get("WORLD_SIZE")
+    said = os.environ.get("WORLD_SIZE") or None
     found = os.environ.get("RANK") or os.environ.get("LOCAL_RANK")  # Lightning's children know only the second at first
-    place = launched_place()
-    # batch scripts export WORLD_SIZE alone, for torch's env:// to find
-    if place is not None and (said is None or (found is None and said == str(place.world_size))):
-        return place[:2]
-    world_size = int(said or "1")
-    if found is None and world_size > 1:
+    if said is None or not found:
+        place = launched_place()
+        # batch scripts export WORLD_SIZE alone, for torch's env:// to find
+        if place is not None and (said is None or said == str(place.world_size)):
+            return place[:2]
+    try:
+        rank, world_size = int(found or "0"), int(said or "1")
+    except ValueError:
+        rank, world_size = -1, 1
+    if not found and world_size > 1:
         raise ValueError(
             f"WORLD_SIZE says that there are {world_size} ranks, and neither RANK nor torch.distributed which of them this "
             "is: give rank and world_size, or start the program by torchrun, mpirun or srun"
         )
-    return int(found or "0"), world_size
+    if not 0 <= rank < world_size:
+        told = ", ".join(f"{name}={os.environ[name]!r}" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ)
+        raise ValueError(
+            f"the environment says {told}, which is no place of a rank among several: set RANK and WORLD_SIZE, or neither, or give "
+            "rank and world_size"
+        )
+    return rank, world_size
 
 
 def start_of(pid: int | str) -> str:

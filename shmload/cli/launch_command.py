@@ -32,14 +32,18 @@ def launch(
     grace: Annotated[float, Option(min=0, help="Seconds from SIGTERM to SIGKILL when ranks are ended.")] = 5.0,
     pin: Annotated[bool, Option(help="Give each rank processors of its own.")] = True,
     logs: Annotated[Path | None, Option(help="Append each rank's output to FOLDER/rank_N.log.", metavar="FOLDER")] = None,
-    nnodes: Annotated[str, Option(help="Machines; run the command on each. MIN:MAX: they come and go.")] = "1",
-    node_rank: Annotated[int, Option(min=0, help="Which of the machines this is.")] = 0,
+    nnodes: Annotated[
+        str | None, Option(help="Machines; run the command on each. MIN:MAX: they come and go.", show_default="1")
+    ] = None,
+    node_rank: Annotated[int | None, Option(min=0, help="Which of the machines this is.", show_default="0")] = None,
     master_addr: Annotated[str | None, Option(help="Name or address of machine 0; needed with several.", metavar="HOST")] = None,
     master_port: Annotated[
         int | None, Option(min=1, max=65535, help="Port of rank 0.", show_default="free; with several machines 29500")
     ] = None,
     standalone: Annotated[bool, Option("--standalone", help="One machine, and a free port.")] = False,
-    max_restarts: Annotated[int, Option(min=0, help="How often all ranks are started again when one has failed.")] = 0,
+    max_restarts: Annotated[
+        int | None, Option(min=0, help="How often all ranks are started again when one has failed.", show_default="0")
+    ] = None,
     rdzv_backend: Annotated[str | None, Option(help="How machines meet.", show_default="c10d where they come and go")] = None,
     rdzv_endpoint: Annotated[str | None, Option(help="Where machines meet.", metavar="HOST:PORT")] = None,
     rdzv_id: Annotated[str | None, Option(help="The run's name, by which its machines meet.", hidden=True)] = None,
@@ -76,8 +80,17 @@ def launch(
         raise typer.BadParameter(f"there is no program {script!r}; one of this folder is ./{script}", param_hint="SCRIPT")
     if nprocs is not None and not re.fullmatch(r"[1-9]\d*|[a-z]+", nprocs):
         raise typer.BadParameter(f"a number from 1 up, or gpu, cpu, auto; got {nprocs!r}", param_hint="--nprocs")
+    # what is given stands before the environment's (PET_NNODES, ...), also where it is the default
+    explicit: dict[str, object] = {"nnodes": nnodes, "node-rank": node_rank, "max-restarts": max_restarts}
+    nnodes, node_rank, max_restarts = nnodes or "1", node_rank or 0, max_restarts or 0
     if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", nnodes):
         raise typer.BadParameter(f"a number of machines from 1 up, or MIN:MAX; got {nnodes!r}", param_hint="--nnodes")
+    if rdzv_endpoint is None:
+        nnodes = re.sub(r"^(\d+):\1$", r"\1", nnodes)  # nobody comes or goes
+    if standalone and nnodes != "1":
+        raise typer.BadParameter(f"that is one machine; got --nnodes {nnodes}", param_hint="--standalone")
+    if ":" in nnodes and rdzv_backend == "static":
+        raise typer.BadParameter(f"static is for a fixed number of machines; got --nnodes {nnodes}", param_hint="--rdzv-backend")
     if logs is not None:
         try:
             logs.mkdir(parents=True, exist_ok=True)
@@ -87,7 +100,6 @@ def launch(
     if is_dynamic and rdzv_endpoint is None:
         raise typer.BadParameter("machines that come and go must know where they meet", param_hint="--rdzv-endpoint")
     torchs = {  # what the light launcher does not do
-        "max-restarts": max_restarts or None,
         "rdzv-backend": "c10d" if is_dynamic else rdzv_backend,
         "rdzv-endpoint": rdzv_endpoint,
         "rdzv-id": rdzv_id,
@@ -113,12 +125,11 @@ def launch(
         )
     words = [script, *(args or [])]
     try:
-        is_torchs = any(value is not None for name, value in torchs.items() if name != "max-restarts" or nnodes != "1")
+        is_torchs = any(value is not None for value in torchs.values()) or (max_restarts and nnodes != "1")
         if by_environment or is_torchs or not (nprocs or "1").isdecimal():
             given: dict[str, object] = {
-                "nnodes": nnodes if nnodes != "1" else None,
+                **explicit,
                 "nproc-per-node": nprocs,
-                "node-rank": node_rank or None,
                 "master-addr": master_addr,
                 "master-port": master_port,
                 **torchs,

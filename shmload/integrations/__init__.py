@@ -18,7 +18,9 @@ def orders_itself(loader: ShmLoader[Any]) -> bool:
 
 
 def rebuilt(loader: _Loader, **ordering: Any) -> _Loader:
-    """A loader with the same arguments, those that say which samples excepted.
+    """A loader of the same class with the same arguments, those that say which samples excepted.
+
+    It is built as a ShmLoader, whatever its class's own constructor takes, and has what else that has set.
 
     Raises:
         StateMismatch: it has been given a state, which is of another order.
@@ -28,7 +30,11 @@ def rebuilt(loader: _Loader, **ordering: Any) -> _Loader:
     if has_begun:
         raise StateMismatch("this loader stands within an order that is divided only now: load the state into what prepare returns")
     names = inspect.signature(ShmLoader.__init__).parameters
-    return type(loader)(**{n: getattr(loader, n) for n in names if n not in ("self", *ORDERING)}, **ordering)
+    made = object.__new__(type(loader))
+    ShmLoader.__init__(made, **{n: getattr(loader, n) for n in names if n not in ("self", *ORDERING)}, **ordering)
+    for name, value in vars(loader).items():
+        made.__dict__.setdefault(name, value)
+    return made
 
 
 def changed(loader: _Loader, **arguments: Any) -> _Loader:

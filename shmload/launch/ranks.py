@@ -28,7 +28,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 
 from shmload.shm.names import Host, listed
 from shmload.world import OWN_CPUS
@@ -261,13 +261,13 @@ def number_of_ranks(nprocs: int | None, host: Host) -> int:
     """As given, else one for each CUDA device, else one.
 
     Raises:
-        ValueError: it is less than 1.
+        ValueError: it is less than 1, or no integer.
     """
     if nprocs is None:
         return max(num_devices(host), 1)
-    if nprocs < 1:
-        raise ValueError(f"nprocs is a number of processes from 1 up, or None for one per CUDA device; got {nprocs}")
-    return nprocs
+    if not isinstance(nprocs, SupportsIndex) or nprocs.__index__() < 1:
+        raise ValueError(f"nprocs is a number of processes from 1 up, or None for one per CUDA device; got {nprocs!r}")
+    return nprocs.__index__()
 
 
 def divided(num_ranks: int, host: Host, allowed: Sequence[int] | None = None) -> list[tuple[int, ...]]:

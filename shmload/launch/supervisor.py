@@ -210,12 +210,12 @@ class _Pickled(popen_spawn_posix.Popen):
 
     def _launch(self, process_obj: Any) -> None:
         self.job = io.BytesIO()
+        # this refuses a program that starts ranks while it is imported, by a RuntimeError that says so
+        preparation = spawning_tools.get_preparation_data(process_obj.name)
         set_spawning_popen(self)
         try:
-            reduction.dump(spawning_tools.get_preparation_data(process_obj.name), self.job)
+            reduction.dump(preparation, self.job)
             reduction.dump(process_obj, self.job)
-        except RuntimeError:  # a program that starts ranks while it is imported
-            raise
         except Exception as error:
             raise TypeError(
                 f"ranks started by spawn need a function and arguments that pickle takes: {type(error).__name__}: {error}. "
@@ -297,7 +297,7 @@ def spawn(
             them likewise, and then this program.
         TypeError: pickle does not take `fn` or `args`; the text says what it refuses.
         RuntimeError: this is a daemonic process, which may have no children.
-        ValueError: `nprocs` is less than 1, or there is no such start method.
+        ValueError: `nprocs` is less than 1 or no integer, or there is no such start method.
     """
     if multiprocessing.current_process().daemon:
         raise RuntimeError(

@@ -265,7 +265,7 @@ class Cluster:
             while is_wanted() and self._failure is None and len(self._started) < len(self._settings):
                 self._news.wait(LOOK_S)
                 show(None if self._started and self._briefing.is_seeded else self.progress())
-                if monotonic() - logged > pause_s:
+                if len(self._started) < len(self._settings) and monotonic() - logged > pause_s:
                     log.warning("%s", self.progress())
                     logged, pause_s = monotonic(), 2 * pause_s
 
@@ -276,7 +276,7 @@ class Cluster:
             text = f"{len(self._started)} of {len(self._settings)} Ray actors have started"
         if nodes:
             text += f"; the dataset, {self._pickled_job_nbytes / 1e6:,.0f} MB, is on {len(nodes)} node{'s' * (len(nodes) > 1)}"
-        return f"{text}. The others wait for it, or for {self._resources()}"
+        return f"{text}. The others wait for the dataset, or for {self._resources()}"
 
     def _resources(self) -> str:
         """What an actor asks for, and what the cluster has."""
@@ -762,6 +762,9 @@ def pickled_by_value(job: Job) -> travel.Parcel:
         Pickler(pickled, protocol=5, buffer_callback=take).dump(value)
         return pickled.getbuffer()
 
+    # the program's name in a process that it has spawned, a rank say; elsewhere it is __main__ under another name
+    if (program := sys.modules.get("__mp_main__")) is not None and program.__name__ == "__mp_main__":
+        cloudpickle.register_pickle_by_value(program)
     try:
         return travel.Parcel(job, dump)
     except Exception as error:

@@ -543,5 +543,5 @@ def _name_classes_of_main() -> None:
 
     main = sys.modules["__main__"]
     for kind in list(getattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", ())):
-        if kind.__module__ == "__main__" and not hasattr(main, kind.__qualname__):
+        if kind.__module__ in ("__main__", "__mp_main__") and not hasattr(main, kind.__qualname__):  # multiprocessing's name for it
             setattr(main, kind.__qualname__, kind)

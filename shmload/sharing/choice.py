@@ -24,6 +24,7 @@ from shmload.engine.parts import CopyOut, EngineOptions, Hook, Parts
 from shmload.engine.ring import BadSamples, BatchSource, Delivery, Turns
 from shmload.engine.stats import RingReader
 from shmload.errors import RankLeft, WorkerDied
+from shmload.schedule.schedule import KeyedBatches, KeyedOrder
 from shmload.sharing.balancing import Balancer
 from shmload.sharing.rank_group import RankGroup, RankSync, gather
 from shmload.shm.segment import Doorbell, map_segment
@@ -73,7 +74,7 @@ def _promise(config: LoaderConfig) -> dict[str, Any]:
     """What says which batches there are, and how far ahead."""
     plan = config.plan
     collate_fn = config.custom_collate_fn
-    order = config.sampler if config.sampler is not None and not config.has_own_order else None
+    orders = (given for given in (config.sampler, config.batch_sampler) if isinstance(given, KeyedOrder | KeyedBatches))
     return {
         "dataset": type(config.dataset).__name__,
         "samples": config.num_samples,
@@ -82,7 +83,7 @@ def _promise(config: LoaderConfig) -> dict[str, Any]:
         "shuffle": bool(config.shuffle),
         "drop_last": bool(config.drop_last),
         "uneven": config.uneven,
-        "sampler": type(order).__name__,
+        "sampler": next((order.identity for order in orders), ""),
         "num_workers": config.num_workers,
         "prefetch_factor": config.prefetch_factor,
         "collate_fn": getattr(collate_fn, "__qualname__", type(collate_fn).__qualname__),

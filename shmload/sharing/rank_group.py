@@ -121,13 +121,14 @@ def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s:
         promise: what must be equal within a group.
         timeout_s: how long the others may take; 0: MEET_S.
     Raises:
-        ValueError: no launcher has said which ranks this node has, or those that share promise different things.
+        ValueError: no launcher has said which ranks this node has and which of them this is, or those that share promise different
+            things.
         RankLeft: one has ended, or has not come in time.
     """
     place = local_place()
-    if place is None:
+    if place is None or place[0] >= place[1]:
         raise ValueError(
-            'share="node" needs LOCAL_RANK and LOCAL_WORLD_SIZE, to know which ranks this node has: start the program by '
+            'share="node" needs LOCAL_RANK, and LOCAL_WORLD_SIZE above it, to know which ranks this node has: start the program by '
             "shmload.spawn, `shmload launch`, torchrun, mpirun or srun, or set them; got "
             f"LOCAL_RANK={os.environ.get('LOCAL_RANK')}, LOCAL_WORLD_SIZE={os.environ.get('LOCAL_WORLD_SIZE')}"
         )

@@ -188,6 +188,9 @@ def seeing() -> Any:
             self.seen.append(facts(batch))
             return self.net(batch["x"])
 
+        def predict_step(self, batch: Any) -> None:
+            self.seen.append(facts(batch))
+
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
@@ -219,6 +222,11 @@ def lightning_ddp() -> Any:
     with ShmLoader(Numbers(), **options, seed=7) as loader:
         answer["seed"], used = fit(loader, use_distributed_sampler=False)
         assert used is loader
+    for name, is_divided in (("predicted", True), ("predicted_own", False)):
+        with ShmLoader(Numbers(), batch_size=4, num_workers=1, seed=7) as loader:
+            trainer = quiet_trainer(strategy="ddp", use_distributed_sampler=is_divided)
+            trainer.predict(module := seeing()(), loader, return_predictions=False)
+            answer[name] = module.seen
     fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
     for name, more, injected in [

@@ -188,6 +188,9 @@ def test_lightning_ranks_share_out_each_epoch(run_ranks: Callable[..., list[Any]
     ranks = run_ranks("lightning_ddp")
     assert [rank["type"] for rank in ranks] == ["ShmLoader"] * 2
     assert [rank["sampler"] for rank in ranks] == ["DistributedSampler"] * 2
+    assert sorted(indices(ranks[0]["predicted"]) + indices(ranks[1]["predicted"])) == list(range(22))
+    for rank in ranks:
+        assert sorted(indices(rank["predicted_own"])) == list(range(22)), "each predicts all, as docs/frameworks.md says"
     for way in ("injected", "seed", "fabric_injected", "fabric_own", "fabric_seed"):
         first, second = (rank[way] for rank in ranks)
         assert len(first) == len(second), way

@@ -193,6 +193,28 @@ def test_torchs_files_and_filter_go_with_our_prefix(started: Run, tmp_path: Path
     assert files == {"0/stdout.log": "out 0\n", "0/stderr.log": "err 0", "1/stderr.log": "err 1"}
 
 
+def test_what_is_given_stands_before_an_operators_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is the default."""
+    given: list[str] = []
+    monkeypatch.setattr("shmload.launch.elastic_agent.run_elastic", lambda arguments, **_: given.extend(arguments))
+    monkeypatch.setenv("LOGLEVEL", "ERROR")  # else the command silences all of logging
+    monkeypatch.setenv("PET_MAX_RESTARTS", "3")
+    options = ["--nprocs=1", "--nnodes=1", "--node-rank=0", "--max-restarts=0"]
+    with pytest.raises(SystemExit) as ended:
+        app(["launch", *options, __file__])
+    assert not ended.value.code
+    assert set(given) == {"--nproc-per-node=1", *options[1:], __file__}
+
+
+def test_a_fixed_number_of_machines_may_be_given_as_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    monkeypatch.setattr("shmload.cli.launch_command._run", lambda *arguments: started.append(arguments[5]))
+    with pytest.raises(SystemExit) as ended:
+        app(["launch", "--nnodes", "1:1", __file__])
+    assert not ended.value.code
+    assert started == [1]
+
+
 @slow
 def test_an_operators_environment_is_torchruns(started: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Kubeflow's sets it."""
@@ -231,6 +253,8 @@ def test_what_torch_refuses_is_told_in_a_line(options: list[str], code: int, wor
     ("options", "words"),
     [
         (["--nnodes", "1:4"], "machines that come and go must know where they meet"),
+        (["--nnodes", "1:2", "--rdzv-backend", "static", "--master-addr", "a"], "static is for a fixed number of machines"),
+        (["--standalone", "--nnodes", "2", "--master-addr", "a"], "that is one machine; got --nnodes 2"),
         (["--nnodes", "some"], "a number of machines from 1 up, or MIN:MAX; got 'some'"),
         (["--nnodes", "2"], "with several machines they must know where machine 0 is"),
         (["--nprocs", "0"], "a number from 1 up, or gpu, cpu, auto; got '0'"),

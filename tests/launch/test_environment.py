@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shmload.launch.ranks import NodePlace, environment, held_port, number_of_ranks, rank_specs
@@ -149,8 +150,10 @@ def test_rank_specs_are_near_their_gpus(tmp_path: Path) -> None:
 def test_the_number_of_ranks_is_one_a_device_or_one(tmp_path: Path) -> None:
     assert number_of_ranks(None, Host(tmp_path)) == 1
     assert number_of_ranks(5, Host(tmp_path)) == 5
-    with pytest.raises(ValueError, match="nprocs is a number of processes from 1 up, or None for one per CUDA device; got 0"):
-        number_of_ranks(0, Host(tmp_path))
+    assert number_of_ranks(np.int64(5), Host(tmp_path)) == 5  # type: ignore[arg-type]  # a number of numpy's
+    for wrong in (0, 2.0, "2"):
+        with pytest.raises(ValueError, match=f"nprocs is a number of processes from 1 up, or None .*; got {wrong!r}"):
+            number_of_ranks(wrong, Host(tmp_path))  # type: ignore[arg-type]  # what is no number
 
 
 def test_why_no_port_can_be_held_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,33 @@ def test_a_script_may_export_the_world_size_alone(environ: dict[str, str], monke
         rank_and_world_size()
 
 
+@BY_NAME
+def test_what_no_launcher_says_is_not_asked_of_it_where_torchruns_variables_say_all(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (dict.fromkeys(environ, "?") | {"RANK": "5", "WORLD_SIZE": "8"}).items():
+        monkeypatch.setenv(name, value)
+    assert rank_and_world_size() == (5, 8)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"RANK": "0", "WORLD_SIZE": "two"},
+        {"RANK": "x", "WORLD_SIZE": "2"},
+        {"RANK": "2", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "0"},
+        {"LOCAL_RANK": "3", "WORLD_SIZE": ""},
+    ],
+    ids=str,
+)
+def test_variables_that_say_no_place_are_told_with_their_values(told: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="the environment says " + ", ".join(f"{name}='{told[name]}'" for name in told)):
+        rank_and_world_size()
+
+
 def test_a_program_that_srun_has_not_started_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a batch script, or a shell of salloc, Slurm says how many tasks there may be."""
     assert launched_place(SBATCH) is None

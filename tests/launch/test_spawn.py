@@ -205,6 +205,8 @@ def test_what_pickle_refuses_is_named_and_nobody_stays() -> None:
         shmload.spawn(lambda rank: None, nprocs=2)
     with pytest.raises(TypeError, match=r"arguments that pickle takes: TypeError: .*lock.*Define"):
         shmload.spawn(rank_functions.stay, (threading.Lock(),), nprocs=2, join=False)
+    with pytest.raises(TypeError, match=r"arguments that pickle takes: RuntimeError: A SemLock created in a fork context"):
+        shmload.spawn(rank_functions.stay, (multiprocessing.get_context("fork").Lock(),), nprocs=2, join=False)
 
 
 def test_arguments_that_no_run_can_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,6 +264,22 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
+        "what a rank's own program defines is named to actors, which do not have it",
+        "shmload/ray/actor_pool.py",
+        "        cloudpickle.register_pickle_by_value(program)\n",
+        "        pass\n",
+        ("tests/ray/test_shipped.py::test_what_a_spawned_processs_own_program_defines_travels_by_value_and_comes_back_by_name",),
+    ),
+    Defect(
+        "N7",
+        "a loader is built again by its own class's constructor, which may take other arguments",
+        "shmload/integrations/__init__.py",
+        "    made = object.__new__(type(loader))\n    ShmLoader.__init__(made, **{",
+        "    made = type(loader)(**{",
+        ("tests/ray/test_train.py::test_a_loader_whose_constructor_takes_other_arguments_stays_what_it_is",),
+    ),
+    Defect(
+        "N6",
         "an actor that writes into the ring takes no lock",
         "shmload/ray/life_lock.py",
         "fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte)",

@@ -12,6 +12,14 @@ BALANCING = "tests/sharing/test_balancing.py::"
 SHARING_DEFECTS = [
     Defect(
         "G1",
+        "ranks that share may each have an order of their own, if it is of one kind",
+        "shmload/sharing/choice.py",
+        '"sampler": next((order.identity for order in orders), ""),',
+        '"sampler": next((type(order).__name__ for order in orders), ""),',
+        ("tests/sharing/test_gathering.py::test_orders_of_one_kind_that_were_made_of_other_numbers_are_refused",),
+    ),
+    Defect(
+        "G1",
         "a slot that a follower holds is used again",
         "src/share.h",
         "        if (atomic_load_explicit(shml_hold(share, rank, slot), memory_order_acquire)) return 0;\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -69,10 +70,14 @@ def started(program: str = "ray_host.py", memory: str = OWN_MEMORY) -> Iterator[
         "RAY_TMPDIR": folder,  # where the address of the newest cluster is written, whatever temp_dir says
     }
     os.mkdir(f"{folder}/ray")
+    end, held = os.pipe()  # the host holds it for as long as it lives
     try:
         with Listener(f"{folder}/host", "AF_UNIX") as listener, open(f"{folder}/log", "wb") as log:
             command = ["setsid", "--fork", *elsewhere(memory), sys.executable, host, f"{folder}/host", folder]
-            subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
+            try:
+                subprocess.run(command, env=environment, stdout=log, stderr=log, check=True, pass_fds=[held])
+            finally:
+                os.close(held)
             listener._listener._socket.settimeout(START_S)  # type: ignore[attr-defined]  # it has no timeout of its own
             try:
                 connection = listener.accept()
@@ -85,6 +90,8 @@ def started(program: str = "ray_host.py", memory: str = OWN_MEMORY) -> Iterator[
         with connection:
             yield cluster
     finally:
+        select.select([end], [], [], START_S)  # Ray writes to the folder until then
+        os.close(end)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -64,6 +64,32 @@ def test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said(
     assert [f"{told}, for 0 s so far"] * 2 == caplog.messages
 
 
+class Starting(threading.Condition):
+    """News that an actor has started come while they are waited for."""
+
+    def __init__(self, started: dict[int, Any]) -> None:
+        super().__init__()
+        self._started = started
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._started[len(self._started)] = SimpleNamespace(place=("node", 1))
+        return True
+
+
+def test_it_is_said_how_far_actors_are_until_the_last_has_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = unconnected(monkeypatch)
+    cluster._settings = [None, None]  # type: ignore[list-item]  # only their number counts
+    cluster._news = Starting(cluster._started)
+    monkeypatch.setattr(cluster, "_resources", lambda: "num_cpus=1")
+    with caplog.at_level(logging.WARNING, "shmload"):
+        cluster.watch(lambda: True)
+    assert caplog.messages == [
+        "1 of 2 Ray actors have started; the dataset, 200 MB, is on 1 node. The others wait for the dataset, or for num_cpus=1"
+    ]
+
+
 def test_a_connection_that_nobody_waits_for_any_more_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = iter([True, False])
     unconnected(monkeypatch).wait(lambda: next(asked))

@@ -1,11 +1,14 @@
-"""What lies in the trainer's shared memory is sent to other machines, and read there without a copy. Without Ray."""
+"""What lies in the trainer's shared memory is sent to other machines, and read there without a copy. Without a cluster."""
 
 from __future__ import annotations
 
 import gc
+import importlib.util
 import pickle
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,10 +16,44 @@ import torch
 
 from shmload import SharedIndex
 from shmload.formats import ArrayDataset, TarWriter
+from shmload.ray.actor_pool import pickled_by_value
+from shmload.ray.actors import _name_classes_of_main
 from shmload.remote import RemoteDataset
 from shmload.remote.remote_dataset import Passes
 from shmload.shm import travel
-from tests.shm.travel_kit import sent
+from shmload.worker.reader import Job
+from tests.shm.travel_kit import arrived, sent
+
+PROGRAM = """
+class Sample:
+    number = 0
+
+class Numbers:
+    def __getitem__(self, index):
+        sample = Sample()
+        sample.number = index
+        return sample
+"""
+
+
+@pytest.mark.slow(reason="imports Ray")
+def test_what_a_spawned_processs_own_program_defines_travels_by_value_and_comes_back_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip('Ray is not installed: pip install "shmload[ray]"')
+    from ray import cloudpickle  # few tests need it
+
+    program = ModuleType("__mp_main__")  # multiprocessing's name for it
+    exec(PROGRAM, vars(program))
+    monkeypatch.setitem(sys.modules, "__mp_main__", program)
+    pickled_job = arrived(pickled_by_value(Job(program.Numbers(), None, None, True, 3, False)))
+    cloudpickle.unregister_pickle_by_value(program)
+    del program.Numbers, program.Sample  # an actor has neither
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    dataset = travel.loads(pickled_job).dataset
+    _name_classes_of_main()
+    assert pickle.loads(pickle.dumps(dataset[3])).number == 3
 
 
 def test_arrays_are_read_where_they_have_arrived() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from shmload import ShmLoader, StateMismatch
+from shmload.cluster import DpexDataLoader
 from tests.integrations.integrations_kit import Numbers
 from tests.ray.cluster_kit import Cluster
 from tests.ray.ray_datasets import Rows
@@ -109,6 +110,28 @@ def test_in_torch_mode_samples_are_divided_as_ray_divides_them(place: Any, shuff
         prepared.set_epoch(epoch)
         assert list(BatchSampler(sampler, 4, True)) == [batch["index"].tolist() for batch in prepared]
     prepared.close()
+
+
+class NumbersLoader(ShmLoader[Any]):
+    """Its constructor does not take a ShmLoader's arguments."""
+
+    def __init__(self, num_samples: int) -> None:
+        super().__init__(Numbers(num_samples), 4, shuffle=True)
+        self.name = "numbers"
+
+
+def test_a_loader_whose_constructor_takes_other_arguments_stays_what_it_is(place: Any) -> None:
+    place(1, 2)
+    mine, dpex = NumbersLoader(61), DpexDataLoader(Numbers(61), True, "head:6379", 4, shuffle=True, num_workers=1)  # type: ignore[arg-type]
+    divided, on_cluster = prepare(mine), prepare(dpex)
+    assert (type(divided), divided.name, len(divided)) == (NumbersLoader, "numbers", 8)
+    assert (type(on_cluster), on_cluster.head_address, on_cluster.backend, len(on_cluster)) == (
+        DpexDataLoader,
+        "head:6379",
+        "ray",
+        8,
+    )
+    assert indices(divided) == indices(prepare(ShmLoader(Numbers(61), 4, shuffle=True)))
 
 
 @pytest.mark.parametrize("seed", [None, 3])

@@ -49,7 +49,7 @@ def loader_of(log: Path, *, share: str | None = "node", **others: Any) -> ShmLoa
     """A loader that all ranks make alike."""
     arguments = {"num_workers": 1, "multiprocessing_context": "fork", "shuffle": True, "seed": 3, **others}
     dataset = Logged(log, arguments.pop("bad", -1), kills=arguments.pop("kills", False))
-    return ShmLoader(dataset, BATCH, rank=0, world_size=1, share=share, **arguments)
+    return ShmLoader(dataset, arguments.pop("batch_size", BATCH), rank=0, world_size=1, share=share, **arguments)
 
 
 def digest(batch: dict[str, Any]) -> str:

@@ -7,13 +7,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import SequentialSampler
 
 import shmload.sharing.rank_group
-from shmload import ShmLoader
-from tests.sharing.sharing_kit import digests, loader_of, run_ranks
+from shmload import BlockShuffle, LengthBuckets, ShmLoader
+from tests.sharing.sharing_kit import BATCH, NUM_SAMPLES, digests, loader_of, run_ranks
 
 
 def read(rank: int, log: Path, others: dict[int, dict[str, Any]]) -> list[str]:
@@ -27,6 +28,23 @@ def test_loaders_that_differ_are_refused_in_both_ranks(tmp_path: Path) -> None:
     assert {outcome.error for outcome in outcomes} == {"ValueError"}
     assert "read the same part of the data with loaders that differ (seed: 3 and 4; num_workers: 1 and 2)" in outcomes[0].text
     assert outcomes[0].text == outcomes[1].text
+
+
+def in_blocks_of(size: int) -> dict[str, Any]:
+    return {"shuffle": None, "sampler": BlockShuffle(NUM_SAMPLES, block_size=size)}
+
+
+def in_buckets_of(length: int) -> dict[str, Any]:
+    buckets = LengthBuckets(np.arange(NUM_SAMPLES) % length + 1, batch_size=BATCH)
+    return {"shuffle": None, "batch_size": 1, "batch_sampler": buckets}
+
+
+@pytest.mark.parametrize("order", [in_blocks_of, in_buckets_of])
+def test_orders_of_one_kind_that_were_made_of_other_numbers_are_refused(order: Any, tmp_path: Path) -> None:
+    """A rank that reads another's ring would say of its samples that they are others."""
+    outcomes = run_ranks(read, 2, tmp_path / "log", {0: order(2), 1: order(3)})
+    assert {outcome.error for outcome in outcomes} == {"ValueError"}
+    assert "loaders that differ (sampler: " in outcomes[0].text
 
 
 def read_apart(rank: int, log: Path) -> list[str]:
@@ -82,9 +100,14 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_without_a_launcher_it_is_said_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+@pytest.mark.parametrize("told", [{}, {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}], ids=["nothing", "a rank beyond the last"])
+def test_without_a_launcher_it_is_said_what_is_needed(
+    told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+        if name in told:
+            monkeypatch.setenv(name, told[name])
     with (
         loader_of(tmp_path / "log") as loader,
         pytest.raises(

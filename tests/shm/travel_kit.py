@@ -26,7 +26,11 @@ def parcel_of(value: Any) -> travel.Parcel:
 
 def sent(value: Any) -> NDArray[np.uint8]:
     """A parcel as it arrives elsewhere: what it was made of may be gone, and what it lies in is read-only."""
-    parcel = parcel_of(value)
+    return arrived(parcel_of(value))
+
+
+def arrived(parcel: travel.Parcel) -> NDArray[np.uint8]:
+    """What is sent of a parcel."""
     fd = os.memfd_create("shmload-test")
     try:
         os.ftruncate(fd, parcel.nbytes)

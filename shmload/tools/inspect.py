@@ -10,8 +10,6 @@ and asked first.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import lzma
 import os
 import stat
@@ -33,20 +31,14 @@ from shmload.errors import ShardCorrupt
 from shmload.formats import tokens
 from shmload.formats.arrays import ArrayDataset
 from shmload.formats.columns import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
-from shmload.formats.compression import zstd_file
-from shmload.formats.tar.shards import KEY, TarDataset, load_index
+from shmload.formats.tar.shards import COMPRESSED, KEY, TarDataset, load_index
 from shmload.formats.tar.shards import SUFFIX as TAR_SUFFIX
 from shmload.formats.tfrecord import SUFFIX, RecordFile
 from shmload.growing.files import CONTROL
 from shmload.tools import readable
 
 PEEK = 1536  # bytes: three blocks of a tar file
-_OPENERS: dict[str, tuple[bytes, Any]] = {
-    "gzip": (b"\x1f\x8b", gzip.open),
-    "bzip2": (b"BZh", bz2.open),
-    "xz": (b"\xfd7zXZ\x00", lzma.open),
-    "zstd": (b"\x28\xb5\x2f\xfd", zstd_file),
-}
+_OPENERS = dict(zip(("gzip", "bzip2", "xz", "zstd"), COMPRESSED.items(), strict=True))
 
 
 @dataclass(frozen=True)

@@ -122,8 +122,9 @@ class NumbersLoader(ShmLoader[Any]):
 
 def test_a_loader_whose_constructor_takes_other_arguments_stays_what_it_is(place: Any) -> None:
     place(1, 2)
-    mine, dpex = NumbersLoader(61), DpexDataLoader(Numbers(61), True, "head:6379", 4, shuffle=True, num_workers=1)  # type: ignore[arg-type]
-    divided, on_cluster = prepare(mine), prepare(dpex)
+    dataset: Any = Numbers(61)  # which is none of torch's
+    divided = prepare(NumbersLoader(61))
+    on_cluster = prepare(DpexDataLoader(dataset, True, "head:6379", 4, shuffle=True, num_workers=1))
     assert (type(divided), divided.name, len(divided)) == (NumbersLoader, "numbers", 8)
     assert (type(on_cluster), on_cluster.head_address, on_cluster.backend, len(on_cluster)) == (
         DpexDataLoader,
@@ -131,7 +132,7 @@ def test_a_loader_whose_constructor_takes_other_arguments_stays_what_it_is(place
         "ray",
         8,
     )
-    assert indices(divided) == indices(prepare(ShmLoader(Numbers(61), 4, shuffle=True)))
+    assert indices(divided) == indices(prepare(ShmLoader(dataset, 4, shuffle=True)))
 
 
 @pytest.mark.parametrize("seed", [None, 3])

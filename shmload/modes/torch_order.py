@@ -47,7 +47,10 @@ from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSamp
 from shmload.engine.builder import LoaderConfig
 from shmload.errors import StateMismatch
 from shmload.schedule import state as states
-from shmload.schedule.state import CHECK, UsersOwn, opened, sealed, with_checksum
+from shmload.schedule import state_checksum
+from shmload.schedule import state_checksum
+from shmload.schedule.state_checksum import CHECK, with_checksum
+from shmload.schedule.state_codec import UsersOwn, opened, sealed
 from shmload.shm import travel
 from shmload.torch_names import InfiniteConstantSampler
 from shmload.worker.snapshot import SAME, Note, Snapshot, own_states
@@ -285,7 +288,7 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
         shown = f"a dict with the keys {sorted(map(str, state))}" if isinstance(state, dict) else type(state).__name__
         raise StateMismatch(f"a state is a dict as state_dict() returns it, got {shown}")
     states.check_head(state, "torch", TORCH_STATE_VERSION, f"give ShmLoader the seed {state.get('seed')!r} it was saved with")
-    states.check_checksum(state)
+    state_checksum.check_checksum(state)
     differing = states.differences(state, identity(config))
     loaded = _unpacked(state, config.trust_state)
     sampler = loaded["sampler"]

@@ -30,9 +30,14 @@ from shmload.pipeline.methods import Fluent
 from shmload.pipeline.sources import SEED, Chained, Interleaved, Keys, Mapped, Zipped, set_whole
 from shmload.pipeline.stages import Plan, PoolOptions, RowProgram, compose
 from shmload.pipeline.streams import StreamRow
-from shmload.schedule.mix import Drawn, Shares, Stop, check_members, exact_weight, length
-from shmload.schedule.schedule import MAX_N, MAX_UINT64, digest
-from shmload.schedule.state import check_checksum, with_checksum
+from shmload.schedule.checks import MAX_UINT64
+from shmload.schedule.digest import digest
+from shmload.schedule.mix import check_members
+from shmload.schedule.mix_draws import Drawn
+from shmload.schedule.mix_order import Stop, length
+from shmload.schedule.permutation import MAX_N
+from shmload.schedule.shares import Shares, exact_weight
+from shmload.schedule.state_checksum import check_checksum, with_checksum
 
 
 class Draws:

@@ -48,8 +48,10 @@ from shmload.pipeline.blocks import (
 )
 from shmload.pipeline.sources import MAX_WORKERS, Keys, Mapped, Shuffle, check_flag, set_whole
 from shmload.pipeline.streams import Stream, StreamRow
-from shmload.schedule.schedule import BatchSchedule, KeyedBatches, Uneven, stream_end, stream_positions
-from shmload.schedule.state import CHECK, check_checksum
+from shmload.schedule.any_schedule import Uneven
+from shmload.schedule.keyed_batches import BatchSchedule, KeyedBatches
+from shmload.schedule.state_checksum import CHECK, check_checksum
+from shmload.schedule.stream_positions import stream_end, stream_positions
 from shmload.worker.reader import Failure, no_end
 from shmload.worker.stage_engine import Each, noted, through
 

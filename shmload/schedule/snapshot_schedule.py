@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.schedule.schedule import BatchSchedule, Schedule, Uneven
+from shmload.schedule.any_schedule import Uneven
+from shmload.schedule.keyed_batches import BatchSchedule
+from shmload.schedule.schedule import Schedule
 
 _plain = lru_cache(maxsize=8)(Schedule)
 

@@ -42,7 +42,6 @@ from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, after_b
 from shmload.modes.torch_order import SamplerReader, not_once, state_before
 from shmload.schedule import state as states
 from shmload.schedule import state_checksum
-from shmload.schedule import state_checksum
 from shmload.schedule.checks import whole_number
 from shmload.schedule.keyed_batches import BatchSchedule, KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder

@@ -12,8 +12,8 @@ Where a pass in torch mode stands: what is saved, and the checks when it is load
 
     {"version", "mode": "torch", "batch_size", "drop_last", "n",    which loader it was
      "position", "is_finished",                                     batches delivered
-     "check",                                                       schedule/state.py
-     "details"}                                                     the rest, as one string (schedule/state.py):
+     "check",                                                       schedule/state_checksum.py
+     "details"}                                                     the rest, as one string (schedule/state_codec.py):
 
      "snapshot", "num_workers", "last_worker", "base_seed", "shared_seed",  from where a resumed loader makes batches again
      "done", "beyond",                                              all orders before `done` are behind, and these after it
@@ -47,7 +47,6 @@ from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSamp
 from shmload.engine.builder import LoaderConfig
 from shmload.errors import StateMismatch
 from shmload.schedule import state as states
-from shmload.schedule import state_checksum
 from shmload.schedule import state_checksum
 from shmload.schedule.state_checksum import CHECK, with_checksum
 from shmload.schedule.state_codec import UsersOwn, opened, sealed

@@ -1,6 +1,6 @@
 """Join: several pipelines as one, in proportion to weights.
 
-Who is drawn at each step is worked out from the weights alone (schedule/mix.py), so all ranks draw alike and every prefix holds
+Who is drawn at each step is worked out from the weights alone (schedule/shares.py), so all ranks draw alike and every prefix holds
 of each member what it should, within one. By itself a Join calls its members, each with workers of its own. As the first stage of a
 Conveyer it is a source of single items, and one worker pool does for all.
 

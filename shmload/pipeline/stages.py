@@ -7,7 +7,7 @@
     Map, Collate...  the stages, plain values: what they mean together is the plan's
     compose          the grammar (docs/pipelines.md): stages in a row ──▶ a Plan
 
-A source is one row of keys, epoch after epoch. A step goes by its first position (schedule/schedule.py), which is also what
+A source is one row of keys, epoch after epoch. A step goes by its first position (schedule/stream_positions.py), which is also what
 a state holds: the items that all ranks have had are those before it. If the source repeats, positions count on across the ends of
 epochs, and for the loader that reads it all of it is one epoch; else they begin anew with each.
 

@@ -6,46 +6,47 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 SCHEDULE_VERSION = 1
-"""Version of every order made here. A change that alters one index adds a version and keeps the old one repeatable."""
+"""Version of all orders in this package. A change that alters one index adds a version and keeps the old one available."""
 Uneven = Literal["pad", "drop", "exact"]
 
 
 class AnySchedule:
-    """What a loader asks of its schedule besides the batches; the answers of one whose epochs are alike.
+    """Base class of schedules.
 
     Attributes:
-        grows: an epoch's samples are settled only shortly before it begins: nothing is ordered ahead of the next one's end.
+        grows: the samples of an epoch are fixed only shortly before it begins, so the loader orders nothing beyond the end of
+            the current epoch.
     """
 
     grows = False
 
     @property
     def stride(self) -> int:
-        """From one step to the next."""
+        """Return the difference between two consecutive steps."""
         return 1
 
     @property
     def stream(self) -> dict[str, Any] | None:
-        """What positions and keys mean where they number the items of a stream, as a pipeline's do; else None."""
+        """Describe how positions and keys number the items of a stream (a pipeline). None: this is not a stream."""
         return None
 
     def behind(self, step: int) -> int:
-        """The step that follows one."""
+        """Return the step after `step`."""
         return step + self.stride
 
     def number(self, step: int) -> int:
-        """How many steps came before it, for a record of them."""
+        """Return the number of steps before `step`, for a record of steps."""
         return -(-step // self.stride)
 
     def begins(self, epoch: int) -> None:
-        """Says that a pass over an epoch begins; those before it are over."""
+        """Note that a pass over `epoch` begins and that earlier epochs are finished."""
 
     def ended(self) -> None:
-        """Says that no pass runs any more."""
+        """Note that no pass is running."""
 
     def children(self, epoch: int) -> dict[str, Any] | None:
-        """What a state in that epoch says besides its position."""
+        """Return what a state in `epoch` holds besides its position."""
         return None
 
     def go_on_from(self, children: Mapping[str, Any], epoch: int) -> None:
-        """Takes over what `children` gave, before a resume in that epoch."""
+        """Restore what `children` returned, before a resume in `epoch`."""

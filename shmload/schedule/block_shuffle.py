@@ -31,23 +31,23 @@ class BlockShuffle(KeyedOrder):
 
     | measure | here | plain shuffle |
     |---|---|---|
-    | two samples of a batch are of one block | (s - 1) / (w s - 1), about 1 / w | (s - 1) / (n - 1), about 1 / B |
+    | chance that two samples of a batch come from one block | (s - 1) / (w s - 1), about 1 / w | (s - 1) / (n - 1), about 1 / B |
     | distinct blocks in a batch of b | about w (1 - (1 - 1 / w)^b); w = 16, b = 64: 15.7 | about B (1 - (1 - 1 / B)^b) |
     | mean distance between two samples of one block | w s / 3 positions | n / 3 |
     | mean distance of a sample from its place in the dataset | n / 3, for B >> 1 | n / 3 |
     | blocks a reader must hold | w, and each is read once an epoch | all, or each batch reads b of them |
 
-    A batch that straddles two windows touches the blocks of both. If the dataset is sorted by class, take blocks that hold
-    few samples and many blocks a window: a batch sees w blocks, not b.
+    A batch that spans two windows touches the blocks of both. If the dataset is sorted by class, use small blocks and a large
+    window: a batch sees w blocks, not b.
 
     Args:
         n: number of samples, 1 to 2^62.
-        block_size: samples that are read together: of a shard, a chunk, a page.
-        window: blocks whose samples are mixed; at least the blocks that a batch should come from.
+        block_size: number of samples that are read together: a shard, a chunk, a page.
+        window: number of blocks whose samples are mixed; at least the number of blocks that a batch should draw from.
     Raises:
-        TypeError, ValueError: an argument is no integer, or outside its bounds.
-    Cost: 5 to 7 ns an index in windows of 16,000 samples, 12 in windows of 1,000, 2.5 us at least a batch; O(1) to seek. Held:
-        8 bytes a block of a window, and at most 16 tables of 128 KiB.
+        TypeError, ValueError: an argument is not an integer, or is out of bounds.
+    Cost: 5 to 7 ns an index in windows of 16,000 samples, 12 in windows of 1,000, 2.5 us at least a batch; O(1) to seek. Memory: 8
+        bytes for each block of a window, and at most 16 tables of 128 KiB.
     Example:
         >>> order = BlockShuffle(10, block_size=3, window=2)
         >>> sorted(order.take(0, 10, seed=7, epoch=0).tolist())
@@ -81,7 +81,7 @@ class BlockShuffle(KeyedOrder):
 
 
 class _Window(NamedTuple):
-    """Blocks whose samples are mixed."""
+    """A group of blocks whose samples are mixed."""
 
     start: int  # its first position
     order: Permutation  # of its samples, numbered block by block
@@ -89,7 +89,7 @@ class _Window(NamedTuple):
 
 
 def _window_at(n: int, block_size: int, window: int, seed: int, epoch: int, position: int) -> _Window:
-    """The window that holds a position. The one with the short block ends early, and so all behind it begin early."""
+    """Return the window that contains a position. The window with the short block ends early, so all later ones start early."""
     missing = -n % block_size
     number = position // (window * block_size)
     if missing:
@@ -123,5 +123,5 @@ def _blocks(num_blocks: int, seed: int, epoch: int) -> Permutation:
 
 @lru_cache(maxsize=16)
 def _place_of_last(num_blocks: int, seed: int, epoch: int) -> int:
-    """Where the last block, the one that may be short, stands in the epoch's order of blocks."""
+    """Return the place of the last block, which may be short, in the epoch's order of blocks."""
     return int(_blocks(num_blocks, seed, epoch).inverse([num_blocks - 1])[0])

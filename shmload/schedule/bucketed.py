@@ -36,24 +36,24 @@ MIN_WINDOWS = 4
 
 
 class Padding(NamedTuple):
-    """Share of padding in the rows of an epoch, each batch padded to its longest sample."""
+    """The share of padding in an epoch whose batches are padded to their longest sample."""
 
     share: float
-    share_shuffled: float  # if the same samples were cut into batches in shuffled order
+    share_shuffled: float  # the same, if batches were cut from shuffled samples without sorting
 
 
 class Epoch(NamedTuple):
-    """One epoch, worked out."""
+    """The batches of one epoch."""
 
-    samples: NDArray[np.int64]  # indices, batch after batch as cut
-    starts: NDArray[np.int64]  # of each batch in `samples`, and their end
-    order: NDArray[np.int64]  # which of these batches comes when
+    samples: NDArray[np.int64]  # indices, batch after batch
+    starts: NDArray[np.int64]  # where each batch begins in `samples`, and the end of the last
+    order: NDArray[np.int64]  # the order in which these batches are read
 
 
 class Bucketed(KeyedBatches):
-    """Batches cut from samples that were sorted by length within windows.
+    """Base class: batches cut from samples that were sorted by length within windows.
 
-    Thread/process safety: as EpochCache's.
+    Thread/process safety: as EpochCache.
     """
 
     def __init__(self, lengths: ArrayLike, *, window: SupportsIndex, group: SupportsIndex) -> None:
@@ -73,14 +73,14 @@ class Bucketed(KeyedBatches):
 
     @abstractmethod
     def _samples_per_batch(self) -> int:
-        """How many samples a batch has, or has on average."""
+        """Return the number of samples in a batch, or the average number."""
 
     @abstractmethod
     def _cut(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where batches of these samples, in this order, start; and their end."""
+        """Cut samples, in this order, into batches. Return the start of each batch, and the end of the last."""
 
     def _kept(self, shuffled: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples that the epoch reads."""
+        """Return the samples that the epoch reads."""
         return shuffled
 
     def num_batches(self, *, seed: int, epoch: int) -> int:
@@ -92,12 +92,12 @@ class Bucketed(KeyedBatches):
         return made.samples[made.starts[place] : made.starts[place + 1]].copy()
 
     def padding(self, *, seed: int = 0, epoch: int = 0) -> Padding:
-        """How much of an epoch's batches is padding, and how much it would be without sorting.
+        """Return the share of padding in an epoch's batches, with and without sorting by length.
 
         Args:
-            seed, epoch: which epoch of which run.
+            seed, epoch: the run and the epoch.
         Returns:
-            (share, share_shuffled), both from 0 to 1, of rows padded to the longest of their batch.
+            (share, share_shuffled), each from 0 to 1, of rows padded to the longest of their batch.
         """
         made = self._epochs.get(seed, epoch, self._make)
         shuffled = self._shuffled(seed, epoch)
@@ -121,9 +121,10 @@ class Bucketed(KeyedBatches):
 
 
 def _sorted(lengths: NDArray[np.int32], per_window: int, *, max_bits: int = 63) -> NDArray[np.int64]:
-    """The places of samples sorted by length within windows, upwards in even ones; equal lengths in their given order.
+    """Sort samples by length within windows, ascending in even windows and descending in odd ones. Return their places.
 
-    Window, length and place are sorted as one number where `max_bits` hold them, at a fraction of the cost of a stable sort.
+    Equal lengths keep their order. Window, length and place are sorted as one integer if `max_bits` can hold it, at a fraction of
+    the cost of a stable sort.
     """
     places = np.arange(len(lengths))
     windows = places // per_window
@@ -139,9 +140,9 @@ def _sorted(lengths: NDArray[np.int32], per_window: int, *, max_bits: int = 63) 
 
 
 def _grouped(num_batches: int, group: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Which batch comes when: groups of neighbours in random order, the short group last, each shuffled within."""
+    """Return the order of batches: groups of neighbors in random order, the short group last, each group shuffled inside."""
     num_full, num_short = divmod(num_batches, group)
-    groups, turn = np.arange(num_batches), np.arange(num_full + 1)  # the short group's turn is the last
+    groups, turn = np.arange(num_batches), np.arange(num_full + 1)  # the short group comes last
     if num_full and num_short:
         before = Permutation(num_full + 1, seed=seed, epoch=epoch, stream=key_streams.SHORT_GROUP)[0] * group
         groups[before : before + num_short] = num_full * group

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from shmload._core.permutation import MAX_N
 
 MAX_UINT64 = (1 << 64) - 1
-_WRITTEN = {MAX_N: "2^62", MAX_UINT64: "2^64 - 1"}  # bounds as people write them
+_WRITTEN = {MAX_N: "2^62", MAX_UINT64: "2^64 - 1"}  # how error messages write these bounds
 
 
 def whole_number(name: str, value: SupportsIndex, *, at_least: int = 1, at_most: int = MAX_N, remedy: str) -> int:
-    """`value` as a Python int within its bounds.
+    """Return `value` as a Python int after checking its bounds.
 
     Raises:
-        TypeError: it is no integer (a float or a string is not one, a numpy integer is).
-        ValueError: it lies outside [at_least, at_most].
+        TypeError: it is not an integer (numpy integers are; floats and strings are not).
+        ValueError: it is outside [at_least, at_most].
     """
     try:
         number = operator.index(value)
@@ -31,12 +31,12 @@ def whole_number(name: str, value: SupportsIndex, *, at_least: int = 1, at_most:
 
 
 def own_int(value: Any) -> Any:
-    """numpy's integers as Python's, which states and JSON can hold; anything else as it is."""
+    """Convert a numpy integer to a Python int, which states and JSON can hold. Return anything else unchanged."""
     return value.item() if isinstance(value, np.integer) else value
 
 
 def refuse_where(needed: str, given: NDArray[Any], wrong: NDArray[np.bool_], remedy: str) -> None:
-    """Raises ValueError for the first value that is wrong."""
+    """Raise ValueError for the first value where `wrong` is True, if there is one."""
     if wrong.any():
         first = int(wrong.argmax())
         number = np.count_nonzero(wrong)

@@ -9,5 +9,5 @@ from numpy.typing import NDArray
 
 
 def digest(values: NDArray[Any]) -> str:
-    """16 hex digits that say which values an order was made of, for its identity."""
+    """Return 16 hex digits that identify the values, for the identity of an order."""
     return blake2b(values.tobytes(), digest_size=8).hexdigest()

@@ -9,16 +9,16 @@ T = TypeVar("T")
 
 
 class EpochCache(Generic[T]):
-    """The newest two epochs' values: workers are sent the next epoch's orders before the trainer has ended this one.
+    """The values of the newest two epochs, because the next epoch is ordered before the trainer has finished this one.
 
-    Thread/process safety: two threads may both make a value, which is the same; a copy or a pickle begins empty.
+    Thread/process safety: two threads may both compute a value; the results are equal. A copy or a pickle starts empty.
     """
 
     def __init__(self) -> None:
         self._values: dict[tuple[int, int], T] = {}
 
     def get(self, seed: int, epoch: int, make: Callable[[int, int], T]) -> T:
-        """The value of an epoch, made where it is not kept."""
+        """Return the value of an epoch. Compute it with `make(seed, epoch)` if it is not cached."""
         key = (seed, epoch)
         value = self._values.get(key)
         if value is None:

@@ -26,53 +26,53 @@ from shmload.schedule.stream_positions import stream_end
 
 
 class KeyedBatches(ABC):
-    """Which samples each batch of an epoch holds: the base of orders by batches, for one of your own.
+    """Base class of orders that decide which samples each batch contains. Subclass it to write your own.
 
-    In seed mode it is given as `batch_sampler=`, and its batches are dealt to the ranks. Anywhere else it is an ordinary batch
-    sampler: each `iter` draws a seed from torch's global generator, as torch's RandomSampler does.
+    In seed mode, give it as `batch_sampler=`; its batches are dealt to the ranks. Anywhere else it is an ordinary batch sampler:
+    each `iter` draws a seed from torch's global generator, as torch's RandomSampler does.
 
     Attributes:
-        num_needed: as of KeyedOrder.
+        num_needed: as in KeyedOrder.
     """
 
     num_needed: int | None = None
-    _newest_seed = 0  # of `iter`: only its epoch has a length outside seed mode
+    _newest_seed = 0  # of the newest `iter`, whose epoch `len` describes outside seed mode
 
     @property
     @abstractmethod
     def n(self) -> int:
-        """Samples of an epoch."""
+        """Return the number of samples in an epoch."""
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """Which batches these are, with what they were made of; a state saved under others is refused."""
+        """Identify these batches and what they were made from. A state saved under another identity is refused."""
 
     @abstractmethod
     def num_batches(self, *, seed: int, epoch: int) -> int:
-        """Batches of an epoch, over all ranks.
+        """Return the number of batches in an epoch, over all ranks.
 
         Args:
-            seed, epoch: which epoch of which run; 0 to 2^64 - 1.
+            seed, epoch: the run and the epoch; 0 to 2^64 - 1.
         """
 
     @abstractmethod
     def batch(self, number: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-        """The indices of one of an epoch's batches.
+        """Return the indices of one batch of an epoch.
 
         Args:
             number: `0 <= number < num_batches`.
-            seed, epoch: as of `num_batches`.
+            seed, epoch: as in `num_batches`.
         Returns:
             a new int64 array.
         """
 
     def schedule(self, *, seed: int, uneven: Uneven, world_size: int) -> BatchSchedule:
-        """Which of its batches each rank reads."""
+        """Return the schedule that deals these batches to ranks."""
         return BatchSchedule(self, seed=seed, uneven=uneven, world_size=world_size)
 
     def __len__(self) -> int:
-        """Batches of the newest `iter`; before the first, those of another epoch, which may have a few more or less."""
+        """Return the number of batches of the newest `iter`. Before the first `iter` it may differ by a few."""
         return self.num_batches(seed=self._newest_seed, epoch=0)
 
     def __repr__(self) -> str:
@@ -88,16 +88,16 @@ class KeyedBatches(ABC):
 
 @dataclass(frozen=True)
 class BatchSchedule(AnySchedule):
-    """Pure map (epoch, step, rank) -> sample indices over a sequence of batches; its arguments are checked by the loader.
+    """Pure map (epoch, step, rank) -> sample indices, for an order that makes batches. The loader checks the arguments.
 
-    What `uneven` says of a last step with fewer batches than ranks:
+    `uneven` decides a last step with fewer batches than ranks:
 
-    - "pad": the ranks without one get the epoch's first batches, round and round, none of whose rows counts as valid.
-    - "drop": no rank gets any.
-    - "exact": the ranks without one have no such step.
+    - "pad": ranks without a batch get the first batches of the epoch again, and none of their rows counts as valid.
+    - "drop": no rank gets a batch.
+    - "exact": ranks without a batch do not have this step.
 
     Example:
-        >>> from shmload.schedule.samplers import LengthBuckets
+        >>> from shmload import LengthBuckets
         >>> batches = LengthBuckets([3, 1, 4, 1, 5], batch_size=1)
         >>> schedule = BatchSchedule(batches, seed=7, world_size=2)
         >>> [schedule.num_valid(0, step, rank=1) for step in range(0, schedule.end_of(0, rank=1), schedule.stride)]
@@ -113,55 +113,55 @@ class BatchSchedule(AnySchedule):
 
     @property
     def n(self) -> int:
-        """Samples of an epoch."""
+        """Return the number of samples in an epoch."""
         return self.order.n
 
     @property
     def stride(self) -> int:
-        """From one step to the next."""
+        """Return the difference between two consecutive steps."""
         return self.world_size
 
     @property
     def global_batch(self) -> int:
-        """Not known: batches differ, and ranks read whole ones."""
+        """Return 0: batches have different sizes, and each rank reads a whole batch."""
         return 0
 
     @property
     def shuffle(self) -> bool:
-        """The order says how."""
+        """Return False: the order shuffles."""
         return False
 
     @property
     def rows_per_rank(self) -> int | None:
-        """Of a rank's step; None where batches differ."""
+        """Return the rows of a rank's step. None: batches have different sizes."""
         return None
 
     @property
     def rest_rule(self) -> Uneven:
-        """What happens to a last step with fewer batches than ranks."""
+        """Return what happens to a last step with fewer batches than ranks."""
         return self.uneven
 
     def end_of(self, epoch: int, rank: int) -> int:
-        """Steps from here on do not exist in that epoch, for that rank."""
+        """Return the first step that does not exist in `epoch` for `rank`."""
         num_batches = self.order.num_batches(seed=self.seed, epoch=epoch)
         return stream_end(num_batches, rank, uneven=self.uneven, stride=self.world_size)
 
     def batch(self, epoch: int, step: int, rank: int = 0) -> NDArray[np.int64]:
-        """The sample indices of a rank's step, as a new array."""
+        """Return the sample indices of a rank's step as a new int64 array."""
         number = (step + rank) % self.order.num_batches(seed=self.seed, epoch=epoch)
         return self.order.batch(number, seed=self.seed, epoch=epoch)
 
     def batches(self, epoch: int, step: int, rank: int, most: int) -> NDArray[np.int64]:
-        """As of Schedule; none where they are worked out one by one."""
+        """Return no batches, because they are computed one by one; see Schedule.batches."""
         return np.empty((0, 0), np.int64)
 
     def num_valid(self, epoch: int, step: int, rank: int) -> int:
-        """Rows of the batch that are not padding: all or none."""
+        """Return the number of rows that are not padding: all or none."""
         is_padding = step + rank >= self.order.num_batches(seed=self.seed, epoch=epoch)
         return 0 if is_padding else len(self.batch(epoch, step, rank))
 
     def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:
-        """The index so many places behind that of a row, in the epoch's batches laid end to end, and round their end."""
+        """Return the index `distance` places after a row, in the epoch's batches end to end, wrapping around at the end."""
         place = row + distance
         while place >= len(batch := self.batch(epoch, step, rank)):
             place -= len(batch)
@@ -169,12 +169,12 @@ class BatchSchedule(AnySchedule):
         return int(batch[place])
 
     def position(self, step: int) -> int:
-        """Batches of the epoch that all ranks have consumed before `step`: the step itself."""
+        """Return the number of batches that all ranks have consumed before `step`: the step itself."""
         return step
 
     def step_at(self, position: int) -> int:
-        """The step that starts at `position`; there is one everywhere."""
+        """Return the step that starts at `position`: the position itself."""
         return position
 
     def counters(self, epoch: int, step: int) -> None:
-        """A resume needs nothing besides its position."""
+        """Return None: a resume needs only the position."""

@@ -16,13 +16,13 @@ READ_AHEAD = 8192  # indices that __iter__ computes at a time
 
 
 class KeyedOrder(ABC):
-    """Which index stands at each position of an epoch: the base of orders, for one of your own.
+    """Base class of orders that map each position of an epoch to an index. Subclass it to write your own.
 
-    In seed mode it is given as `sampler=` and sharded over ranks. Anywhere else it is an ordinary sampler: each `iter` draws a
-    seed from torch's global generator, as torch's RandomSampler does.
+    In seed mode, give it as `sampler=`; it is divided among ranks. Elsewhere it is an ordinary sampler: each `iter` draws a seed
+    from torch's global generator, as torch's RandomSampler does.
 
     Attributes:
-        num_needed: samples that the dataset has to have, as an index may be one less; a loader refuses a shorter one. None: any.
+        num_needed: the largest index plus one; a loader refuses a dataset with fewer samples. None: any dataset is long enough.
     """
 
     num_needed: int | None = None
@@ -30,43 +30,43 @@ class KeyedOrder(ABC):
     @property
     @abstractmethod
     def n(self) -> int:
-        """Positions of an epoch, which need not be the dataset's samples."""
+        """Return the number of positions in an epoch, which may differ from the number of samples."""
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """Which order this is, with what it was made of; a state saved under another is refused."""
+        """Identify this order and what it was made from. A state saved under another identity is refused."""
 
     @abstractmethod
     def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-        """The indices at positions [start, stop).
+        """Return the indices at positions [start, stop).
 
         Args:
             start, stop: `0 <= start <= stop <= n`; not checked.
-            seed, epoch: which epoch of which run; 0 to 2^64 - 1.
+            seed, epoch: the run and the epoch; 0 to 2^64 - 1.
         Returns:
             a new int64 array, shape `(stop - start,)`.
         """
 
     @property
     def is_endless(self) -> bool:
-        """Whether an epoch has no end: then a loader has no len()."""
+        """Return True if an epoch never ends; the loader then has no len()."""
         return False
 
     def counters_at(self, position: int, *, seed: int, epoch: int) -> list[int] | None:
-        """What a resume at that position needs besides it; None: nothing.
+        """Return the counters that a resume at `position` needs, or None if it needs none.
 
         Args:
             position: from 0 to n.
-            seed, epoch: as of `take`.
+            seed, epoch: as in `take`.
         """
         return None
 
-    def go_on_at(self, position: int, counters: Sequence[int], *, epoch: int) -> None:  # noqa: B027  # most have none
-        """Tells what `counters_at` gave for that position, so that it need not be worked out anew.
+    def go_on_at(self, position: int, counters: Sequence[int], *, epoch: int) -> None:  # noqa: B027  # most orders have no counters
+        """Accept the counters that `counters_at` returned for `position`, so that they need not be computed again.
 
         Args:
-            position, counters, epoch: of the state that is resumed.
+            position, counters, epoch: from the state that is resumed.
         """
 
     def __len__(self) -> int:

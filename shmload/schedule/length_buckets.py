@@ -11,22 +11,22 @@ from shmload.schedule.bucketed import Bucketed
 
 
 class LengthBuckets(Bucketed):
-    """Shuffled batches of `batch_size` samples of similar length: little padding, and every sample once an epoch.
+    """Shuffled batches of `batch_size` samples of similar length: little padding, and every sample once per epoch.
 
-    `window` batches are sorted together: more of them leave less padding, fewer let more samples meet. `group` batches of
-    similar length stand next to each other in the epoch, for the ranks of one step; take a multiple of the world size, or 1
-    with a single rank.
+    `window` batches are sorted together: a larger window leaves less padding, a smaller one mixes samples better. `group` batches
+    of similar length follow each other in the epoch, for the ranks of one step; use a multiple of the world size, or 1 with one
+    rank.
 
     Args:
         lengths: one for each sample, 0 to 2^31 - 1; an array, a list or a tensor. Copied.
-        batch_size: samples of a batch; one batch an epoch may be shorter.
-        window: batches whose samples are sorted together; a quarter of the epoch at most.
-        group: batches of similar length that follow each other.
-        drop_last: leave out n % batch_size samples, others in each epoch, instead of the shorter batch.
+        batch_size: samples in a batch; one batch of an epoch may be shorter.
+        window: number of batches whose samples are sorted together; at most a quarter of the epoch.
+        group: number of batches of similar length that follow each other.
+        drop_last: leave out n % batch_size samples, different ones in each epoch, instead of making a shorter batch.
     Raises:
-        TypeError, ValueError: the lengths are no lengths, or an argument is outside its bounds.
-    Cost: O(n log n) at an epoch's first batch, 0.05 s for 10^6 samples, then 1 us a batch. Held: 4 bytes a sample, and 8 a
-        sample and 16 a batch for each of the two newest epochs.
+        TypeError, ValueError: the lengths are invalid, or an argument is out of bounds.
+    Cost: O(n log n) at an epoch's first batch (0.05 s for 10^6 samples), then 1 us per batch. Memory: 4 bytes per sample, and for
+        each of the two newest epochs 8 bytes per sample and 16 per batch.
     Example:
         >>> order = LengthBuckets(range(1, 1001), batch_size=10)
         >>> len(order.batch(0, seed=7, epoch=0))

@@ -24,10 +24,10 @@ from shmload.world import ability_of
 
 
 def check_members(members: Sequence[Any], stop: str, mixture: str, kind: str, kinds: str, is_one: Callable[[Any], bool]) -> None:
-    """Returns if they are (dataset or pipeline, weight) pairs, and `stop` a rule for the end of an epoch.
+    """Check that members are (dataset or pipeline, weight) pairs and that `stop` is a rule for the end of an epoch.
 
     Raises:
-        ValueError, TypeError: they are not.
+        ValueError, TypeError: one of them is not.
     """
     if stop not in get_args(Stop):
         raise ValueError(f'stop is "first", "all" or "repeat"; got {stop!r}')
@@ -40,30 +40,30 @@ def check_members(members: Sequence[Any], stop: str, mixture: str, kind: str, ki
 
 
 class SizedSamples(Protocol):
-    """Samples by number, of which it is known how many there are: a list, shmload's formats, torch's map-style datasets."""
+    """Samples with an index and a length: a list, the datasets of shmload.formats, torch's map-style datasets."""
 
     def __getitem__(self, index: int, /) -> Any: ...
     def __len__(self) -> int: ...
 
 
 class Mix(ConcatDataset[Any]):
-    """Datasets mixed by weights: `ShmLoader(Mix([(web, 0.7), (books, 0.3)]), batch_size=64, shuffle=True, seed=7)`.
+    """Several datasets mixed by weights: `ShmLoader(Mix([(web, 0.7), (books, 0.3)]), batch_size=64, shuffle=True, seed=7)`.
 
-    After any number of samples each member has had its share of them within one sample, counted over all ranks. Each member is
-    shuffled by itself, anew in each epoch and each time it begins again. A state holds one counter for each member and resumes on
-    any world size.
+    After any number of samples, each member has contributed its share to within one sample, counted over all ranks. Each member is
+    shuffled separately, again in every epoch and every time it starts over. A state holds one counter per member and resumes on any
+    world size.
 
     Args:
         members: (dataset, weight) pairs; map-style datasets. Weights are finite and at least 0, and need not add up to 1; a float
             means the decimal it prints as. The datasets' lengths as weights read each exactly once in an epoch. A member may be
             a Mix: its members take its place, with their shares of its weight.
-        stop: when an epoch ends. "first": when the first member's share is used up: nothing is repeated. "all": when every member
-            has been read whole; those that run out begin again. "repeat": never; the loader has no len(). A sample that comes
-            again in an epoch has the index `index + round * len(mix)`, so that what `sample_rng` draws for it is new.
-        curriculum: step of the epoch -> the weights from then on, one for each member.
+        stop: when an epoch ends. "first": when the first member is used up, so nothing is repeated. "all": when every member has
+            been read whole; members that run out start over. "repeat": never; the loader has no len(). A sample repeated within an
+            epoch has the index `index + round * len(mix)`, so `sample_rng` draws new numbers for it.
+        curriculum: maps a step of the epoch to the weights from that step on, one for each member.
     Raises:
-        ValueError, TypeError: for what cannot be mixed.
-    Cost: about 35 ns a draw with 10 members, 115 with 200; a jump to a place whose counters are not known draws what lies between.
+        ValueError, TypeError: members, weights or `stop` are invalid.
+    Cost: about 35 ns per draw with 10 members, 115 with 200; a jump to a position with unknown counters draws everything before it.
     Source: R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980.
     Example:
         >>> from shmload import Mix, ShmLoader
@@ -72,7 +72,7 @@ class Mix(ConcatDataset[Any]):
         ['a', 'a', 'b', 'a']
     """
 
-    is_concatenation = True  # so that workers find what its members can do
+    is_concatenation = True  # lets workers find the decoding protocols of its members
 
     def __init__(
         self,
@@ -95,32 +95,32 @@ class Mix(ConcatDataset[Any]):
         datasets, self._pieces = _taken_apart([dataset for dataset, _ in members], pieces)
         super().__init__(datasets)
         self.stop = stop
-        self._sizes: list[int] = []  # that the orders are made for
+        self._sizes: list[int] = []  # of the members when `_orders` was filled
         self._orders: dict[tuple[bool, int], MixOrder] = {}
-        self.keyed_order(shuffle=False, global_batch=1)  # raises what does not go together
+        self.keyed_order(shuffle=False, global_batch=1)  # raises if sizes, weights and `stop` do not fit together
 
     @property
     def weights(self) -> list[Any]:
-        """Each member's weight at an epoch's start, as given; Fractions where a Mix was in the Mix."""
+        """Return the weight of each member at the start of an epoch, as given; Fractions if a member was a Mix."""
         return list(self._pieces[0])
 
     def member_of(self, indices: Any) -> Any:
-        """Which member samples are of, by its place in `datasets`: as for a loss per member.
+        """Return the member that each sample belongs to, as an index into `datasets`; for example to compute a loss per member.
 
         Args:
-            indices: one index, or an array of them as `loader.last_indices` gives.
+            indices: one index, or an array of indices such as `loader.last_indices`.
         Returns:
-            an int, or an int64 array.
+            an int, or an int64 array of the same shape.
         """
         given = np.asarray(indices)
         members: NDArray[np.int64] = np.searchsorted(self.cumulative_sizes, given % len(self), side="right")
         return members if given.ndim else int(members)
 
     def place_of(self, index: int) -> tuple[int, int]:
-        """Where a sample comes from.
+        """Return the member of a sample and its index in that member.
 
         Args:
-            index: from `-len(self)` on; those behind the last go on, as a loader's do where a member begins again.
+            index: at least `-len(self)`. An index of `len(self)` or more is a repeated sample.
         Returns:
             (member, index in it).
         Raises:
@@ -141,7 +141,7 @@ class Mix(ConcatDataset[Any]):
 
     @property
     def __getitems__(self) -> Callable[[Sequence[int]], list[Any]] | None:
-        """Reads several samples, if a member can; None where none does."""
+        """Return a function that reads several samples, or None if no member has `__getitems__`."""
         return self._read_several if any(ability_of(each, "__getitems__") for each in self.datasets) else None
 
     def _read_several(self, indices: Sequence[int]) -> list[Any]:
@@ -161,7 +161,7 @@ class Mix(ConcatDataset[Any]):
         return samples
 
     def keyed_order(self, *, shuffle: bool, global_batch: int) -> KeyedOrder:
-        """The order in which a loader in seed mode reads it."""
+        """Return the order in which a loader in seed mode reads this Mix."""
         sizes = [len(dataset) for dataset in self.datasets]  # type: ignore[arg-type]  # they have lengths
         if sizes != self._sizes:  # a member has grown
             self._sizes, self._orders = sizes, {}
@@ -173,15 +173,15 @@ class Mix(ConcatDataset[Any]):
         return self._orders[key]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_orders": {}}  # workers need none
+        return {**self.__dict__, "_orders": {}}  # workers need no orders
 
 
 def _taken_apart(datasets: list[Any], pieces: dict[int, list[Any]]) -> tuple[list[Any], dict[int, list[Any]]]:
-    """The members with those of mixtures among them in their place."""
+    """Replace each member that is a Mix by its own members, with their shares of its weight."""
     if not any(isinstance(dataset, Mix) for dataset in datasets):
         return datasets, pieces
     members: list[Any] = []
-    shares: list[tuple[int, Fraction]] = []  # of each member: which it came from, and its part of that one's weight
+    shares: list[tuple[int, Fraction]] = []  # for each new member: the given member it came from, and its part of that weight
     for number, dataset in enumerate(datasets):
         if not isinstance(dataset, Mix):
             members.append(dataset)

@@ -19,18 +19,18 @@ from shmload._core.mix import Draws
 from shmload.errors import StateMismatch
 from shmload.schedule.shares import Shares
 
-BLOCK = 8192  # draws worked out at a time: 0.15 ms for ten members
-MAX_DRAWN = 16  # kept, of 16 KiB each: workers are ordered ahead, a state is asked for behind them
-MAX_KNOWN = 1024  # places whose counters are kept
+BLOCK = 8192  # draws computed at a time: 0.15 ms for ten members
+MAX_DRAWN = 16  # cached blocks, 16 KiB each: workers read ahead of the position that a state needs
+MAX_KNOWN = 1024  # positions whose counters are kept
 
 
 @dataclass(frozen=True)
 class Block:
-    """Draws of positions from `start` on."""
+    """The draws at consecutive positions, beginning at `start`."""
 
     start: int
     members: NDArray[np.uint16]
-    counters: NDArray[np.int64]  # draws of each member before `start`
+    counters: NDArray[np.int64]  # number of draws of each member before `start`
 
     @property
     def stop(self) -> int:
@@ -38,22 +38,22 @@ class Block:
 
 
 class Drawn:
-    """The draws of one mixture. The same in every epoch: seeds only change which sample a draw of a member stands for.
+    """The draws of one mixture. They are the same in every epoch; the seed only decides which sample a draw stands for.
 
     Args:
-        n: positions of an epoch, at most 2^62.
-    Thread/process safety: none; its owner has a lock.
+        n: number of positions in an epoch, at most 2^62.
+    Thread/process safety: none; the owner holds a lock.
     """
 
     def __init__(self, shares: Shares, n: int) -> None:
         self._shares, self._n = shares, n
         self._draws = Draws(np.array(shares.starts, np.uint64), np.array(shares.pieces, np.uint64))
         self._counters: dict[int, NDArray[np.int64]] = {0: np.zeros(shares.num_members, np.int64)}
-        self._known = [0]  # the positions of these, sorted
-        self._blocks: dict[int, Block] = {}  # by number, the least recently made first
+        self._known = [0]  # the keys of `_counters`, sorted
+        self._blocks: dict[int, Block] = {}  # by block number, oldest first
 
     def block_at(self, position: int) -> Block:
-        """A block that holds the draw at `position`, which is below n; it ends at a multiple of BLOCK, or at n."""
+        """Return a block that contains `position` (below n). It ends at a multiple of BLOCK, or at n."""
         number = position // BLOCK
         block = self._blocks.get(number)
         if block is None or position < block.start:
@@ -66,7 +66,7 @@ class Drawn:
         return block
 
     def counters_at(self, position: int) -> NDArray[np.int64]:
-        """Draws of each member before `position`, which is at most n."""
+        """Return the number of draws of each member before `position` (at most n)."""
         if position in self._counters:
             return self._counters[position]
         block = self.block_at(position - 1)
@@ -74,10 +74,10 @@ class Drawn:
         return block.counters + taken
 
     def check_at(self, position: int, counters: Sequence[Any]) -> None:
-        """Returns if these may be what `counters_at` gives for that position.
+        """Check that `counters_at(position)` could return these counters.
 
         Raises:
-            StateMismatch: they cannot be.
+            StateMismatch: it could not.
         """
         shares = self._shares
         is_whole = len(counters) == shares.num_members and all(type(count) is int for count in counters)
@@ -90,11 +90,11 @@ class Drawn:
             )
 
     def learn(self, position: int, counters: Sequence[int]) -> None:
-        """Takes over counters that `check_at` has checked for that position."""
+        """Store counters that `check_at` has checked."""
         self._keep(position, np.array(counters, np.int64))
 
     def _nearest(self, position: int) -> tuple[int, NDArray[np.int64]]:
-        """Where the block of `position` begins: at the last known place in it, or at its multiple of BLOCK."""
+        """Return the start of the block of `position` (its last known position, or a multiple of BLOCK) and the counters there."""
         aligned, known = position // BLOCK * BLOCK, self._known[bisect_right(self._known, position) - 1]
         if known < aligned and (even := self._shares.even_before(aligned)) is not None and even[0] > known:
             known = even[0]
@@ -107,7 +107,7 @@ class Drawn:
         return known, counters
 
     def _make(self, start: int, counters: NDArray[np.int64], stop: int) -> tuple[Block, NDArray[np.int64]]:
-        """The draws of [start, stop), and the counters at their end."""
+        """Compute the draws of [start, stop). Return them and the counters at `stop`."""
         members, moved = np.empty(stop - start, np.uint16), counters.copy()
         self._draws.run(start, moved, members)
         self._keep(stop, moved)
@@ -117,7 +117,7 @@ class Drawn:
         if position not in self._counters:
             insort(self._known, position)
         self._counters[position] = counters
-        if len(self._known) > MAX_KNOWN:  # the older half is thinned, again and again: far back places are far apart
+        if len(self._known) > MAX_KNOWN:  # thin out the older half: old positions end up far apart
             for forgotten in self._known[1 : MAX_KNOWN // 2 : 2]:
                 del self._counters[forgotten]
             self._known = sorted(self._counters)

@@ -30,7 +30,7 @@ from shmload.schedule.shares import Shares
 from shmload.world import ForkLock
 
 Stop = Literal["first", "all", "repeat"]
-MAX_BLOCKS = 8  # of indices kept, 64 KiB each
+MAX_BLOCKS = 8  # cached blocks of indices, 64 KiB each
 
 
 class _Block(NamedTuple):
@@ -44,20 +44,20 @@ class _Block(NamedTuple):
 
 
 class MixOrder(KeyedOrder):
-    """Draws samples of members in proportion to shares: every prefix of an epoch holds of each what it should, within one.
+    """Samples of several members in proportion to weights: every prefix of an epoch has each member's share to within one sample.
 
     Args:
-        sizes: samples of each member.
-        weights: by position from which on they hold, 0 among them; one weight for each member.
-        stop: when an epoch ends. "first": before any sample would come twice, with the first member that is used up; "all": when
-            every member was seen whole, those that run out beginning again; "repeat": never.
-        shuffle: False takes each member's samples in their own order.
+        sizes: number of samples of each member.
+        weights: maps a position to the weights from there on, one for each member; position 0 is required.
+        stop: when an epoch ends. "first": when the first member is used up, before any sample would repeat; "all": when every
+            member has been read whole, and members that run out start over; "repeat": never.
+        shuffle: False keeps each member's samples in their own order.
     Raises:
-        ValueError: sizes and weights do not go together.
-    Cost: 36 ns a position for 10 members, 115 for 200, in batches of 64. A place that is far from any known one costs 15 to 75 ns
-        for each position between. Held: 8 bytes a member for each of up to 1,024 known places, some blocks of 8,192 positions,
-        and a table of up to 128 KiB for each member and each of two epochs.
-    Thread/process safety: may be used by any number of threads; a copy or a pickle begins without what was worked out.
+        ValueError: sizes and weights do not fit together.
+    Cost: 36 ns per position for 10 members, 115 for 200, in batches of 64. A position far from any known one costs 15 to 75 ns for
+        each position in between. Memory: 8 bytes per member for each of up to 1,024 known positions, a few blocks of 8,192
+        positions, and a table of up to 128 KiB for each member and each of two epochs.
+    Thread/process safety: any number of threads may use it; a copy or a pickle starts with an empty cache.
     Example:
         >>> order = MixOrder([300, 100], {0: [3, 1]}, stop="first", shuffle=False)
         >>> order.n, order.take(0, 8, seed=7, epoch=0).tolist()
@@ -78,7 +78,7 @@ class MixOrder(KeyedOrder):
         self._num_laps = max((MAX_N - 1) // max(self._offsets[-1], 1), 1)
         self._drawn = Drawn(self.shares, self.n)
         self._rounds: EpochCache[list[Rounds | None]] = EpochCache()
-        self._blocks: dict[tuple[int, int, int], _Block] = {}  # the least recently made first
+        self._blocks: dict[tuple[int, int, int], _Block] = {}  # oldest first
         self._newest = _Block(-1, -1, 0, 0, np.empty(0, np.int64))
         self._lock = ForkLock()
 
@@ -88,7 +88,7 @@ class MixOrder(KeyedOrder):
 
     @property
     def identity(self) -> str:
-        """Sizes, weights and rules; of many members, a digest of them."""
+        """Return sizes, weights and rules as text; for many members, a digest."""
         weights = {start: [float(weight) for weight in given] for start, given in self.weights.items()}
         made_of = f"sizes={list(self.sizes)}, weights={weights}"
         if len(made_of) > 200:
@@ -110,22 +110,22 @@ class MixOrder(KeyedOrder):
         return out
 
     def counters_at(self, position: int, *, seed: int, epoch: int) -> list[int]:
-        """Draws of each member before that position. They are the same for every seed and epoch."""
+        """Return the number of draws of each member before `position`, which is the same for every seed and epoch."""
         with self._lock:
             return [int(count) for count in self._drawn.counters_at(position)]
 
     def go_on_at(self, position: int, counters: Sequence[int], *, epoch: int) -> None:
-        """Takes counters over.
+        """Accept counters from a state.
 
         Raises:
-            StateMismatch: they cannot be those of this mixture at that position.
+            StateMismatch: this mixture cannot have these counters at this position.
         """
         self._drawn.check_at(position, counters)
         with self._lock:
             self._drawn.learn(position, counters)
 
     def _block(self, position: int, seed: int, epoch: int) -> _Block:
-        """A block of indices that holds the position."""
+        """Return the block of indices that contains the position."""
         key = (position // BLOCK, seed, epoch)
         known = self._blocks.get(key)
         if known is None or position < known.start:
@@ -137,7 +137,7 @@ class MixOrder(KeyedOrder):
         return known
 
     def _make(self, position: int, seed: int, epoch: int) -> _Block:
-        """Draws of one member in a block are consecutive draws of it: they are made together, then put to their places."""
+        """Compute a block. The draws of one member in it are consecutive, so they are made together and then put in place."""
         block = self._drawn.block_at(position)
         rounds = self._rounds.get(seed, epoch, self._new_rounds)
         together = np.empty(len(block.members), np.int64)
@@ -168,10 +168,10 @@ class MixOrder(KeyedOrder):
 
 
 def length(sizes: Sequence[int], shares: Shares, stop: Stop) -> int:
-    """Positions of an epoch, in closed form.
+    """Return the number of positions in an epoch, in closed form.
 
-    A member's draws x stay within one of what it should have, L, and both ends are where L is on one side of its size: L <= size
-    gives x < size + 1, so no sample comes twice; L >= size gives x > size - 1, so none is missing.
+    A member's draws x stay within one of its exact share L. "first" ends while L <= size, so x < size + 1 and no sample repeats.
+    "all" ends when L >= size, so x > size - 1 and no sample is missing.
     """
     if stop == "repeat":
         return MAX_N

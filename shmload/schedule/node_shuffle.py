@@ -15,35 +15,36 @@ from shmload.schedule.shard_shuffle import ShardShuffle
 
 
 class _Share(NamedTuple):
-    """A node's samples: pieces of shards, numbered one after the other."""
+    """The samples of one node: pieces of shards, numbered consecutively."""
 
-    begins: NDArray[np.int64]  # the number of each piece's first sample
-    firsts: NDArray[np.int64]  # its index in the dataset
-    shards: NDArray[np.int64]  # that each piece is of
-    order: ShardShuffle  # of the pieces
+    begins: NDArray[np.int64]  # number of the first sample of each piece
+    firsts: NDArray[np.int64]  # index of that sample in the dataset
+    shards: NDArray[np.int64]  # the shard that each piece belongs to
+    order: ShardShuffle  # the order in which the pieces are read
 
 
 class NodeShuffle(KeyedOrder):
-    """A ShardShuffle in each node's share of the samples, so that a node needs no shards but its own.
+    """A ShardShuffle within each node's share of the samples, so that a node fetches only its own shards.
 
-    Shards in an order that the seed chooses are cut into equal shares, one a node; where two meet, both have a part of the shard.
-    Shares are the same in each epoch, so what a node's cache holds it need not fetch again; samples do not move between nodes.
+    The seed chooses an order of the shards, which is cut into equal shares, one for each node; a shard at a boundary belongs to
+    two nodes in part. Shares are the same in each epoch, so a node never fetches again what its cache holds. Samples do not move
+    between nodes.
 
         position     0 ............ global_batch | ............ 2 * global_batch     as the schedule cuts it: one slice a rank
         node         0 | 0 | 1 | 1 |             | 0 | 0 | 1 | 1 |                   here 4 ranks on 2 nodes
 
-    The samples of the last, short step are what the shares have left, node by node. The order depends on `nodes` and
-    `global_batch`, and not on how many ranks there are, so a resume on another number of ranks is exact.
+    The last, short step contains what remains in the shares, node by node. The order depends on `nodes` and `global_batch`, not
+    on the number of ranks, so a resume on another number of ranks is exact.
 
     Args:
-        sizes: samples of each shard, in the dataset's order. Copied.
-        nodes: of the job; ranks of a node follow each other, as launchers number them. On another number of machines the order
-            stays, and each fetches what its ranks need.
+        sizes: number of samples in each shard, in the dataset's order. Copied.
+        nodes: number of nodes in the job; the ranks of a node are consecutive, as launchers number them. On another number of
+            machines the order stays the same, and each machine fetches what its ranks need.
         global_batch: samples of one step over all ranks, a multiple of `nodes`.
-        window, shuffle: as of ShardShuffle.
+        window, shuffle: as in ShardShuffle.
     Raises:
-        TypeError, ValueError: an argument is no integer, or outside its bounds.
-    Cost: as of ShardShuffle, for each node whose positions are looked at.
+        TypeError, ValueError: an argument is not an integer, or is out of bounds.
+    Cost: as ShardShuffle, for each node whose positions are read.
     Example:
         >>> order = NodeShuffle([4, 4, 4, 4], nodes=2, global_batch=4, window=1)
         >>> halves = [set(order.take(p, p + 2, seed=7, epoch=0) // 4) for p in range(0, 16, 2)]
@@ -54,7 +55,7 @@ class NodeShuffle(KeyedOrder):
     def __init__(
         self, sizes: ArrayLike, *, nodes: SupportsIndex, global_batch: SupportsIndex, window: int = 16, shuffle: bool = True
     ) -> None:
-        self._whole = ShardShuffle(sizes, window=window, shuffle=shuffle)  # checks, and finds shards
+        self._whole = ShardShuffle(sizes, window=window, shuffle=shuffle)  # checks the arguments
         self.nodes = whole_number("NodeShuffle: nodes", nodes, remedy="1 is one share for all")
         self.global_batch = whole_number("NodeShuffle: global_batch", global_batch, remedy="give batch_size times world_size")
         if self.global_batch % self.nodes or self.n < self.nodes:
@@ -63,7 +64,7 @@ class NodeShuffle(KeyedOrder):
                 f"global_batch={self.global_batch}, nodes={self.nodes} and {self.n} samples"
             )
         self.window, self.shuffle, self.num_needed = self._whole.window, shuffle, self.n
-        self._shares: tuple[int, list[_Share], NDArray[np.int64]] | None = None  # of a seed
+        self._shares: tuple[int, list[_Share], NDArray[np.int64]] | None = None  # of the newest seed
 
     @property
     def n(self) -> int:
@@ -75,7 +76,7 @@ class NodeShuffle(KeyedOrder):
 
     @property
     def num_windows(self) -> int:
-        """Windows of an epoch, of the node that has most."""
+        """Return the number of windows in an epoch, for the node with the most."""
         return -(-len(self._whole.sizes) // self.window)
 
     def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -100,11 +101,11 @@ class NodeShuffle(KeyedOrder):
         return out
 
     def _shares_of(self, seed: int) -> list[_Share]:
-        """Each node's."""
+        """Return the share of each node."""
         return self._of(seed)[1]
 
     def _of(self, seed: int) -> tuple[int, list[_Share], NDArray[np.int64]]:
-        """(seed, each node's share, of each shard the first node that has some of it and which piece of that one's it is)."""
+        """Return (seed, the share of each node, for each shard the first node with a part of it and the number of that piece)."""
         if self._shares is None or self._shares[0] != seed:
             shares, pieces = self._made(seed), np.full((len(self._whole.sizes), 2), -1)
             for node in reversed(range(self.nodes)):
@@ -125,7 +126,7 @@ class NodeShuffle(KeyedOrder):
             low, high = self.n * node // self.nodes, self.n * (node + 1) // self.nodes
             first, last = np.searchsorted(ends, [low, high - 1], "right")
             mine = shards[first : last + 1]
-            begins = np.maximum(ends[first : last + 1] - sizes[mine], low)  # where each piece begins, in the order of all shards
+            begins = np.maximum(ends[first : last + 1] - sizes[mine], low)  # start of each piece in the order of all shards
             counts = np.minimum(ends[first : last + 1], high) - begins
             within = begins - (ends[first : last + 1] - sizes[mine])
             order = ShardShuffle(counts, window=self.window, shuffle=self.shuffle)
@@ -133,13 +134,13 @@ class NodeShuffle(KeyedOrder):
         return shares
 
     def window_of(self, shard: int, *, seed: int, epoch: int) -> int:
-        """The number of the window in which a shard is read, larger ones for each further node.
+        """Return the number of the window in which a shard is read. Windows of different nodes have different numbers.
 
         Args:
-            shard: its number.
-            seed, epoch: as of `take`.
+            shard: number of the shard.
+            seed, epoch: as in `take`.
         Raises:
-            ValueError: it has no samples.
+            ValueError: the shard has no samples.
         """
         _, shares, pieces = self._of(seed)
         node, piece = pieces[shard].tolist()
@@ -148,12 +149,12 @@ class NodeShuffle(KeyedOrder):
         return int(node * _NODE + shares[node].order.window_of(piece, seed=_of_node(seed, node), epoch=epoch))
 
     def shards_from(self, window: int, *, seed: int, epoch: int, num_windows: int = 2) -> list[list[int]]:
-        """The shards of a node's windows from one on, into the next epoch where this one ends.
+        """Return the shards of a node's next windows, continuing into the next epoch at the end of this one.
 
         Args:
-            window: number of the first, as of `window_of`.
-            seed, epoch: as of `take`.
-            num_windows: how many.
+            window: number of the first window, as from `window_of`.
+            seed, epoch: as in `take`.
+            num_windows: number of windows.
         """
         node, first = divmod(window, _NODE)
         share = self._shares_of(seed)[node]
@@ -161,9 +162,9 @@ class NodeShuffle(KeyedOrder):
         return [share.shards[each].tolist() for each in pieces]
 
 
-_NODE = 1 << 32  # windows of a node, at most
+_NODE = 1 << 32  # the most windows that a node can have
 
 
 def _of_node(seed: int, node: int) -> int:
-    """A seed of each node's own."""
+    """Derive a seed for one node."""
     return (seed + node * 0x9E37_79B9_7F4A_7C15) % (1 << 64)

@@ -26,18 +26,18 @@ from shmload.schedule.checks import MAX_UINT64, whole_number
 
 
 class Permutation:
-    """A bijection of [0, n) chosen by (seed, epoch, stream): equal keys give equal orders on every machine.
+    """A random permutation of [0, n) chosen by (seed, epoch, stream). Equal keys give equal permutations on every machine.
 
-    Position p holds index `permutation[p]`; `inverse` finds the position of an index. Nothing is computed in advance,
-    except for n <= 65,536, where the first look shuffles a table.
+    `permutation[p]` is the index at position p; `inverse` finds the position of an index. Nothing is computed in advance, except
+    for n <= 65,536, where the first read shuffles a table.
 
     Args:
         n: number of indices, 1 to 2^62.
-        seed: 0 to 2^64 - 1; seeds and epochs are mixed by a block cipher, so neighbouring ones are unrelated.
+        seed: 0 to 2^64 - 1; seeds and epochs are mixed by a block cipher, so consecutive ones are unrelated.
         epoch: 0 to 2^64 - 1.
-        stream: separates orders under one (seed, epoch): of two datasets, of the shards and the rows within.
+        stream: separates permutations under one (seed, epoch), such as those of two datasets, or of shards and their rows.
     Raises:
-        TypeError, ValueError: an argument is no integer, or outside its bounds.
+        TypeError, ValueError: an argument is not an integer, or is out of bounds.
     Cost: 2 to 4 ns per index for any n above 65,536, 0.2 ns below; GIL released. benchmarks/permutation.py measures it.
     Thread/process safety: immutable; may be used by any number of threads, and pickled.
     Source: Luby and Rackoff 1988; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002; Durstenfeld 1964
@@ -60,11 +60,11 @@ class Permutation:
         self._keyed = KeyedPermutation(self.n, seed=self.seed, epoch=self.epoch, stream=self.stream)
 
     def take(self, positions: Any, stop: int | None = None, /) -> NDArray[np.int64]:
-        """The indices at the given positions, or at those of a range.
+        """Return the indices at the given positions, or at a range of positions.
 
         Args:
-            positions: integers in [0, n), an array of any shape; with `stop` the first of a range.
-            stop: the end of that range.
+            positions: integers in [0, n), an array of any shape; with `stop`, the first position of a range.
+            stop: the end of the range (exclusive).
         Returns:
             a new int64 array of the positions' shape.
         Raises:
@@ -78,13 +78,13 @@ class Permutation:
         return _each(positions, "positions", self._keyed.take)
 
     def fill(self, start: int, out: NDArray[np.int64]) -> None:
-        """Write the indices at positions [start, start + len(out)) into an array that is there.
+        """Write the indices at positions [start, start + len(out)) into `out`.
 
         Args:
             start: the first position, 0 or more.
             out: int64, one dimension, contiguous.
         Raises:
-            IndexError: the positions reach outside [0, n).
+            IndexError: a position is outside [0, n).
             TypeError: `out` is another kind of array.
         """
         if start < 0:
@@ -95,7 +95,7 @@ class Permutation:
             raise TypeError(f"Permutation.fill: out must be a contiguous int64 array of one dimension: {error}") from error
 
     def inverse(self, indices: ArrayLike, /) -> NDArray[np.int64]:
-        """The positions at which the given indices stand; `inverse(take(positions))` is `positions`.
+        """Return the positions of the given indices; `inverse(take(positions))` equals `positions`.
 
         Args:
             indices: integers in [0, n), an array of any shape.
@@ -137,7 +137,7 @@ def _uint64(name: str, value: SupportsIndex) -> int:
 
 
 def _each(given: ArrayLike, what: str, run: Callable[[NDArray[np.int64], NDArray[np.int64]], None]) -> NDArray[np.int64]:
-    """What `run` makes of each integer of an array, in its shape."""
+    """Apply `run` to the integers of an array. Return an int64 array of the same shape."""
     array = np.asarray(given)
     out = np.empty(array.shape, np.int64)
     if array.size:

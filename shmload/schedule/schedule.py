@@ -33,27 +33,27 @@ from shmload.schedule.stream_positions import rows_of
 class Schedule(AnySchedule):
     """Pure map (epoch, step, rank) -> sample indices, with O(1) memory and time to seek.
 
-    What `uneven` says of the rest, the positions after the last whole global batch:
+    `uneven` decides the rest, the positions after the last whole global batch:
 
-    - "pad": every rank gets ceil(rest / world_size) rows; what is missing is taken from the epoch's start (round and
-      round if n is smaller than that). With one rank nothing is missing, and the last batch is short as torch's.
-    - "drop": no rank gets any.
-    - "exact": contiguous slices whose sizes differ by at most one, the first ranks having the longer ones.
+    - "pad": every rank gets ceil(rest / world_size) rows; missing rows repeat the start of the epoch (several times if n is
+      smaller than that). With one rank nothing is missing, and the last batch is short, as in torch.
+    - "drop": no rank gets any of it.
+    - "exact": contiguous slices whose sizes differ by at most one; the first ranks have the longer ones.
 
-    With "exact" and rest < world_size the last ranks have no rows: their last step does not exist (`num_steps_of`), and its batch
+    With "exact" and rest < world_size, the last ranks have no rows: their last step does not exist (`num_steps_of`), and its batch
     is empty.
 
     Args:
         n: number of samples, 0 to 2^62.
-        batch_size: samples of one rank's step.
+        batch_size: samples in one step of one rank.
         seed: 0 to 2^64 - 1.
-        shuffle: False takes the samples in their own order.
+        shuffle: False keeps the samples in their own order.
         drop_last: the same as uneven="drop".
         world_size: number of ranks.
-        order: what to take the samples in instead, with its own n and shuffle=False.
-        version: version of the order, for repeating an old run.
+        order: the order to read samples in, instead of the plain or shuffled one; requires its own n and shuffle=False.
+        version: version of the order, to repeat an old run.
     Raises:
-        TypeError, ValueError: an argument is of another type, or outside its bounds.
+        TypeError, ValueError: an argument has the wrong type, or is out of bounds.
     Example:
         >>> schedule = Schedule(10, batch_size=2, seed=0, shuffle=False, world_size=2)
         >>> [schedule.batch(0, step, rank=1).tolist() for step in range(schedule.num_steps)]
@@ -101,22 +101,22 @@ class Schedule(AnySchedule):
 
     @cached_property
     def global_batch(self) -> int:
-        """Samples of one step over all ranks."""
+        """Return the samples of one step over all ranks."""
         return self.batch_size * self.world_size
 
     @cached_property
     def rest_rule(self) -> Uneven:
-        """What happens to the rest: `uneven`, or "drop" if `drop_last` says so."""
+        """Return what happens to the rest: `uneven`, or "drop" if `drop_last` is set."""
         return "drop" if self.drop_last else self.uneven
 
     @cached_property
     def num_steps(self) -> int:
-        """Steps of an epoch: the largest number that any rank has."""
+        """Return the number of steps in an epoch, for the rank with the most."""
         whole, rest = divmod(self.n, self.global_batch)
         return whole + (rest > 0 and self.rest_rule != "drop")
 
     def num_steps_of(self, rank: int) -> int:
-        """Steps in which `rank` has rows: `num_steps`, or one less where "exact" leaves it none.
+        """Return the number of steps in which `rank` has rows: `num_steps`, or one less if "exact" leaves it no rows in the last.
 
         Args:
             rank: from 0 to `world_size - 1`.
@@ -125,39 +125,39 @@ class Schedule(AnySchedule):
         return steps - (rank > 0 and steps > 0 and self.num_rows(steps - 1, rank) == 0)
 
     def end_of(self, epoch: int, rank: int) -> int:
-        """Steps from here on do not exist for that rank, in any epoch."""
+        """Return the first step that does not exist for `rank`, in any epoch."""
         return self.num_steps_of(rank)
 
     def num_rows(self, step: int, rank: int) -> int:
-        """Rows of the batch of a `step` and a `rank`, padding included.
+        """Return the number of rows in the batch of `step` and `rank`, including padding.
 
         Raises:
-            IndexError: there is no such step or rank.
+            IndexError: this step or rank does not exist.
         """
         start, stop = self._span(step, rank)
         return stop - start
 
     def num_valid(self, step: int, rank: int) -> int:
-        """Rows of the batch of a `step` and a `rank` that are not padding; they come first.
+        """Return the number of rows in the batch of `step` and `rank` that are not padding; they come first.
 
         Raises:
-            IndexError: there is no such step or rank.
+            IndexError: this step or rank does not exist.
         """
         start, stop = self._span(step, rank)
         return max(min(stop, self.n) - start, 0)
 
     def position(self, step: int) -> int:
-        """Samples of the epoch that all ranks have consumed before `step`; at `num_steps`, by the epoch's end.
+        """Return the number of samples of the epoch that all ranks have consumed before `step` (or in all, for `num_steps`).
 
         Raises:
-            IndexError: there is no such step.
+            IndexError: this step does not exist.
         """
         if not 0 <= step <= self.num_steps:
             raise IndexError(f"Schedule: step must be in [0, {self.num_steps}], got {step}")
         return min(step * self.global_batch, self.n)
 
     def step_at(self, position: int) -> int:
-        """The step that starts at `position`: the inverse of `position`.
+        """Return the step that starts at `position`: the inverse of `position()`.
 
         Raises:
             ValueError: no step starts there.
@@ -171,21 +171,21 @@ class Schedule(AnySchedule):
         return step
 
     def batch(self, epoch: int, step: int, rank: int = 0) -> NDArray[np.int64]:
-        """The sample indices of a rank's step.
+        """Return the sample indices of a rank's step.
 
         Args:
             epoch: 0 to 2^64 - 1.
             step: from 0 to `num_steps - 1`.
             rank: from 0 to `world_size - 1`.
         Returns:
-            a new int64 array, shape `(num_rows(step, rank),)`: empty where "exact" leaves the rank no rows.
+            a new int64 array, shape `(num_rows(step, rank),)`; empty if "exact" leaves the rank no rows.
         Raises:
-            IndexError: there is no such step or rank.
+            IndexError: this step or rank does not exist.
         """
         start, stop = self._span(step, rank)
         out = np.empty(stop - start, np.int64)
         done = 0
-        while done < len(out):  # once, unless padding wraps round the epoch
+        while done < len(out):  # once, unless padding wraps around the epoch
             position = (start + done) % self.n
             part = out[done : done + self.n - position]
             self._take(epoch, position, part)
@@ -193,20 +193,20 @@ class Schedule(AnySchedule):
         return out
 
     def batches(self, epoch: int, step: int, rank: int, most: int) -> NDArray[np.int64]:
-        """The sample indices of several of a rank's steps, at less cost than one by one; none beyond the last whole step.
+        """Return the sample indices of several steps of a rank, up to the last whole step, faster than one by one.
 
         Args:
-            epoch, rank: as of `batch`.
-            step: the first of them.
-            most: how many are wanted; less than one is one.
+            epoch, rank: as in `batch`.
+            step: the first step.
+            most: the largest number of steps to return; at least 1 is assumed.
         Returns:
-            a new int64 array, shape `(steps, batch_size)`; `steps` is 0 where `step` has not `batch_size` rows in every rank.
+            a new int64 array, shape `(steps, batch_size)`; `steps` is 0 if some rank has fewer than `batch_size` rows in `step`.
         Raises:
-            IndexError: there is no such rank.
+            IndexError: this rank does not exist.
         """
         count = max(min(max(most, 1), self.n // self.global_batch - step), 0)
         out = np.empty((count, self.batch_size), np.int64)
-        if self.world_size == 1 and count:  # the steps lie end to end
+        if self.world_size == 1 and count:  # consecutive steps are contiguous
             self._take(epoch, self._span(step, rank)[0], out.reshape(-1))
         else:
             for number, row in enumerate(out, step):
@@ -214,12 +214,12 @@ class Schedule(AnySchedule):
         return out
 
     def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:
-        """The index so many places behind that of a row, in the epoch's order and round its end.
+        """Return the index `distance` places after a row in the order of the epoch, wrapping around at the end.
 
         Args:
-            epoch, step, rank: as of `batch`.
-            row: of the batch.
-            distance: how many places; 1 is the next.
+            epoch, step, rank: as in `batch`.
+            row: a row of the batch.
+            distance: number of places; 1 is the next.
         """
         position = (self._span(step, rank)[0] + row + distance) % self.n
         out = np.empty(1, np.int64)
@@ -227,13 +227,13 @@ class Schedule(AnySchedule):
         return int(out[0])
 
     def counters(self, epoch: int, step: int) -> list[int] | None:
-        """What a resume at a `step` of an `epoch` needs besides its position: a mixture's draws so far; None of other orders."""
+        """Return the counters that a resume at `step` needs (a mixture's draws so far), or None for orders without counters."""
         if self.order is None:
             return None
         return self.order.counters_at(self.position(step), seed=self.seed, epoch=epoch)
 
     def _take(self, epoch: int, position: int, out: NDArray[np.int64]) -> None:
-        """The indices from that position of the epoch's order on."""
+        """Fill `out` with the indices from `position` on."""
         if self.order is not None:
             out[:] = self.order.take(position, position + len(out), seed=self.seed, epoch=epoch)
         elif self.shuffle:
@@ -242,7 +242,7 @@ class Schedule(AnySchedule):
             out[:] = np.arange(position, position + len(out))
 
     def _span(self, step: int, rank: int) -> tuple[int, int]:
-        """Positions of a rank's step, from start to stop; padding stands at n and beyond."""
+        """Return the positions of a rank's step as (start, stop); positions of n and more are padding."""
         if not (0 <= step < self.num_steps and 0 <= rank < self.world_size):
             raise IndexError(
                 f"Schedule: step must be in [0, {self.num_steps}) and rank in [0, {self.world_size}), got step={step}, rank={rank}"
@@ -253,5 +253,5 @@ class Schedule(AnySchedule):
 
 @lru_cache(maxsize=16)
 def _permutation(n: int, seed: int, epoch: int) -> Permutation:
-    """Epochs in use: a small n's table (up to 128 KiB) is shuffled once per epoch, not per batch."""
+    """Cache permutations in use, so that the table of a small n (up to 128 KiB) is shuffled once per epoch, not once per batch."""
     return Permutation(n, seed=seed, epoch=epoch)

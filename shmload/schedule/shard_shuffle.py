@@ -22,31 +22,31 @@ from shmload.schedule.epoch_cache import EpochCache
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.schedule.permutation import Permutation
 
-MAX_WINDOWS = 4  # of an epoch that are kept
+MAX_WINDOWS = 4  # cached windows of an epoch
 
 
 class _Epoch(NamedTuple):
-    """The shards of an epoch."""
+    """The shards of one epoch."""
 
-    shards: NDArray[np.int64]  # those with samples, in the order they are read
-    places: NDArray[np.int64]  # of each shard in it; -1: it has no samples
-    begins: NDArray[np.int64]  # position at which each window begins, and the end
-    windows: dict[int, tuple[Permutation, NDArray[np.int64], NDArray[np.int64]]]  # the newest, made when they are looked at
+    shards: NDArray[np.int64]  # shards that have samples, in the order they are read
+    places: NDArray[np.int64]  # place of each shard in `shards`; -1: it has no samples
+    begins: NDArray[np.int64]  # position at which each window begins, and the end of the last
+    windows: dict[int, tuple[Permutation, NDArray[np.int64], NDArray[np.int64]]]  # the newest windows, computed when they are read
 
 
 class ShardShuffle(KeyedOrder):
-    """Random order of samples in which every shard is read within one window, with shards of any sizes.
+    """Random order of samples in which every shard is read within one window; shards may have any sizes.
 
-    With w = window, B shards and batches within a window: two samples of a batch are of one shard about 1 / w of the time (a plain
-    shuffle: 1 / B); a reader holds w shards and reads each once an epoch.
+    With w = window, B shards, and batches within a window: two samples of a batch come from one shard with probability about 1 / w
+    (1 / B for a plain shuffle); a reader holds w shards and reads each once per epoch.
 
     Args:
-        sizes: samples of each shard, in the dataset's order. Copied.
-        window: shards whose samples are mixed; at least the shards that a batch should come from.
+        sizes: number of samples in each shard, in the dataset's order. Copied.
+        window: number of shards whose samples are mixed; at least the number of shards that a batch should draw from.
         shuffle: False reads shards and samples in their own order.
     Raises:
-        TypeError, ValueError: an argument is no integer, or outside its bounds.
-    Cost: about 15 ns an index; 24 bytes a shard for each epoch in use.
+        TypeError, ValueError: an argument is not an integer, or is out of bounds.
+    Cost: about 15 ns per index; 24 bytes per shard for each epoch in use.
     Example:
         >>> order = ShardShuffle([3, 1, 4], window=2)
         >>> sorted(order.take(0, 8, seed=7, epoch=0).tolist())
@@ -54,7 +54,7 @@ class ShardShuffle(KeyedOrder):
     """
 
     def __init__(self, sizes: ArrayLike, *, window: int = 16, shuffle: bool = True) -> None:
-        self.sizes = np.array(sizes, np.int64)  # a copy: the caller's may change
+        self.sizes = np.array(sizes, np.int64)  # a copy, because the caller may change its array
         if self.sizes.ndim != 1 or (len(self.sizes) and self.sizes.min() < 0):
             raise ValueError(
                 f"ShardShuffle: sizes are the samples of each shard, from 0 up; got {np.asarray(sizes).tolist()!r:.80}"
@@ -78,7 +78,7 @@ class ShardShuffle(KeyedOrder):
 
     @property
     def num_windows(self) -> int:
-        """Windows of an epoch."""
+        """Return the number of windows in an epoch."""
         return -(-int(np.count_nonzero(self.sizes)) // self.window)
 
     def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -98,29 +98,29 @@ class ShardShuffle(KeyedOrder):
         return out
 
     def shard_of(self, index: int) -> int:
-        """The shard that holds a sample.
+        """Return the shard that contains a sample.
 
         Args:
-            index: of the sample.
+            index: index of the sample.
         """
         return int(np.searchsorted(self._starts, index, "right")) - 1
 
     def window_of(self, shard: int, *, seed: int, epoch: int) -> int:
-        """The number of the window in which a shard is read.
+        """Return the number of the window in which a shard is read.
 
         Args:
-            shard: its number; it has samples.
-            seed, epoch: as of `take`.
+            shard: number of a shard that has samples.
+            seed, epoch: as in `take`.
         """
         return int(self._epoch(seed, epoch).places[shard]) // self.window
 
     def shards_from(self, window: int, *, seed: int, epoch: int, num_windows: int = 2) -> list[list[int]]:
-        """The shards of windows from one on, into the next epoch where this one ends.
+        """Return the shards of the next windows, continuing into the next epoch at the end of this one.
 
         Args:
-            window: number of the first.
-            seed, epoch: as of `take`.
-            num_windows: how many.
+            window: number of the first window.
+            seed, epoch: as in `take`.
+            num_windows: number of windows.
         """
         found: list[list[int]] = []
         while len(found) < num_windows:
@@ -143,7 +143,7 @@ class ShardShuffle(KeyedOrder):
         return _Epoch(shards, places, np.append(ends[: -1 : self.window], ends[-1]), {})
 
     def _window(self, of: _Epoch, number: int, seed: int, epoch: int) -> tuple[Permutation, NDArray[np.int64], NDArray[np.int64]]:
-        """(the order of a window's samples numbered shard by shard, the first number of each shard, index less number)."""
+        """Return (the order of a window's samples, numbered shard by shard; the first number of each shard; index minus number)."""
         found = of.windows.get(number)
         if found is None:
             shards = of.shards[number * self.window : (number + 1) * self.window]

@@ -22,13 +22,13 @@ MAX_TOTAL = 1 << 60
 
 @dataclass(frozen=True)
 class Shares:
-    """Piecewise constant shares of members, over positions from 0 on.
+    """Shares of members that are constant on each piece of the positions.
 
     Args:
-        total: the unit's denominator.
-        starts: first position of each piece, rising from 0.
-        pieces: each member's share in each piece, in units of 1/total; each piece adds up to total.
-        vanishing: members whose weight is above 0, but by which they have no unit.
+        total: shares are counted in units of 1/total.
+        starts: first position of each piece, ascending from 0.
+        pieces: share of each member in each piece, in units of 1/total; each piece adds up to total.
+        vanishing: members whose weight is positive but rounds to 0 units.
     Example:
         >>> shares = Shares.of([[0.1, 0.3], [1, 0]], starts=[0, 8])
         >>> shares.total, shares.pieces, shares.cumulative(1, 100)
@@ -42,7 +42,7 @@ class Shares:
 
     @classmethod
     def of(cls, weights: Sequence[Sequence[Any]], *, starts: Sequence[int] = (0,)) -> Shares:
-        """The shares for checked weights, one sequence of them for each piece."""
+        """Compute shares from checked weights, one sequence for each piece."""
         exact = [_shares(piece) for piece in weights]
         total = math.lcm(*(share.denominator for piece in exact for share in piece))
         if total <= MAX_TOTAL:
@@ -60,18 +60,18 @@ class Shares:
 
     @property
     def is_drawn(self) -> list[bool]:
-        """Of each member, whether it is ever drawn."""
+        """Return for each member whether it is ever drawn."""
         return [any(shares) for shares in zip(*self.pieces, strict=True)]
 
     def cumulative(self, member: int, position: int) -> int:
-        """What the member should have of the first `position` draws, in units of 1/total."""
+        """Return the member's exact share of the first `position` draws, in units of 1/total."""
         done = 0
         for start, end, piece in zip(self.starts, (*self.starts[1:], position), self.pieces, strict=True):
             done += piece[member] * max(min(end, position) - start, 0)
         return done
 
     def reaches(self, member: int, target: int) -> int | None:
-        """The first position at which `cumulative` is at least `target`; None: it never is."""
+        """Return the first position at which `cumulative` is at least `target`, or None if it never is."""
         done = 0
         for (start, end), piece in zip(pairwise((*self.starts, None)), self.pieces, strict=True):
             share = piece[member]
@@ -83,9 +83,9 @@ class Shares:
         return None
 
     def even_before(self, position: int) -> tuple[int, list[int]] | None:
-        """The last position up to `position` where every member has exactly its share, and the counters there.
+        """Return the last position up to `position` where every member has exactly its share, and the counters there.
 
-        That is every so many draws, if shares are small numbers: 4 for weights of 3 and 1. None: the piece has no such place.
+        For small shares this happens periodically: every 4 draws for weights of 3 and 1. None: the piece has no such position.
         """
         piece = bisect_right(self.starts, position) - 1
         start, shares = self.starts[piece], self.pieces[piece]
@@ -98,10 +98,10 @@ class Shares:
 
 
 def check_weights(weights: Sequence[Any], num_members: int, where: str) -> None:
-    """Returns if they are the weights of so many members.
+    """Check the weights of `num_members` members.
 
     Raises:
-        ValueError: they are not.
+        ValueError: their number or a value is wrong.
     """
     if len(weights) != num_members:
         raise ValueError(f"{where} needs {num_members} weights, one for each member; got {len(weights)}")
@@ -114,9 +114,9 @@ def check_weights(weights: Sequence[Any], num_members: int, where: str) -> None:
 
 
 def exact_weight(weight: Any) -> Fraction:
-    """The number that a weight stands for."""
+    """Return the exact number that a weight means; a float means the decimal it prints as."""
     if isinstance(weight, Rational):
-        return Fraction(int(weight.numerator), int(weight.denominator))  # numpy's would overflow
+        return Fraction(int(weight.numerator), int(weight.denominator))  # numpy integers would overflow
     return Fraction(str(weight))
 
 

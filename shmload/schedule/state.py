@@ -26,14 +26,14 @@ class State(TypedDict):
     mode: str  # "seed"
     seed: int
     epoch: int
-    position: int  # samples of the epoch consumed by all ranks; batches where the order makes the batches
-    n: int  # 0 where each epoch has its own: then `children` names it
-    global_batch: int  # 0 where the order makes the batches
+    position: int  # samples of the epoch consumed by all ranks; batches, if the order makes the batches
+    n: int  # 0 if each epoch has its own length; `children` then names the snapshot
+    global_batch: int  # 0 if the order makes the batches
     shuffle: bool
-    uneven: str  # what happens to the rest: "pad", "drop" or "exact"
-    check: int  # state.py
-    order: NotRequired[str]  # which order it is, where it is not the plain one
-    counters: NotRequired[list[int]]  # a mixture's draws so far, per member
+    uneven: str  # how the rest is divided: "pad", "drop" or "exact"
+    check: int  # state_checksum.py
+    order: NotRequired[str]  # identity of the order, if it is not the plain one
+    counters: NotRequired[list[int]]  # draws of a mixture so far, per member
     children: NotRequired[dict[str, Any]]  # states of members
 
 
@@ -41,7 +41,7 @@ _KINDS: dict[str, tuple[type, ...]] = {name: (get_origin(kind) or kind,) for nam
 
 
 def check_head(state: object, mode: str, version: int, remedy: str) -> Mapping[Any, Any]:
-    """The state, if it is one of that mode, and of no newer version.
+    """Return the state after checking that it is of this mode and not of a newer version.
 
     Raises:
         StateMismatch: it is not.
@@ -58,12 +58,12 @@ def check_head(state: object, mode: str, version: int, remedy: str) -> Mapping[A
 def faults_in(
     state: Mapping[Any, Any], kinds: Mapping[str, tuple[type, ...]], *, optional: Collection[str] = (), signed: Collection[str] = ()
 ) -> list[str]:
-    """What is wrong with the fields of a state, for people.
+    """Describe each fault in the fields of a state.
 
     Args:
-        kinds: by name, the types that a field may have. Whole numbers are 0 or more; lists hold such, or dicts.
-        optional: names that may be missing.
-        signed: names of numbers that may be negative.
+        kinds: the types allowed for each field. Integers must not be negative; lists contain such integers, or dicts.
+        optional: fields that may be missing.
+        signed: fields whose integers may be negative.
     """
     faults = [f"{name} is missing" for name in sorted(kinds.keys() - {*optional, *state})]
     for name, value in state.items():
@@ -79,12 +79,12 @@ def faults_in(
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Which fields a state does not have as they are now, for people."""
+    """Describe each field whose saved value differs from the current one."""
     return [f"{name}: saved {saved.get(name)!r}, now {value!r}" for name, value in now.items() if saved.get(name) != value]
 
 
 def make_state(schedule: Schedule | BatchSchedule, *, epoch: int, step: int, children: Mapping[str, Any] | None = None) -> State:
-    """The state of a run that goes on at (epoch, step); `step` may be `num_steps`, the epoch's end."""
+    """Make the state of a run that continues at (epoch, step); `step` may be `num_steps`, the end of the epoch."""
     state: dict[str, Any] = {
         "version": STATE_VERSION,
         **_identity(schedule),
@@ -100,10 +100,10 @@ def make_state(schedule: Schedule | BatchSchedule, *, epoch: int, step: int, chi
 
 
 def check_state(state: object) -> State:
-    """`state` itself, if it has the fields of a state and they can be read.
+    """Return `state` after checking its fields.
 
     Raises:
-        StateMismatch: it is no state of a seeded run, or one of a newer format, or damaged; every fault is named.
+        StateMismatch: it is not a state of a seeded run, has a newer format, or is damaged; the message lists every fault.
     """
     head = check_head(state, "seed", STATE_VERSION, "build the loader as it was at saving")
     faults = faults_in(head, _KINDS, optional=State.__optional_keys__)
@@ -114,10 +114,10 @@ def check_state(state: object) -> State:
 
 
 def compare_state(state: State, schedule: Schedule | BatchSchedule) -> None:
-    """Return if `state` was saved under the order that `schedule` makes, whatever the number of ranks.
+    """Check that `state` was saved under the order of `schedule`; the number of ranks may differ.
 
     Raises:
-        StateMismatch: it was not; every field that differs is named with both values.
+        StateMismatch: it was not; the message lists every differing field with both values.
     """
     now = _identity(schedule)
     if not (differing := differences(state, {**now, "order": now.get("order")})):
@@ -132,12 +132,12 @@ def compare_state(state: State, schedule: Schedule | BatchSchedule) -> None:
 
 
 def resume(state: object, schedule: Schedule | BatchSchedule) -> tuple[int, int]:
-    """Where a run goes on: (epoch, step) under `schedule`, which may have another world size.
+    """Return the (epoch, step) at which a run continues under `schedule`, which may have another world size.
 
-    A state saved at an epoch's end gives step == num_steps of that epoch.
+    A state saved at the end of an epoch gives step == num_steps of that epoch.
 
     Raises:
-        StateMismatch: `state` is none, belongs to another order, or stands between two steps.
+        StateMismatch: `state` is invalid, belongs to another order, or is between two steps.
     """
     checked = check_state(state)
     compare_state(checked, schedule)
@@ -151,7 +151,7 @@ def resume(state: object, schedule: Schedule | BatchSchedule) -> tuple[int, int]
 
 
 def _identity(schedule: Schedule | BatchSchedule) -> dict[str, Any]:
-    """The fields that say which order it is."""
+    """Return the fields that identify the order."""
     identity = {
         "schedule": schedule.version,
         "mode": "seed",

@@ -1,7 +1,7 @@
-"""The checksum of a state: the loader that loads a state knows whether every value is unchanged.
+"""The checksum of a state, by which a loader detects a damaged or edited state.
 
 It is computed over canonical JSON, so a JSON round trip, torch.save, reordered keys and tuples in place of lists do not change
-it. It detects damage. It does not detect intent: anyone who writes a state can write its checksum too (state_codec.py ensures
+it. It detects damage. It does not detect intent: a person who writes a state can write its checksum too (state_codec.py ensures
 that a state runs no code).
 """
 
@@ -17,15 +17,15 @@ _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=F
 
 
 def with_checksum(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state with its checksum, in place of one that it may have."""
+    """Return the state with its checksum, replacing an existing one."""
     return {**state, CHECK: _checksum(state)}
 
 
 def check_checksum(state: Mapping[str, Any]) -> None:
-    """Returns if a state is what it was when it was saved.
+    """Check that a state is unchanged since it was saved.
 
     Raises:
-        StateMismatch: it is not.
+        StateMismatch: it was changed or damaged.
     """
     expected = _checksum(state)
     if type(state.get(CHECK)) is not int or state[CHECK] != expected:

@@ -29,29 +29,29 @@ import torch
 
 from shmload.errors import StateMismatch
 
-MAX_DEPTH = 100  # of containers in each other; what lies deeper is pickled, as what holds itself must be
+MAX_DEPTH = 100  # of nested containers; deeper ones are pickled, because a container may contain itself
 _MAX_INT = 1 << 63
 
 
 def sealed(value: Any) -> str:
-    """The value as a string: JSON, and in it what is marked as the user's own."""
+    """Encode a value as JSON; parts wrapped in UsersOwn may be any objects."""
     return json.dumps(value, default=_marked, allow_nan=False)
 
 
 def opened(text: str, *, is_trusted: bool) -> Any:
-    """Inverse of `sealed`.
+    """Decode what `sealed` returned.
 
     Args:
-        is_trusted: pickles in it may be opened.
+        is_trusted: allow pickles, which can run any code.
     Raises:
-        StateMismatch: it holds a pickle and is not trusted.
-        ValueError, TypeError, LookupError, RecursionError: it is not what `sealed` gives.
+        StateMismatch: the text contains a pickle and is not trusted.
+        ValueError, TypeError, LookupError, RecursionError: `sealed` did not make the text.
     """
     return _opened(json.loads(text), is_trusted)
 
 
 class UsersOwn:
-    """A value in what is sealed that the user has made, and that must come back exactly as it is."""
+    """Marks a value that belongs to the user and must come back exactly as it is."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -78,7 +78,7 @@ def _written(value: Any, depth: int) -> Any:
     if value is None or kind is bool or kind is str:
         return value
     if kind is int:
-        return value if -_MAX_INT <= value < _MAX_INT else {"$int": hex(value)}  # Python limits the digits of others
+        return value if -_MAX_INT <= value < _MAX_INT else {"$int": hex(value)}  # Python limits the digits of larger ones
     if kind is float:
         return value if math.isfinite(value) else {"$float": _text(struct.pack("<d", value))}
     if depth > MAX_DEPTH:
@@ -88,7 +88,7 @@ def _written(value: Any, depth: int) -> Any:
     if kind is dict and all(type(name) is str and not name.startswith("$") for name in value):
         return {name: _written(part, depth + 1) for name, part in value.items()}
     if (word := _WORDS.get(kind)) is not None:
-        is_dict = isinstance(value, dict)  # whose pairs are no level of their own
+        is_dict = isinstance(value, dict)  # the pairs of a dict do not count as a level
         return {word: _written(list(map(list, value.items()) if is_dict else value), depth - is_dict)}
     if kind is bytes or kind is bytearray:
         return {f"${kind.__name__}": _text(value)}
@@ -112,19 +112,19 @@ _WORDS: dict[Any, str] = {kind: word for word, kind in _HOLDERS.items()}
 
 
 def _written_tensor(tensor: torch.Tensor) -> list[Any] | None:
-    """None for one that is more than numbers on the CPU."""
+    """Encode a tensor, or return None if it is more than numbers in CPU memory."""
     is_more = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or is_more:
         return None
     try:
         raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    except RuntimeError:  # a dtype without a size in bytes
+    except RuntimeError:  # a dtype whose elements are smaller than a byte
         return None
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _text(raw)]
 
 
 def _written_array(array: np.ndarray[Any, Any]) -> str | None:
-    """As a .npy file; None for one of objects, or of a dtype that numpy cannot name."""
+    """Encode an array as a .npy file, or return None for objects and for dtypes that the format cannot name."""
     if array.dtype.hasobject or np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(array.dtype)) != array.dtype:
         return None
     file = io.BytesIO()
@@ -172,7 +172,7 @@ def _read_array(text: str) -> np.ndarray[Any, Any]:
     file = io.BytesIO(_bytes(text))
     array: np.ndarray[Any, Any] = np.lib.format.read_array(file, allow_pickle=False, max_header_size=len(text))
     if file.read(1):
-        raise ValueError(f"behind an array of {array.nbytes} bytes lies more")
+        raise ValueError(f"extra data after an array of {array.nbytes} bytes")
     return array
 
 

@@ -19,12 +19,12 @@ from shmload._core.permutation import MAX_N
 def stream_positions(
     step: int, rank: int, *, n: int | None, uneven: str, world_size: int, batch_size: int | None, num_rounds: int = 1
 ) -> NDArray[np.int64]:
-    """The positions of a rank's rows; at n and beyond stands padding.
+    """Return the positions of a rank's rows in a step, as int64; positions of n and more are padding.
 
     Args:
-        n: where the stream ends; None: nowhere.
-        uneven: of the last step: "pad", "drop" or "exact".
-        batch_size: of one rank; None: items come singly, `num_rounds` of them together.
+        n: number of items in the stream, or None if it never ends.
+        uneven: how the last step is divided: "pad", "drop" or "exact".
+        batch_size: items in one step of one rank, or None for single items, fetched `num_rounds` at a time.
     """
     left = MAX_N if n is None else n - step
     if batch_size is None:
@@ -35,7 +35,7 @@ def stream_positions(
 
 
 def rows_of(first: int, rank: int, left: int, uneven: str, world_size: int, batch_size: int) -> tuple[int, int]:
-    """Positions of a rank's rows, from start to stop, in the step that begins at `first`; so many are left from there on."""
+    """Return the positions of a rank's rows as (start, stop), in the step that begins at `first`; `left` positions remain."""
     each, longer = batch_size, 0
     if left < batch_size * world_size:
         if uneven == "drop":
@@ -46,7 +46,7 @@ def rows_of(first: int, rank: int, left: int, uneven: str, world_size: int, batc
 
 
 def stream_end(n: int | None, rank: int, *, uneven: str, stride: int) -> int:
-    """Steps from here on do not exist for that rank; `stride` is the number of items in one, over all ranks."""
+    """Return the first step that does not exist for `rank`; `stride` is the number of items in a step, over all ranks."""
     if n is None:
         return int(MAX_N)
     if uneven == "drop":

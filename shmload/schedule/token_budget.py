@@ -15,25 +15,25 @@ Oversized = Literal["raise", "alone"]
 
 
 class TokenBudget(Bucketed):
-    """Shuffled batches of samples of similar length, each with as many as fit: longest * samples <= max_tokens.
+    """Shuffled batches of samples of similar length, each with as many samples as fit: longest * samples <= max_tokens.
 
-    So every batch costs about the same, whatever its lengths, and ranks stay balanced. Every sample comes once an epoch. The
-    number of batches may differ by a few from epoch to epoch, `len(loader)` says the current one's.
+    Every batch costs about the same, so ranks stay balanced. Every sample is read once per epoch. The number of batches may
+    differ by a few between epochs; `len(loader)` is that of the current epoch.
 
     Args:
-        lengths: one for each sample, 0 to 2^31 - 1, 0 counting as 1; an array, a list or a tensor. Copied.
-        max_tokens: the most that a batch may hold, padding included.
-        max_samples: the most samples of a batch; None: any number.
-        window: about how many batches are sorted together, a quarter of the epoch at most. More leave less padding, fewer let
-            more samples meet.
-        group: batches of similar length that follow each other: their samples are about equally many.
-        oversized: what a sample longer than max_tokens means: "raise", an error here and now; "alone", a batch of its own.
+        lengths: one for each sample, 0 to 2^31 - 1 (0 counts as 1); an array, a list or a tensor. Copied.
+        max_tokens: the largest padded size of a batch.
+        max_samples: the largest number of samples in a batch, or None for any number.
+        window: approximate number of batches that are sorted together; at most a quarter of the epoch. A larger window leaves less
+            padding, a smaller one mixes samples better.
+        group: number of batches of similar length that follow each other; they have similar numbers of samples.
+        oversized: what to do with a sample longer than max_tokens: "raise" an error now, or put it "alone" in a batch.
     Raises:
-        TypeError, ValueError: the lengths are no lengths, or an argument is outside its bounds, or a sample is too long.
+        TypeError, ValueError: the lengths are invalid, an argument is out of bounds, or a sample is too long.
     Cost: as LengthBuckets.
     Example:
         >>> order = TokenBudget(range(1, 1001), max_tokens=2000)
-        >>> batch = order.batch(0, seed=7, epoch=0) + 1  # here a sample is as long as its number
+        >>> batch = order.batch(0, seed=7, epoch=0) + 1  # here the length of a sample is its index plus one
         >>> int(batch.max()) * len(batch) <= 2000
         True
     """

@@ -26,18 +26,18 @@ MAX_WEIGHTS = (1 << 31) - 1
 
 
 class Weighted(KeyedOrder):
-    """Indices drawn in proportion to weights, as torch's WeightedRandomSampler draws them.
+    """Indices drawn in proportion to weights, like torch's WeightedRandomSampler.
 
     Args:
-        weights: one for each sample, finite, not negative, not all zero; an array, a list or a tensor. Those below 2^-63 of the
-            largest count as zero, and what is zero is never drawn. Copied.
-        num_samples: positions of an epoch. None: as many as weights; without replacement as many as can be drawn.
+        weights: one for each sample, finite, not negative, not all zero; an array, a list or a tensor. A weight below 2^-63 of the
+            largest counts as zero; an index with weight zero is never drawn. Copied.
+        num_samples: number of positions in an epoch. None: the number of weights; without replacement, of those that can be drawn.
         replacement: False draws no index twice in an epoch.
     Raises:
-        TypeError, ValueError: the weights cannot be drawn from, or an argument is outside its bounds.
-    Cost: with replacement 7 ns an index for 10^4 weights, 22 ns for 10^7 (memory), O(1) to seek; 24 bytes a weight held, 24
-        more while it is made. Without: O(n log n) at an epoch's first index, 0.15 s for 10^6 weights; 8 bytes a weight held,
-        and 8 for each position of the two newest epochs.
+        TypeError, ValueError: the weights are invalid, or an argument is out of bounds.
+    Cost: with replacement 7 ns per index for 10^4 weights, 22 ns for 10^7 (memory bound), O(1) to seek; 24 bytes per weight, and 24
+        more during construction. Without replacement: O(n log n) at an epoch's first index (0.15 s for 10^6 weights); 8 bytes per
+        weight, and 8 for each position of the two newest epochs.
     Example:
         >>> order = Weighted([0.0, 3.0, 1.0], num_samples=8)
         >>> set(order.take(0, 8, seed=7, epoch=0).tolist()) <= {1, 2}
@@ -61,7 +61,7 @@ class Weighted(KeyedOrder):
             remedy=remedy,
         )
         self._digest = digest(given)
-        self._scaled = scaled  # the table is made of them, where it is needed
+        self._scaled = scaled  # the alias table is built from them on first use
         self._epochs: EpochCache[NDArray[np.int64]] = EpochCache()
 
     @property
@@ -80,12 +80,12 @@ class Weighted(KeyedOrder):
         return out
 
     def _race(self, seed: int, epoch: int) -> NDArray[np.int64]:
-        """The indices by time of arrival. Ties, which one pair in 2^53 makes, go to the lower index."""
+        """Return the indices by time of arrival. In a tie (one pair in 2^53) the lower index comes first."""
         words = np.empty(self.num_weights, np.uint64)
         fill_words(words, seed=seed, epoch=epoch, stream=key_streams.RACES, n=self.num_weights)
         uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         with np.errstate(divide="ignore"):
-            times = -_logarithm(uniform) / self._scaled  # infinite where there is no weight
+            times = -_logarithm(uniform) / self._scaled  # infinite if the weight is 0
         return np.argsort(times, kind="stable")[: self.n]
 
     @cached_property
@@ -98,7 +98,7 @@ class Weighted(KeyedOrder):
 
 def _checked_weights(weights: ArrayLike) -> NDArray[np.float64]:
     try:
-        given = np.asarray(weights).astype(np.float64)  # a copy: the caller's array may change
+        given = np.asarray(weights).astype(np.float64)  # a copy, because the caller may change its array
     except (TypeError, ValueError) as error:
         raise TypeError(f"Weighted: weights must be numbers, one for each sample: {error}") from error
     if given.ndim != 1 or not 1 <= len(given) <= MAX_WEIGHTS:
@@ -114,9 +114,9 @@ def _checked_weights(weights: ArrayLike) -> NDArray[np.float64]:
 
 
 def _logarithm(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The natural logarithm by additions and multiplications alone, which give the same bits on every machine.
+    """Compute the natural logarithm with additions and multiplications only, which give the same bits on every machine.
 
-    numpy's log takes another routine for each instruction set, and one bit could exchange two samples between ranks. With
+    numpy's log uses a different routine for each instruction set, and one bit could swap two samples between ranks. With
     m in [sqrt(1/2), sqrt(2)) and z = (m - 1) / (m + 1), log m is 2 (z + z^3/3 + z^5/5 + ...); |z| < 0.172, so 12 terms do.
     """
     mantissa, exponent = np.frexp(x)

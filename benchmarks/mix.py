@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import WeightedRandomSampler
 
 from benchmarks.common import Result, Row, Settings, main
-from shmload.schedule.mix import MixOrder
+from shmload.schedule.mix_order import MixOrder
 
 NUM_DRAWS = 2_000_000
 

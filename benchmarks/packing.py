@@ -42,7 +42,7 @@ from PIL import Image
 from benchmarks.common import Result, Row, Settings, main
 from shmload.errors import ObjectMissing
 from shmload.remote.packing.pack import Packing, PackOptions
-from shmload.schedule.schedule import Permutation
+from shmload.schedule.permutation import Permutation
 from shmload.storage.local import LocalStore, StoredObject
 from shmload.tools.bench.contestants import OWN_PHOTOS
 

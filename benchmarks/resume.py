@@ -32,7 +32,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from benchmarks.common import Result, Row, Settings, main
 from shmload import ShmLoader
-from shmload.schedule.state import opened, sealed, with_checksum
+from shmload.schedule.state_checksum import with_checksum
+from shmload.schedule.state_codec import opened, sealed
 
 BATCH = 256
 HUGE, LARGE = 10**10, 10**7

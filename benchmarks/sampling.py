@@ -48,8 +48,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload import BlockShuffle, LengthBuckets, Permutation, TokenBudget, Weighted
-from shmload.schedule.samplers import Bucketed
-from shmload.schedule.schedule import KeyedOrder
+from shmload.schedule.bucketed import Bucketed
+from shmload.schedule.keyed_order import KeyedOrder
 
 N = 10**6
 BATCH = 64

@@ -35,9 +35,10 @@ from benchmarks.common import Result, Row, Settings, main
 from benchmarks.resume import Numbers, best
 from shmload import ShmLoader
 from shmload.remote import RemoteDataset
-from shmload.schedule.samplers import NodeShuffle
-from shmload.schedule.schedule import Permutation, Schedule
-from shmload.schedule.state import with_checksum
+from shmload.schedule.node_shuffle import NodeShuffle
+from shmload.schedule.permutation import Permutation
+from shmload.schedule.schedule import Schedule
+from shmload.schedule.state_checksum import with_checksum
 
 RANKS, BATCH, NODES = 4096, 32, 512
 SHARDS, PER_SHARD = 10**6, 10**5

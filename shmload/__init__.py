@@ -35,25 +35,29 @@ if TYPE_CHECKING:
     from shmload.formats.shared_index import SharedIndex
     from shmload.launch.supervisor import spawn
     from shmload.loader import ShmLoader
+    from shmload.schedule.block_shuffle import BlockShuffle
+    from shmload.schedule.length_buckets import LengthBuckets
     from shmload.schedule.mix import Mix
-    from shmload.schedule.samplers import BlockShuffle, LengthBuckets, TokenBudget, Weighted
-    from shmload.schedule.schedule import Permutation, Schedule
+    from shmload.schedule.permutation import Permutation
+    from shmload.schedule.schedule import Schedule
+    from shmload.schedule.token_budget import TokenBudget
+    from shmload.schedule.weighted import Weighted
     from shmload.worker.sample_rng import sample_info, sample_rng
 
 __version__ = "0.1.0"
 
 _PLACES = {
-    "BlockShuffle": "shmload.schedule.samplers",
+    "BlockShuffle": "shmload.schedule.block_shuffle",
     "Jagged": "shmload.batch.deliver",
     "Mix": "shmload.schedule.mix",
-    "LengthBuckets": "shmload.schedule.samplers",
+    "LengthBuckets": "shmload.schedule.length_buckets",
     "Padded": "shmload.batch.deliver",
-    "Permutation": "shmload.schedule.schedule",
+    "Permutation": "shmload.schedule.permutation",
     "Schedule": "shmload.schedule.schedule",
     "SharedIndex": "shmload.formats.shared_index",
     "ShmLoader": "shmload.loader",
-    "TokenBudget": "shmload.schedule.samplers",
-    "Weighted": "shmload.schedule.samplers",
+    "TokenBudget": "shmload.schedule.token_budget",
+    "Weighted": "shmload.schedule.weighted",
     "sample_info": "shmload.worker.sample_rng",
     "sample_rng": "shmload.worker.sample_rng",
     "spawn": "shmload.launch.supervisor",

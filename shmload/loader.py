@@ -33,7 +33,9 @@ from shmload.metrics import EpochCallback
 from shmload.modes.passes import EpochWatches, shown
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
-from shmload.schedule.schedule import KeyedBatches, KeyedOrder, own_int
+from shmload.schedule.checks import own_int
+from shmload.schedule.keyed_batches import KeyedBatches
+from shmload.schedule.keyed_order import KeyedOrder
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.reader import DecodesBatches, DecodesSamples, Samples
 from shmload.world import ability_of

@@ -63,7 +63,9 @@ from shmload._core.digest import hash_at, hash_bytes
 from shmload._core.trainer import Order
 from shmload.engine.builder import LoaderConfig
 from shmload.engine.ring import NOTHING
-from shmload.schedule.schedule import SCHEDULE_VERSION, BatchSchedule, Schedule
+from shmload.schedule.any_schedule import SCHEDULE_VERSION
+from shmload.schedule.keyed_batches import BatchSchedule
+from shmload.schedule.schedule import Schedule
 from shmload.world import ability_of, rank_and_world_size
 
 _NAMES_ONLY = (type, FunctionType, ModuleType)  # their attributes are no data

@@ -27,7 +27,8 @@ from shmload.device.calls import NUM_SENT, Calls, calls_of, calls_of_cuda, check
 from shmload.engine.autotune import Autotuner, Setting, is_auto, tuner_of
 from shmload.engine.parts import EngineOptions, Holders, Hook, is_enabled
 from shmload.engine.ring import BadSamples, BatchSource, OnError
-from shmload.schedule.schedule import KeyedBatches, KeyedOrder
+from shmload.schedule.keyed_batches import KeyedBatches
+from shmload.schedule.keyed_order import KeyedOrder
 from shmload.shm import owners
 from shmload.worker.reader import Job, ReadPlan, plan_of
 from shmload.world import ability_of, rank_and_world_size

@@ -33,7 +33,7 @@ from shmload.batch.collate import place_of
 from shmload.errors import ShardCorrupt
 from shmload.formats.arrays import HeldArrays, HeldDataset
 from shmload.formats.paths import check_local
-from shmload.schedule.schedule import Permutation
+from shmload.schedule.permutation import Permutation
 
 MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")

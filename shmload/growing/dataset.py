@@ -32,8 +32,8 @@ from shmload.growing.files import (
     snapshot_path,
 )
 from shmload.growing.library import GrowingEpochs, JoinedRun
-from shmload.schedule.schedule import Uneven
-from shmload.schedule.snapshots import SnapshotSchedule
+from shmload.schedule.any_schedule import Uneven
+from shmload.schedule.snapshot_schedule import SnapshotSchedule
 
 log = logging.getLogger("shmload")
 

@@ -41,8 +41,14 @@ from shmload.errors import StateMismatch
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, after_batch, next_of_dataset
 from shmload.modes.torch_order import SamplerReader, not_once, state_before
 from shmload.schedule import state as states
-from shmload.schedule.schedule import MAX_N, BatchSchedule, KeyedBatches, KeyedOrder, Schedule, whole_number
-from shmload.schedule.state import STATE_VERSION, UsersOwn, make_state, opened, resume, sealed
+from shmload.schedule import state_checksum
+from shmload.schedule.checks import whole_number
+from shmload.schedule.keyed_batches import BatchSchedule, KeyedBatches
+from shmload.schedule.keyed_order import KeyedOrder
+from shmload.schedule.permutation import MAX_N
+from shmload.schedule.schedule import Schedule
+from shmload.schedule.state import STATE_VERSION, make_state, resume
+from shmload.schedule.state_codec import UsersOwn, opened, sealed
 from shmload.torch_names import pin_memory
 from shmload.worker.reader import no_end
 from shmload.worker.sample_rng import kept_generators
@@ -130,7 +136,7 @@ class SampledOrder:
             sampler = state_before(self._sampler, None)
         if "own" in sampler:
             sampler = {**sampler, "own": UsersOwn(sampler["own"])}
-        return states.with_checksum({**self._identity, "epoch": epoch, "step": step, "sampler": sealed(sampler)})
+        return state_checksum.with_checksum({**self._identity, "epoch": epoch, "step": step, "sampler": sealed(sampler)})
 
     def load_state_dict(self, state: Any, *, is_trusted: bool) -> tuple[int, int]:
         """Goes to where a state was taken: (epoch, step).
@@ -144,7 +150,7 @@ class SampledOrder:
         if differing := states.differences(saved, self._identity):
             what = "; ".join(differing)
             raise StateMismatch(f"the state belongs to another loader: {what}. Remedy: build the loader as it was at saving")
-        states.check_checksum(saved)
+        state_checksum.check_checksum(saved)
         try:
             sampler = opened(saved["sampler"], is_trusted=is_trusted)
             is_place = all(type(saved[name]) is int and saved[name] >= 0 for name in ("epoch", "step"))

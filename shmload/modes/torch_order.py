@@ -12,8 +12,8 @@ Where a pass in torch mode stands: what is saved, and the checks when it is load
 
     {"version", "mode": "torch", "batch_size", "drop_last", "n",    which loader it was
      "position", "is_finished",                                     batches delivered
-     "check",                                                       schedule/state.py
-     "details"}                                                     the rest, as one string (schedule/state.py):
+     "check",                                                       schedule/state_checksum.py
+     "details"}                                                     the rest, as one string (schedule/state_codec.py):
 
      "snapshot", "num_workers", "last_worker", "base_seed", "shared_seed",  from where a resumed loader makes batches again
      "done", "beyond",                                              all orders before `done` are behind, and these after it
@@ -47,7 +47,9 @@ from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSamp
 from shmload.engine.builder import LoaderConfig
 from shmload.errors import StateMismatch
 from shmload.schedule import state as states
-from shmload.schedule.state import CHECK, UsersOwn, opened, sealed, with_checksum
+from shmload.schedule import state_checksum
+from shmload.schedule.state_checksum import CHECK, with_checksum
+from shmload.schedule.state_codec import UsersOwn, opened, sealed
 from shmload.shm import travel
 from shmload.torch_names import InfiniteConstantSampler
 from shmload.worker.snapshot import SAME, Note, Snapshot, own_states
@@ -285,7 +287,7 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
         shown = f"a dict with the keys {sorted(map(str, state))}" if isinstance(state, dict) else type(state).__name__
         raise StateMismatch(f"a state is a dict as state_dict() returns it, got {shown}")
     states.check_head(state, "torch", TORCH_STATE_VERSION, f"give ShmLoader the seed {state.get('seed')!r} it was saved with")
-    states.check_checksum(state)
+    state_checksum.check_checksum(state)
     differing = states.differences(state, identity(config))
     loaded = _unpacked(state, config.trust_state)
     sampler = loaded["sampler"]

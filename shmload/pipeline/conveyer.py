@@ -24,8 +24,9 @@ from shmload.pipeline.sources import set_whole
 from shmload.pipeline.stage_names import Where, places_of
 from shmload.pipeline.stages import ItemErrors, ItemStream, NamedErrors, Outcome, StreamSchedule, compose, items_of
 from shmload.pipeline.streams import Stream
-from shmload.schedule.schedule import MAX_N
-from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
+from shmload.schedule.permutation import MAX_N
+from shmload.schedule.state import check_state, compare_state, make_state
+from shmload.schedule.state_checksum import with_checksum
 from shmload.worker.stage_engine import through
 
 if TYPE_CHECKING:

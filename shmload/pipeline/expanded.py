@@ -23,7 +23,9 @@ from shmload.pipeline.conveyer import OF_BATCHES, Conveyer
 from shmload.pipeline.stage_names import Where, places_of
 from shmload.pipeline.stages import DistributedBatchedMap, ItemStream, Plan, StreamSchedule
 from shmload.pipeline.streams import FedBlocks, StreamRow
-from shmload.schedule.state import check_state, compare_state, make_state, opened, with_checksum
+from shmload.schedule.state import check_state, compare_state, make_state
+from shmload.schedule.state_checksum import with_checksum
+from shmload.schedule.state_codec import opened
 from shmload.worker.reader import Failure
 from shmload.worker.stage_engine import called
 

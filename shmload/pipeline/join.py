@@ -1,6 +1,6 @@
 """Join: several pipelines as one, in proportion to weights.
 
-Who is drawn at each step is worked out from the weights alone (schedule/mix.py), so all ranks draw alike and every prefix holds
+Who is drawn at each step is worked out from the weights alone (schedule/shares.py), so all ranks draw alike and every prefix holds
 of each member what it should, within one. By itself a Join calls its members, each with workers of its own. As the first stage of a
 Conveyer it is a source of single items, and one worker pool does for all.
 
@@ -30,9 +30,14 @@ from shmload.pipeline.methods import Fluent
 from shmload.pipeline.sources import SEED, Chained, Interleaved, Keys, Mapped, Zipped, set_whole
 from shmload.pipeline.stages import Plan, PoolOptions, RowProgram, compose
 from shmload.pipeline.streams import StreamRow
-from shmload.schedule.mix import Drawn, Shares, Stop, check_members, exact_weight, length
-from shmload.schedule.schedule import MAX_N, MAX_UINT64, digest
-from shmload.schedule.state import check_checksum, with_checksum
+from shmload.schedule.checks import MAX_UINT64
+from shmload.schedule.digest import digest
+from shmload.schedule.mix import check_members
+from shmload.schedule.mix_draws import Drawn
+from shmload.schedule.mix_order import Stop, length
+from shmload.schedule.permutation import MAX_N
+from shmload.schedule.shares import Shares, exact_weight
+from shmload.schedule.state_checksum import check_checksum, with_checksum
 
 
 class Draws:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shmload.pipeline.conveyer import Conveyer
     from shmload.pipeline.explain import Explanation
-    from shmload.schedule.schedule import Uneven
+    from shmload.schedule.any_schedule import Uneven
 
 
 def _stage(name: str, *arguments: Any, **options: Any) -> Any:

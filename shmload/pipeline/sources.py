@@ -25,8 +25,11 @@ from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch
 from shmload.pipeline.methods import Fluent
-from shmload.schedule import schedule
-from shmload.schedule.schedule import MAX_N, EpochCache, digest
+from shmload.schedule import key_streams, permutation
+from shmload.schedule.checks import MAX_UINT64
+from shmload.schedule.digest import digest
+from shmload.schedule.epoch_cache import EpochCache
+from shmload.schedule.permutation import MAX_N
 from shmload.worker.stage_engine import Each, called, noted
 from shmload.world import ability_of
 
@@ -115,8 +118,8 @@ class Source(Keys):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        set_whole(self, f"{name}(n_elements)", "n_elements", 1, schedule.MAX_N)
-        set_whole(self, f"{name}(seed)", "seed", 0, schedule.MAX_UINT64)
+        set_whole(self, f"{name}(n_elements)", "n_elements", 1, permutation.MAX_N)
+        set_whole(self, f"{name}(seed)", "seed", 0, MAX_UINT64)
         check_flag(f"{name}(repeating)", self.repeating)
         identity = f"{name}({self.n_elements}, seed={self.seed}, repeating={self.repeating})"
         self.__dict__.update(n=self.n_elements, members=self.n_elements, identity=identity)
@@ -133,7 +136,7 @@ class Source(Keys):
             epoch, place = divmod(start + done, n)
             part = out[done : done + n - place]
             self._fill(epoch, place, part)
-            part += epoch % max(schedule.MAX_N // n, 1) * n
+            part += epoch % max(permutation.MAX_N // n, 1) * n
             done += len(part)
         return out
 
@@ -181,11 +184,11 @@ class Permutation(Source):
         self._orders.get(self.seed, epoch, self._order).fill(place, out)
 
     @cached_property
-    def _orders(self) -> EpochCache[schedule.Permutation]:
+    def _orders(self) -> EpochCache[permutation.Permutation]:
         return EpochCache()  # of its own: a Join may have many members
 
-    def _order(self, seed: int, epoch: int) -> schedule.Permutation:
-        return schedule.Permutation(self.n_elements, seed=seed, epoch=epoch)
+    def _order(self, seed: int, epoch: int) -> permutation.Permutation:
+        return permutation.Permutation(self.n_elements, seed=seed, epoch=epoch)
 
 
 class Row(Keys):
@@ -242,7 +245,7 @@ class Items(Row):
         self.is_fixed = not (self.is_keyed and items.order.shuffle)
         made_of = f"Items({name} of {n}, seed={seed}, repeating={repeating})"
         super().__init__(n, made_of, repeating=repeating, seed=seed)
-        set_whole(self, "Items(seed)", "seed", 0, schedule.MAX_UINT64)
+        set_whole(self, "Items(seed)", "seed", 0, MAX_UINT64)
         set_whole(self, "Items(n_workers)", "n_workers", 0, MAX_WORKERS)
 
     def item(self, key: int) -> Any:
@@ -272,7 +275,7 @@ class Generate(Row):
         check_flag("Generate(repeating)", repeating)
         made_of = f"Generate({self.n_elements}, seed={seed}, repeating={repeating})"
         super().__init__(self.n_elements, made_of, repeating=repeating, seed=seed)
-        set_whole(self, "Generate(seed)", "seed", 0, schedule.MAX_UINT64)
+        set_whole(self, "Generate(seed)", "seed", 0, MAX_UINT64)
 
     def item(self, key: int) -> Any:
         return called(self.fn, key, "Generate")
@@ -527,7 +530,7 @@ class Shuffle:
         if self.buffer_size is not None:
             set_whole(self, "Shuffle(buffer_size)", "buffer_size", 1, MAX_N)
         if self.seed is not None:
-            set_whole(self, "Shuffle(seed)", "seed", 0, schedule.MAX_UINT64)
+            set_whole(self, "Shuffle(seed)", "seed", 0, MAX_UINT64)
 
     @property
     def is_buffered(self) -> bool:
@@ -546,7 +549,7 @@ class Shuffled(Derived):
         super().__init__(below, below.n, f"Shuffle(seed={seed})")
         self.is_fixed = False
         self._order_seed = seed
-        self._orders: EpochCache[schedule.Permutation] = EpochCache()
+        self._orders: EpochCache[permutation.Permutation] = EpochCache()
 
     def place(self, position: int) -> int:
         epoch, item = divmod(position, self.n)
@@ -560,11 +563,11 @@ class Shuffled(Derived):
             found[its] += self._orders.get(self._order_seed, epoch, self._order).take(items[its])
         return found
 
-    def _order(self, seed: int, epoch: int) -> schedule.Permutation:
-        return schedule.Permutation(self.n, seed=seed, epoch=epoch, stream=_SHUFFLES)
+    def _order(self, seed: int, epoch: int) -> permutation.Permutation:
+        return permutation.Permutation(self.n, seed=seed, epoch=epoch, stream=_SHUFFLES)
 
 
-_SHUFFLES = schedule.SAMPLES + 4  # of orders: apart from those of a Permutation with the same seed
+_SHUFFLES = key_streams.SAMPLES + 4  # of orders: apart from those of a Permutation with the same seed
 
 
 # ------------------------------------------------------------ what is made of several rows

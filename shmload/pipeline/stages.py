@@ -7,7 +7,7 @@
     Map, Collate...  the stages, plain values: what they mean together is the plan's
     compose          the grammar (docs/pipelines.md): stages in a row ──▶ a Plan
 
-A source is one row of keys, epoch after epoch. A step goes by its first position (schedule/schedule.py), which is also what
+A source is one row of keys, epoch after epoch. A step goes by its first position (schedule/stream_positions.py), which is also what
 a state holds: the items that all ranks have had are those before it. If the source repeats, positions count on across the ends of
 epochs, and for the loader that reads it all of it is one epoch; else they begin anew with each.
 
@@ -48,8 +48,10 @@ from shmload.pipeline.blocks import (
 )
 from shmload.pipeline.sources import MAX_WORKERS, Keys, Mapped, Shuffle, check_flag, set_whole
 from shmload.pipeline.streams import Stream, StreamRow
-from shmload.schedule.schedule import BatchSchedule, KeyedBatches, Uneven, stream_end, stream_positions
-from shmload.schedule.state import CHECK, check_checksum
+from shmload.schedule.any_schedule import Uneven
+from shmload.schedule.keyed_batches import BatchSchedule, KeyedBatches
+from shmload.schedule.state_checksum import CHECK, check_checksum
+from shmload.schedule.stream_positions import stream_end, stream_positions
 from shmload.worker.reader import Failure, no_end
 from shmload.worker.stage_engine import Each, noted, through
 

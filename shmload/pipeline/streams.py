@@ -23,8 +23,8 @@ from shmload.pipeline.block_columns import Block
 from shmload.pipeline.blocks import Expansion, FailedItem, saved, set_position
 from shmload.pipeline.methods import Fluent
 from shmload.pipeline.sources import MAX_WORKERS, SEED, Enumerate, Row, Skip, Take, set_whole
-from shmload.schedule.schedule import MAX_UINT64
-from shmload.schedule.state import opened
+from shmload.schedule.checks import MAX_UINT64
+from shmload.schedule.state_codec import opened
 from shmload.shm import travel
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.reader import Failure

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from shmload.remote.object_stream import ObjectStream
     from shmload.remote.packing.pack import upload_cv_dataset
     from shmload.remote.remote_dataset import RemoteDataset
-    from shmload.schedule.samplers import NodeShuffle, ShardShuffle
+    from shmload.schedule.node_shuffle import NodeShuffle
+    from shmload.schedule.shard_shuffle import ShardShuffle
     from shmload.storage.client import Client, make_client, open_store
 
 _STAGES = "shmload.remote.fluent"
@@ -31,8 +32,8 @@ _PLACES = {
     "ObjectStream": "shmload.remote.object_stream",
     "RemoteDataset": "shmload.remote.remote_dataset",
     "RemoteSamples": "shmload.remote.indexed",
-    "NodeShuffle": "shmload.schedule.samplers",
-    "ShardShuffle": "shmload.schedule.samplers",
+    "NodeShuffle": "shmload.schedule.node_shuffle",
+    "ShardShuffle": "shmload.schedule.shard_shuffle",
     "make_client": "shmload.storage.client",
     "open_store": "shmload.storage.client",
     "upload_cv_dataset": "shmload.remote.packing.pack",

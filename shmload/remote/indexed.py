@@ -36,9 +36,10 @@ from shmload.remote.layouts import members_span
 from shmload.remote.listing import shards_of
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.manifest import MANIFEST_NAME, Manifest
-from shmload.schedule.samplers import NodeShuffle, ShardShuffle
-from shmload.schedule.schedule import Uneven
-from shmload.schedule.snapshots import SnapshotSchedule
+from shmload.schedule.any_schedule import Uneven
+from shmload.schedule.node_shuffle import NodeShuffle
+from shmload.schedule.shard_shuffle import ShardShuffle
+from shmload.schedule.snapshot_schedule import SnapshotSchedule
 from shmload.worker.sample_rng import seed_and_epoch
 from shmload.worker.stage_engine import Program
 

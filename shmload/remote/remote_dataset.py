@@ -55,8 +55,11 @@ from shmload.remote.listing import shards_in, shards_of_urls
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.manifest import Shards
 from shmload.remote.packing.pack import store_of
-from shmload.schedule.samplers import NodeShuffle, ShardShuffle
-from shmload.schedule.schedule import Permutation, Uneven, own_int, whole_number
+from shmload.schedule.any_schedule import Uneven
+from shmload.schedule.checks import own_int, whole_number
+from shmload.schedule.node_shuffle import NodeShuffle
+from shmload.schedule.permutation import Permutation
+from shmload.schedule.shard_shuffle import ShardShuffle
 from shmload.shm import travel
 from shmload.storage.client import open_store
 from shmload.worker import stage_engine

@@ -24,7 +24,8 @@ from shmload.engine.parts import CopyOut, EngineOptions, Hook, Parts
 from shmload.engine.ring import BadSamples, BatchSource, Delivery, Turns
 from shmload.engine.stats import RingReader
 from shmload.errors import RankLeft, WorkerDied
-from shmload.schedule.schedule import KeyedBatches, KeyedOrder
+from shmload.schedule.keyed_batches import KeyedBatches
+from shmload.schedule.keyed_order import KeyedOrder
 from shmload.sharing.balancing import Balancer
 from shmload.sharing.rank_group import RankGroup, RankSync, gather
 from shmload.shm.segment import Doorbell, map_segment

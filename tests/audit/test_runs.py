@@ -13,7 +13,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, WeightedRandom
 
 from shmload import LengthBuckets, ShmLoader
 from shmload.audit.recorder import Event
-from shmload.schedule.schedule import KeyedOrder
+from shmload.schedule.keyed_order import KeyedOrder
 from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import Samples, judged, kinds, make, run, written
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import shmload
-from shmload.schedule.state import with_checksum
+from shmload.schedule.state_checksum import with_checksum
 from tests.crossing import __main__ as command
 from tests.crossing.__main__ import Run, only_of
 from tests.crossing.cases import KINDS, PLAINEST, Case, draw, mended

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import shmload
 from shmload import BlockShuffle, LengthBuckets, RingTooSmall, SampleError, ShmLoader, TokenBudget, Weighted
-from shmload.schedule.samplers import NodeShuffle, ShardShuffle
+from shmload.schedule.node_shuffle import NodeShuffle
+from shmload.schedule.shard_shuffle import ShardShuffle
 from tests.loader.seeded_data import Tens
 
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 3], ids=["torch mode", "seed mode"])

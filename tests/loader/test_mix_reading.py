@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shmload import Mix, ShmLoader, StateMismatch
-from shmload.schedule.state import with_checksum
+from shmload.schedule.state_checksum import with_checksum
 from shmload.tools.audit.verify import read_folder, verify
 from tests.loader.mix_data import Decoding, DecodingBatches, KillsOnce, Several, Short, Tagged
 

@@ -32,7 +32,7 @@ from shmload.pipeline import (
     Window,
     Zip,
 )
-from shmload.schedule.mix import MixOrder
+from shmload.schedule.mix_order import MixOrder
 
 ENOUGH = 1100  # items that a stream's model is asked for
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 
 from shmload.errors import StateMismatch
 from shmload.pipeline import Conveyer, Join, Permutation, Range
-from shmload.schedule.mix import Drawn
-from shmload.schedule.state import with_checksum
+from shmload.schedule.mix_draws import Drawn
+from shmload.schedule.state_checksum import with_checksum
 from tests.pipeline.pipeline_kit import joined_ranges as joined
 
 

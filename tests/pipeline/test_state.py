@@ -11,7 +11,7 @@ import pytest
 
 from shmload.errors import StateMismatch
 from shmload.pipeline import Collate, Conveyer, Filter, Items, Join, Partition, Range, Scan, Stream, reconcile
-from shmload.schedule.state import with_checksum
+from shmload.schedule.state_checksum import with_checksum
 from tests.pipeline.pipeline_kit import Leaf, Spec, pulled
 
 PLAIN = Leaf(12, True, False, 7)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Map, Partition, Permutation, Range
-from shmload.schedule.state import with_checksum
+from shmload.schedule.state_checksum import with_checksum
 from tests.pipeline.pipeline_kit import Leaf, Spec, known_item, plain, pulled, specs
 
 slow = pytest.mark.slow(reason="hypothesis pulls from many pipelines")

@@ -318,7 +318,7 @@ def test_a_state_without_what_scans_carried_is_refused_and_nothing_is_changed() 
         first = pipeline.state()
         without = {name: value for name, value in first.items() if name not in ("children", "check")}
         with pytest.raises(StateMismatch):
-            pipeline.load_state(shmload.schedule.state.with_checksum(without))
+            pipeline.load_state(shmload.schedule.state_checksum.with_checksum(without))
         assert pipeline() == 0
 
 

@@ -14,7 +14,7 @@ import torch
 from shmload import sample_info
 from shmload.errors import SampleError, SampleTimeout, WorkerDied
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Range
-from shmload.schedule.state import with_checksum
+from shmload.schedule.state_checksum import with_checksum
 from tests.pipeline import worker_items as items
 from tests.pipeline.pipeline_kit import Add, plain, pulled
 

@@ -210,7 +210,7 @@ DEFECTS = [
     Defect(
         "R9",
         "padding is left out",
-        "shmload/schedule/schedule.py",
+        "shmload/schedule/stream_positions.py",
         ' if uneven == "pad" else divmod',
         " if False else divmod",
         (

@@ -12,8 +12,8 @@ PIPELINE_DEFECTS = [
         "B2",
         "every epoch has the order of the first",
         "shmload/pipeline/sources.py",
-        "schedule.Permutation(self.n_elements, seed=seed, epoch=epoch)",
-        "schedule.Permutation(self.n_elements, seed=seed, epoch=0)",
+        "permutation.Permutation(self.n_elements, seed=seed, epoch=epoch)",
+        "permutation.Permutation(self.n_elements, seed=seed, epoch=0)",
         (f"{STREAM}test_equal_seeds_give_equal_streams_and_other_seeds_others",),
     ),
     Defect(
@@ -222,7 +222,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B4",
         "the tail of an epoch is lost by padding",
-        "shmload/schedule/schedule.py",
+        "shmload/schedule/stream_positions.py",
         "(-(-left // world_size), 0) if",
         "(left // world_size, 0) if",
         (

@@ -99,7 +99,7 @@ STATE_DEFECTS = [
     Defect(
         "R2",
         "shards' sizes are the caller's array",
-        "shmload/schedule/samplers.py",
+        "shmload/schedule/shard_shuffle.py",
         "        self.sizes = np.array(sizes, np.int64)",
         "        self.sizes = np.asarray(sizes, np.int64)",
         ("tests/schedule/test_shard_shuffle.py::test_sizes_that_change_afterwards_change_nothing",),
@@ -310,7 +310,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a pickle in a state is opened unasked",
-        "shmload/schedule/state.py",
+        "shmload/schedule/state_codec.py",
         "    if not is_trusted:\n",
         "    if is_trusted is None:\n",
         (
@@ -321,7 +321,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a state's checksum is not looked at",
-        "shmload/schedule/state.py",
+        "shmload/schedule/state_checksum.py",
         "    if type(state.get(CHECK)) is not int or state[CHECK] != expected:\n",
         "    if type(state.get(CHECK)) is not int:\n",
         (

@@ -253,7 +253,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "nodes' shares are drawn anew in each epoch",
-        "shmload/schedule/samplers.py",
+        "shmload/schedule/node_shuffle.py",
         "        shares, each = self._shares_of(seed), self.global_batch // self.nodes\n",
         "        shares, each = self._shares_of(seed + epoch), self.global_batch // self.nodes\n",
         ("tests/remote/test_nodes.py::test_shares_are_the_same_in_each_epoch_and_samples_in_another_order",),

@@ -22,7 +22,7 @@ import torch
 from shmload import LengthBuckets, Mix, ShmLoader, StateMismatch
 from shmload.growing import SampleCache
 from shmload.pipeline import Collate, Conveyer, Join, Permutation, Range
-from shmload.schedule.state import with_checksum
+from shmload.schedule.state_checksum import with_checksum
 from tests.growing.growing_kit import dataset_of, put
 from tests.resume import noisy_data as data
 

@@ -13,7 +13,7 @@ import torch
 
 from shmload import ShmLoader, StateMismatch
 from shmload.growing import SampleCache
-from shmload.schedule.state import with_checksum
+from shmload.schedule.state_checksum import with_checksum
 from tests.growing.growing_kit import dataset_of, put
 from tests.resume import fuzz
 

@@ -15,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shmload import ShmLoader
 from shmload.errors import StateMismatch
-from shmload.schedule.state import opened
+from shmload.schedule.state_codec import opened
 from tests.resume import noisy_data as data
 
 slow = pytest.mark.slow(reason="most cases start workers for their loaders")

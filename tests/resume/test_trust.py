@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
 from shmload import ShmLoader, StateMismatch
-from shmload.schedule.state import MAX_DEPTH, UsersOwn, opened, sealed, with_checksum
+from shmload.schedule.state_checksum import with_checksum
+from shmload.schedule.state_codec import MAX_DEPTH, UsersOwn, opened, sealed
 from tests.resume import noisy_data as data
 
 

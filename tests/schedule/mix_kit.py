@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shmload._core.mix import Draws
-from shmload.schedule.mix import Shares
+from shmload.schedule.shares import Shares
 
 
 def draws_of(shares: Shares, count: int, *, position: int = 0, counters: Any = None, **options: Any) -> list[int]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload import LengthBuckets, Schedule, StateMismatch, TokenBudget
-from shmload.schedule.schedule import BatchSchedule, KeyedBatches
+from shmload.schedule.keyed_batches import BatchSchedule, KeyedBatches
 from shmload.schedule.state import make_state, resume
 
 RULES = ("pad", "drop", "exact")

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from shmload import LengthBuckets, TokenBudget
 from shmload._core.cutting import cut
-from shmload.schedule.samplers import Bucketed, _grouped, _sorted
+from shmload.schedule.bucketed import Bucketed, _grouped, _sorted
 
 LOG_NORMAL = np.clip(np.random.default_rng(0).lognormal(4.5, 0.8, 20_000), 1, 2048).astype(np.int64)
 

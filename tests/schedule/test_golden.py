@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 import shmload
-from shmload.schedule.mix import MixOrder
-from shmload.schedule.samplers import ShardShuffle
-from shmload.schedule.schedule import KeyedOrder, Schedule, sample_key, sample_key_pair
+from shmload.schedule.keyed_order import KeyedOrder
+from shmload.schedule.mix_order import MixOrder
+from shmload.schedule.permutation import sample_key, sample_key_pair
+from shmload.schedule.schedule import Schedule
+from shmload.schedule.shard_shuffle import ShardShuffle
 
 FOLDER = Path(__file__).parent / "golden"
 GOLDEN = [json.loads(line) for line in (FOLDER / "schedule-1.jsonl").read_text().splitlines()]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from shmload import Schedule, ShmLoader, StateMismatch
-from shmload.schedule.schedule import KeyedOrder
+from shmload.schedule.keyed_order import KeyedOrder
 from shmload.schedule.state import make_state, resume
 
 

@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from shmload import BlockShuffle, Weighted
-from shmload.schedule.schedule import KeyedOrder, Schedule
+from shmload.schedule.keyed_order import KeyedOrder
+from shmload.schedule.schedule import Schedule
 
 WEIGHTS = np.arange(300) % 7
 ORDERS: dict[str, Callable[[], KeyedOrder]] = {

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload._core.mix import SCAN_MAX, Draws
-from shmload.schedule.mix import Shares
+from shmload.schedule.shares import Shares
 from tests.schedule.mix_kit import Wanted, bound_of, draws_of
 
 ROUNDING = Fraction(1, 10**6)  # of weights that have no common unit, over far more draws than here

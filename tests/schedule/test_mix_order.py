@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload import Permutation, Schedule, StateMismatch
-from shmload.schedule import mix as drawn_module
-from shmload.schedule import mix as order_module
-from shmload.schedule.mix import BLOCK, Drawn, MixOrder, Shares
+from shmload.schedule import mix_draws as drawn_module
+from shmload.schedule import mix_order as order_module
+from shmload.schedule.mix_draws import BLOCK, Drawn
+from shmload.schedule.mix_order import MixOrder
+from shmload.schedule.shares import Shares
 from shmload.schedule.state import make_state, resume
 from tests.schedule.mix_kit import Wanted, draws_of
 

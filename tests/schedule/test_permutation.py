@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload._core.permutation import ISAS, KeyedPermutation
-from shmload.schedule.schedule import MAX_N, Permutation, sample_key, sample_key_pair
+from shmload.schedule.permutation import MAX_N, Permutation, sample_key, sample_key_pair
 
 AROUND_POWERS = sorted({n for k in range(1, 17) for n in (2**k - 1, 2**k, 2**k + 1)})
 LARGE = sorted({n for k in range(17, 63) for n in (2**k - 1, 2**k, 2**k + 1) if n <= MAX_N})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shmload._core.permutation import KeyedPermutation
-from shmload.schedule.schedule import Permutation, sample_key
+from shmload.schedule.permutation import Permutation, sample_key
 
 LIMIT = 4.5
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmload.schedule.schedule import Permutation, Schedule
+from shmload.schedule.permutation import Permutation
+from shmload.schedule.schedule import Schedule
 
 RULES = ("pad", "drop", "exact")
 sizes = {"n": st.integers(0, 150), "batch_size": st.integers(1, 9), "world_size": st.integers(1, 9)}

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.schedule.samplers import NodeShuffle, ShardShuffle
+from shmload.schedule.node_shuffle import NodeShuffle
+from shmload.schedule.shard_shuffle import ShardShuffle
 
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmload.schedule.mix import MAX_TOTAL, Shares, check_weights
+from shmload.schedule.shares import MAX_TOTAL, Shares, check_weights
 
 positive = st.one_of(st.integers(1, 2**70), st.floats(1e-300, 1e300), st.fractions(Fraction(1, 1000), 1000))
 small_pieces = st.integers(1, 4).flatmap(

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from shmload.errors import StateMismatch
 from shmload.schedule.schedule import Schedule
-from shmload.schedule.state import check_state, compare_state, make_state, resume, with_checksum
+from shmload.schedule.state import check_state, compare_state, make_state, resume
+from shmload.schedule.state_checksum import with_checksum
 
 SCHEDULE = Schedule(1000, batch_size=12, world_size=2, seed=7, shuffle=True)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shmload import Weighted
 from shmload._core.draws import AliasTable, fill_words
-from shmload.schedule.samplers import _logarithm
+from shmload.schedule.weighted import _logarithm
 
 LIMIT = 4.5  # of a z score; seeds are fixed, so a pass is a pass for ever
 

@@ -23,7 +23,7 @@ from shmload.formats.tar.members import INTEGERS, zstd
 from shmload.formats.tar.shards import KEY
 from shmload.formats.tar.writer import BLOCK, member_header, member_name
 from shmload.remote.packing.encoding import Members, Serializers, file_member, members_of, serialized, serializer_of, value_member
-from shmload.schedule.schedule import Permutation
+from shmload.schedule.permutation import Permutation
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import begin_sample, kept_generators
 

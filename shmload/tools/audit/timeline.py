@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from shmload._core.permutation import MAX_N
 from shmload.audit.recorder import DISTRIBUTED, AuditLog, Batch, Event, Header, Mode
-from shmload.schedule.schedule import Schedule, stream_positions
+from shmload.schedule.schedule import Schedule
+from shmload.schedule.stream_positions import stream_positions
 
 LISTED_MAX = 100  # findings of one kind that are listed
 

@@ -1,7 +1,7 @@
-"""Which samples a rank reads at a step of an epoch that has a length of its own, as of a dataset that grows.
+"""The schedule of a growing dataset, in which each epoch reads a snapshot with its own length.
 
-Within an epoch it is shmload's plain schedule over the snapshot's records. A step goes by its first position, which is what a state
-holds, so any number of ranks with the same global batch goes on from it.
+Within an epoch it is the plain schedule over the records of the snapshot. A step is named by its first position, which is also the
+position in a state, so any number of ranks with the same global batch can continue from it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.schedule.schedule import BatchSchedule, Schedule, Uneven
+from shmload.schedule.any_schedule import Uneven
+from shmload.schedule.keyed_batches import BatchSchedule
+from shmload.schedule.schedule import Schedule
 
 _plain = lru_cache(maxsize=8)(Schedule)
 
@@ -24,9 +26,9 @@ class SnapshotSchedule(BatchSchedule):
     """Pure map (snapshot, step, rank) -> indices.
 
     Args:
-        order: says which snapshot an epoch has: `GrowingEpochs`, or `FollowedEpochs` of a packed dataset.
-        batch_size: of one rank.
-        is_shuffled: in a random order, anew in each epoch.
+        order: tells the snapshot of each epoch: `GrowingEpochs`, or `FollowedEpochs` for a packed dataset.
+        batch_size: samples in one step of one rank.
+        is_shuffled: use a new random order in each epoch.
     """
 
     order: Any
@@ -37,7 +39,7 @@ class SnapshotSchedule(BatchSchedule):
     grows = True
 
     def of(self, epoch: int) -> Schedule:
-        """The schedule within an epoch."""
+        """Return the schedule within an epoch."""
         uneven: Uneven = self.uneven
         return _plain(
             self.order.snapshot(epoch).n,
@@ -80,10 +82,10 @@ class SnapshotSchedule(BatchSchedule):
         return int(self.order.keys(epoch, np.array([record], np.int64))[0])
 
     def step_at(self, position: int) -> int:
-        """The step that starts at `position`.
+        """Return the step that starts at `position`.
 
         Raises:
-            ValueError: none does.
+            ValueError: no step starts there.
         """
         if position % self.stride:
             raise ValueError(

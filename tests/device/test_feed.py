@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload import CopyFailed, ShmLoader
-from shmload.device.calls import sent
+from shmload.device.sending import sent
 from tests.device.device_kit import Mixed, Rows, rows_of
 from tests.stand_in.device import StandIn
 from tests.stand_in.device_log import Logged

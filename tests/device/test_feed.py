@@ -268,7 +268,11 @@ def test_a_slot_without_an_event_comes_back_once_the_device_has_been_waited_for(
 @pytest.mark.parametrize(
     ("device", "error", "text"),
     [
-        ("cpu", ValueError, "batches can be sent to CUDA devices only, got device='cpu'. Leave device out for batches in host memory"),
+        (
+            "cpu",
+            ValueError,
+            "batches can be sent to CUDA devices only, got device='cpu'. Leave device out for batches in host memory",
+        ),
         ("gpu0", ValueError, 'device must be a CUDA device such as "cuda" or "cuda:1", or None, got \'gpu0\''),
         (0, TypeError, 'device must be "cuda", "cuda:1", a torch.device or None, got 0'),
     ],

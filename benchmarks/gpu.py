@@ -36,7 +36,7 @@ import torch
 from benchmarks.common import Result, Row, Settings, main
 from benchmarks.datasets import Blocks
 from shmload import ShmLoader
-from shmload.device.calls import Calls
+from shmload.device.cuda import CudaDevice
 from tests.stand_in.device_log import Logged, load_log
 from tests.stand_in.device_replay import replay
 
@@ -64,9 +64,9 @@ class Cuda:
         """Of the device."""
         return torch.cuda.get_device_name()
 
-    def calls(self) -> Calls:
+    def calls(self) -> CudaDevice:
         """The device, as the ring sees it."""
-        return Calls()
+        return CudaDevice()
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
         """As a training loop does."""

@@ -1,7 +1,7 @@
-"""Decoding on a Ray cluster, with the spellings of the loader it takes the place of.
+"""Decode on a Ray cluster, with the argument names of Dpex.
 
-`DpexDataLoader` is torch's loader with two arguments more. With `distribute_mode=True` its workers are actors on the nodes of the
-Ray cluster that this machine belongs to; otherwise they are processes of this machine. Batches are the same either way.
+`DpexDataLoader` is torch's loader with two more arguments. With `distribute_mode=True` its workers are actors on the nodes of the
+Ray cluster that this machine belongs to; otherwise they are processes on this machine. The batches are the same.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ T = TypeVar("T")
 
 
 class DpexDataLoader(ShmLoader[T]):
-    """`ShmLoader` in torch mode, by the names and positions that programs for Dpex use.
+    """`ShmLoader` in torch mode, with the argument names and positions of Dpex.
 
     Args:
-        dataset: as ShmLoader's; it travels to the nodes by pickle, once for each.
-        distribute_mode: decode on the cluster. Without workers there is nothing to distribute: the trainer reads.
-        head_address: of the cluster's head; "auto": the cluster that runs on this machine.
-        num_workers: actors, or processes of this machine; 0: the trainer reads.
+        dataset: as in ShmLoader; it is pickled and sent to each node once.
+        distribute_mode: decode on the cluster. With num_workers=0 the trainer reads and this has no effect.
+        head_address: address of the cluster's head; "auto" means the cluster that runs on this machine.
+        num_workers: number of actors, or of processes on this machine; 0: the trainer reads.
         batch_size, shuffle, sampler, batch_sampler, collate_fn, pin_memory, drop_last: as torch's DataLoader.
         timeout, worker_init_fn, multiprocessing_context, generator: as torch's DataLoader.
-        prefetch_factor: as torch's DataLoader; without workers 2 means nothing.
+        prefetch_factor: as torch's DataLoader; the default has no effect without workers.
     Raises:
-        ImportError: `distribute_mode` without Ray.
+        ImportError: `distribute_mode=True` and Ray is not installed.
     Example:
         >>> from shmload.cluster import DpexDataLoader
         >>> [batch.tolist() for batch in DpexDataLoader([1, 2, 3], batch_size=2)]
@@ -58,10 +58,10 @@ class DpexDataLoader(ShmLoader[T]):
         prefetch_factor: int | None = 2,
     ) -> None:
         if num_workers == 0 and prefetch_factor == 2:
-            prefetch_factor = None  # torch refuses a number without workers, even Dpex's own default
+            prefetch_factor = None  # torch refuses it without workers, even Dpex's default
         is_distributed = bool(distribute_mode) and num_workers > 0
         backend, address = ("ray", head_address) if is_distributed else ("process", None)
-        actor_options = {"num_cpus": 0} if is_distributed else None  # as many as the program asks for, whatever else runs there
+        actor_options = {"num_cpus": 0} if is_distributed else None  # start all requested actors even if other work uses the CPUs
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__", "is_distributed")}
         self.distribute_mode, self.head_address = given.pop("distribute_mode"), given.pop("head_address")
         super().__init__(**given)

@@ -1,4 +1,4 @@
-"""For finding faults: who holds batches, and what was read after its batch had died."""
+"""Find out which code holds batches, and detect reads of a batch that has been released."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ POISON = 0xA5  # src/lease.h writes it
 
 
 def is_poisoned(values: Any) -> bool:
-    """Whether every byte is what a slot is overwritten with: then this was read after its batch had died.
+    """Return True if every byte is the poison value that released slots are filled with: it was read after its batch was released.
 
     Args:
-        values: a tensor or array; an empty one is not poisoned. Tensors of a device are copied.
+        values: a tensor or array; an empty one is not poisoned. Device tensors are copied to the host.
     """
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -1,84 +1,84 @@
-"""Every error shmload raises on purpose.
+"""All errors that shmload raises.
 
     ShmloadError
-    ├── WorkerDied        (RuntimeError)   a worker process ended and could not be, or may not be, replaced
-    ├── RankFailed        (RuntimeError)   a process that `spawn` started failed; its traceback is in the text
-    ├── RankLeft          (RuntimeError)   a rank that shares this one's ring has ended, or does not read the same batches
+    ├── WorkerDied        (RuntimeError)   a worker process ended and was not replaced
+    ├── RankFailed        (RuntimeError)   a process that `spawn` started failed; the message has its traceback
+    ├── RankLeft          (RuntimeError)   a rank that shares this rank's ring ended, or reads other batches
     ├── CopyFailed        (RuntimeError)   a batch could not be copied to a device
-    ├── ClusterUnreachable (ConnectionError) there is no Ray cluster where one was said to be, or it lacks something
+    ├── ClusterUnreachable (ConnectionError) the Ray cluster was not found, or cannot decode
     ├── SampleTimeout     (RuntimeError)   one sample took longer than `sample_timeout_s`
-    ├── SampleError       (RuntimeError)   a sample could not be read or placed; the worker's traceback is in the text
-    ├── RingTooSmall      (MemoryError)    the ring does not fit in the memory there is
-    ├── ShardCorrupt      (ValueError)     a shard's bytes are not what its format says
+    ├── SampleError       (RuntimeError)   a sample could not be read or placed in its batch; the message has the traceback
+    ├── RingTooSmall      (MemoryError)    the ring does not fit in the available memory
+    ├── ShardCorrupt      (ValueError)     a shard's bytes violate its format
     ├── StateMismatch     (ValueError)     a saved state belongs to another loader
     └── StoreError        (OSError)        an object store could not be read or written
-        ├── CacheFull                     a cache has no room: what it holds is leased, or needed sooner
-        └── ObjectMissing (FileNotFoundError)  there is no such object
+        ├── CacheFull                     a cache is full, and nothing in it may be evicted
+        └── ObjectMissing (FileNotFoundError)  an object does not exist
 
-Each class is also the fitting builtin, so that code written for torch's loader catches it.
+Each class also derives from a builtin exception, so that code written for torch's loader catches it.
 """
 
 
 class ShmloadError(Exception):
-    """Root of shmload's own errors."""
+    """Base class of all errors of shmload."""
 
 
 class WorkerDied(ShmloadError, RuntimeError):
-    """A worker process ended and could not be, or may not be, replaced.
+    """A worker process ended and was not replaced.
 
-    The text says which worker, by what signal or exit status, and which epoch, batch and sample it was at. In torch mode that is
-    every death, unless `max_restarts` allows for it; in seed mode a sample that ended its worker twice.
+    The message has the worker, the signal or exit status, and the epoch, batch and sample that it was reading. In torch mode every
+    death raises this unless `max_restarts` allows a replacement; in seed mode, a sample that ended two workers.
     """
 
 
 class RankFailed(ShmloadError, RuntimeError):
-    """One of the processes that `spawn` started failed, and the others have been ended.
+    """A process that `spawn` started failed, and the others were stopped.
 
-    The text says which was the first and how it ended, by exception, exit code or signal, with its traceback or the last it wrote
-    to stderr; then what became of the others.
+    The message has the first process that failed, its exception, exit code or signal, its traceback or last lines on stderr,
+    and what happened to the others.
     """
 
 
 class RankLeft(ShmloadError, RuntimeError):
-    """A rank of this node that shares a ring with this one (`share="node"`) has ended, or does not read the same batches.
+    """A rank of this node that shares a ring with this rank (`share="node"`) ended, or reads other batches.
 
-    The text says which, what it did, and how many batches it had read.
+    The message has the rank, what it did, and how many batches it had read.
     """
 
 
 class CopyFailed(ShmloadError, RuntimeError):
-    """A batch could not be copied to a device. The text says which batch, if that is known, and what the device said."""
+    """A batch could not be copied to a device. The message has the batch, if it is known, and the device's error."""
 
 
 class ClusterUnreachable(ShmloadError, ConnectionError):
-    """There is no Ray cluster at the address given, or none of its nodes can decode.
+    """No Ray cluster was found at the given address, or none of its nodes can decode.
 
-    The text says where it was looked for, and how one is started and joined; or what its nodes lack: CPUs, versions, packages.
+    The message has the address and how to start and join a cluster; or what the nodes lack: CPUs, versions, packages.
     """
 
 
 class SampleTimeout(ShmloadError, RuntimeError):
-    """One sample took longer than `sample_timeout_s`. The text says which, and where in Python its worker was."""
+    """One sample took longer than `sample_timeout_s`. The message has the sample and the Python stack of its worker."""
 
 
 class SampleError(ShmloadError, RuntimeError):
     """A sample could not be read or placed in its batch.
 
-    What a dataset raised keeps its own type, as with torch's loader; this is for what has none: a sample of another shape, dtype or
-    structure than its batch, a record that does not fit its schema, more bad samples than `max_bad`.
+    An exception of the dataset keeps its own type, as in torch's loader. This class is for everything else: a sample whose shape,
+    dtype or structure differs from its batch, a record that does not fit its schema, more bad samples than `max_bad`.
     """
 
 
 class RingTooSmall(ShmloadError, MemoryError):
-    """The ring does not fit in the memory there is. The text says how much is needed and free, and how many slots would fit."""
+    """The ring does not fit in the available memory. The message has the bytes needed and free, and how many slots would fit."""
 
 
 class ShardCorrupt(ShmloadError, ValueError):
-    """A file's bytes are not what its format says. The text names the file, the place in it and the cause."""
+    """A file violates its format. The message has the file, the offset and the cause."""
 
 
 class StateMismatch(ShmloadError, ValueError):
-    """A saved state belongs to another loader. The text says what differs: length, seed, global batch, order, format."""
+    """A saved state belongs to another loader. The message has what differs: length, seed, global batch, order, format."""
 
 
 class StoreError(ShmloadError, OSError):
@@ -86,8 +86,8 @@ class StoreError(ShmloadError, OSError):
 
 
 class CacheFull(StoreError):
-    """A cache has no room, within its budget or on its disk. The text says how much is needed, used, leased and evictable."""
+    """A cache is full: its byte budget or its disk. The message has the bytes needed, used, leased and evictable."""
 
 
 class ObjectMissing(StoreError, FileNotFoundError):
-    """A store has no such object. The text names its URL."""
+    """An object does not exist in its store. The message has its URL."""

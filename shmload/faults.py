@@ -1,12 +1,12 @@
-"""Named points at which a test can harm a process, inert unless armed.
+"""Named points at which a test can inject a fault into a process. They do nothing unless armed.
 
-`SHMLOAD_FAULTS=<folder>` arms them: a file `<point>.<anything>` in the folder is a charge. Its content says what happens to the
-first process that reaches the point: the number of a signal that it sends itself (none: SIGKILL), `exit` (os._exit, no clean-up),
-or the name of an exception that is raised there. That process renames the file to `spent-...-<pid>` first; so a charge goes off
-once, whoever comes first, replacements included. Who lays a charge of SIGSTOP sends the SIGCONT, too.
+`SHMLOAD_FAULTS=<folder>` arms them: a file `<point>.<anything>` in the folder arms one fault. Its content decides what happens to
+the first process that reaches the point: the number of a signal that the process sends to itself (empty: SIGKILL), `exit`
+(os._exit, without cleanup), or the name of an exception to raise. The process first renames the file to `spent-...-<pid>`, so
+each fault triggers once, in whichever process comes first, replacements included. A test that arms SIGSTOP must also send SIGCONT.
 
-The points' names stand in tests/faults/points.py. What runs once or seldom calls `hit`. On the way of every batch stands `at`,
-which leaves the function as it is unless the points were armed when it was imported.
+The names of the points are listed in tests/faults/points.py. Code that runs rarely calls `hit`. Code that runs for every batch uses
+the decorator `at`, which returns the function unchanged unless the points were armed at import.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import signal
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-EXIT_CODE = 77  # of a process that a charge has made exit
+EXIT_CODE = 77  # exit status of a process in which an `exit` fault was triggered
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,7 +27,7 @@ armed = bool(_folder)
 
 
 def at(point: str) -> Callable[[F], F]:
-    """Puts a point before every call of a function."""
+    """Place a point before every call of the decorated function."""
 
     def put(function: F) -> F:
         if not armed:
@@ -38,13 +38,13 @@ def at(point: str) -> Callable[[F], F]:
             hit(point)
             return function(*args, **kwargs)
 
-        return harmed  # type: ignore[return-value]  # the same signature
+        return harmed  # type: ignore[return-value]  # the signature is unchanged
 
     return put
 
 
 def hit(point: str) -> None:
-    """Comes to harm here if a charge lies at this point."""
+    """Trigger the fault armed at this point, if any."""
     if not armed:
         return
     for name in sorted(os.listdir(_folder)):
@@ -62,4 +62,4 @@ def hit(point: str) -> None:
         elif harm == "exit":
             os._exit(EXIT_CODE)
         else:
-            raise getattr(builtins, harm)(f"a charge lay at {point}")
+            raise getattr(builtins, harm)(f"injected fault at {point}")

@@ -1,9 +1,9 @@
-"""What an epoch was like, for whoever wants to know: a log line, TensorBoard, any function of yours.
+"""Report the metrics of each epoch: as a log line, to TensorBoard, or to a function of yours.
 
     loader.on_epoch_end(shmload.metrics.to_log)
     loader.on_epoch_end(shmload.metrics.to_tensorboard(SummaryWriter()))
 
-SHMLOAD_SUMMARY=1 gives every loader the line, without a change to the program. Nothing is measured where nobody asks.
+SHMLOAD_SUMMARY=1 logs the line for every loader, without a change to the program. Without a callback nothing is measured.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ log = logging.getLogger("shmload")
 
 
 class EpochMetrics(TypedDict):
-    """One pass over a loader, from its first `next()` to its end, or to the last batch of one that was broken off.
+    """One pass over a loader, from its first `next()` to its end, or to its last batch if the loop was left early.
 
-    A wait is what one `next()` took. p50 and p99 are of the newest 65,536 of an epoch.
+    A wait is the time that one `next()` took. p50 and p99 are computed from the newest 65,536 waits of the epoch.
     """
 
-    epoch: int  # in torch mode: how many passes were begun before
+    epoch: int  # in torch mode: the number of earlier passes
     rank: int
     world_size: int
-    is_complete: bool  # False: it was broken off
+    is_complete: bool  # False if the loop was left early
     batches: int
-    samples: int  # rows delivered, padding included
-    nbytes: int  # delivered
+    samples: int  # rows delivered, including padding
+    nbytes: int  # bytes delivered
     wall_s: float
     samples_per_s: float
     nbytes_per_s: float
-    wait_share: float  # of the wall time, 0 to 1
+    wait_share: float  # share of the wall time, 0 to 1
     wait_p50_s: float
     wait_p99_s: float
-    workers_busy_share: float | None  # of the workers' wall time, 0 to 1; None without workers
+    workers_busy_share: float | None  # share of the workers' wall time, 0 to 1; None without workers
     num_bad_samples: int
     num_restarts: int  # workers replaced
 
@@ -47,21 +47,21 @@ EpochCallback = Callable[[EpochMetrics], object]
 
 
 class ScalarWriter(Protocol):
-    """The part of torch.utils.tensorboard.SummaryWriter that is used."""
+    """The method of torch.utils.tensorboard.SummaryWriter that is needed."""
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int) -> object:
-        """Notes a value."""
+        """Record one value."""
 
 
 def summary_line(metrics: EpochMetrics) -> str:
-    """The epoch in one line.
+    """Format the metrics of an epoch as one line.
 
     Args:
-        metrics: what a callback of `ShmLoader.on_epoch_end` is given.
+        metrics: as a callback of `ShmLoader.on_epoch_end` receives them.
     """
     m = metrics
     rank = f"rank {m['rank']}, " if m["world_size"] > 1 else ""
-    broken = "" if m["is_complete"] else ", broken off"
+    broken = "" if m["is_complete"] else ", left early"
     busy = m["workers_busy_share"]
     workers = "no workers" if busy is None else f"workers busy {busy:.0%}"
     return (
@@ -73,20 +73,20 @@ def summary_line(metrics: EpochMetrics) -> str:
 
 
 def to_log(metrics: EpochMetrics) -> None:
-    """Tells the `shmload` logger, at level INFO: a callback for `ShmLoader.on_epoch_end`.
+    """Log the metrics of an epoch to the `shmload` logger at INFO: a callback for `ShmLoader.on_epoch_end`.
 
     Args:
-        metrics: of the epoch.
+        metrics: the metrics of the epoch.
     """
     log.info("%s", summary_line(metrics))
 
 
 def to_tensorboard(writer: ScalarWriter, prefix: str = "shmload") -> EpochCallback:
-    """A callback that writes every number of an epoch as a scalar, at the epoch's own.
+    """Return a callback that writes every metric of an epoch as a scalar, with the epoch as its step.
 
     Args:
         writer: a torch.utils.tensorboard.SummaryWriter, or anything with its add_scalar.
-        prefix: of the tags: "shmload/samples_per_s".
+        prefix: prefix of the tags, as in "shmload/samples_per_s".
     """
 
     def write(metrics: EpochMetrics) -> None:
@@ -98,12 +98,12 @@ def to_tensorboard(writer: ScalarWriter, prefix: str = "shmload") -> EpochCallba
 
 
 def callbacks_of_environment() -> list[EpochCallback]:
-    """What SHMLOAD_SUMMARY asks for."""
+    """Return the callbacks that SHMLOAD_SUMMARY requests."""
     return [] if os.environ.get("SHMLOAD_SUMMARY", "") in ("", "0") else [_to_log_or_stderr]
 
 
 def _to_log_or_stderr(metrics: EpochMetrics) -> None:
-    """Writes to the logger, or to stderr if nobody reads the logger: who has set the variable wants to see it."""
+    """Log the line, or print it to stderr if the logger has no handler: a person who set the variable wants to see it."""
     if log.isEnabledFor(logging.INFO) and log.hasHandlers():
         to_log(metrics)
     else:

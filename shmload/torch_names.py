@@ -1,10 +1,10 @@
-"""torch's private names, all of them, looked up in one place: a new release that lacks one fails here and nowhere else.
+"""All private names of torch that shmload uses, looked up in one place: a release that lacks one fails here and nowhere else.
 
-Supported are torch 2.6 to the newest; docs/versions.md has the pairs of Python, torch and numpy that were tried, and when. Beside
-each name stands since when a release has it, if 2.6 does not; none of them has gone yet. Where one may be missing, what stands in
-for it keeps the promise.
+torch 2.6 and newer is supported; docs/versions.md lists the tested combinations of Python, torch and numpy. A comment gives the
+first release that has a name if 2.6 does not. No name has been removed so far. Where a name may be missing, its replacement keeps
+the same promise.
 
-Nothing here is needed by a worker whose dataset does without torch: who imports this imports torch.
+Importing this module imports torch, so a worker whose dataset does not need torch never imports it.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ __all__ = [
     "worker_module",
 ]
 
-# The loader's own parts. BaseIterator's attributes are private, too: `_sampler_iter`, `_base_seed`, `_shared_seed`, `_num_yielded`.
-worker_module = _data.worker  # `_worker_info` is what get_worker_info() answers, `WorkerInfo` its class
-collate_module = _data.collate  # `collate_tensor_fn` is torch's own way to stack
+# Parts of torch's loader. BaseIterator also has private attributes: `_sampler_iter`, `_base_seed`, `_shared_seed`, `_num_yielded`.
+worker_module = _data.worker  # get_worker_info() returns its `_worker_info`, an instance of `WorkerInfo`
+collate_module = _data.collate  # `collate_tensor_fn` stacks tensors
 numpy_seed: Callable[[int, int], list[int]] = _data.worker._generate_state
 pin_memory: Callable[..., Any] = _data.pin_memory.pin_memory
 
 
 def default_store() -> Any:
-    """What all ranks of the job write to and read from; None: there is no process group."""
+    """Return the key-value store shared by all ranks, or None without a process group."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.distributed_c10d._get_default_store()
 
 
-# Tensors over memory that is not torch's
+# Tensors over memory that torch did not allocate
 from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
 
 
 def _has_float8() -> bool:
     try:
         from_dlpack(torch.empty(1, dtype=torch.float8_e5m2).__dlpack__())
-    except (RuntimeError, BufferError):  # which of them, depends on the release
+    except (RuntimeError, BufferError):  # the type depends on the release
         return False
     return True
 
@@ -74,10 +74,12 @@ without_torch_function: Callable[[], Any] = torch._C.DisableTorchFunctionSubclas
 
 # The process
 profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
-has_cuda_context: Callable[[int], bool] = getattr(torch._C, "_cuda_hasPrimaryContext", lambda index: False)  # in builds with CUDA
+has_cuda_context: Callable[[int], bool] = getattr(
+    torch._C, "_cuda_hasPrimaryContext", lambda index: False
+)  # with CUDA
 set_thread_name: Callable[[str], None] = torch.multiprocessing._set_thread_name
 
 
 def rank_processes(agent: Any) -> Any:
-    """The processes that torch.distributed.elastic's LocalElasticAgent has started last: a SubprocessContext."""
+    """Return the SubprocessContext of the processes that a torch.distributed.elastic LocalElasticAgent started last."""
     return agent._pcontext

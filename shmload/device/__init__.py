@@ -1,6 +1,6 @@
-"""The ring as pinned memory, and batches that arrive on a device.
+"""Pinned rings, and batches that arrive on a GPU.
 
-`calls.py` is all that is asked of a device, and asks CUDA for it; the tests have a stand-in of their own. It registers the slots,
-gives a slot back when the copies from it are done, and says what becomes of a batch's tensors on the device. The engine copies
-batches ahead (DeviceFeed in `engine/parts.py`).
+`cuda.py` makes every call to the device; the tests replace it with a simulated device. `pinned_slots.py` registers the slots as
+pinned memory, `pending_copies.py` delays the reuse of a slot until the copies from it are done, and `sending.py` copies the
+tensors of a batch. The engine copies batches ahead (DeviceFeed in `engine/parts.py`).
 """

@@ -23,7 +23,8 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from shmload.batch.deliver import mapped, parts_of
-from shmload.device.calls import NUM_SENT, Calls, calls_of, calls_of_cuda, check_device
+from shmload.device.cuda import CudaDevice, check_device, current_cuda, open_device
+from shmload.device.sending import NUM_SENT
 from shmload.engine.autotune import Autotuner, Setting, is_auto, tuner_of
 from shmload.engine.parts import EngineOptions, Holders, Hook, is_enabled
 from shmload.engine.ring import BadSamples, BatchSource, OnError
@@ -431,7 +432,7 @@ class EngineBuilder:
     ) -> None:
         self.bad_samples = bad_samples
         self._kind, self._on_change = kind, on_change
-        self._device: tuple[Any, Calls] | None = None  # the loader's argument, and what it means
+        self._device: tuple[Any, CudaDevice] | None = None  # the loader's argument, and what it means
         self.engines: WeakSet[BatchSource] = WeakSet()
         self.last: BatchSource | None = None
         self.tuner: Autotuner | None = tuner_of(config, on_change)
@@ -451,7 +452,7 @@ class EngineBuilder:
             self.tuner = tuner_of(config, self._on_change)
         calls = self.calls(config.device)
         if calls is None and config.pin_memory and config.share is None:
-            calls = calls_of_cuda()
+            calls = current_cuda()
         make, of_kind = self._kind(config, self)
         num_workers = config.total_workers
         size: dict[str, Any] = {"num_workers": num_workers, "num_ordered": (config.prefetch_factor or 0) * num_workers}
@@ -484,12 +485,12 @@ class EngineBuilder:
             self.trace.follow(engine)
         return engine
 
-    def calls(self, device: Any) -> Calls | None:
+    def calls(self, device: Any) -> CudaDevice | None:
         """The device that batches are sent to: in all passes the same, where "cuda" is whichever was current; None: the host."""
         if device is None:
             return None
         if self._device is None or self._device[0] is not device:  # it may be set between passes
-            self._device = device, calls_of(device)
+            self._device = device, open_device(device)
         return self._device[1]
 
     def record_stream(self, device: Any, batch: Any, stream: Any) -> None:

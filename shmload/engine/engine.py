@@ -23,7 +23,7 @@ from shmload import faults
 from shmload._core.trainer import ANY_SLOT, FAILED, FILLING, HELD, ORDERED, READY, REPACK, Lease, Order
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
-from shmload.device.calls import Releases
+from shmload.device.pending_copies import Releases
 from shmload.engine.parts import DeviceFeed, EngineOptions, Holders, Hook, Parts
 from shmload.engine.ring import NOTHING, BadSamples, Delivery, Turns
 from shmload.engine.stats import RingReader, add_memory

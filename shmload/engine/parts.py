@@ -40,7 +40,9 @@ import torch
 
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import FollowerRing, Order, TrainerRing, control_nbytes
-from shmload.device.calls import LEASED, Calls, PendingCopies, sent
+from shmload.device.cuda import CudaDevice
+from shmload.device.pending_copies import LEASED, PendingCopies
+from shmload.device.sending import sent
 from shmload.engine.ring import LEAST_SLOTS, NOTHING, Delivery, OrderWriter, RingMemory
 from shmload.engine.stats import about_bytes
 from shmload.errors import CopyFailed, SampleTimeout, ShmloadError, WorkerDied
@@ -132,7 +134,7 @@ class EngineOptions:
     resume: Sequence[bytes] = ()
     first_workers: int = 0
     first_ordered: int = 0
-    calls: Calls | None = None
+    calls: CudaDevice | None = None
     num_pending_copies: int = 0
     num_sent: int | None = None
     num_ranks: int = 1  # of this node that read the ring

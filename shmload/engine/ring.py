@@ -39,7 +39,8 @@ from shmload import faults
 from shmload._core.mapping import CAN_POPULATE, Mapping, give_back_pages
 from shmload._core.trainer import FREE, PARKED, Order, TrainerRing
 from shmload.batch.layout import Layout
-from shmload.device.calls import Pins, Releases
+from shmload.device.pending_copies import Releases
+from shmload.device.pinned_slots import PinnedSlots
 from shmload.errors import RingTooSmall, SampleError
 from shmload.shm import travel
 from shmload.shm.segment import Doorbell, Group, JointBell, Segment, memfds_work, shm_free_bytes
@@ -327,7 +328,7 @@ class RingMemory:
         limit: int | None,
         *,
         may_park: bool,
-        pins: Pins | None = None,
+        pins: PinnedSlots | None = None,
         is_private: bool = False,
         is_reserved: bool = False,
     ) -> None:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from shmload import faults
 from shmload._core.trainer import Order
-from shmload.device.calls import NUM_SENT, sent_now
+from shmload.device.sending import NUM_SENT, sent_now
 from shmload.engine.autotune import Autotuner
 from shmload.engine.builder import EngineBuilder, LoaderConfig
 from shmload.engine.ring import NOTHING, BatchSource, DeliveryLog, Turns

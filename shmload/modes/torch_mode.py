@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 
 from shmload import faults
 from shmload._core.trainer import Order
-from shmload.device.calls import sent_now
+from shmload.device.sending import sent_now
 from shmload.engine.builder import EngineBuilder, LoaderConfig
 from shmload.engine.engine import Engine
 from shmload.engine.ring import NOTHING, DeliveryLog, Turns

@@ -40,6 +40,6 @@ def pinning(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """The device that pin_memory=True pins for."""
     calls = StandIn()
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
-    monkeypatch.setattr("shmload.engine.builder.calls_of_cuda", lambda: calls)
+    monkeypatch.setattr("shmload.engine.builder.current_cuda", lambda: calls)
     monkeypatch.setattr("shmload.modes.seed_mode.pin_memory", lambda batch: batch)
     return calls

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shmload import ShmLoader
-from shmload.device.calls import Calls
+from shmload.device.cuda import CudaDevice
 from tests.device.device_kit import rows_of
 from tests.device.test_unsafe_patterns import BLOCKS
 from tests.stand_in.device import StandIn
@@ -38,7 +38,7 @@ def test_what_cuda_is_asked_is_what_the_stand_in_is_asked(make: Make) -> None:
         num_words = {"register": 2, "unregister": 2, "copy": 4, "keep_for": 3, "side_stream": 2}  # the rest is numbers
         return [entry[: num_words[entry[0]]] for entry in logged.log if entry[0] in num_words]
 
-    assert sorted(map(str, log_of(StandIn()))) == sorted(map(str, log_of(Calls())))
+    assert sorted(map(str, log_of(StandIn()))) == sorted(map(str, log_of(CudaDevice())))
 
 
 def test_batches_of_a_pinned_ring_are_pinned_and_copies_from_them_whole(make: Make) -> None:
@@ -87,7 +87,7 @@ def test_a_safe_block_of_the_page_trains_with_its_own_batches(block: str, make: 
 
 
 def test_what_cannot_be_registered_leaves_no_error_behind() -> None:
-    calls = Calls()
+    calls = CudaDevice()
     with pytest.raises(RuntimeError, match="cudaHostRegister: error"):
         calls.register(4096, 4096)  # nothing is mapped there
     assert torch.ones(3, device="cuda").sum().item() == 3

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload import CopyFailed, ShmLoader
-from shmload.device.calls import sent
+from shmload.device.sending import sent
 from tests.device.device_kit import Mixed, Rows, rows_of
 from tests.stand_in.device import StandIn
 from tests.stand_in.device_log import Logged
@@ -235,7 +235,7 @@ def test_a_copy_that_fails_while_it_runs_is_told_by_a_later_call_and_loses_no_sl
     device.fail("work")
     next(iterator)
     device.run()
-    with pytest.raises(CopyFailed, match="stand-in failed at something it was given before, perhaps a copy of a batch"):
+    with pytest.raises(CopyFailed, match="stand-in failed at earlier work, perhaps a copy of a batch"):
         for _ in range(8):
             next(iterator)
             device.run()
@@ -268,9 +268,13 @@ def test_a_slot_without_an_event_comes_back_once_the_device_has_been_waited_for(
 @pytest.mark.parametrize(
     ("device", "error", "text"),
     [
-        ("cpu", ValueError, "batches are sent to CUDA devices only; got device='cpu'. Leave it out for batches in host memory"),
-        ("gpu0", ValueError, 'device is "cuda" or "cuda:1" and the like, or None; got \'gpu0\''),
-        (0, TypeError, 'device is "cuda", "cuda:1" or a torch.device, or None; got 0'),
+        (
+            "cpu",
+            ValueError,
+            "batches can be sent to CUDA devices only, got device='cpu'. Leave device out for batches in host memory",
+        ),
+        ("gpu0", ValueError, 'device must be a CUDA device such as "cuda" or "cuda:1", or None, got \'gpu0\''),
+        (0, TypeError, 'device must be "cuda", "cuda:1", a torch.device or None, got 0'),
     ],
 )
 def test_what_is_no_cuda_device_is_refused(device: Any, error: type[Exception], text: str) -> None:

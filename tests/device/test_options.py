@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shmload.device.calls import Calls
+from shmload.device.cuda import CudaDevice
 
 
 def test_the_current_device_is_the_one_that_was_current_when_it_was_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     current = [1]
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
-    calls = Calls()
+    calls = CudaDevice()
     found = [calls.current_stream()]
     current[0] = 0  # as torch.cuda.set_device has it
     found.append(calls.current_stream())

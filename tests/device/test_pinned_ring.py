@@ -267,7 +267,7 @@ def test_a_ring_that_cannot_be_pinned_warns_once_and_batches_are_as_good(make: M
         found = [batch["x"].clone() for batch in loader]
     assert sum("could not be pinned" in str(each.message) for each in caught) == 1
     assert str(caught[0].message).endswith(
-        "batches come in memory that is not pinned, and copies from it are slower. Raise the limit on locked memory (ulimit -l), or "
+        "so copies of batches to the device are slower. Raise the limit on locked memory (ulimit -l), or "
         "lower prefetch_factor, num_workers or batch_size"
     )
     assert caught[0].filename == __file__

@@ -119,7 +119,7 @@ def _error_defects(cell: Cell, errors: Sequence[dict[str, Any]]) -> list[str]:
         return [f"{len(errors)} errors where there is to be one: {[(e['type'], e['text'][-300:]) for e in errors]}"]
     error = errors[0]
     if cell.is_raised and (cell.is_trainers or error["type"] != "WorkerDied"):
-        kind, text = HARMS[cell.harm], f"a charge lay at {cell.point}"
+        kind, text = HARMS[cell.harm], f"injected fault at {cell.point}"
     else:
         kind, text = "WorkerDied", "exited unexpectedly"
     if error["type"] != kind or text not in error["text"]:

@@ -18,7 +18,7 @@ def test_a_worker_that_fails_over_the_layout_lets_another_describe_it(charges: C
     charges.arm("while_asking_layout", "MemoryError")
     with ShmLoader(Rows(48), batch_size=4, seed=3, num_workers=2) as loader:
         stream = iter(loader)
-        with pytest.raises(MemoryError, match="a charge lay at while_asking_layout"):
+        with pytest.raises(MemoryError, match="injected fault at while_asking_layout"):
             next(stream)
         assert expected[1:] == [digest(batch) for batch in stream]
         assert loader.stats()["num_restarts"] == 0
@@ -46,7 +46,7 @@ def test_a_worker_that_cannot_be_replaced_at_once_is_replaced_later(charges: Cha
         got.append(digest(next(stream)))
         charges.arm("replacing", "OSError")
         charges.arm("after_claim", signal.SIGKILL)
-        with pytest.raises(OSError, match="a charge lay at replacing"):
+        with pytest.raises(OSError, match="injected fault at replacing"):
             while True:
                 got.append(digest(next(stream)))
         got += [digest(batch) for batch in stream]

@@ -106,7 +106,7 @@ def with_error(*errors: dict[str, Any], lost: int = 0) -> list[dict[str, Any]]:
     return events
 
 
-RAISED = failed("MemoryError", "a charge lay at mid_decode")
+RAISED = failed("MemoryError", "injected fault at mid_decode")
 DIED = failed("WorkerDied", "DataLoader worker (pid(s) 7) exited unexpectedly")
 
 
@@ -154,7 +154,7 @@ PLANTED: list[tuple[Cell, Outcome, str]] = [
     (IDENTICAL, outcome(changed(-1, fds=["socket"])), "fds not as before"),
     (ERROR, outcome(good_events()), "0 errors where there is to be one"),
     (ERROR, outcome(with_error(RAISED, RAISED)), "2 errors where there is to be one"),
-    (ERROR, outcome(with_error(failed("MemoryError", ""))), "not MemoryError with 'a charge lay at mid_decode'"),
+    (ERROR, outcome(with_error(failed("MemoryError", ""))), "not MemoryError with 'injected fault at mid_decode'"),
     (ERROR, outcome(with_error(RAISED, lost=2)), "batch 2 of epoch 0 differs"),
     (LOST, outcome(with_error(RAISED)), "not WorkerDied with 'exited unexpectedly'"),
     (GONE, outcome(good_events()[:5], 0), "the trainer ended with 0, not -9"),

@@ -198,7 +198,7 @@ ENGINE_DEFECTS = [
     Defect(
         "G1",
         "a stream is told of a sparse tensor, which has no memory itself",
-        "shmload/device/calls.py",
+        "shmload/device/sending.py",
         "        if is_sparse(tensor) and not tensor.requires_grad:",
         "        if False:",
         tuple(f"tests/device/test_feed.py::test_sparse_tensors_arrive_by_their_parts[{n}]" for n in (0, 1)),
@@ -235,8 +235,8 @@ ENGINE_DEFECTS = [
     Defect(
         "E4",
         "a pinned slot forgets the stream of its batch's delivery",
-        "shmload/device/calls.py",
-        "            self._named[slot] = list(self._calls.current_streams())\n",
+        "shmload/device/pending_copies.py",
+        "            self._named[slot] = list(self._device.current_streams())\n",
         "            pass\n",
         ("tests/device/test_pinned_ring.py::test_a_copy_on_the_stream_of_delivery_is_waited_for_wherever_the_batch_dies",),
     ),
@@ -251,7 +251,7 @@ ENGINE_DEFECTS = [
     Defect(
         "E4",
         "the current device is asked for anew",
-        "shmload/device/calls.py",
+        "shmload/device/cuda.py",
         "            self._index = torch.cuda.current_device()\n",
         '            return torch.device("cuda", torch.cuda.current_device())\n',
         ("tests/device/test_options.py::test_the_current_device_is_the_one_that_was_current_when_it_was_asked_first",),

@@ -1,6 +1,6 @@
 """A device made of host memory, whose work is done when the test says: late, in any order the streams allow, or with an error.
 
-`StandIn` answers `shmload.device.calls.Calls`. What a stream is given waits in it until `step` (or a wait on the host) has it done,
+`StandIn` answers `shmload.device.cuda.CudaDevice`. What a stream is given waits in it until `step` (or a wait on the host) has it done,
 so a copy reads its source at the last moment there is, by its bare address, as a device does. A copy from memory that is no longer
 registered by then is noted in `violations`; one from memory that never was is read at once, as CUDA reads pageable memory.
 
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from shmload.device.calls import Calls
+from shmload.device.cuda import CudaDevice
 
 UNFILLED = 0xC3  # what a copy's target holds before the copy
 
@@ -73,7 +73,7 @@ class Stream:
         return bool(self.waiting) and self.waiting[0][0]()
 
 
-class StandIn(Calls):
+class StandIn(CudaDevice):
     """A device whose streams stand still until they are told to go on.
 
     Args:

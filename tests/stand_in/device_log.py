@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from shmload.device.calls import Calls
+from shmload.device.cuda import CudaDevice
 
 VERSION = 1
 Entry = tuple[Any, ...]
 
 
-class Logged(Calls):
+class Logged(CudaDevice):
     """A device that writes down what it is asked: `log` holds a tuple a call.
 
     Attributes:
@@ -31,7 +31,7 @@ class Logged(Calls):
             tensor that is filled again gets a new number; `into` is its last, or -1, as it is of what a loader asks.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: CudaDevice) -> None:
         self._calls = calls
         self._numbers: dict[Any, int] = {}
         self._kept: list[Any] = []  # a number is of a living object

@@ -227,7 +227,7 @@ def test_the_line_says_it_all() -> None:
         "workers busy 87%; 2 bad samples, 1 restarts"
     )
     other = EpochMetrics(**{**EPOCH, "rank": 1, "world_size": 8, "is_complete": False, "workers_busy_share": None})  # type: ignore[typeddict-item]  # mypy does not follow **
-    assert summary_line(other).startswith("rank 1, epoch 3, broken off: 1,200 batches")
+    assert summary_line(other).startswith("rank 1, epoch 3, left early: 1,200 batches")
     assert "; no workers; " in summary_line(other)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from shmload.formats.shared_index import SharedIndex
-    from shmload.launch.supervisor import spawn
+    from shmload.launch.spawning import spawn
     from shmload.loader import ShmLoader
     from shmload.schedule.block_shuffle import BlockShuffle
     from shmload.schedule.length_buckets import LengthBuckets
@@ -60,7 +60,7 @@ _PLACES = {
     "Weighted": "shmload.schedule.weighted",
     "sample_info": "shmload.worker.sample_rng",
     "sample_rng": "shmload.worker.sample_rng",
-    "spawn": "shmload.launch.supervisor",
+    "spawn": "shmload.launch.spawning",
 }
 _ERRORS = "shmload.errors"
 

@@ -163,27 +163,29 @@ def _run(
     max_restarts: int,
 ) -> OSError | None:
     from shmload.errors import RankFailed
-    from shmload.launch import ranks
-    from shmload.launch.supervisor import SpawnedRanks
+    from shmload.launch import environment, rank_specs
+    from shmload.launch.spawning import SpawnedRanks
     from shmload.shm.names import Host
 
     # the same on all machines, and another one in the next run
-    run_id = secrets.token_hex(8) if num_nodes == 1 else f"{master_addr}:{master_port or ranks.STATIC_PORT}"
+    run_id = secrets.token_hex(8) if num_nodes == 1 else f"{master_addr}:{master_port or environment.STATIC_PORT}"
     host = Host()
-    num_ranks = ranks.number_of_ranks(nprocs, host)
+    num_ranks = rank_specs.number_of_ranks(nprocs, host)
     for num_restarts in range(max_restarts + 1):
-        held = ranks.held_port() if master_port is None and num_nodes == 1 else None
-        port = master_port or (ranks.STATIC_PORT if held is None else held.getsockname()[1])
-        place = ranks.NodePlace(master_addr or ranks.LOOPBACK, port, run_id, num_nodes, node_rank, num_restarts, max_restarts)
-        specs = ranks.rank_specs(place, num_ranks, host, pin=pin, logs=logs)
+        held = environment.held_port() if master_port is None and num_nodes == 1 else None
+        port = master_port or (environment.STATIC_PORT if held is None else held.getsockname()[1])
+        place = environment.NodePlace(
+            master_addr or environment.LOOPBACK, port, run_id, num_nodes, node_rank, num_restarts, max_restarts
+        )
+        specs = rank_specs.rank_specs(place, num_ranks, host, pin=pin, logs=logs)
         try:
-            started = SpawnedRanks(partial(ranks.start_command, command), specs, grace_s, held)
+            started = SpawnedRanks(partial(rank_specs.start_command, command), specs, grace_s, held)
             started.run()
             return started.lost
         except RankFailed as failure:
             if num_restarts == max_restarts:
                 raise
-            said = ranks.next_start(num_restarts + 2, range(num_ranks), num_ranks, num_restarts + 1, max_restarts)
+            said = environment.next_start(num_restarts + 2, range(num_ranks), num_ranks, num_restarts + 1, max_restarts)
             _tell(f"{failure}\n\n{said}")
     return None
 
@@ -194,7 +196,7 @@ def _tell(text: str) -> None:
 
 def _run_by_torch(given: dict[str, object], words: list[str], grace_s: float, pin: bool, logs: Path | None) -> OSError | None:
     from shmload.launch.elastic_agent import run_elastic
-    from shmload.launch.ranks import number_of_ranks
+    from shmload.launch.rank_specs import number_of_ranks
     from shmload.shm.names import Host
 
     if given["nproc-per-node"] is None and "PET_NPROC_PER_NODE" not in os.environ:

@@ -1,7 +1,7 @@
 """One process per GPU: `shmload.spawn` for functions, `shmload launch` for scripts.
 
 The launcher starts the ranks of one node, says to each by torch.distributed's environment which it is and gives each
-its own processors (ranks.py), prints what they print and sees to their end (watching.py): the first that fails ends all. It
+its own processors (rank_specs.py), prints what they print and sees to their end (watching.py): the first that fails ends all. It
 imports no torch, decodes nothing and holds no ring; ranks are ordinary trainers. Restarts, machines that come and go and files of
 logs are torch.distributed.elastic's: its agent starts the ranks then, and they are watched, heard and ended as all others
 (elastic_agent.py).

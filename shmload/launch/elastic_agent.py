@@ -33,7 +33,8 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser
 
 from shmload.errors import RankFailed
-from shmload.launch.ranks import BOOT, LOOPBACK, STATIC_PORT, Child, RankSpec, divided, log_of, next_start, threads_of_each
+from shmload.launch.environment import LOOPBACK, STATIC_PORT, next_start, threads_of_each
+from shmload.launch.rank_specs import BOOT, Child, RankSpec, divided, log_of
 from shmload.launch.watching import DRAIN_S, Pipe, RankWatch, Signals, Stopped
 from shmload.shm.names import Host
 from shmload.torch_names import rank_processes
@@ -208,7 +209,7 @@ def run_elastic(arguments: Sequence[str], *, grace_s: float, pin: bool, logs: st
 
 
 def _set_environment(given_threads: str | None, num_ranks: int, *, has_own_cpus: bool) -> None:
-    """What ranks inherit, as `environment` in ranks.py gives it to those of the other launcher."""
+    """What ranks inherit, as `environment` in environment.py gives it to those of the other launcher."""
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")
     # Rank 0 serves where ranks meet, at each start anew. Else they would meet in a store of the first machine's agent, which keeps

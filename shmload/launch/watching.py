@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from shmload.launch.in_rank import RankReport, read_report
-from shmload.launch.ranks import Child, RankSpec
+from shmload.launch.rank_specs import Child, RankSpec
 from shmload.world import describe_exit
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.launch.ranks import Core, shares
+from shmload.launch.affinity import shares
+from shmload.launch.topology import Core
 
 
 @st.composite

@@ -18,7 +18,8 @@ import typer
 
 from shmload.cli import app
 from shmload.errors import RankFailed
-from shmload.launch.ranks import RankSpec, threads_of_each
+from shmload.launch.environment import threads_of_each
+from shmload.launch.rank_specs import RankSpec
 from shmload.tools.audit.verify import read_folder, verify
 from tests.launch import elastic_program
 from tests.launch.launch_kit import UP_S, Run, all_end, ranks_up
@@ -137,7 +138,7 @@ def test_one_machine_starts_its_ranks_again_without_torchs_agent(monkeypatch: py
         def run(self) -> None:
             raise RankFailed(f"failure {len(places)}")
 
-    monkeypatch.setattr("shmload.launch.supervisor.SpawnedRanks", Failing)
+    monkeypatch.setattr("shmload.launch.spawning.SpawnedRanks", Failing)
     with pytest.raises(SystemExit) as ended:
         app(["launch", "--nprocs", "2", "--max-restarts", "2", __file__])
     assert ended.value.code == 1

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmload.launch.ranks import NodePlace, environment, held_port, number_of_ranks, rank_specs
+from shmload.launch.environment import NodePlace, environment, held_port
+from shmload.launch.rank_specs import number_of_ranks, rank_specs
 from shmload.shm.names import Host
 from shmload.world import rank_and_world_size
 
@@ -160,6 +161,6 @@ def test_why_no_port_can_be_held_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse(*_: Any) -> Any:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("shmload.launch.ranks.socket.socket", refuse)
+    monkeypatch.setattr("shmload.launch.environment.socket.socket", refuse)
     with pytest.raises(OSError, match=r"no port of this machine can be bound: .*Too many open files"):
         held_port()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shmload.launch.ranks import Core, cores, device_nodes, num_devices
+from shmload.launch.topology import Core, cores, device_nodes, num_devices
 from shmload.shm.names import Host
 
 

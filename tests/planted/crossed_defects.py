@@ -562,7 +562,7 @@ CROSSED_DEFECTS = [
     Defect(
         "G1",
         "a forked rank has the program's handlers of crashes",
-        "shmload/launch/supervisor.py",
+        "shmload/launch/spawning.py",
         "    faulthandler.disable()  # what",
         "    # what",
         ("tests/launch/test_spawn.py::test_what_the_program_does_with_a_signal_is_not_the_ranks",),
@@ -594,7 +594,7 @@ CROSSED_DEFECTS = [
     Defect(
         "G1",
         "ranks that one machine starts again count no restart",
-        "shmload/launch/ranks.py",
+        "shmload/launch/environment.py",
         '"TORCHELASTIC_RESTART_COUNT": place.num_restarts,',
         '"TORCHELASTIC_RESTART_COUNT": 0,',
         ("tests/launch/test_elastic.py::test_one_machine_starts_its_ranks_again_without_torchs_agent",),

@@ -28,7 +28,8 @@ from typing import Any
 
 from shmload.errors import RankFailed
 from shmload.launch import boot, in_rank
-from shmload.launch.ranks import LOOPBACK, Child, Ends, NodePlace, RankSpec, Start, booted, held_port, number_of_ranks, rank_specs
+from shmload.launch.environment import LOOPBACK, NodePlace, held_port
+from shmload.launch.rank_specs import Child, Ends, RankSpec, Start, booted, number_of_ranks, rank_specs
 from shmload.launch.watching import DRAIN_S, SIGNALS, RankWatch, RunningRank, Signals, Stopped
 from shmload.shm.names import Host
 

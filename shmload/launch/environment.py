@@ -1,0 +1,100 @@
+"""Make the environment of a rank: torch.distributed's variables, as torchrun sets them, and a place to meet.
+
+Ranks meet at a loopback port that no other process can take: the launcher keeps a socket bound to it while it runs and never
+listens, so rank 0 can listen there, and the kernel gives the port to no one else. Both sides must set SO_REUSEADDR; servers do,
+including torch's. Rejected: choosing a free port and releasing it, because another process may take it before rank 0 listens.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from shmload.world import OWN_CPUS
+
+LOOPBACK = "127.0.0.1"
+STATIC_PORT = 29500  # torchrun's: where several machines meet if nobody says another
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """Where the ranks of a run meet, which of its machines this is, and how often they were started before, of how many times."""
+
+    master_addr: str
+    master_port: int
+    run_id: str
+    num_nodes: int = 1
+    node_rank: int = 0
+    num_restarts: int = 0
+    max_restarts: int = 0
+
+
+def held_port() -> socket.socket:
+    """A socket bound to a free port, which nobody else is given until it is closed; all addresses, as rank 0 may listen on any."""
+    for family in (socket.AF_INET6, socket.AF_INET):
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(socket.socket(family))  # fails where the kernel has no IPv6
+                if family == socket.AF_INET6:
+                    held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                held.bind(("", 0))
+                stack.pop_all()
+                return held
+            except OSError as error:
+                last = error
+    raise OSError(f"no port of this machine can be bound: {last}") from last
+
+
+def environment(
+    place: NodePlace, local_rank: int, num_local: int, cpus: tuple[int, ...] = (), inherited: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The whole environment of one rank.
+
+    Args:
+        num_local: ranks of this machine.
+        cpus: processors that are this rank's alone; none: it shares them with the others.
+    """
+    rank, world_size = place.node_rank * num_local + local_rank, place.num_nodes * num_local
+    own = {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": num_local,
+        "GROUP_RANK": place.node_rank,
+        "GROUP_WORLD_SIZE": place.num_nodes,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "MASTER_ADDR": place.master_addr,
+        "MASTER_PORT": place.master_port,
+        # by these torch and the frameworks know that somebody else has started the ranks
+        "TORCHELASTIC_RUN_ID": place.run_id,
+        "TORCHELASTIC_RESTART_COUNT": place.num_restarts,
+        "TORCHELASTIC_MAX_RESTARTS": place.max_restarts,
+        "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 serves the rendezvous
+    }
+    found = {**inherited, **{name: str(value) for name, value in own.items()}}
+    found.pop("TORCHELASTIC_ERROR_FILE", None)  # of a launcher around this one
+    found.pop(OWN_CPUS, None)
+    found.setdefault("PYTHONUNBUFFERED", "1")  # what a rank has printed is there when it is killed
+    found.setdefault("PYTHONFAULTHANDLER", "1")
+    if cpus:
+        found[OWN_CPUS] = str(len(cpus))  # OpenMP counts them by itself
+    elif num_local > 1:
+        found.setdefault("OMP_NUM_THREADS", threads_of_each(num_local))
+    return found
+
+
+def next_start(number: int, ranks: Sequence[int], world_size: int, num_used: int, max_restarts: int) -> str:
+    """What is said when the ranks of this machine are started for the `number`th time."""
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"start {number}: {who} of {world_size}; {num_used} of {max_restarts} restarts are used up"
+
+
+def threads_of_each(num_local: int) -> str:
+    """OMP_NUM_THREADS of ranks that share their processors."""
+    return str(max(len(os.sched_getaffinity(0)) // num_local, 1))

@@ -1,0 +1,65 @@
+"""Read the hardware that ranks are placed on: cores, their NUMA nodes, and the node of each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from shmload.shm.names import Host, listed
+
+_DRIVERS = ("dev/nvidiactl", "dev/kfd", "dev/dxg")  # NVIDIA's, AMD's, and WSL's
+
+
+class Core(NamedTuple):
+    """One core, as far as this process may use it.
+
+    Attributes:
+        node: the NUMA node it belongs to.
+        cpus: its hardware threads.
+    """
+
+    node: int
+    cpus: tuple[int, ...]
+
+
+def cores(host: Host, allowed: Iterable[int]) -> list[Core]:
+    """The cores that processors of `allowed` belong to, by node; what /sys does not say is one node of one-threaded cores."""
+    allowed, left = set(allowed), set(allowed)
+    node_of = {}
+    for folder in (host.root / "sys/devices/system/node").glob("node[0-9]*"):
+        for cpu in listed(host.text(f"sys/devices/system/node/{folder.name}/cpulist") or ""):
+            node_of[cpu] = int(folder.name[4:])
+    found = []
+    for cpu in sorted(allowed):
+        if cpu in left:
+            siblings = host.text(f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+            threads = (listed(siblings or "") | {cpu}) & left
+            left -= threads
+            found.append(Core(node_of.get(cpu, 0), tuple(sorted(threads))))
+    return sorted(found)
+
+
+def num_devices(host: Host) -> int:
+    """CUDA devices that a rank here would see. torch is only asked where there is a driver."""
+    if not any((host.root / path).exists() for path in _DRIVERS):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def device_nodes(host: Host) -> list[int | None]:
+    """Of each CUDA device, in CUDA's order, the NUMA node it hangs on; None where that is not known. Empty: nothing is known.
+
+    NVIDIA's driver lists the devices by PCI address, which is CUDA's order among devices of one kind. CUDA itself is not asked:
+    a process that has begun it cannot fork ranks any more.
+    """
+    listing = host.root / "proc/driver/nvidia/gpus"
+    addresses = sorted(folder.name for folder in listing.iterdir()) if listing.is_dir() else []
+    if (visible := host.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        names = [name.strip() for name in visible.split(",")]
+        if not all(name.isdecimal() and int(name) < len(addresses) for name in names):  # names of devices, or of parts of one
+            return []
+        addresses = [addresses[int(name)] for name in names]
+    nodes = [int(host.text(f"sys/bus/pci/devices/{address.lower()}/numa_node") or -1) for address in addresses]
+    return [node if node >= 0 else None for node in nodes]  # -1: the firmware does not say

@@ -54,6 +54,7 @@ from shmload.formats.paths import AtomicWriter, Paths, check_replaceable, expand
 MAGIC = b"SHMLOAD TFRECORD INDEX 1\n"
 SUFFIX = ".shmload-index"
 FOREIGN_SUFFIXES = (".tfindex", ".index", ".idx")  # of indexes that other programs keep beside files
+_ENDINGS = tuple(f".tfrecord{s}{packing}" for s in ("", "s") for packing in ("", ".gz", ".zz"))
 COMPRESSIONS = ("auto", "none", "gzip", "zlib")
 CHANGED = "the file was changed while it was in use; it had {was} bytes when it was opened: make the dataset anew"
 OVERHEAD = 16  # bytes of a record beside its data
@@ -565,7 +566,9 @@ class TFRecordDataset:
     each file. A file that was written to since is an error; one that was replaced or removed is still read as it was.
 
     Args:
-        paths: files, or patterns with * ? [ ], whose files are sorted by name.
+        paths: files, folders or patterns with * ? [ ]. The files of a folder or a pattern are sorted by name; those whose name, or
+            a folder's on the way, begins with . or _ are left out. Of a folder those named *.tfrecord count, or if there are none,
+            those whose name has no ending.
         schema: mapping name -> (dtype, shape); None in a shape is a ragged dimension, at most one a field; `str` and `bytes` are
             text. A bytes_list of one value fills a numeric field as it stands. None: {"bytes": bytes}, whole records.
         records: what a record is: "example", "sequence" (SequenceExample; a feature list is a field whose first extent is None), or
@@ -614,7 +617,7 @@ class TFRecordDataset:
         ):
             if value not in allowed:
                 raise ValueError(f"{name} is one of {', '.join(map(repr, allowed))}; got {value!r}")
-        self.paths = expanded(paths, "TFRecord", beside=(SUFFIX, *FOREIGN_SUFFIXES))
+        self.paths = expanded(paths, "TFRecord", endings=_ENDINGS, beside=(SUFFIX, *FOREIGN_SUFFIXES))
         self.schema: Mapping[str, Any] = {"bytes": bytes} if schema is None else schema
         self.records, self.verify, self.compression = records, verify, compression
         self.max_inflated_bytes = max_inflated_bytes

@@ -10,6 +10,7 @@ The samples of remote shards, by number: what the fluent dataset and the indexed
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from array import array
 from bisect import bisect_right
@@ -449,7 +450,7 @@ class RemoteSamples(_Ordered, TarDataset):
         if follow:
             source = source.followed()
         self._follows = follow
-        super().__init__(PurePath("remote"), fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
+        super().__init__(PurePath(os.devnull), fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
         self.paths = []  # its shards are the source's
         self._source = source
         if source.cipher is not None:  # natively only what lies there is read

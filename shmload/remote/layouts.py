@@ -38,7 +38,7 @@ from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import record_starts
 from shmload.batch.layout import of_any
 from shmload.errors import ShardCorrupt
-from shmload.formats.paths import npy_head
+from shmload.formats.paths import npy_head, without_number
 from shmload.formats.tar.shards import ShardIndex, pack_index, unpack_index
 from shmload.remote.arrow_rows import Parquet
 from shmload.remote.block_index import PIECE, BlockLayout, Bounds, Pieces, Read, RecordIndex, ShardLayout
@@ -409,7 +409,7 @@ _NAMED = {each.name: each for each in (Tar, TFRecords, JsonLines, NumpyRows, Par
 
 def layout_of(key: str) -> ShardLayout | None:
     """What a name, without the ending of a compression, tells of an object's layout."""
-    name = key.rsplit("/", 1)[-1].lower()
+    name = without_number(key.rsplit("/", 1)[-1].lower())
     return next((kind() for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
 
 

@@ -30,7 +30,8 @@ from shmload._core.records import record_starts
 from shmload.errors import ShardCorrupt
 from shmload.formats import tokens
 from shmload.formats.arrays import ArrayDataset
-from shmload.formats.columns import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
+from shmload.formats.columns import ZARR_FILES, HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
+from shmload.formats.paths import is_hidden
 from shmload.formats.tar.shards import COMPRESSED, KEY, TarDataset, load_index
 from shmload.formats.tar.shards import SUFFIX as TAR_SUFFIX
 from shmload.formats.tfrecord import SUFFIX, RecordFile
@@ -322,7 +323,7 @@ def _is_safetensors(head: Head) -> bool:
 
 
 def _is_zarr(head: Head) -> bool:
-    return head.is_folder and any((head.path / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup"))
+    return head.is_folder and any((head.path / name).is_file() for name in ZARR_FILES)
 
 
 def _nbytes_at(head: Head) -> int:
@@ -530,11 +531,13 @@ def _has_pictures(head: Head) -> bool:
 
 
 def _pictures_below(folder: Path) -> Iterator[tuple[Path, str]]:
-    """(path, format) of the pictures below a folder, in the order of their names."""
+    """(path, format) of the pictures below a folder, in the order of their names. Hidden files are ignored."""
     for place, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
             path = Path(place, name)
+            if is_hidden(str(path.relative_to(folder))):
+                continue
             with open(path, "rb") as file:
                 kind = picture_format(file.read(16))
             if kind is not None:

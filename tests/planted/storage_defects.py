@@ -164,6 +164,22 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A15",
+        "hidden files are shards",
+        "shmload/remote/listing.py",
+        "if not is_hidden(entry.key) and not entry.key.endswith(SIDECAR)]",
+        "if not entry.key.endswith(SIDECAR)]",
+        ("tests/remote/test_hidden_files.py::test_hidden_files_add_no_samples_in_any_layout",),
+    ),
+    Defect(
+        "A15",
+        "a folder's hidden files are read by the local readers",
+        "shmload/formats/paths.py",
+        "(ignored if is_hidden(key) or key.endswith(beside) else keys)",
+        "(ignored if key.endswith(beside) else keys)",
+        ("tests/remote/test_hidden_files.py::test_a_local_reader_reads_the_files_of_a_folder",),
+    ),
+    Defect(
+        "A15",
         "the file that is needed next goes first",
         "shmload/storage/cache.py",
         "sorted(expected, reverse=True) if",

@@ -425,7 +425,7 @@ class TarDataset:
     With a `schema` whole batches are decoded into the rows they are delivered in: .npy, numbers, raw bytes and text natively.
 
     Args:
-        shards: paths, in which braces expand: "train-{000..099}.tar".
+        shards: paths, in which braces expand: "train-{000..099}.tar". A folder stands for its .tar files, sorted by name.
         fields: what a sample holds: extensions, or names with alternatives, {"image": "jpg;png"}. Default: every member.
         schema: type and shape of each field, {"npy": ("float32", (1024,)), "cls": "int64", "txt": str}; it names the fields, or
             some of those that `fields` names. "__key__": str gives the key.
@@ -457,7 +457,7 @@ class TarDataset:
         allow_pickle: bool = False,
         cache: bool = True,
     ) -> None:
-        self.paths = shard_paths(shards, reader="TarDataset")
+        self.paths = shard_paths(shards, reader="TarDataset", endings=(".tar",))
         self.schema = None if schema is None else dict(schema)
         self._fields = _fields(fields, self.schema)
         self._decoders = Decoders(decode, allow_pickle=allow_pickle)

@@ -20,6 +20,7 @@ from shmload.formats.tar.members import Decode, Decoders
 from shmload.formats.tar.shards import COMPRESSED, KEY
 from shmload.world import OwnRank
 
+_ENDINGS = (".tar", ".tgz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "zstd")))
 _BLOCK = 512
 _PIECE = 1 << 20  # bytes read at once: a size in a header makes no more room than there are bytes
 _META_LIMIT = 1 << 20  # bytes of a long name or PAX header
@@ -31,7 +32,7 @@ class TarStream(IterableDataset[dict[str, Any]]):
     Each worker and rank reads whole shards, so there should be as many as workers in all, or a multiple.
 
     Args:
-        shards: paths, in which braces expand.
+        shards: paths, in which braces expand. A folder stands for its tar files, compressed or not, sorted by name.
         decode, allow_pickle: as in TarDataset.
         rank, world_size: which share of the shards is read; by default as torch.distributed or the environment say.
     Raises:
@@ -47,7 +48,7 @@ class TarStream(IterableDataset[dict[str, Any]]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        self.paths = shard_paths(shards, reader="TarStream")
+        self.paths = shard_paths(shards, reader="TarStream", endings=_ENDINGS)
         self._decoders = Decoders(decode, allow_pickle=allow_pickle)
         self._world = OwnRank(rank, world_size)
 

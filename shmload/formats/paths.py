@@ -273,7 +273,7 @@ _STEP = 1 << 20  # bytes inflated at a time
 
 
 def inflated(data: Any, kind: str, limit: int, remedy: str = "") -> bytes:
-    """What a whole "gzip" or "zlib" stream expands to. Members of gzip may follow each other.
+    """What a whole "gzip" or "zlib" stream expands to. Members of gzip may follow each other, and zeros them.
 
     Args:
         remedy: what the error advises if there is more than the limit.
@@ -301,6 +301,11 @@ def inflated(data: Any, kind: str, limit: int, remedy: str = "") -> bytes:
             if total > limit:
                 raise ValueError(f"the {kind} stream inflates to more than {limit} bytes{remedy}")
         at -= len(stream.unused_data)
+        while kind == "gzip" and at < len(data):  # zeros may follow a member, as of gzip(1)
+            piece = bytes(data[at : at + _STEP])
+            at += len(piece) - len(rest := piece.lstrip(b"\0"))
+            if rest:
+                break
     return b"".join(parts)
 
 

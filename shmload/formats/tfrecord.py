@@ -82,7 +82,7 @@ class RecordFile:
         self.data: Any = memoryview(self._file)
         self.state: tuple[Any, ...] | None = (name, *self._file.state)
         self._identity = {"name": Path(path).name, "size": self.nbytes, "mtime_ns": mtime_ns}
-        kind = compression if compression != "auto" else _compression_of(bytes(self.data[:12]))
+        kind = compression if compression != "auto" else compression_of_records(bytes(self.data[:12])) or "none"
         if kind != "none":
             try:
                 self.data = inflated(self.data, kind, max_inflated_bytes, "; raise max_inflated_bytes if that is right")
@@ -163,15 +163,15 @@ def write_index(path: str, identity: dict[str, Any], offsets: Offsets) -> None:
     write_if_possible(path + SUFFIX, MAGIC + head + b"\n" + body)
 
 
-def _compression_of(head: bytes) -> str:
-    """What a file's first 12 bytes look like."""
-    if len(head) == 12 and masked(crc32c(head[:8])) == int.from_bytes(head[8:], "little"):
+def compression_of_records(begin: bytes) -> str | None:
+    """Return what a TFRecord file's first 12 bytes look like: "none", "gzip" or "zlib"; None: none of these."""
+    if len(begin) >= 12 and masked(crc32c(begin[:8])) == int.from_bytes(begin[8:12], "little"):
         return "none"
-    if head[:2] == b"\x1f\x8b":
+    if begin[:2] == b"\x1f\x8b":
         return "gzip"
-    if len(head) >= 2 and head[0] == 0x78 and (head[0] << 8 | head[1]) % 31 == 0:
+    if len(begin) >= 2 and begin[0] == 0x78 and (begin[0] << 8 | begin[1]) % 31 == 0:
         return "zlib"
-    return "none"
+    return None
 
 
 _FULL = 1 << 20  # bytes of records written to the file at a time

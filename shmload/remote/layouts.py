@@ -38,6 +38,7 @@ from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import record_starts
 from shmload.batch.layout import of_any
 from shmload.errors import ShardCorrupt
+from shmload.formats.compression import compression_of
 from shmload.formats.paths import npy_head, without_number
 from shmload.formats.tar.shards import ShardIndex, pack_index, unpack_index
 from shmload.remote.arrow_rows import Parquet
@@ -174,6 +175,8 @@ class JsonLines(BlockLayout):
         before = b""  # of the line that the piece begins in: its first byte that is not blank
         for at in range(0, nbytes, PIECE):
             piece = bytes(memoryview(read(at, min(PIECE, nbytes - at))).cast("B"))
+            if at == 0 and (packing := compression_of(piece)):
+                raise ShardCorrupt(f"{url}: at byte 0: JSON is needed, and this is compressed ({packing})")
             found = np.flatnonzero(np.frombuffer(piece, np.uint8) == 10) + 1
             starts = np.concatenate([[0], found[:-1]]) if len(found) else found
             maybe = np.flatnonzero(np.isin(np.frombuffer(piece, np.uint8)[starts], list(_BLANKS)))

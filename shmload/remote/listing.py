@@ -21,7 +21,7 @@ from shmload.formats.compression import packing_of
 from shmload.formats.paths import is_about, is_hidden, shard_paths
 from shmload.formats.tfrecord import FOREIGN_SUFFIXES
 from shmload.remote.block_index import ShardLayout
-from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, pack_beside
+from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, pack_beside, packing_at
 from shmload.remote.layouts import LitData, Mds, Parquet, PlainFiles, Tar, layout_named, layout_of, litdata_of
 from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, ShardEntry, Shards, ShardTable
 from shmload.remote.packing.generation import CLAIM, unfinished
@@ -107,9 +107,7 @@ def _foreign(store: Store, layout: str | ShardLayout | None) -> Shards:
     ((_, entries),) = groups.items()
     kind = asked or layout_of(packing_of(entries[0].key)[0]) or TAR
     there = [RemoteShard(store, e.key, e.nbytes, e.etag, has_index=e.key + SIDECAR in names) for e in entries]
-    with ThreadPoolExecutor(_AT_ONCE, "shmload-expand") as pool:  # starts threads only for what it is given
-        is_compressed = not isinstance(kind, PlainFiles) and any(packing_of(shard.key)[1] for shard in there)
-        return Shards(tuple((pool.map if is_compressed else map)(partial(_sized, layout=kind), there)))
+    return _all_sized(there, kind)
 
 
 def _groups(listed: list[StoredObject], asked: ShardLayout | None) -> dict[str, list[StoredObject]]:
@@ -151,9 +149,24 @@ def _tell_ignored(url: str, listed: list[StoredObject], taken: list[StoredObject
             log.debug("%s: %d objects are no shards and are ignored: %s", url, len(others), ", ".join(others[:5]))
 
 
-def _sized(shard: RemoteShard, layout: ShardLayout) -> RemoteShard:
+def _all_sized(there: list[RemoteShard], layout: ShardLayout) -> Shards:
+    """The shards of a dataset with their layout and, of compressed ones, how many bytes they expand to.
+
+    If the first is compressed and its name does not say so, as TensorFlow writes TFRecord files, each shard's first bytes are read.
+    """
+    is_whole = isinstance(layout, PlainFiles) or not there
+    is_unnamed = not is_whole and not packing_of(there[0].key)[1] and bool(packing_at(there[0], layout))
+    is_compressed = is_unnamed or (not is_whole and any(packing_of(shard.key)[1] for shard in there))
+    with ThreadPoolExecutor(_AT_ONCE, "shmload-expand") as pool:  # starts threads only for what it is given
+        sized = partial(_sized, layout=layout, is_unnamed=is_unnamed)
+        return Shards(tuple((pool.map if is_compressed else map)(sized, there)))
+
+
+def _sized(shard: RemoteShard, layout: ShardLayout, is_unnamed: bool) -> RemoteShard:
     """A shard with its layout; of a compressed one it is found out what it expands to, once, if no index beside it says so."""
     packing = "" if isinstance(layout, PlainFiles) else packing_of(shard.key)[1]
+    if is_unnamed and not packing:
+        packing = packing_at(shard, layout)
     one = 1 if isinstance(layout, PlainFiles) else None
     shard = replace(shard, layout=layout, packing=packing, packed_nbytes=shard.nbytes, num_samples=one)
     if not packing:
@@ -257,10 +270,11 @@ def shards_of_urls(
     def look(place: tuple[str, str]) -> RemoteShard:
         store, key = stores[place[0]], place[1]
         found = store.head(key)
-        return _sized(RemoteShard(store, key, found.nbytes, found.etag), kind)
+        return RemoteShard(store, key, found.nbytes, found.etag)
 
     with ThreadPoolExecutor(min(len(places), _AT_ONCE), "shmload-head") as pool:
-        return Shards(tuple(pool.map(look, places)))
+        there = list(pool.map(look, places))
+    return _all_sized(there, kind)
 
 
 def indexes_beside(shards: Shards) -> Iterator[tuple[RemoteShard, str]]:

@@ -10,7 +10,6 @@ and asked first.
 
 from __future__ import annotations
 
-import lzma
 import os
 import stat
 import tempfile
@@ -31,15 +30,16 @@ from shmload.errors import ShardCorrupt
 from shmload.formats import tokens
 from shmload.formats.arrays import ArrayDataset
 from shmload.formats.columns import ZARR_FILES, HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
+from shmload.formats.compression import compression_of, expanded_file
 from shmload.formats.paths import is_hidden
-from shmload.formats.tar.shards import COMPRESSED, KEY, TarDataset, load_index
+from shmload.formats.tar.shards import KEY, TarDataset, load_index
 from shmload.formats.tar.shards import SUFFIX as TAR_SUFFIX
 from shmload.formats.tfrecord import SUFFIX, RecordFile
 from shmload.growing.files import CONTROL
 from shmload.tools import readable
 
 PEEK = 1536  # bytes: three blocks of a tar file
-_OPENERS = dict(zip(("gzip", "bzip2", "xz", "zstd"), COMPRESSED.items(), strict=True))
+_NAMES = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd"}
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,12 @@ def head_of(path: Path) -> Head:
         raise ValueError(f"{path}: the file is empty")
     with open(path, "rb") as file:
         begin = file.read(PEEK)
-    for name, (magic, opener) in _OPENERS.items():
-        if begin.startswith(magic):
-            try:
-                with open(path, "rb") as raw, opener(raw) as file:
-                    return Head(path, file.read(PEEK), name, nbytes)
-            except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-                raise ValueError(f"{path}, offset 0: the {name} stream is damaged or cut: {error}") from error
+    if kind := compression_of(begin):
+        try:
+            with open(path, "rb") as file:
+                return Head(path, expanded_file(kind, file).read(PEEK), _NAMES[kind], nbytes)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}, offset 0: {error}") from error
     if begin[0] == 0x78 and int.from_bytes(begin[:2], "big") % 31 == 0:  # a zlib stream, perhaps
         try:
             return Head(path, zlib.decompressobj().decompress(begin, PEEK), "zlib", nbytes)

@@ -126,12 +126,12 @@ def _expand_to(shard: RemoteShard, fd: int) -> int:
 
 
 _BEGIN_NBYTES = 12  # of a shard, which tell how it is compressed
-_SNIFFED = ("tar", "tfrecord", "jsonl", "npy")  # layouts that others compress as a whole
+_COMPRESSED = ("tar", "tfrecord", "jsonl", "npy")  # layouts that others compress as a whole
 
 
 def packing_at(shard: RemoteShard, layout: ShardLayout) -> str:
     """Return how a shard is compressed by its first bytes: as of `packing_of`, or "zlib", or nothing."""
-    if layout.name not in _SNIFFED or not shard.stored_nbytes:
+    if layout.name not in _COMPRESSED or not shard.stored_nbytes:
         return ""
     begin = np.empty(min(_BEGIN_NBYTES, shard.stored_nbytes), np.uint8)
     shard.store.read_into(shard.key, begin.data, etag=shard.etag or None)
@@ -212,8 +212,8 @@ def _made(shards: Shards, shard: RemoteShard, copy: Any) -> bytes:
         except ShardCorrupt as error:
             if not shard.packing and (packing := packing_at(shard, shard.layout)):
                 raise ShardCorrupt(
-                    f"{shard.url}: is compressed ({packing}), and neither its name nor the dataset's first shard says so: end the "
-                    f"names of compressed shards in .{packing}, or read them as a dataset of their own"
+                    f"{shard.url}: is compressed ({packing}), and its name does not say so: end the names of compressed shards in "
+                    f".{packing}, or read them as a dataset of their own"
                 ) from error
             raise
     found = None

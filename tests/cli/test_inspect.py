@@ -166,7 +166,7 @@ def test_a_shard_of_zstd_that_is_damaged_or_cut_is_told(written: Written, comman
 
 def test_a_damaged_stream_and_a_damaged_picture_are_told(command: Command, tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(b"\x1f\x8b" + bytes(50))
-    assert "the gzip stream is damaged or cut" in refusal(command("inspect", tmp_path / "a.gz"))
+    assert "the gz stream is damaged or cut" in refusal(command("inspect", tmp_path / "a.gz"))
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.jpg").write_bytes(b"\xff\xd8\xff" + bytes(50))
     assert "a.jpg: the picture is damaged" in refusal(command("inspect", tmp_path / "photos"))

@@ -10,6 +10,7 @@ and asked first.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import tempfile
@@ -30,7 +31,7 @@ from shmload.errors import ShardCorrupt
 from shmload.formats import tokens
 from shmload.formats.arrays import ArrayDataset
 from shmload.formats.columns import ZARR_FILES, HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
-from shmload.formats.compression import compression_of, expanded_file
+from shmload.formats.compression import compression_of, expanded_file, packing_of
 from shmload.formats.paths import is_hidden
 from shmload.formats.tar.shards import KEY, TarDataset, load_index
 from shmload.formats.tar.shards import SUFFIX as TAR_SUFFIX
@@ -509,6 +510,37 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number of more than ten bytes")
 
 
+# ------------------------------------------------------------ JSON lines, plain or compressed
+
+
+def is_lines(name: str) -> bool:
+    """Return whether a name says JSON lines, compressed or not. The bytes of text do not tell."""
+    return packing_of(name.lower())[0].endswith((".jsonl", ".ndjson"))
+
+
+def _is_lines(head: Head) -> bool:
+    return not head.is_folder and head.compression != "zlib" and is_lines(head.path.name)
+
+
+def _describe_lines(head: Head, num_samples: int) -> Summary:
+    nbytes, seen, at = list[int](), list[dict[str, Any]](), 0
+    kinds = {name: kind for kind, name in _NAMES.items()}
+    with open(head.path, "rb") as raw:
+        try:
+            for line in expanded_file(kinds[head.compression], raw) if head.compression else raw:
+                if line.strip():
+                    nbytes.append(len(line))
+                    if len(seen) < max(_RECORDS_SEEN, num_samples):
+                        value = json.loads(line)
+                        seen.append(value if isinstance(value, dict) else {"value": value})
+                at += len(line)
+        except ValueError as error:
+            raise ShardCorrupt(f"{head.path}: line {len(nbytes)} with a sample, at byte {at}: {error}") from error
+    fields = _fields(seen, Counter(name for sample in seen for name in sample), len(seen))
+    notes = [f"compressed by {head.compression}: {at:,} bytes"] if head.compression else []
+    return Summary(str(head.path), "JSON lines", head.nbytes, len(nbytes), fields, Sizes.of(nbytes), seen[:num_samples], notes)
+
+
 # ------------------------------------------------------------ folders of pictures, a class a subfolder perhaps; and single pictures
 
 _PICTURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
@@ -686,6 +718,7 @@ FORMATS = (
         SUFFIX,
         lambda path: len(RecordFile(path, "auto", _INFLATED_MAX).offsets()) - 1,
     ),
+    Format("JSON lines", _is_lines, _describe_lines),
     Format("images", _has_pictures, _describe_pictures),
     Format("tokens", _is_tokens, _describe_megatron),
 )

@@ -15,7 +15,19 @@ from typer.testing import CliRunner
 
 from shmload.cli import app
 from shmload.errors import ObjectMissing
-from shmload.formats import ImageFolder, ParquetDataset, TarDataset, TarStream, TarWriter, TFRecordDataset, TFRecordWriter
+from shmload.formats import (
+    HDF5Dataset,
+    ImageFolder,
+    ParquetDataset,
+    SafetensorsDataset,
+    TarDataset,
+    TarStream,
+    TarWriter,
+    TFRecordDataset,
+    TFRecordWriter,
+    ZarrDataset,
+)
+from shmload.formats.arrays import npy_place
 from shmload.growing import SampleCache
 from shmload.remote import ObjectStream, RemoteDataset
 from shmload.tools.inspect import describe
@@ -170,3 +182,19 @@ def test_a_folder_of_files_without_endings_is_read(tmp_path: Path) -> None:
     (tmp_path / "README.md").touch()
     (tmp_path / "LICENSE").touch()
     assert len(ParquetDataset(tmp_path)) == 4
+
+
+def test_a_reader_of_one_file_refuses_a_folder_and_says_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(8))
+    for read in (HDF5Dataset, SafetensorsDataset, npy_place):
+        with pytest.raises(
+            ValueError, match=r"Dataset reads one file, and .* is a folder \(it holds a\.bin\): give the path of a file"
+        ):
+            read(tmp_path)
+    pytest.importorskip("zarr")
+    with pytest.raises(ValueError, match=r"the folder is no Zarr store, as it has none of zarr\.json, .*give the path of a store"):
+        len(ZarrDataset(tmp_path))
+    (tmp_path / "x.zarr").mkdir()
+    (tmp_path / "x.zarr" / "zarr.json").touch()
+    with pytest.raises(ValueError, match=r"it holds the stores x\.zarr: give the path of one"):
+        len(ZarrDataset(tmp_path))

@@ -50,7 +50,7 @@ import struct
 import threading
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
@@ -120,6 +120,7 @@ def recoded(data: bytes, *, every: Literal["tile", "row"] = "tile") -> tuple[byt
 
 
 Pixels = NDArray[np.uint8]  # (height, width, 3)
+Encoded = bytes | bytearray | memoryview | Mapping[str, Any]  # a file, or a picture as `datasets.Image` stores it
 Box = tuple[int, int, int, int]  # (top, left, bottom, right)
 HINT = "pip install 'shmload[images]'"
 _KEPT_NBYTES = 1 << 26  # of decoded pixels that a thread keeps its memory for
@@ -415,6 +416,37 @@ def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool | 
     _check_size(height, width, max_pixels)
     reductions = (8, 4, 2, 1) if picture.format == "JPEG" and not is_lossless else (1,)
     return _Pillow(data, height, width, reductions=reductions, picture=picture, is_lossless=is_lossless, **given)
+
+
+def file_bytes(data: Encoded) -> bytes:
+    """Return the bytes of an image file: of `bytes`, of another buffer, or of a picture as `datasets.Image` stores it.
+
+    Raises:
+        ValueError: it is something else, or a stored picture that has no bytes.
+    """
+    if isinstance(data, Mapping):
+        if "bytes" not in data:
+            raise ValueError(
+                f"ImageDecoder takes the bytes of a file, or a dict that has them as 'bytes'; this one has {sorted(data)}"
+            )
+        if data["bytes"] is None:
+            raise ValueError(
+                f"a picture stored as its path alone, {data.get('path')!r}, without its bytes. Store the bytes: datasets does with "
+                "embed_external_files=True; or read the file yourself and give ImageDecoder what it holds"
+            )
+        data = data["bytes"]
+    if isinstance(data, bytes):
+        return data
+    try:
+        view = memoryview(data)  # type: ignore[arg-type]  # whether it is a buffer shows here
+    except TypeError:
+        view = None
+    if view is None or view.itemsize != 1 or view.ndim != 1:
+        raise ValueError(
+            f"ImageDecoder takes the bytes of an image file, got {type(data).__name__}. Of a path read the file; of pictures that "
+            "datasets has decoded take datasets.Image(decode=False)"
+        )
+    return view.tobytes()
 
 
 def _check_size(height: int, width: int, max_pixels: int) -> None:
@@ -810,23 +842,25 @@ class ImageDecoder:
         shape = (3, height, width) if self.layout == "CHW" else (height, width, 3)
         return "uint8" if self._levels is None else "float32", shape
 
-    def __call__(self, data: bytes) -> NDArray[Any]:
-        """The image of a file, in memory of its own: shape and dtype as `spec` says."""
+    def __call__(self, data: Encoded) -> NDArray[Any]:
+        """Return the image of a file, in memory of its own: shape and dtype as `spec` says. `data` as of `decode`."""
         return self.decode(data, lambda shape: np.empty(shape, self.spec[0]))
 
-    def decode(self, data: bytes, place: Place) -> NDArray[Any]:
+    def decode(self, data: Encoded, place: Place) -> NDArray[Any]:
         """Writes the image of a file to where `place` says, which is asked once its shape is known and its header sound.
 
         Args:
-            data: an encoded image.
+            data: an encoded image: bytes, another buffer of them, or a dict that has them as "bytes", as Hugging Face's
+                `datasets.Image` stores pictures.
             place: shape -> a writable array of that shape and of the dtype that `spec` says.
         Returns:
             what `place` gave.
         Raises:
-            ValueError: the file is no sound image.
+            ValueError: the file is no sound image, or `data` is no file.
             ImportError: there is no library for it.
         """
-        image = checked(lambda: open_image(data, self.decoder, self.max_pixels, is_strict=self.strict, is_fast=self.fast))
+        content = file_bytes(data)
+        image = checked(lambda: open_image(content, self.decoder, self.max_pixels, is_strict=self.strict, is_fast=self.fast))
         out = self._decoded(image, place)
         if image.is_irregular:
             irregular_files.add()

@@ -182,3 +182,12 @@ def test_a_sample_that_came_twice_in_an_unfinished_pass_is_found(tmp_path: Path)
     written(tmp_path, log)
     status, out, _ = command(tmp_path)
     assert (status, "DOUBLED" in out) == (1, True)
+
+
+@pytest.mark.parametrize("seed", [5, None], ids=["seed mode", "torch mode"])
+def test_an_epoch_left_right_after_its_last_batch_is_whole(tmp_path: Path, seed: int | None) -> None:
+    with ShmLoader(Data(), 4, seed=seed, shuffle=True, audit=tmp_path) as loader:
+        for number, _ in enumerate(loader, 1):
+            if number == 6:
+                break
+    assert command(tmp_path)[0] == 0

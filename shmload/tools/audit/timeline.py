@@ -472,6 +472,8 @@ def judge_pass(
                 report.found("doubled", f"{place}: step {step} was delivered {num} times: {where}")
         if rank not in ended:
             unfinished[rank] = last
+    if header.order is None and epoch.num_samples == epoch.num_expected:
+        unfinished = {}  # it was left after its last batch, before its end showed
     if unfinished and is_last and not ended:
         epoch.state = "unfinished"
         lasts = ", ".join(f"{last} of rank {rank}" for rank, last in unfinished.items())

@@ -137,6 +137,7 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
                 report.found("missing", f"epoch {number}: no batch is recorded")
             continue
         _count(epoch, counted[number], report)
+        epoch.num_expected = _num_expected(newest)
         is_last, is_ended = number == last, ended.get(number, set())
         num_found = report.num_found.total()
         if newest.mode in (Mode.SEED, Mode.PIPELINE):
@@ -149,7 +150,6 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
             judge_pass(epoch, counted[number], is_ended, ranks, is_last=is_last, report=report)
         if report.num_found.total() > num_found:
             epoch.state = "defect"
-        epoch.num_expected = _num_expected(newest)
     if newest.stream is not None:
         num_found = report.num_found.total()
         judge_items(streamed, newest.stream["members"], report)

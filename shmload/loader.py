@@ -368,7 +368,8 @@ class ShmLoader(DataLoader[T]):
         state; `orders` under way; `time`: in how many per cent of it the trainer waited, the workers waited, nobody did, and
         workers started; `limit`, `waits_for`, `is_hung`; `workers`, one record each, with its process, sample and busy share;
         `memory`; counts of restarts, foreign objects, copies. Absent before the first iteration and with num_workers=0. Always
-        there: `num_bad_samples` and `bad_samples`, a list of `epoch`, `step`, `index`, `error`, over the life of the loader. With
+        there: `num_bad_samples` and `bad_samples`, a list of `epoch`, `step`, `index`, `error`, over the life of the loader; and
+        `num_irregular`, how many image files were read although they break a rule of their format. With
         "auto" for a number, `autotune` says what is set, what holds the pipeline back, and what was changed and why.
 
         Cost: about 0.1 ms with a few workers; the files of their processes under /proc are read.
@@ -377,7 +378,12 @@ class ShmLoader(DataLoader[T]):
         found: dict[str, Any] = {"num_bad_samples": builder.bad_samples.count, "bad_samples": list(builder.bad_samples.listed)}
         if builder.tuner is not None:
             found["autotune"] = builder.tuner.stats()
-        return found if builder.last is None else {**builder.last.counters(), **found}
+        found["num_irregular"] = builder.bad_samples.num_irregular
+        if builder.last is None:
+            return found
+        counters = builder.last.counters()
+        found["num_irregular"] += counters.get("num_irregular", 0)
+        return {**counters, **found}
 
     def holders(self) -> list[Holder]:
         """The batches whose slots are still held: which, how old, how large, and the line that took each. The oldest first.

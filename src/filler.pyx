@@ -303,13 +303,13 @@ cdef class WorkerRing:
         """Bytes an error text may have."""
         return self._ring.header.text_capacity
 
-    def finish(self, uint32_t own, *, uint64_t num_foreign=0):
+    def finish(self, uint32_t own, *, uint64_t num_foreign=0, uint64_t num_irregular=0):
         """Ends the claim with DONE, VOID or ERROR. Returns whether the trainer sleeps for it: its bell must be rung then."""
         self._record()
         cdef uint64_t now = shml_now_ns()
         self._note(SHML_EVENT_CHUNK, self._claimed_ns, now, own)
         shml_count_finish(&self._ring.workers[self.worker_id], now - self._claimed_ns,
-                          self.end_row - self.first_row if own == SHML_DONE else 0, num_foreign)
+                          self.end_row - self.first_row if own == SHML_DONE else 0, num_foreign, num_irregular)
         cdef int all_final = shml_finish(&self._ring, &self._claim, self.worker_id, own)
         if all_final < 0:
             os.abort()  # someone else owns rows this process was writing: nothing here can be trusted any more

@@ -26,7 +26,8 @@ typedef struct {
     unsigned reduction;                 /* 1, 2, 4 or 8: the image is shrunk to that fraction; all below is in its pixels */
     unsigned height, width;             /* what the shrunk image has to have */
     unsigned top, left, bottom, right;  /* wanted; `left` and `right` are then those of what was decoded */
-    int is_strict;                      /* warnings of damaged data are errors */
+    int strictness;                     /* JPEG_LENIENT, JPEG_WHOLE or JPEG_STRICT: which warnings are errors */
+    int num_passed_over;                /* warnings that were no errors */
     int is_fast;                        /* fast DCT and upsampling */
     char message[JPEG62_MESSAGE];       /* why it failed */
 } jpeg_job;
@@ -79,7 +80,7 @@ static void jpeg_read_part(const jpeg62_library *library, jpeg_state *state) {
         if (cinfo->output_scanline == before)
             jpeg_refuse(&state->guard, "a JPEG whose decoder does not go on");
     }
-    if (job->is_strict && cinfo->output_scanline == cinfo->output_height)
+    if (job->strictness != JPEG_LENIENT && cinfo->output_scanline == cinfo->output_height)
         library->finish(cinfo); /* looks for what may be wrong behind the last row */
 }
 
@@ -97,11 +98,12 @@ static int jpeg_with_state(const jpeg62_library *library, jpeg_job *job, void (*
     jpeg_state state;
     memset(&state, 0, sizeof(state));
     state.job = job;
-    state.guard.is_strict = job->is_strict;
+    state.guard.strictness = job->strictness;
     state.guard.message = job->message;
     jpeg_set_guard(library, &state.guard, (jpeg62_common *)&state.cinfo);
     int is_done = jpeg_guarded(library, &state, body);
     library->destroy(&state.cinfo);
+    job->num_passed_over = state.guard.num_passed_over;
     return is_done;
 }
 
@@ -127,6 +129,7 @@ static int jpeg_decode_piece(const jpeg62_library *library, jpeg_job *job) {
     if (is_done) {
         job->left = within.left + piece.left;
         job->right = within.right + piece.left;
+        job->num_passed_over = within.num_passed_over;
     }
     return is_done;
 }
@@ -165,7 +168,7 @@ static int jpeg_bind(jpeg62_library *library, const char *path, char message[JPE
             return 0;
         }
     }
-    jpeg_job job = {.is_strict = 1};
+    jpeg_job job = {.strictness = JPEG_STRICT};
     int is_fit = jpeg_with_state(library, &job, jpeg_do_nothing);
     memcpy(message, job.message, JPEG62_MESSAGE);
     return is_fit;

@@ -11,6 +11,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 cdef extern from "jpeg.h" nogil:
     enum:
         JPEG62_MESSAGE
+        JPEG_LENIENT, JPEG_WHOLE, JPEG_STRICT
 
     ctypedef struct jpeg62_library:
         pass
@@ -21,11 +22,12 @@ cdef extern from "jpeg.h" nogil:
         uint8_t *into
         size_t into_nbytes
         unsigned reduction, height, width, top, left, bottom, right
-        int is_strict, is_fast
+        int strictness, num_passed_over, is_fast
         char *message
 
     int jpeg_bind(jpeg62_library *library, const char *path, char *message)
     int jpeg_decode(const jpeg62_library *library, jpeg_job *job)
+    int jpeg_is_remark(const char *text)
 
 cdef extern from "jpeg_recode.h" nogil:
     ctypedef struct jpeg_recoding:
@@ -64,7 +66,7 @@ def decode(
     tuple part not None,
     *,
     int reduction=1,
-    bint is_strict=True,
+    object is_strict=True,
     bint is_fast=False,
 ):
     """Decodes the rows and columns of a JPEG that a part of it needs, without the GIL.
@@ -74,11 +76,13 @@ def decode(
         size: (height, width) of the image as the file's header has them, divided by `reduction` and rounded up.
         part: (top, left, bottom, right) in pixels of the shrunk image.
         reduction: 1, 2, 4 or 8: how much smaller the image is decoded.
-        is_strict: damaged data are an error; else the library makes something up for them. What lies behind the last row that
+        is_strict: True: everything that the library warns of is an error. None: only what costs pixels is, such as damaged or
+            missing data. False: nothing is, and the library invents the pixels that are missing. What follows the last row that
             is needed is not read.
         is_fast: the fast DCT and upsampling.
     Returns:
-        (first, end): the columns of the rows that were written, more than `part` has.
+        (first, end, num_passed_over): the columns of the rows that were written, more than `part` has; and how many warnings of the
+            library were no errors.
     Raises:
         ValueError: the data are damaged, no JPEG, or one that cannot become RGB; or `into` has no room.
         RuntimeError: no library is bound.
@@ -98,13 +102,18 @@ def decode(
     job.into = &into[0] if into.shape[0] else NULL
     job.into_nbytes = into.shape[0]
     job.reduction = reduction
-    job.is_strict = is_strict
+    job.strictness = JPEG_WHOLE if is_strict is None else JPEG_STRICT if is_strict else JPEG_LENIENT
     job.is_fast = is_fast
     with nogil:
         is_done = jpeg_decode(&bound, &job)
     if not is_done:
         raise ValueError(job.message.decode(errors="replace"))
-    return job.left, job.right
+    return job.left, job.right, job.num_passed_over
+
+
+def is_remark(str warning not None):
+    """Return whether a warning of libjpeg-turbo leaves every pixel intact, such as bytes between two segments."""
+    return bool(jpeg_is_remark(warning.encode(errors="replace")))
 
 
 def recode(bytes data not None, *, unsigned least_width=0):

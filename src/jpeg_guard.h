@@ -6,17 +6,25 @@
 
 #include <setjmp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "libjpeg62.h"
 
 enum { JPEG_MOST_SCANS = 500 }; /* a progressive file needs about 10; as libjpeg-turbo's own tools limit it against bombs */
 
+enum {
+    JPEG_LENIENT, /* no warning is an error: the library invents pixels for data that are damaged or missing */
+    JPEG_WHOLE,   /* warnings are errors unless every pixel is intact in spite of them */
+    JPEG_STRICT,  /* every warning is an error */
+};
+
 typedef struct {
     jpeg62_error err;
     jpeg62_progress progress;
     jmp_buf failed;
-    int is_strict; /* warnings of damaged data are errors */
+    int strictness;      /* JPEG_LENIENT, JPEG_WHOLE or JPEG_STRICT: which of the library's warnings are errors */
+    int num_passed_over; /* warnings so far that were no errors */
     char *message; /* JPEG62_MESSAGE bytes: why it failed */
 } jpeg_guard;
 
@@ -35,12 +43,30 @@ _Noreturn static void jpeg_refuse(jpeg_guard *guard, const char *why) {
     longjmp(guard->failed, 1);
 }
 
+/* Whether a warning of libjpeg-turbo says that the file breaks a rule and the picture is whole all the same. Its text is compared,
+ * because numbers of messages differ between versions. Bytes before a restart marker (D0 to D7) are in the midst of a scan, where
+ * the usual reason is damaged data. */
+static int jpeg_is_remark(const char *text) {
+    static const char junk[] = "extraneous bytes before marker 0x";
+    const char *at = strstr(text, junk);
+    if (at != NULL) {
+        unsigned long marker = strtoul(at + sizeof(junk) - 1, NULL, 16);
+        return marker < 0xD0 || marker > 0xD7;
+    }
+    return strstr(text, "unknown JFIF revision number") || strstr(text, "Unknown Adobe color transform code") ||
+           strstr(text, "Invalid SOS parameters for sequential JPEG");
+}
+
 static void jpeg_warn(jpeg62_common *cinfo, int level) {
+    jpeg_guard *guard = jpeg_guard_of(cinfo);
+    char text[JPEG62_MESSAGE];
     if (level >= 0)
         return;
     cinfo->err->num_warnings++;
-    if (jpeg_guard_of(cinfo)->is_strict)
+    cinfo->err->format_message(cinfo, text);
+    if (guard->strictness == JPEG_STRICT || (guard->strictness == JPEG_WHOLE && !jpeg_is_remark(text)))
         jpeg_fail(cinfo);
+    guard->num_passed_over++;
 }
 
 static void jpeg_say_nothing(jpeg62_common *cinfo) {

@@ -153,7 +153,7 @@ static int jpeg_recode(const jpeg62_library *library, jpeg_recoding *job) {
     jpeg_recoder recoder;
     memset(&recoder, 0, sizeof(recoder));
     recoder.job = job;
-    recoder.guard.is_strict = 1;
+    recoder.guard.strictness = JPEG_STRICT;
     recoder.guard.message = job->message;
     job->message[0] = 0;
     job->out = NULL;

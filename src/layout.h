@@ -121,7 +121,8 @@ typedef struct {
                                worker when it was 0, trainer clears */
     shml_u64 accepted;      /* ticket of the one that the trainer watches, and so may claim; trainer */
     shml_u64 row;           /* being decoded, written before `now`: a chunk may have more than 65,536; that worker */
-    uint8_t reserved[40];   /* to 192: whole cache lines, so workers do not share one */
+    shml_u64 num_irregular; /* files read although they break a rule of their format; that worker */
+    uint8_t reserved[32];   /* to 192: whole cache lines, so workers do not share one */
 } shml_worker;
 
 typedef struct {

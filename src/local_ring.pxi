@@ -334,7 +334,7 @@ cdef class LocalRing:
         cdef shml_worker *r = &self._ring.workers[worker]
         return {"pid": r.pid, "started_ns": r.started_ns, "since_ns": r.since_ns, "index": <int64_t>r.index,
                 "is_waiting": bool(r.is_waiting), "busy_s": r.busy_ns / 1e9, "num_chunks": r.num_chunks,
-                "num_samples": r.num_samples, "num_foreign": r.num_foreign}
+                "num_samples": r.num_samples, "num_foreign": r.num_foreign, "num_irregular": r.num_irregular}
 
     @property
     def poison(self):

@@ -295,12 +295,15 @@ static inline void shml_count_claim(shml_worker *me, uint64_t now_ns) {
     atomic_store_explicit(&me->claimed_ns, now_ns, memory_order_relaxed);
 }
 
-static inline void shml_count_finish(shml_worker *me, uint64_t busy_ns, uint64_t num_samples, uint64_t num_foreign) {
+static inline void shml_count_finish(
+    shml_worker *me, uint64_t busy_ns, uint64_t num_samples, uint64_t num_foreign, uint64_t num_irregular
+) {
     shml_count(&me->busy_ns, busy_ns);
     atomic_store_explicit(&me->claimed_ns, 0, memory_order_relaxed);
     shml_count(&me->num_chunks, 1);
     shml_count(&me->num_samples, num_samples);
     shml_count(&me->num_foreign, num_foreign);
+    shml_count(&me->num_irregular, num_irregular);
 }
 
 /* What stats readers see of bytes that the worker's Ray actor has sent; `node` has 11 characters at most. */

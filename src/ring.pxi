@@ -23,7 +23,7 @@ cdef extern from "lease.h" nogil:
         char *read_path
     ctypedef struct shml_worker:
         uint64_t now, row, pid, started_ns, since_ns, index, is_waiting, busy_ns, num_chunks, num_samples, num_foreign
-        uint64_t num_restarts, claimed_ns, nbytes_fetched, nbytes_remote
+        uint64_t num_restarts, claimed_ns, nbytes_fetched, nbytes_remote, num_irregular
         uint32_t num_actors
         char *node
     ctypedef struct shml_slot:
@@ -83,7 +83,7 @@ cdef extern from "lease.h" nogil:
     const uint64_t SHML_MAGIC
 
     void shml_count_claim(shml_worker *me, uint64_t now_ns)
-    void shml_count_finish(shml_worker *me, uint64_t busy_ns, uint64_t num_samples, uint64_t num_foreign)
+    void shml_count_finish(shml_worker *me, uint64_t busy_ns, uint64_t num_samples, uint64_t num_foreign, uint64_t num_irregular)
     void shml_count_fetch(shml_worker *me, uint64_t nbytes, int is_remote, const char *node, uint32_t num_actors)
     uint64_t shml_plan(shml_header *h, uint32_t slots, uint32_t workers, uint64_t order, uint64_t text, uint64_t layout)
     void shml_create(shml_ring *ring, void *base, uint32_t slots, uint32_t workers, uint64_t order, uint64_t text,

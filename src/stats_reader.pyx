@@ -121,7 +121,7 @@ cdef class StatsReader:
                 break
         return {"now": now, "pid": r.pid, "started_ns": r.started_ns, "since_ns": since, "index": index,
                 "is_waiting": bool(r.is_waiting), "busy_ns": busy, "claimed_ns": claimed, "num_chunks": r.num_chunks,
-                "num_samples": r.num_samples, "num_foreign": r.num_foreign, "num_restarts": r.num_restarts,
+                "num_samples": r.num_samples, "num_foreign": r.num_foreign, "num_irregular": r.num_irregular, "num_restarts": r.num_restarts,
                 "nbytes_fetched": r.nbytes_fetched, "nbytes_remote": r.nbytes_remote, "num_actors": r.num_actors,
                 "node": _text(r.node, 12)}
 

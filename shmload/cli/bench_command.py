@@ -24,7 +24,9 @@ def bench(
     workload: Annotated[
         Names, Option(metavar="NAME", help="photos, records, rows, tokens, python; may repeat.", show_default="all")
     ] = None,
-    dataset: Annotated[Text, Option(metavar="MODULE:NAME", help="Your own dataset, or a function that returns it.")] = None,
+    dataset: Annotated[
+        Text, Option(metavar="MODULE:NAME", help="Your own dataset, map-style or iterable, or a function that returns it.")
+    ] = None,
     torch_loader: Annotated[
         Text, Option(metavar="MODULE:NAME", help="Your own torch DataLoader, and a ShmLoader made like it.")
     ] = None,

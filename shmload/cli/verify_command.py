@@ -1,6 +1,7 @@
 """`shmload verify`: proves from an audit that every sample was delivered exactly once, or shows what was not.
 
-Exit code 0: proven; 1: defects; 2: cannot be judged, or bad usage.
+Exit code 0: proven; 1: defects; 2: bad usage, or the folder cannot be read; 3: cannot be judged; 4: an epoch is unfinished, and
+each sample came once so far.
 """
 
 import json

@@ -42,6 +42,7 @@ from shmload.batch.layout import Layout
 from shmload.device.pending_copies import Releases
 from shmload.device.pinned_slots import PinnedSlots
 from shmload.errors import RingTooSmall, SampleError
+from shmload.metrics import irregular_files
 from shmload.shm import travel
 from shmload.shm.segment import Doorbell, Group, JointBell, Segment, memfds_work, shm_free_bytes
 from shmload.worker.pool import STOP_GRACE_S
@@ -240,7 +241,17 @@ class BadSamples:
     def __init__(self, on_error: OnError, max_bad: int | None, next_index: NextIndex | None = None) -> None:
         self._on_error, self._max_bad, self.next_index = on_error, max_bad, next_index
         self.count = 0
+        self.num_irregular = 0  # files without workers: of workers the ring knows
         self.listed: list[dict[str, Any]] = []
+
+    @contextmanager
+    def counting_irregular(self) -> Iterator[None]:
+        """Count the files that this process reads in the block although they break a rule of their format."""
+        before = irregular_files.value
+        try:
+            yield
+        finally:
+            self.num_irregular += irregular_files.value - before
 
     @property
     def are_tolerated(self) -> bool:

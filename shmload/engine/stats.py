@@ -325,7 +325,7 @@ COPIED = (
     *("num_bad_samples", "generation", "num_slots"),
 )  # words that a report holds as they are
 COPIED_OF_WORKER = (
-    *("index", "num_chunks", "num_samples", "num_foreign", "num_actors", "nbytes_fetched", "nbytes_remote"),
+    *("index", "num_chunks", "num_samples", "num_foreign", "num_irregular", "num_actors", "nbytes_fetched", "nbytes_remote"),
     *("num_restarts", "is_waiting", "started_ns", "since_ns"),
 )
 STATES = {"free": FREE, "held": HELD, "ordered": ORDERED, "leased": LEASED, "draining": DRAINING, "parked": PARKED}
@@ -351,7 +351,7 @@ def describe(seen: Snapshot, before: Snapshot | None = None) -> Report:
         "mode": "torch" if seen["is_static"] else "seed",
         **{name: seen[name] for name in COPIED},
         "wait_s": seen["wait_ns"] / 1e9,
-        "num_foreign": sum(worker["num_foreign"] for worker in seen["workers"]),
+        **{name: sum(worker[name] for worker in seen["workers"]) for name in ("num_foreign", "num_irregular")},
         **{f"{name}_per_s": _rate(seen[name] - before[name], interval_s) for name in ("samples", "batches", "nbytes")},
         "epoch": _epoch(seen, seen["epoch"]) if has_begun else None,
         "step": _step(seen, seen["step"]) if has_begun else None,

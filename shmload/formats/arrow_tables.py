@@ -296,9 +296,12 @@ def spec_of(field: Any, path: str, asked: Any) -> Any:
     is_text = stored in (str, bytes)
     is_permuted = getattr(field.type, "permutation", None) is not None
     if stored is None or None in extents[1:] or is_permuted or (extents and (is_text or stored == np.bool_)):
+        is_picture = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+        decode = f"RemoteDataset.from_urls(folder).indexed(decode={{{field.name!r}: ImageDecoder()}})"
+        remedy = f", or read its pictures with {decode}" if is_picture else ""
         raise NoField(
             f"{path}: column {field.name!r} of {field.type} is no field of a batch: those are numbers, text, and lists of numbers; "
-            "name the others in columns="
+            f"name the others in columns={remedy}"
         )
     if is_text:
         return stored if asked in (None, stored, (stored, ())) else _refuse(field, path, asked)

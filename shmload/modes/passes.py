@@ -266,7 +266,7 @@ class InlineReader:
 
     def read(self, order: Order) -> Any:
         """The batch of an order; NOTHING if every sample of it is skipped. Seed mode leaves the trainer's generators alone."""
-        with reading_of(self):
+        with reading_of(self), self._bad_samples.counting_irregular():
             if self._job.seed is None or not self._job.seed_samples:
                 return self._read_good(order)
             with kept_generators():

@@ -488,7 +488,8 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
             super().__init__(loader)
             reader = self._reader_of_sampler(origin, config.generator, every=1, seed_between=True)
         job = config.job()
-        self._reader = InlineReader(job, passes.builder.bad_samples) if config.reads_inline else None
+        self._bad_samples = passes.builder.bad_samples
+        self._reader = InlineReader(job, self._bad_samples) if config.reads_inline else None
         if job.plan.ragged is not None and job.collate_fn is None and self._auto_collation:
             self._dataset_fetcher.collate_fn = functools.partial(collated, ragged=job.plan.ragged)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -536,7 +537,9 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
 
     def _next_data(self) -> Any:
         if self._reader is None:
-            return sent_now(SingleProcessIterator._next_data(self), self._calls)
+            with self._bad_samples.counting_irregular():
+                batch = SingleProcessIterator._next_data(self)
+            return sent_now(batch, self._calls)
         while True:
             keys = self._next_index()
             step = self._sampler_iter.num_taken - 1

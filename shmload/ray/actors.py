@@ -259,6 +259,7 @@ class Outcome(NamedTuple):
     note: tuple[bytes, bool] | None = None
     error: bytes = b""
     num_foreign: int = 0
+    num_irregular: int = 0
     place: tuple[str, int] | None = None
     num_written: int = 0  # bytes of rows that are in the slot already
 
@@ -431,13 +432,14 @@ class Decoder:
         local_ring, ring = self._local_ring, self._local_ring.trainer
         worker_id = local_ring.ring.worker_id
         raw, is_pickled = _part(task)
-        num_foreign = -int(ring.worker(worker_id)["num_foreign"])
+        before = ring.worker(worker_id)
         if self._sample_timer is not None:
             self._sample_timer.begin(task)
         options: dict[str, Any] = {"is_pickled": is_pickled, "is_packed": task.is_packed, "is_suspect": task.is_suspect}
         local_ring.order(raw, self._borrowed(task), epoch=task.epoch, step=task.step, nrows=task.end - task.first, **options)
         self._body.work()
-        num_foreign += int(ring.worker(worker_id)["num_foreign"])
+        after = ring.worker(worker_id)
+        counted = {name: int(after[name]) - int(before[name]) for name in ("num_foreign", "num_irregular")}
         if ring.look(0) == FAILED and (text := ring.failure(0)[1]):
             said = Failure.loads(text).worker  # the agent writes it again, behind what it has of this
             error = _shifted(text, task.first, local_ring.ring.text_capacity // (2 if said else 1) - 64)
@@ -447,14 +449,14 @@ class Decoder:
             return self._outcome(DONE, note=(_snapshot(dumped, local_ring), True))
         note = (_snapshot(dumped, local_ring), False) if dumped else None
         if used := local_ring.lease():
-            return self._outcome(DONE, payload=local_ring.payload(used), note=note, num_foreign=num_foreign)
+            return self._outcome(DONE, payload=local_ring.payload(used), note=note, **counted)
         layout = local_ring.layout
         assert layout is not None
         row_nbytes = tuple(field.row_nbytes for field in layout.fields)
         payload = local_ring.payload(layout.nbytes(local_ring.nrows))
         if local_ring.is_borrowed:
-            return self._outcome(DONE, row_nbytes=row_nbytes, note=note, num_written=payload.nbytes)
-        return self._outcome(DONE, payload=payload, row_nbytes=row_nbytes, note=note)
+            return self._outcome(DONE, row_nbytes=row_nbytes, note=note, num_written=payload.nbytes, **counted)
+        return self._outcome(DONE, payload=payload, row_nbytes=row_nbytes, note=note, **counted)
 
     def _borrowed(self, task: Task) -> Borrowed | None:
         """The slot of the task's batch, if its rows may be written there and this process reaches it.

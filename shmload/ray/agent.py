@@ -122,7 +122,7 @@ class StandIn:
         self._cluster = cluster
         self._ready = ready
         self._memory = SlotMemory(ring, ready, grants, open_memory)
-        self._num_foreign = 0
+        self._num_foreign = self._num_irregular = 0
         self._equal: set[bytes] = set()  # texts of layouts that are the ring's
         self._call: Call | None = None  # of the claim, if it needs one
         self._error: Exception | None = None  # why there is none
@@ -142,7 +142,7 @@ class StandIn:
     def end(self) -> None:
         """Waits for what comes of the claim, writes it, and ends the claim."""
         ring = self.ring
-        self._num_foreign = 0
+        self._num_foreign = self._num_irregular = 0
         try:
             own = self._fill()
         except Exception as error:
@@ -151,7 +151,7 @@ class StandIn:
             ring.write_error(failure.dumps(ring.text_capacity))
             own = ERROR
         self._call = self._error = None
-        if ring.finish(own, num_foreign=self._num_foreign):
+        if ring.finish(own, num_foreign=self._num_foreign, num_irregular=self._num_irregular):
             self._ready.post()
 
     def _fill(self) -> int:
@@ -184,6 +184,7 @@ class StandIn:
     def _result(self, call: Call) -> Outcome:
         ring, cluster = self.ring, self._cluster
         outcome: Outcome = cluster.result(ring.worker_id, call)
+        self._num_irregular += outcome.num_irregular
         if outcome.place is not None:
             ring.count_fetch(
                 outcome.payload.nbytes + outcome.num_written,

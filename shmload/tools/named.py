@@ -57,19 +57,21 @@ def resolve(spec: str, *, what: str) -> Any:
 
 
 def make_dataset(spec: str, arguments: Mapping[str, Any]) -> Any:
-    """The map-style dataset that `spec` names: the object itself, or what the class or function returns.
+    """Return the dataset that `spec` names: the object itself, or what the class or function returns.
 
     Raises:
-        BenchError: the factory raised, or the result has no `__len__` and `__getitem__`, or it is empty.
+        BenchError: the factory raised, or the result is no IterableDataset and has no `__len__` and `__getitem__`, or it is empty.
     """
     made = resolve(spec, what="--dataset")
-    if isinstance(made, type) or not is_map_style(made):
+    if isinstance(made, type) or not (is_map_style(made) or is_iterable(made)):
         made = call(made, arguments, spec)
+    if is_iterable(made):
+        return made
     if not is_map_style(made):
         kind = type(made).__name__
         raise BenchError(
-            f"--dataset {spec}: needs a map-style dataset with __len__ and __getitem__, given {kind}; "
-            "iterable datasets cannot be measured yet"
+            f"--dataset {spec}: needs a map-style dataset with __len__ and __getitem__, or an object of a class derived from "
+            f"torch.utils.data.IterableDataset, as torch's DataLoader does; given {kind}"
         )
     try:
         num_samples = len(made)
@@ -94,7 +96,14 @@ def call(factory: Any, arguments: Mapping[str, Any], spec: str, *, what: str = "
 
 
 def is_map_style(candidate: object) -> bool:
-    return hasattr(candidate, "__len__") and hasattr(candidate, "__getitem__")
+    """Return whether it has samples by index. An IterableDataset with a length has none: its `__getitem__` only raises."""
+    return hasattr(candidate, "__len__") and hasattr(candidate, "__getitem__") and not is_iterable(candidate)
+
+
+def is_iterable(candidate: object) -> bool:
+    """Return whether it is one of torch's IterableDatasets, of which there is none before torch is imported."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and isinstance(candidate, data.IterableDataset)
 
 
 def one_line(error: BaseException) -> str:
@@ -143,7 +152,8 @@ def dataset_of(source: str) -> Any:
         return _of_shards(source) if is_url(source) or _holds_shards(source) else _of_folder(source)
     if not os.path.exists(source) and re.fullmatch(_OBJECT, source):
         made = resolve(source, what="SOURCE")
-        return call(made, {}, source, what="SOURCE") if isinstance(made, type) or not is_map_style(made) else made
+        is_dataset = not isinstance(made, type) and (is_map_style(made) or is_iterable(made))
+        return made if is_dataset else call(made, {}, source, what="SOURCE")
     paths = shard_paths(source) if "{" in source else expanded(source, "sample", beside=(".index", ".shmload-index"))
     if all(layout_of(packing_of(path)[0]) not in (None, Tar(), TFRecords(), PlainFiles()) for path in paths):
         return _of_shards([os.path.abspath(path) for path in paths])

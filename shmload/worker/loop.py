@@ -30,6 +30,7 @@ from shmload.batch.collate import RowPlacer, pack_samples, registered_functions
 from shmload.batch.layout import Layout
 from shmload.batch.ragged import Arenas, PackedBatch, RaggedRows, pack
 from shmload.errors import RingTooSmall
+from shmload.metrics import irregular_files
 from shmload.shm.names import own_ticket, pidfd_of
 from shmload.shm.segment import Doorbell
 from shmload.worker.reader import Failure, Job, PeerRing, SampleReader
@@ -120,7 +121,7 @@ class WorkerLoop:
     def work(self) -> None:
         """Does what has been claimed."""
         ring = self._ring
-        self._num_foreign = 0
+        self._num_foreign, num_irregular = 0, irregular_files.value
         begin_reading(self._reader)
         self._has_ended = False
         try:
@@ -138,7 +139,7 @@ class WorkerLoop:
             own = ERROR
         end_samples()
         faults.hit("before_finish")
-        must_ring = ring.finish(own, num_foreign=self._num_foreign)
+        must_ring = ring.finish(own, num_foreign=self._num_foreign, num_irregular=irregular_files.value - num_irregular)
         faults.hit("after_finish")
         if must_ring or faults.armed:  # a point must be reached, whether or not the trainer sleeps
             faults.hit("before_post")

@@ -85,9 +85,9 @@ def test_bad_usage_is_one_line_and_exit_code_2(
     assert len(error.splitlines()) == 1
 
 
-def test_an_empty_folder_exits_with_2(tmp_path: Path) -> None:
+def test_an_empty_folder_exits_with_3(tmp_path: Path) -> None:
     status, out, _ = command(tmp_path)
-    assert status == 2
+    assert status == 3
     assert "the folder holds no records" in out
 
 
@@ -127,7 +127,7 @@ def test_a_dataset_of_another_length_is_not_read(tmp_path: Path) -> None:
 
 def test_samples_that_cannot_be_read_again_are_said_beside_what_the_records_prove(tmp_path: Path) -> None:
     status, out, _ = command(recorded(tmp_path), "--dataset", "tests.audit.commanded:Unreadable")
-    assert status == 2
+    assert status == 3
     assert "1 of 6 batches could not be read again, the first of rank 0, epoch 0, step" in out.replace("\n", " ")
     assert "KeyError: 'gone'" in out
     assert "5 batches were read again" in out
@@ -136,5 +136,58 @@ def test_samples_that_cannot_be_read_again_are_said_beside_what_the_records_prov
 def test_torch_modes_augmentations_say_nothing(tmp_path: Path) -> None:
     run([ShmLoader(Data(), 4, audit=tmp_path)])
     status, out, _ = command(tmp_path, "--dataset", "tests.audit.commanded:Data")
-    assert status == 2
+    assert status == 3
     assert "torch mode's augmentations cannot be repeated" in out.replace("\n", " ")
+
+
+class Thousand(Data):
+    def __len__(self) -> int:
+        return 1000
+
+
+@pytest.mark.slow(reason="records a thousand samples")
+@pytest.mark.parametrize("seed", [5, None], ids=["seed mode", "torch mode"])
+def test_an_epoch_left_in_the_middle_is_counted_and_exits_with_4(tmp_path: Path, seed: int | None) -> None:
+    def start(num_batches: int | None) -> dict[str, Any]:
+        with ShmLoader(Thousand(), 8, seed=seed, shuffle=True, audit=tmp_path) as loader:
+            for number, _ in enumerate(loader, 1):
+                if number == num_batches:
+                    break
+            return loader.state_dict()
+
+    start(62)
+    status, out, _ = command(tmp_path)
+    assert status == 4
+    assert out.rstrip().endswith("epoch 0 so far: 496 of 1,000 samples, each once")
+    assert "proven" not in out
+    start(None)
+    status, out, _ = command(tmp_path)
+    assert status == 1
+    assert out.count("DOUBLED") == 1
+    assert "after 62 batches (496 samples) had been delivered. Load the state" in " ".join(out.split())
+    assert not {"MISSING", "SWAPPED", "REPLAY"} & set(out.split())
+    status, out, _ = command(tmp_path, "--allow-restarts")
+    assert (status, "DOUBLED" in out) == (0, False)
+
+
+def test_a_sample_that_came_twice_in_an_unfinished_pass_is_found(tmp_path: Path) -> None:
+    with ShmLoader(Data(), 4, shuffle=True, audit=tmp_path) as loader:
+        for number, _ in enumerate(loader, 1):
+            if number == 3:
+                break
+    assert command(tmp_path)[0] == 4
+    (log,) = read_folder(tmp_path)
+    (_, first), (at, second) = list(batches_of(log, 0))[:2]
+    log.records[at] = changed(second, keys=first.keys)
+    written(tmp_path, log)
+    status, out, _ = command(tmp_path)
+    assert (status, "DOUBLED" in out) == (1, True)
+
+
+@pytest.mark.parametrize("seed", [5, None], ids=["seed mode", "torch mode"])
+def test_an_epoch_left_right_after_its_last_batch_is_whole(tmp_path: Path, seed: int | None) -> None:
+    with ShmLoader(Data(), 4, seed=seed, shuffle=True, audit=tmp_path) as loader:
+        for number, _ in enumerate(loader, 1):
+            if number == 6:
+                break
+    assert command(tmp_path)[0] == 0

@@ -97,7 +97,7 @@ def test_no_bytes_whatever_raise(tmp_path: Path, recorded: bytes, noise: bytes) 
     for content in (noise, b"shmaudit " + noise, b"shmaudit 1 " + noise + b"\n" + noise, header + noise, recorded + noise):
         log = read(tmp_path, content)
         assert log.damage or log.is_torn or not noise
-        assert judged(tmp_path).status in (0, 1, 2)
+        assert judged(tmp_path).status in (0, 1, 3, 4)
 
 
 @pytest.mark.parametrize(

@@ -209,16 +209,17 @@ def test_an_epoch_left_early_is_missing_its_rest(tmp_path: Path) -> None:
     assert [epoch.state for epoch in report.loaders[0].epochs] == ["defect", "proven"]
 
 
-def test_a_run_that_ended_in_an_epoch_is_proven_so_far(tmp_path: Path) -> None:
+def test_a_run_that_ended_in_an_epoch_is_said_to_be_right_so_far_and_not_proven(tmp_path: Path) -> None:
     loaders = [make(tmp_path, rank, 2) for rank in range(2)]
     run(loaders)
     passes = [iter(loader) for loader in loaders]
     for one in (*passes, passes[0]):
         next(one)
     report = judged(tmp_path)
-    assert (report.status, report.findings) == (0, [])
+    assert (report.status, report.findings) == (4, [])
     last = report.loaders[0].epochs[-1]
-    assert (last.state, last.remaining) == ("unfinished", "what is behind position 11")
+    assert (last.state, last.remaining) == ("unfinished", "positions after 11")
+    assert report.verdict == f"epoch 1 so far: {last.num_samples} of 45 samples, each once"
 
 
 def test_a_rank_far_behind_where_the_run_ended_cannot_be_judged(tmp_path: Path) -> None:
@@ -238,7 +239,9 @@ def test_a_start_without_a_state_is_doubled_unless_it_is_allowed(tmp_path: Path)
     run([make(tmp_path)])
     report = judged(tmp_path)
     assert {"doubled"} == kinds(report)
-    assert any("began anew, without a state" in note for note in report.notes)
+    (text,) = [finding.text for finding in report.findings]
+    assert "began anew, without a state" in text
+    assert "after 3 batches (12 samples) had been delivered. Load the state of the earlier start (load_state_dict); or" in text
     allowed = judged(tmp_path, allow_restarts=True)
     assert (allowed.status, allowed.loaders[0].epochs[0].num_superseded) == (0, 3)
 
@@ -265,7 +268,7 @@ def test_set_epoch_at_the_start_of_a_process_is_a_resume(tmp_path: Path) -> None
 
 def test_an_empty_folder_proves_nothing(tmp_path: Path) -> None:
     report = judged(tmp_path)
-    assert (report.status, report.notes) == (2, ["the folder holds no records"])
+    assert (report.status, report.notes) == (3, ["the folder holds no records"])
 
 
 def verified(folder: Path, num_epochs: int) -> tuple[AuditReport, float]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from benchmarks.contestants.ways import torch_inline
 from shmload.tools.bench.contestants import LoaderOptions
@@ -51,9 +51,24 @@ class Deadly(Good):
         raise SystemExit(3)
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
+class Stream(IterableDataset[Any]):
+    """1,000 samples in an order of their own, divided among the workers."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for number in range(first, len(self), step):
+            yield np.full(64, number, np.float32), number
+
+
+stream = Stream()
+
+
+def lines() -> Iterator[int]:
+    return (number for number in range(3))
 
 
 def raises() -> Good:

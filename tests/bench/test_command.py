@@ -93,6 +93,32 @@ def test_the_users_own_dataset_and_loader_are_measured(bench):
 
 
 @slow
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_iterable_dataset_is_measured_and_its_bytes_are_compared(bench, num_workers):
+    done = bench("--quick", "--dataset", "planted:Stream", "--workers", str(num_workers), "--batch-size", "8", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    (workload,) = json.loads(done.stdout)["workloads"]
+    assert workload["loaders"][SUBJECT]["same_bytes"] is True
+    assert workload["loaders"]["torch"]["metrics"]["samples_per_s"]["median"] > 0
+
+
+@slow
+def test_seed_mode_says_why_it_takes_no_iterable_dataset(bench):
+    done = bench("--quick", "--dataset", "planted:stream", "--loader", "shmload-seed,torch")
+    assert done.returncode == 1
+    assert "seed mode orders samples by index, which an IterableDataset does not have" in " ".join(done.stdout.split())
+
+
+@slow
+def test_one_wrong_sample_of_an_iterable_dataset_fails_the_benchmark(bench):
+    done = bench(
+        "--quick", "--dataset", "planted:Stream", "--loader", "planted:OneWrongByte,torch", "--workers", "0", "--json", "-"
+    )
+    assert done.returncode == 1
+    assert "planted:OneWrongByte and torch delivered different bytes in batch 1" in done.stderr
+
+
+@slow
 def test_a_dataset_that_draws_its_own_random_numbers_is_told_so(bench):
     done = bench("--quick", "--dataset", "planted:Unrepeatable", "--loader", "planted:torch_like,torch", "--workers", "0")
     assert done.returncode == 0, done.stderr

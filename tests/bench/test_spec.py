@@ -4,7 +4,7 @@ import pytest
 
 from shmload.tools.bench.contestants import WORKLOADS
 from shmload.tools.bench.rounds import BenchOptions, prepare
-from shmload.tools.named import BenchError, make_dataset, names, resolve
+from shmload.tools.named import BenchError, is_map_style, make_dataset, names, resolve
 
 HERE = "shmload.tools.bench.contestants"
 
@@ -33,7 +33,7 @@ def test_a_spec_names_an_object_of_a_module():
         ("planted:number", r"--dataset planted:number: needs a dataset or a function that returns one, given int"),
         ("planted:raises", r"calling it without arguments raised FileNotFoundError: no folder train/; name a function"),
         ("planted:needs_path", r"calling it without arguments raised TypeError: .*'path'"),
-        ("planted:Stream", r"needs a map-style dataset with __len__ and __getitem__, given Stream; iterable"),
+        ("planted:lines", r"derived from torch.utils.data.IterableDataset, as torch's DataLoader does; given generator"),
         ("planted:Empty", r"needs at least 1 sample, given 0"),
     ],
 )
@@ -41,6 +41,13 @@ def test_a_bad_dataset_is_one_clear_line(spec, text):
     with pytest.raises(BenchError, match=text) as caught:
         make_dataset(spec, {})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("spec", ["planted:Stream", "planted:stream"])
+def test_an_iterable_dataset_is_one_too_even_if_it_has_a_length(spec):
+    made = make_dataset(spec, {})
+    assert not is_map_style(made)
+    assert len(list(made)) == len(made)
 
 
 @pytest.mark.parametrize("spec", ["planted:Good", "planted:good"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import shutil
@@ -474,14 +475,56 @@ def picture(case: Case, index: int) -> Any:
 
 
 def _images(case: Case, folder: Path) -> Any:
+    from shmload.formats import ImageDecoder, ImageFolder
+
+    is_turned = case.seed % 2 == 1
+    paths = [folder / f"{index:05d}.png" for index in range(case.n)]  # whatever kind of file is in them
+    for index, path in enumerate(paths):
+        path.write_bytes(_picture_file(picture(case, index), case.seed // 2 + index, is_turned=is_turned))
+    return ImageFolder([str(path) for path in paths], ImageDecoder(upright=is_turned), labels=range(case.n))
+
+
+def _picture_file(pixels: Any, number: int, *, is_turned: bool) -> bytes:
+    """A file of these pixels without loss: of one of several kinds, some of which break a rule on which nothing depends.
+
+    Args:
+        number: chooses the kind and the orientation.
+        is_turned: the pixels are those of the image once it is turned upright.
+    """
     from PIL import Image
 
-    from shmload.formats import ImageFolder
+    turn, options = 1, {}
+    if is_turned:
+        turn = number % 8 + 1
+        exif = Image.Exif()
+        exif[0x0112] = turn
+        options["exif"] = exif.tobytes()
+    stored = np.ascontiguousarray(_AS_STORED[turn](pixels))
+    kind = ("PNG", "WEBP", "without an end", "wrong checksum", "TIFF")[number % 5]
+    file = io.BytesIO()
+    if kind == "WEBP":
+        options |= {"lossless": True, "exact": True}
+    if kind == "TIFF":
+        options = {"tiffinfo": {0x0112: turn}} if is_turned else {}
+    Image.fromarray(stored).save(file, kind if kind.isupper() else "PNG", **options)
+    data = file.getvalue()
+    if kind == "without an end":
+        return data[:-12]
+    if kind == "wrong checksum":  # of the pixels, which are followed by the end
+        return data[:-13] + bytes((data[-13] ^ 1,)) + data[-12:]
+    return data
 
-    paths = [folder / f"{index:05d}.png" for index in range(case.n)]
-    for index, path in enumerate(paths):
-        Image.fromarray(picture(case, index)).save(path)
-    return ImageFolder([str(path) for path in paths], labels=range(case.n))
+
+_AS_STORED: dict[int, Callable[[Any], Any]] = {  # what is stored of an image that an EXIF orientation turns upright
+    1: lambda pixels: pixels,
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: np.rot90(pixels),
+    7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
+    8: lambda pixels: np.rot90(pixels, -1),
+}
 
 
 def _parquet(case: Case, folder: Path) -> Any:

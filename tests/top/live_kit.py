@@ -57,6 +57,7 @@ def worker(**words: Any) -> dict[str, Any]:
         "num_chunks",
         "num_samples",
         "num_foreign",
+        "num_irregular",
         "num_restarts",
         "nbytes_fetched",
         "nbytes_remote",

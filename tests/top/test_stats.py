@@ -143,10 +143,10 @@ def test_a_length_that_nobody_knows_is_none(seed: int | None) -> None:
         assert loader.stats().items() >= {"num_steps": None, "step": 1}.items()
 
 
-def test_without_workers_there_are_bad_samples_alone() -> None:
+def test_without_workers_only_what_was_read_is_counted() -> None:
     with ShmLoader(Rows(8), batch_size=4, seed=1) as loader:
         list(loader)
-        assert loader.stats() == {"num_bad_samples": 0, "bad_samples": []}
+        assert loader.stats() == {"num_bad_samples": 0, "bad_samples": [], "num_irregular": 0}
 
 
 def test_a_rank_that_nobody_has_told_is_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ import struct
 import threading
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
@@ -59,8 +59,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import shmload
-from shmload._core.jpeg import bind, decode, recode
+from shmload._core.jpeg import bind, decode, is_remark, recode
 from shmload._core.resample import resample
+from shmload.metrics import irregular_files
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -119,6 +120,7 @@ def recoded(data: bytes, *, every: Literal["tile", "row"] = "tile") -> tuple[byt
 
 
 Pixels = NDArray[np.uint8]  # (height, width, 3)
+Encoded = bytes | bytearray | memoryview | Mapping[str, Any]  # a file, or a picture as `datasets.Image` stores it
 Box = tuple[int, int, int, int]  # (top, left, bottom, right)
 HINT = "pip install 'shmload[images]'"
 _KEPT_NBYTES = 1 << 26  # of decoded pixels that a thread keeps its memory for
@@ -138,14 +140,16 @@ class OpenedImage(ABC):
 
     Attributes:
         reductions: by how much its decoder itself can shrink it: powers of 2, 1 among them.
+        is_irregular: the file breaks a rule of its format and is read all the same; known for certain once it is decoded.
     """
 
     data: bytes
     height: int
     width: int
-    is_strict: bool
+    is_strict: bool | None
     is_fast: bool
     reductions: tuple[int, ...] = (8, 4, 2, 1)
+    is_irregular: bool = False
 
     @abstractmethod
     def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
@@ -158,6 +162,10 @@ class OpenedImage(ABC):
     def part(self, reduction: int, needed: Box) -> Part:
         """At least the needed pixels of the shrunk image, in memory that the thread's next image overwrites."""
         return Part(self.pixels(reduction), (0, 0))
+
+    @abstractmethod
+    def orientation(self) -> int:
+        """Return the orientation by which Pillow's `ImageOps.exif_transpose` turns the image: 1 to 8, and 1 without one."""
 
     def size(self, reduction: int) -> tuple[int, int]:
         """Height and width, shrunk to a `reduction`-th."""
@@ -179,29 +187,49 @@ PNG = b"\x89PNG\r\n\x1a\n"
 _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _END, _SCAN = 0xD9, 0xDA
+_LOSSLESS = 0xC3
+_UNREADABLE = {  # kinds of JPEG that no libjpeg decodes, by the marker of the frame
+    **dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "a hierarchical JPEG"),
+    0xCB: "a lossless JPEG with arithmetic coding",
+}
+_OTHERWISE = "Convert the file, or decode it with a function of your own, for example with imagecodecs"
 
 
 class JpegHeader(NamedTuple):
-    """A JPEG file's frame, and at which byte its first scan begins."""
+    """A JPEG file's frame, and at which byte its first scan begins.
+
+    Attributes:
+        is_lossless: JPEG Lossless, as in DICOM files, which not every libjpeg decodes.
+        has_junk: bytes that belong to no segment lie between two segments.
+    """
 
     height: int
     width: int
     num_components: int
     scan_at: int
+    is_lossless: bool = False
+    has_junk: bool = False
 
 
-def jpeg_header(data: bytes) -> JpegHeader:
+def jpeg_header(data: bytes, *, is_strict: bool | None = None) -> JpegHeader:
     """Reads the markers of a JPEG file up to its first scan.
 
+    Args:
+        is_strict: refuse bytes between two segments; else they are skipped, as Pillow and libjpeg skip them.
     Raises:
         ValueError: they are damaged or cut off, or no image of 8 bits a channel follows; with the byte where that shows.
     """
-    at, frame = 2, None
+    at, frame, is_lossless, has_junk = 2, None, False, False
     while True:
         if at + 4 > len(data):
             raise ValueError(f"a JPEG that ends at byte {len(data)}, before its image begins")
-        if data[at] != 0xFF:
-            raise ValueError(f"a damaged JPEG: byte {at} is {data[at]:#04x}, where a marker has to begin")
+        if data[at] != 0xFF or data[at + 1] == 0:
+            if is_strict:
+                raise ValueError(f"a damaged JPEG: byte {at} is {data[at]:#04x}, where a marker has to begin")
+            has_junk = True
+            next_at = data.find(b"\xff", at + 1)
+            at = len(data) if next_at < 0 else next_at
+            continue
         marker = data[at + 1]
         if marker == 0xFF:  # markers may be padded
             at += 1
@@ -213,18 +241,20 @@ def jpeg_header(data: bytes) -> JpegHeader:
         if marker == _END or length < 2 or at + 2 + length > len(data):
             raise ValueError(f"a damaged JPEG: the segment at byte {at} does not end within the {len(data)} bytes of the file")
         if marker in _FRAMES:
+            if marker in _UNREADABLE:
+                raise ValueError(f"{_UNREADABLE[marker]}, a kind that libjpeg does not decode. {_OTHERWISE}")
             if length < 8:
                 raise ValueError(f"a damaged JPEG: the frame at byte {at} has {length} bytes, needs 8")
             precision, height, width, num_components = struct.unpack_from(">BHHB", data, at + 4)
             if precision != 8:
-                raise ValueError(f"a JPEG of {precision} bits a channel; those of 8 can be decoded")
+                raise ValueError(f"a JPEG of {precision} bits a channel; those of 8 can be decoded. {_OTHERWISE}")
             if not height or not width:
                 raise ValueError(f"a JPEG of {height} x {width} pixels, as the frame at byte {at} says")
-            frame = (height, width, num_components)
+            frame, is_lossless = (height, width, num_components), marker == _LOSSLESS
         if marker == _SCAN:
             if frame is None:
                 raise ValueError(f"a damaged JPEG: its scan at byte {at} has no frame before it")
-            return JpegHeader(*frame, at)
+            return JpegHeader(*frame, at, is_lossless, has_junk)
         at += 2 + length
 
 
@@ -233,14 +263,18 @@ def jpeg_is_whole(data: bytes, header: JpegHeader) -> bool:
     return data.rfind(b"\xff\xd9") > header.scan_at
 
 
+class PngDamage(ValueError):
+    """A PNG file whose chunks are not as they should be. Pillow may read its picture all the same."""
+
+
 def png_header(data: bytes) -> tuple[int, int]:
     """Height and width of a PNG file, every chunk of which has the checksum it says.
 
     Raises:
-        ValueError: one has not, or the file ends before its last; with the byte where that shows.
+        PngDamage: one has not, or the file ends before its last; with the byte where that shows.
     """
     if data[12:16] != b"IHDR" or len(data) < 33:
-        raise ValueError("a damaged PNG: byte 8 begins no header")
+        raise PngDamage("a damaged PNG: byte 8 begins no header")
     view = memoryview(data)
     at = 8
     while at + 12 <= len(data):
@@ -248,12 +282,39 @@ def png_header(data: bytes) -> tuple[int, int]:
         if at + 12 + length > len(data):
             break
         if zlib.crc32(view[at + 4 : at + 8 + length]) != int.from_bytes(data[at + 8 + length : at + 12 + length]):
-            raise ValueError(f"a damaged PNG: the chunk at byte {at} has another checksum than it says")
+            raise PngDamage(f"a damaged PNG: the chunk at byte {at} has another checksum than it says")
         if data[at + 4 : at + 8] == b"IEND":
             width, height = struct.unpack_from(">II", data, 16)
             return height, width
         at += 12 + length
-    raise ValueError(f"a PNG cut off: the chunk at byte {at} does not end within the {len(data)} bytes of the file")
+    raise PngDamage(f"a PNG cut off: the chunk at byte {at} does not end within the {len(data)} bytes of the file")
+
+
+def check_pixels(data: bytes) -> None:
+    """Check the compressed pixels of a PNG file whose chunks are not sound against the checksum within them.
+
+    Pillow ignores the checksums of these chunks, and it may stop at the last row, before it has read the one within.
+
+    Raises:
+        PngDamage: they are damaged. Pillow judges pixels that are cut off, and refuses the file unless all are there.
+    """
+    stream, at, is_sound = zlib.decompressobj(), len(PNG), True
+    while at + 8 <= len(data):
+        length = int.from_bytes(data[at : at + 4])
+        end = at + 8 + length
+        if data[at + 4 : at + 8] == b"IDAT":
+            if end + 4 <= len(data):
+                is_sound &= zlib.crc32(data[at + 4 : end]) == int.from_bytes(data[end : end + 4])
+            rest = data[at + 8 : end]
+            try:
+                while rest and not stream.eof:
+                    stream.decompress(rest, 1 << 16)  # a piece at a time: how much it makes is unknown
+                    rest = stream.unconsumed_tail
+            except zlib.error as error:
+                raise PngDamage(f"a damaged PNG: the pixels in the chunk at byte {at}: {error}") from None
+        at = end + 4
+    if not (is_sound or stream.eof):
+        raise PngDamage("a damaged PNG: a chunk of pixels has another checksum than it says, and the pixels have no end")
 
 
 LEAST_VERSION = (2, 1)  # of libjpeg-turbo: the oldest that the tests were run with
@@ -276,7 +337,19 @@ def unbound() -> str:
     return ""
 
 
-class LibJpeg(OpenedImage):
+@dataclass
+class _LibraryJpeg(OpenedImage):
+    """A JPEG that a library decodes which says nothing of its orientation."""
+
+    scan_at: int = 0
+
+    def orientation(self) -> int:
+        if all(self.data.find(sign, 0, self.scan_at) < 0 for sign in (b"Exif", b"tiff:Orientation")):
+            return 1  # and Pillow, which takes longer to open a file, would find no more
+        return _orientation(open_picture(self.data))
+
+
+class LibJpeg(_LibraryJpeg):
     """A JPEG that Pillow's libjpeg-turbo decodes, as far as it is needed."""
 
     def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
@@ -296,15 +369,18 @@ class LibJpeg(OpenedImage):
     def _decode(self, into: NDArray[np.uint8], reduction: int, needed: Box) -> tuple[int, int]:
         if why := unbound():
             raise ImportError(f"decoder='libjpeg': {why}; {HINT}")
-        whole, quality = self.size(reduction), {"is_strict": self.is_strict, "is_fast": self.is_fast}
-        return decode(self.data, into, whole, needed, reduction=reduction, **quality)
+        whole = self.size(reduction)
+        quality: dict[str, Any] = {"is_strict": self.is_strict, "is_fast": self.is_fast}
+        first, end, num_passed_over = decode(self.data, into, whole, needed, reduction=reduction, **quality)
+        self.is_irregular |= num_passed_over > 0
+        return first, end
 
 
 T = TypeVar("T")
 LIBRARIES = ("auto", "libjpeg", "simplejpeg", "pillow")
 
 
-def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool, is_fast: bool) -> OpenedImage:
+def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool | None, is_fast: bool) -> OpenedImage:
     """Looks at a file's head.
 
     Raises:
@@ -314,22 +390,63 @@ def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool, i
     if not data:
         raise ValueError("an empty file")
     if data.startswith(JPEG):
-        header = jpeg_header(data)
+        header = jpeg_header(data, is_strict=is_strict)
         _check_size(header.height, header.width, max_pixels)
-        given = (data, header.height, header.width, is_strict, is_fast)
-        chosen = _jpeg_library(library) if header.num_components in (1, 3) else "pillow"
-        if chosen == "simplejpeg":
-            return _Jpeg(*given)
-        if is_strict and not jpeg_is_whole(data, header):
+        given: dict[str, Any] = {"is_strict": is_strict, "is_fast": is_fast, "is_irregular": header.has_junk}
+        is_lossless = header.is_lossless
+        is_usual = header.num_components in (1, 3) and not is_lossless  # others Pillow alone makes RGB
+        chosen = _jpeg_library(library) if is_usual else "pillow"
+        if is_strict is not False and not jpeg_is_whole(data, header):
             raise ValueError(f"a JPEG cut off: {len(data)} bytes without an end marker")
-        if chosen == "libjpeg":
-            return LibJpeg(*given)
-    elif data.startswith(PNG):
-        _check_size(*png_header(data), max_pixels)
+        if chosen != "pillow":
+            opened = _Jpeg if chosen == "simplejpeg" else LibJpeg
+            return opened(data, header.height, header.width, scan_at=header.scan_at, **given)
+    else:
+        given, is_lossless = {"is_strict": is_strict, "is_fast": is_fast}, False
+        if data.startswith(PNG):
+            try:
+                _check_size(*png_header(data), max_pixels)
+            except PngDamage:
+                if is_strict:
+                    raise
+                check_pixels(data)
+                given["is_irregular"] = True
     picture = open_picture(data)
     width, height = picture.size
     _check_size(height, width, max_pixels)
-    return _Pillow(data, height, width, is_strict, is_fast, (8, 4, 2, 1) if picture.format == "JPEG" else (1,), picture)
+    reductions = (8, 4, 2, 1) if picture.format == "JPEG" and not is_lossless else (1,)
+    return _Pillow(data, height, width, reductions=reductions, picture=picture, is_lossless=is_lossless, **given)
+
+
+def file_bytes(data: Encoded) -> bytes:
+    """Return the bytes of an image file: of `bytes`, of another buffer, or of a picture as `datasets.Image` stores it.
+
+    Raises:
+        ValueError: it is something else, or a stored picture that has no bytes.
+    """
+    if isinstance(data, Mapping):
+        if "bytes" not in data:
+            raise ValueError(
+                f"ImageDecoder takes the bytes of a file, or a dict that has them as 'bytes'; this one has {sorted(data)}"
+            )
+        if data["bytes"] is None:
+            raise ValueError(
+                f"a picture stored as its path alone, {data.get('path')!r}, without its bytes. Store the bytes: datasets does with "
+                "embed_external_files=True; or read the file yourself and give ImageDecoder what it holds"
+            )
+        data = data["bytes"]
+    if isinstance(data, bytes):
+        return data
+    try:
+        view = memoryview(data)  # type: ignore[arg-type]  # whether it is a buffer shows here
+    except TypeError:
+        view = None
+    if view is None or view.itemsize != 1 or view.ndim != 1:
+        raise ValueError(
+            f"ImageDecoder takes the bytes of an image file, got {type(data).__name__}. Of a path read the file; of pictures that "
+            "datasets has decoded take datasets.Image(decode=False)"
+        )
+    return view.tobytes()
 
 
 def _check_size(height: int, width: int, max_pixels: int) -> None:
@@ -386,11 +503,9 @@ def rgb_picture(picture: Picture) -> Picture:
     return picture.convert("RGB")
 
 
-def orientation(data: bytes) -> int:
-    """The EXIF orientation, 1 to 8; 1 if there is none."""
-    if b"Exif" not in data[:65536] and b"eXIf" not in data:
-        return 1
-    found = open_picture(data).getexif().get(0x0112, 1)
+def _orientation(picture: Picture) -> int:
+    """Return the orientation of EXIF, or else of XMP, as Pillow finds it: 1 to 8; 1 if there is none."""
+    found = picture.getexif().get(0x0112, 1)
     return found if found in range(1, 9) else 1
 
 
@@ -404,7 +519,7 @@ def checked(read: Callable[[], T]) -> T:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-class _Jpeg(OpenedImage):
+class _Jpeg(_LibraryJpeg):
     """A JPEG that simplejpeg decodes."""
 
     def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
@@ -415,11 +530,21 @@ class _Jpeg(OpenedImage):
         height, width = self.size(reduction)
         if into is None:
             into = memory(height * width * 3).reshape(height, width, 3)
-        if not self.is_strict:
+        options: dict[str, Any] = {"buffer": into, "fastdct": self.is_fast, "fastupsample": self.is_fast}
+        if reduction > 1:
+            options |= {"min_height": height, "min_width": width}
+        try:
+            found: Pixels = simplejpeg.decode_jpeg(self.data, "RGB", strict=True, **options)
+        except ValueError as error:
+            if self.is_strict or (self.is_strict is None and not is_remark(str(error))):
+                raise
+            self.is_irregular = True
+            if is_remark(str(error)):  # an error to simplejpeg even if it is not strict, and the next warning may be of damage
+                library = "pillow" if unbound() else "libjpeg"
+                other = open_image(self.data, library, self.height * self.width, is_strict=self.is_strict, is_fast=self.is_fast)
+                return other.pixels(reduction, into=into)
             into.fill(0)  # where it gives up it says nothing, and leaves what was in the memory: an image before
-        shrunk = {"min_height": height, "min_width": width} if reduction > 1 else {}
-        quality = {"fastdct": self.is_fast, "fastupsample": self.is_fast, "strict": self.is_strict}
-        found: Pixels = simplejpeg.decode_jpeg(self.data, "RGB", buffer=into, **shrunk, **quality)
+            found = simplejpeg.decode_jpeg(self.data, "RGB", strict=False, **options)
         if found.shape != into.shape:
             raise ValueError(f"a JPEG decoded to {found.shape[:2]}, where its header makes it {into.shape[:2]}")
         return into
@@ -430,11 +555,22 @@ class _Pillow(OpenedImage):
     """An image that Pillow decodes."""
 
     picture: Any = None
+    is_lossless: bool = False
+
+    def orientation(self) -> int:
+        if self.picture.format not in ("JPEG", "MPO"):  # whose head has it, and which can be shrunk until they are loaded
+            self.picture.load()  # as `exif_transpose` does: a TIFF is turned by that, and a PNG may have its EXIF at the end
+        return _orientation(self.picture)
 
     def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
         if reduction > 1:
             self.picture.draft(None, (self.width // reduction, self.height // reduction))
-        found = np.asarray(rgb_picture(self.picture))
+        try:
+            found = np.asarray(rgb_picture(self.picture))
+        except OSError as error:
+            if not self.is_lossless:
+                raise
+            raise ValueError(f"a lossless JPEG, which this Pillow does not decode ({error}). {_OTHERWISE}") from error
         if found.shape != (*self.size(reduction), 3):
             raise ValueError(f"an image decoded to {found.shape}, where its header makes it {(*self.size(reduction), 3)}")
         if into is None:
@@ -657,9 +793,13 @@ class ImageDecoder:
             as the result: mean deviation below 2 levels of 255. Without it, and for smaller images, no level is further than one
             from that of Pillow's BILINEAR.
         fast: decode with the fast DCT and chroma upsampling: a tenth quicker, mean deviation 1 to 2 levels.
-        upright: turn images as their EXIF orientation says; else they stay as stored, as torchvision leaves them.
-        strict: refuse JPEG files that are damaged or cut off, as far as the library can tell; what lies below the crop, of a file
-            with restart markers what lies beside it, is not read, so damage there goes unnoticed.
+        upright: turn images as their EXIF or XMP orientation says, whatever kind of file they are in, as Pillow's
+            `ImageOps.exif_transpose` does; else they stay as stored, as torchvision leaves them.
+        strict: None: read a file that breaks a rule of its format if Pillow reads it and its picture is whole (bytes between the
+            segments of a JPEG, a PNG without its end), and count it in `stats()["num_irregular"]`; refuse JPEG files that are
+            damaged or cut off, as far as the library can tell. True: refuse all of these. False: also read damaged JPEG files;
+            the library invents the pixels that are missing. What lies below the crop, of a file with restart markers what lies
+            beside it, is not read, so damage there goes unnoticed.
         max_pixels: of an image; a larger one is refused before any memory is taken.
     Raises:
         ValueError: an option is none of these; (by a call) a file is no sound image.
@@ -679,7 +819,7 @@ class ImageDecoder:
     scaled: bool = True
     fast: bool = False
     upright: bool = False
-    strict: bool = True
+    strict: bool | None = None
     max_pixels: int = MAX_PIXELS
     _crop: Crop = field(init=False, repr=False, compare=False)
     _levels: NDArray[np.float32] | None = field(init=False, repr=False, compare=False)
@@ -702,24 +842,32 @@ class ImageDecoder:
         shape = (3, height, width) if self.layout == "CHW" else (height, width, 3)
         return "uint8" if self._levels is None else "float32", shape
 
-    def __call__(self, data: bytes) -> NDArray[Any]:
-        """The image of a file, in memory of its own: shape and dtype as `spec` says."""
+    def __call__(self, data: Encoded) -> NDArray[Any]:
+        """Return the image of a file, in memory of its own: shape and dtype as `spec` says. `data` as of `decode`."""
         return self.decode(data, lambda shape: np.empty(shape, self.spec[0]))
 
-    def decode(self, data: bytes, place: Place) -> NDArray[Any]:
+    def decode(self, data: Encoded, place: Place) -> NDArray[Any]:
         """Writes the image of a file to where `place` says, which is asked once its shape is known and its header sound.
 
         Args:
-            data: an encoded image.
+            data: an encoded image: bytes, another buffer of them, or a dict that has them as "bytes", as Hugging Face's
+                `datasets.Image` stores pictures.
             place: shape -> a writable array of that shape and of the dtype that `spec` says.
         Returns:
             what `place` gave.
         Raises:
-            ValueError: the file is no sound image.
+            ValueError: the file is no sound image, or `data` is no file.
             ImportError: there is no library for it.
         """
-        image = checked(lambda: open_image(data, self.decoder, self.max_pixels, is_strict=self.strict, is_fast=self.fast))
-        turned = checked(lambda: orientation(data)) if self.upright else 1
+        content = file_bytes(data)
+        image = checked(lambda: open_image(content, self.decoder, self.max_pixels, is_strict=self.strict, is_fast=self.fast))
+        out = self._decoded(image, place)
+        if image.is_irregular:
+            irregular_files.add()
+        return out
+
+    def _decoded(self, image: OpenedImage, place: Place) -> NDArray[Any]:
+        turned = checked(image.orientation) if self.upright else 1
         stored = (image.height, image.width)
         height, width = stored if turned < 5 else stored[::-1]
         rng = generator()

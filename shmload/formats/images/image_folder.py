@@ -17,6 +17,7 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.images.decoder import ImageDecoder, checked, open_image, open_picture, rgb_picture
 from shmload.formats.paths import check_local
 from shmload.formats.shared_index import SharedIndex
+from shmload.metrics import irregular_files
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -164,8 +165,11 @@ class ImageFolder:
             data = file.read()
         try:
             if self.transform is not None:
-                checked(lambda: open_image(data, "pillow", image.max_pixels, is_strict=image.strict, is_fast=False))
-                return checked(lambda: rgb_picture(open_picture(data)))
+                opened = checked(lambda: open_image(data, "pillow", image.max_pixels, is_strict=image.strict, is_fast=False))
+                picture = checked(lambda: rgb_picture(open_picture(data)))
+                if opened.is_irregular:
+                    irregular_files.add()
+                return picture
             if out is None:
                 return image(data)
             extents = [number for number, n in enumerate(image.spec[1]) if n is None]

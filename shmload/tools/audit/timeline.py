@@ -30,6 +30,7 @@ from shmload.schedule.schedule import Schedule
 from shmload.schedule.stream_positions import stream_positions
 
 LISTED_MAX = 100  # findings of one kind that are listed
+PROVEN, DEFECTS, UNJUDGED, UNFINISHED = 0, 1, 3, 4  # a report's status, and the command's; 2 is bad usage
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,13 @@ class EpochReport:
     num_substituted: int = 0
     num_superseded: int = 0  # batches that a resume rolled back
     remaining: str = ""
+    num_expected: int | None = None  # samples of the whole epoch over all ranks; None: it has no end, or that is not known
+
+    @property
+    def so_far(self) -> str:
+        """What an unfinished epoch holds, in words."""
+        whole = "" if self.num_expected is None else f" of {self.num_expected:,}"
+        return f"epoch {self.epoch} so far: {self.num_samples:,}{whole} samples, each once"
 
 
 @dataclass
@@ -89,15 +97,25 @@ class AuditReport:
 
     @property
     def status(self) -> int:
-        """0: proven; 1: defects; 2: cannot be judged."""
+        """PROVEN, DEFECTS, UNJUDGED or UNFINISHED."""
         if self.num_found:
-            return 1
-        return 2 if self.unjudged or not self.loaders else 0
+            return DEFECTS
+        if self.unjudged or not self.loaders:
+            return UNJUDGED
+        return UNFINISHED if self._unfinished else PROVEN
 
     @property
     def verdict(self) -> str:
         """The status in words."""
-        return ("proven: every sample exactly once", "defects", "cannot be judged")[self.status]
+        if self.status == UNFINISHED:
+            return "; ".join(self._unfinished)
+        return {PROVEN: "proven: every sample exactly once", DEFECTS: "defects", UNJUDGED: "cannot be judged"}[self.status]
+
+    @property
+    def _unfinished(self) -> list[str]:
+        titles = {id(loader): f"{loader.title}: " if len(self.loaders) > 1 else "" for loader in self.loaders}
+        epochs = [(titles[id(loader)], epoch) for loader in self.loaders for epoch in loader.epochs]
+        return [f"{title}{epoch.so_far}" for title, epoch in epochs if epoch.state == "unfinished"]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -147,6 +165,8 @@ class Delivery(End):
     """A batch, and whether it counts."""
 
     batch: Batch = field(kw_only=True)
+    life: int = 0
+    """How often its rank had begun anew, without a state."""
 
     @property
     def where(self) -> str:
@@ -154,21 +174,29 @@ class Delivery(End):
         return f"rank {self.rank}, epoch {self.epoch}, step {self.step} ({self.part.log.name}, offset {self.batch.offset})"
 
 
+class Restart(NamedTuple):
+    """A start that loaded no state although there was something before, and how many batches and samples of that it replaced."""
+
+    part: AuditPart
+    num_batches: int
+    num_samples: int
+
+
 @dataclass
 class AuditTimeline:
     """The deliveries of one loader's parts, which are put in order first."""
 
     parts: list[AuditPart]
-    allow_restarts: bool = False
     batches: list[Delivery] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
-    restarts: list[AuditPart] = field(default_factory=list)  # began without a state although there was something before
+    restarts: list[Restart] = field(default_factory=list)
     out_of_order: list[tuple[Delivery, int | None]] = field(default_factory=list)
     """Batches in the wrong turn, and behind which step they came; None: before their epoch began."""
     lost: list[str] = field(default_factory=list)  # what ranks could not record, and said so
 
     def __post_init__(self) -> None:
         self._active: dict[int, list[End]] = {}
+        self._lives = Counter[int]()  # restarts so far, by rank
         self.parts = parts_in_order(self.parts)
         for part in self.parts:
             self._read(part)
@@ -179,7 +207,7 @@ class AuditTimeline:
         for record in part.log.records:
             if isinstance(record, Batch):
                 has_begun = True
-                one = Delivery(part, record.epoch, record.step, batch=record)
+                one = Delivery(part, record.epoch, record.step, batch=record, life=self._lives[part.header.rank])
                 if part.header.in_order and one.step < newest.get(one.epoch, one.step + 1):
                     self.out_of_order.append((one, newest.get(one.epoch)))  # a step left out is missing, or comes later
                 newest[one.epoch] = one.step
@@ -197,10 +225,12 @@ class AuditTimeline:
             elif record.kind == "pass":
                 newest[epoch] = step
                 if not (has_begun or has_state) and any(_is_before(one.part, part) for its in self._active.values() for one in its):
-                    if self.allow_restarts:
-                        self._supersede(part, 0, 0)
-                    else:
-                        self.restarts.append(part)
+                    before = [one for one in self.batches if not one.is_superseded]
+                    self._supersede(part, 0, 0)
+                    replaced = [one.batch.valid for one in before if one.is_superseded]
+                    if replaced:
+                        self.restarts.append(Restart(part, len(replaced), sum(replaced)))
+                    self._lives[part.header.rank] += 1
                 has_begun = True
             elif record.kind == "end":
                 self._ended(End(part, epoch, step))
@@ -366,8 +396,8 @@ def judge_positions(
     _report_missing(deliveries, np.setdiff1d(gaps, remaining, assume_unique=True), range(near, front), parts, report)
     if is_open and (len(remaining) or whole is None or front < whole):
         epoch.state = "unfinished"
-        epoch.remaining = f"what is behind position {np.append(remaining, front)[0] - 1}"
-    elif header.mode == Mode.SEED and header.order is not None:
+        epoch.remaining = f"positions after {np.append(remaining, front)[0] - 1}"
+    if header.mode == Mode.SEED and header.order is not None:
         epoch.state = "consistent"
     keys = np.concatenate([np.empty(0, np.int64), *(keys for _, keys in rows)])
     return Judged(keys, not len(gaps) and header.uneven != "drop")
@@ -443,19 +473,23 @@ def judge_pass(
                 report.found("doubled", f"{place}: step {step} was delivered {num} times: {where}")
         if rank not in ended:
             unfinished[rank] = last
+    if header.order is None and epoch.num_samples == epoch.num_expected:
+        unfinished = {}  # it was left after its last batch, before its end showed
     if unfinished and is_last and not ended:
         epoch.state = "unfinished"
         lasts = ", ".join(f"{last} of rank {rank}" for rank, last in unfinished.items())
-        epoch.remaining = f"what comes behind step {lasts}"
+        epoch.remaining = f"the steps after {lasts}"
     elif unfinished:
         for rank, last in unfinished.items():
             what = f"nothing behind step {last}, where it was left or its record ends"
             report.found("missing", f"rank {rank}, pass {epoch.epoch}: {what}")
-    elif report.num_found.total() == num_found:
-        _judge_coverage(epoch, header, by_rank, report)
+    if report.num_found.total() == num_found:
+        _judge_coverage(epoch, header, by_rank, report, is_whole=not unfinished)
 
 
-def _judge_coverage(epoch: EpochReport, header: Header, by_rank: dict[int, list[Delivery]], report: AuditReport) -> None:
+def _judge_coverage(
+    epoch: EpochReport, header: Header, by_rank: dict[int, list[Delivery]], report: AuditReport, *, is_whole: bool
+) -> None:
     n, drop, world = header.n, header.batch_size or 1 if header.uneven == "drop" else 0, header.world_size
     keys = {rank: [ordered_keys(one.batch) for one in mine] for rank, mine in by_rank.items()}
     is_numeric = all(is_numeric_keys(each) for mine in keys.values() for each in mine)
@@ -463,10 +497,10 @@ def _judge_coverage(epoch: EpochReport, header: Header, by_rank: dict[int, list[
         epoch.state = "consistent"
     elif header.order is None:
         for rank, mine in keys.items():
-            _compare(f"rank {rank}, pass {epoch.epoch}", mine, n, 0, drop, report)
+            _compare(f"rank {rank}, pass {epoch.epoch}", mine, n, 0, drop if is_whole else n, report)
     else:
         together = [each for mine in keys.values() for each in mine]
-        left_out = drop and world * drop + n % world
+        left_out = (drop and world * drop + n % world) if is_whole else n
         _compare(f"pass {epoch.epoch}, all ranks together", together, n, -n % world, left_out, report)
 
 

@@ -60,8 +60,8 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[A
     report = AuditReport()
     loaders = []
     for parts in _by_loader(logs, report):
-        timeline = AuditTimeline(parts, allow_restarts)
-        summary = _judge(timeline, report)
+        timeline = AuditTimeline(parts)
+        summary = _judge(timeline, report, allow_restarts=allow_restarts)
         report.loaders.append(summary)
         check_replays(timeline.batches, report)
         loaders.append(timeline)
@@ -99,18 +99,19 @@ def _by_loader(logs: Iterable[AuditLog], report: AuditReport) -> list[list[Audit
     return list(found.values())
 
 
-def _judge(timeline: AuditTimeline, report: AuditReport) -> AuditedLoader:
+def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool) -> AuditedLoader:
     newest = timeline.parts[-1].header
     summary = AuditedLoader(_title(newest), [], newest.world_size, len(timeline.parts))
     for one, before in timeline.out_of_order:
         how = "before its epoch began" if before is None else f"behind step {before}"
         report.found("swapped", f"{one.where}: delivered {how}")
     report.notes += timeline.lost
-    for part in timeline.restarts:
-        place = f"rank {part.header.rank} of {part.header.world_size}"
-        report.notes.append(
-            f"{place} began anew, without a state, in {part.log.name}: what it was delivered counts beside what came "
-            "before. If that was thrown away, say --allow-restarts"
+    for part, num_batches, num_samples in timeline.restarts if not allow_restarts else ():
+        report.found(
+            "doubled",
+            f"rank {part.header.rank} of {part.header.world_size} began anew, without a state, in {part.log.name}, after "
+            f"{num_batches:,} batches ({num_samples:,} samples) had been delivered. Load the state of the earlier start "
+            "(load_state_dict); or, if what it was delivered is thrown away, say --allow-restarts",
         )
     counted: dict[int, list[Delivery]] = {}
     superseded: Counter[int] = Counter()
@@ -136,6 +137,7 @@ def _judge(timeline: AuditTimeline, report: AuditReport) -> AuditedLoader:
                 report.found("missing", f"epoch {number}: no batch is recorded")
             continue
         _count(epoch, counted[number], report)
+        epoch.num_expected = _num_expected(newest)
         is_last, is_ended = number == last, ended.get(number, set())
         num_found = report.num_found.total()
         if newest.mode in (Mode.SEED, Mode.PIPELINE):
@@ -156,6 +158,13 @@ def _judge(timeline: AuditTimeline, report: AuditReport) -> AuditedLoader:
                 epoch.state = "defect"
     _say_what_is_unjudged(newest, summary, report)
     return summary
+
+
+def _num_expected(header: Header) -> int | None:
+    if header.n is None or (header.stream or {}).get("is_endless"):
+        return None
+    is_each_ranks = header.mode == Mode.TORCH and header.order is None
+    return header.n * (header.world_size if is_each_ranks else 1)
 
 
 def _count(epoch: EpochReport, deliveries: list[Delivery], report: AuditReport) -> None:
@@ -211,7 +220,8 @@ def check_replays(deliveries: Sequence[Delivery], report: AuditReport) -> None:
     first: dict[tuple[Any, ...], Delivery] = {}
     for one in deliveries:
         header, batch = one.part.header, one.batch
-        other = first.setdefault((one.epoch, one.step, header.rank, header.world_size, header.batch_size), one)
+        life = one.life if header.mode == Mode.TORCH else 0  # begun anew, a sampler draws another order
+        other = first.setdefault((one.epoch, one.step, header.rank, header.world_size, header.batch_size, life), one)
         if header.stream is not None and batch.num_rows != other.batch.num_rows:
             continue  # single items: how many are fetched together is a matter of time; `judge_stream` judges them
         is_keyed = header.mode == Mode.SEED or (header.mode == Mode.PIPELINE and header.batch_size is not None)

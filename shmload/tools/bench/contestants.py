@@ -36,6 +36,7 @@ class LoaderOptions:
     """What every contestant is given.
 
     Args:
+        shuffle: False of an IterableDataset, whose order is its own.
         scratch: an empty folder of this loader and dataset, there until the benchmark ends: for files in a format of its own.
     """
 
@@ -46,6 +47,7 @@ class LoaderOptions:
     prefetch_factor: int | None = None
     collate: Callable[[list[Any]], Any] | None = None
     scratch: Path | None = None
+    shuffle: bool = True
 
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)
@@ -60,7 +62,7 @@ def keywords(options: LoaderOptions) -> dict[str, Any]:
     workers = options.num_workers
     return {
         "batch_size": options.batch_size,
-        "shuffle": True,
+        "shuffle": options.shuffle,
         "num_workers": workers,
         "collate_fn": options.collate,
         "multiprocessing_context": options.start_method if workers else None,

@@ -449,8 +449,10 @@ def open_stream(dataset: Any, job: BenchJob) -> MeasuredStream:
         beside = like_users(job.loader, own, job.num_workers, job.prefetch_factor)
         return MeasuredStream(beside, num_samples(own), own.batch_size)
     torch.manual_seed(job.seed)  # a dataset that draws from the global generator then does so repeatably
+    length = len(dataset) if is_map_style(dataset) else None
     options = LoaderOptions(
-        batch_size=min(job.batch_size or 1, len(dataset)),
+        batch_size=min(job.batch_size or 1, length or sys.maxsize),
+        shuffle=length is not None,
         num_workers=job.num_workers or 0,
         prefetch_factor=job.prefetch_factor,
         seed=job.seed,
@@ -462,7 +464,7 @@ def open_stream(dataset: Any, job: BenchJob) -> MeasuredStream:
     if options.scratch:
         options.scratch.mkdir(parents=True, exist_ok=True)
     # a loader with an order of its own may also cut batches where it likes
-    known = len(dataset) if getattr(make, "keeps_order", True) else None
+    known = length if getattr(make, "keeps_order", True) else None
     return MeasuredStream(make(dataset, options), known, options.batch_size)
 
 

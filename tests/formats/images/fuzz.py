@@ -117,7 +117,7 @@ def decode_parts(data: bytes, rng: np.random.Generator) -> bool:
     for part in ((top, left, bottom, right), (0, 0, *size)):
         memory = np.full((part[2] - part[0]) * size[1] * 3, 77, np.uint8)  # no byte more, for the sanitizer to see
         try:
-            first, end = decode_part(data, memory, size, part, reduction=reduction, is_strict=is_strict, is_fast=is_fast)
+            first, end, _ = decode_part(data, memory, size, part, reduction=reduction, is_strict=is_strict, is_fast=is_fast)
         except ValueError:
             return False
         assert 0 <= first <= part[1] < part[3] <= end <= size[1]

@@ -104,7 +104,7 @@ def part_of(data: bytes, part: Box | None = None, reduction: int = 1, **options:
     size = shrunk(data, reduction)
     top, left, bottom, right = part = part or (0, 0, *size)
     memory = np.full((bottom - top) * size[1] * 3 + BEYOND, 77, np.uint8)
-    first, end = decode(data, memory[:-BEYOND], size, part, reduction=reduction, **options)
+    first, end, _ = decode(data, memory[:-BEYOND], size, part, reduction=reduction, **options)
     used = (bottom - top) * (end - first) * 3
     assert first <= left
     assert right <= end

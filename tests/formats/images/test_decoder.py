@@ -276,3 +276,34 @@ def test_a_library_that_is_not_there_is_named(photo: Image.Image, encode: Encode
         ImageDecoder(decoder="libjpeg")(data)
     with pytest.raises(ImportError, match=r"decoder='simplejpeg' needs simplejpeg: pip install 'shmload\[images\]'"):
         ImageDecoder(decoder="simplejpeg")(data)
+
+
+@pytest.mark.parametrize("held", [bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8), lambda data: {"bytes": data}])
+def test_a_file_may_be_in_any_buffer_and_in_a_picture_of_datasets(
+    photo: Image.Image, encode: Encode, held: Callable[..., Any]
+) -> None:
+    for kind in ("JPEG", "PNG"):
+        data = encode(photo, kind)
+        assert np.array_equal(AS_STORED(data), AS_STORED(held(data)))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            {"bytes": None, "path": "a.png"},
+            "stored as its path alone, 'a.png', without its bytes. Store the bytes: datasets does with",
+        ),
+        ({"pixels": b"", "name": 1}, r"a dict that has them as 'bytes'; this one has \['name', 'pixels'\]"),
+        ("a.png", "takes the bytes of an image file, got str. Of a path read the file"),
+        (
+            Image.new("RGB", (1, 1)),
+            r"got Image. Of a path read the file; of pictures that datasets has decoded take datasets.Image\(dec",
+        ),
+        (None, "got NoneType"),
+        (np.zeros((2, 2), np.uint8), "got ndarray"),
+    ],
+)
+def test_what_is_not_the_bytes_of_a_file_is_refused_with_a_remedy(data: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AS_STORED(data)

@@ -36,7 +36,7 @@ def test_a_header_says_what_pillow_finds(photo: Image.Image, encode: Callable[..
 
 def test_padding_and_lone_markers_are_passed_over() -> None:
     data = SOI + b"\xff\xff\xff" + segment(0xE0, b"x")[1:] + b"\xff\x01" + frame() + segment(0xDA, b"")
-    assert (5, 6, 3, len(data) - 4) == jpeg_header(data)
+    assert (5, 6, 3, len(data) - 4) == jpeg_header(data)[:4]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_padding_and_lone_markers_are_passed_over() -> None:
 )
 def test_a_damaged_header_is_refused_with_the_byte_where_that_shows(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        jpeg_header(data)
+        jpeg_header(data, is_strict=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """What does a batch cost a program that keeps its newest batches, in a process with many objects?
 
 Method: a fresh process for each loader. It first makes `NUM_OBJECTS` small lists, which every full collection of garbage visits.
-Then it keeps the newest 1 to 12 batches of 8 rows of 1,000 float32 in a deque; the ring of two workers has 6 slots. The wall time for
+Then it keeps the newest 1 to 12 batches of 8 rows of 1,000 float32 in a deque. The ring of two workers has 6 slots. The time for
 each batch is the mean over a pass, best of `rounds`.
 
 How to read: torch's batches own their memory, so its time does not depend on how many are kept. A loader whose batches share a

@@ -16,7 +16,8 @@ from shmload.cli.terminal import complain, refusing, shown
 
 def index(
     places: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="TFRecord files, tar shards; folders and URLs of shards of any layout.")
+        list[str],
+        typer.Argument(metavar="PATH...", help="TFRecord files, tar shards, JSON lines; folders and URLs of shards of any layout."),
     ],
     layout: Annotated[str | None, typer.Option(help="Of the shards of folders and URLs, where their names do not tell.")] = None,
     cache_folder: Annotated[
@@ -27,12 +28,14 @@ def index(
     """Build the index beside each file, and say what was written, how large it is and how long it took."""
     from shmload.storage.client import is_url
     from shmload.tools.inspect import index as build
+    from shmload.tools.inspect import is_lines
 
     found, errors = list[tuple[str, bool]](), list[Exception]()
     with refusing("index"), shown(sys.stderr.isatty()) as progress:
         for place in progress.over(places, str):
             try:  # what was written for the others lies there, and is said
-                if is_url(place) or (Path(place).is_dir() and any(Path(place).iterdir())):
+                is_file = not is_url(place) and Path(place).is_file()
+                if is_url(place) or (Path(place).is_dir() and any(Path(place).iterdir())) or (is_file and is_lines(place)):
                     found.extend((line, False) for line in _of_shards(place, layout, cache_folder))
                 else:
                     found.append(build(Path(place)))

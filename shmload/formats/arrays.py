@@ -20,7 +20,7 @@ import numpy as np
 from shmload.batch.collate import ArrayRows, OneSample, TypedArray, typed_array
 from shmload.batch.layout import aligned, c_strides
 from shmload.errors import ShardCorrupt
-from shmload.formats.paths import check_local, npy_head
+from shmload.formats.paths import check_file, npy_head
 from shmload.formats.shared_index import IndexMemory
 
 
@@ -41,7 +41,7 @@ def npy_place(path: str | os.PathLike[str]) -> ArrayPlace:
     Raises:
         ShardCorrupt: it is none, or shorter than its head says.
     """
-    check_local(path, "ArrayDataset")
+    check_file(path, "ArrayDataset")
     path = os.path.abspath(path)
     with open(path, "rb") as file:
         try:

@@ -50,7 +50,7 @@ from shmload._core.gather import gather_rows
 from shmload.batch.collate import ArrayRows, OneSample, TypedArray, typed_array
 from shmload.batch.layout import ELEMENT_TYPES, of_numpy
 from shmload.errors import ShardCorrupt
-from shmload.formats.paths import Paths, check_local, expanded
+from shmload.formats.paths import Paths, check_file, check_local, expanded
 from shmload.world import ForkLock
 
 
@@ -218,11 +218,12 @@ class ArrayTreeDataset(ColumnDataset):
 
     _library: str
     _extra: str  # which brings the library
+    _is_folder = False  # whether a folder may hold it
 
     def __init__(
         self, path: str | os.PathLike[str], fields: Mapping[str, str] | None = None, *, cache_bytes: int = 1 << 28
     ) -> None:
-        check_local(path, type(self).__name__)
+        (check_local if self._is_folder else check_file)(path, type(self).__name__)
         self.path = os.path.abspath(path)
         super().__init__(self.path)
         self._fields = None if fields is None else dict(fields)
@@ -461,7 +462,9 @@ class ParquetDataset(GroupedDataset):
     durations int64 in their own unit. Dictionaries are expanded.
 
     Args:
-        paths: files, or patterns with * ? [ ], whose files are sorted by name.
+        paths: files, folders or patterns with * ? [ ]. The files of a folder or a pattern are sorted by name; those whose name, or
+            a folder's on the way, begins with . or _ are left out. Of a folder those named *.parquet, *.pq or *.parq count, or if
+            there are none, those whose name has no ending.
         columns: those that samples have; all by default.
         schema: type and shape of some fields, in place of the stored ones: {"x": "float32"} converts; {"image": ("uint8", (28,
             28))} says that lists have that many values, in every row.
@@ -485,7 +488,7 @@ class ParquetDataset(GroupedDataset):
         fill_null: Mapping[str, Any] | None = None,
         cache_bytes: int = 1 << 28,
     ) -> None:
-        self.paths = expanded(paths, "Parquet")
+        self.paths = expanded(paths, "Parquet", endings=(".parquet", ".pq", ".parq"))
         super().__init__(f"{len(self.paths)} Parquet files")
         self._columns = None if columns is None else list(columns)
         self._asked = dict(schema or {})
@@ -499,6 +502,13 @@ class ParquetDataset(GroupedDataset):
         from shmload.formats.arrow_tables import RowGroups
 
         return RowGroups(self.paths, self._columns, self._asked, self._fill_null, self._cache_bytes)
+
+
+ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")  # one of them makes a folder a store
+
+
+def _zarr_files(folder: str) -> list[str]:
+    return [f"{folder}/{name}" for name in ZARR_FILES]
 
 
 class ZarrDataset(ArrayTreeDataset):
@@ -519,8 +529,13 @@ class ZarrDataset(ArrayTreeDataset):
     """
 
     _library = _extra = "zarr"
+    _is_folder = True
 
     def _arrays(self, module: Any) -> Mapping[str, Any]:
+        if os.path.isdir(self.path) and not any(map(os.path.isfile, _zarr_files(self.path))):
+            inside = sorted(name for name in os.listdir(self.path) if any(map(os.path.isfile, _zarr_files(f"{self.path}/{name}"))))
+            there = f"it holds the stores {', '.join(inside[:3])}: give the path of one" if inside else "give the path of a store"
+            raise ShardCorrupt(f"{self.path}: the folder is no Zarr store, as it has none of {', '.join(ZARR_FILES)}; {there}")
         found = module.open(self.path, mode="r")
         arrays = {"data": found} if isinstance(found, module.Array) else dict(sorted(found.arrays()))
         if self._fields is not None:
@@ -578,7 +593,7 @@ class SafetensorsDataset(ColumnDataset):
     """
 
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
-        check_local(path, type(self).__name__)
+        check_file(path, type(self).__name__)
         self.path = os.path.abspath(path)
         super().__init__(self.path)
         self._fields = None if fields is None else list(fields)

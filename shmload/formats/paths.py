@@ -13,6 +13,7 @@ Names of many shards in one: `train-{000000..000099}.tar`, as bash and webdatase
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import secrets
@@ -27,6 +28,8 @@ from glob import glob
 from typing import Any, Self
 
 import numpy as np
+
+log = logging.getLogger("shmload")
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # two letters at least: of one, it is another system's drive
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -47,27 +50,126 @@ def check_local(path: str | os.PathLike[str], reader: str) -> None:
         )
 
 
-def expanded(paths: Paths, kind: str, *, beside: tuple[str, ...] = ()) -> list[str]:
-    """The files that paths and patterns with * ? [ ] name, absolute; those of a pattern sorted by name.
+def check_file(path: str | os.PathLike[str], reader: str) -> None:
+    """Raise if `path` is a URL or a folder, of which the reader takes one file.
+
+    Raises:
+        ValueError: it is one of these; names some of the folder's files.
+    """
+    check_local(path, reader)
+    if os.path.isdir(path):
+        names = sorted(name for name in os.listdir(path) if not is_hidden(name))
+        there = f"it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else "it is empty"
+        raise ValueError(
+            f"{reader} reads one file, and {os.fspath(path)} is a folder ({there}): give the path of a file; several are joined by "
+            "torch.utils.data.ConcatDataset"
+        )
+
+
+def is_hidden(key: str) -> bool:
+    """Return whether a reader of a folder ignores a path below it: one of its names begins with "." or "_".
+
+    This is the rule of Hadoop and pyarrow; it covers `.ipynb_checkpoints`, `_temporary`, `_delta_log`, `_SUCCESS` and `__MACOSX`.
+    As in Spark, a Hive partition such as `_year=2024` is data.
+
+    Args:
+        key: relative to the folder that was given, with slashes.
+    """
+    *folders, name = key.split("/")
+    return name.startswith((".", "_")) or any(
+        folder.startswith(".") or (folder.startswith("_") and "=" not in folder) for folder in folders
+    )
+
+
+_NUMBERED = re.compile(r"-\d+-of-\d+$")
+
+
+def without_number(name: str) -> str:
+    """Return a name without the number of the shard that TensorFlow and Beam put at its end: `x.tfrecord-00000-of-00010`."""
+    return _NUMBERED.sub("", name)
+
+
+_ABOUT = re.compile(
+    r"(readme|licen[cs]e|copying|notice|citation|changelog|contributing|makefile|dockerfile)(\..*)?"
+    r"|(dataset_infos?|dataset_dict|state|features|config|metadata)\.json|(md5|sha\d+)sums?(\.txt)?"
+    r"|.*\.(md|rst|py|ipynb|ya?ml|toml|cff|lock|html?|pdf|crc|md5|sha1|sha256)",
+    re.IGNORECASE,
+)
+
+
+def is_about(key: str) -> bool:
+    """Return whether a file describes a dataset, as README.md and dataset_info.json do, so that it is no shard of it."""
+    return _ABOUT.fullmatch(key.rpartition("/")[2]) is not None
+
+
+def files_below(folder: str, kind: str, endings: tuple[str, ...], beside: tuple[str, ...] = ()) -> list[str]:
+    """Return the paths of a folder's data files, at any depth, sorted: those with the format's endings if there are any.
+
+    Without any, a file whose name does not tell what it is (`part-00000`) is taken, and one beside the data is not.
 
     Args:
         kind: of the files, for the errors.
+        endings: of the names of such files.
+        beside: endings of the names of indexes.
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    keys, ignored = list[str](), list[str]()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders.sort()
+        for name in names:
+            key = os.path.relpath(os.path.join(place, name), folder)
+            (ignored if is_hidden(key) or key.endswith(beside) else keys).append(key)
+    named = [key for key in keys if without_number(key.lower()).endswith(endings)]
+    found = named or [key for key in keys if "." not in key.rpartition("/")[2] and not is_about(key)]
+    if others := sorted({*keys, *ignored} - {*found}):
+        log.debug("%s: %d files are no %s files and are ignored: %s", folder, len(others), kind, ", ".join(others[:5]))
+    if not found:
+        there = f"only {len(others)} others, such as {others[0]!r}" if others else "it is empty"
+        raise FileNotFoundError(
+            f"{folder}: the folder holds no {kind} file ({', '.join(endings)}), {there}; names that begin with . or _ are ignored: "
+            "give the paths of the files"
+        )
+    return [os.path.join(folder, key) for key in sorted(found)]
+
+
+def _num_hidden(path: str) -> int:
+    return sum(part.startswith((".", "_")) and part not in (".", "..") for part in path.split("/"))
+
+
+def expanded(paths: Paths, kind: str, *, endings: tuple[str, ...] = (), beside: tuple[str, ...] = ()) -> list[str]:
+    """Return the absolute paths of the files that paths, folders and patterns with * ? [ ] name.
+
+    The files of a pattern or a folder are sorted by name. Hidden ones (`is_hidden`) are left out, unless the pattern says
+    their dot or underscore itself; a file that is named is always taken.
+
+    Args:
+        kind: of the files, for the errors.
+        endings: of the names of such files in a folder.
         beside: how the names of files end that patterns leave out: indexes that lie beside the files meant.
     Raises:
-        FileNotFoundError: a pattern matches nothing.
+        FileNotFoundError: a pattern or a folder has no such file.
         ValueError: there is no path, or one is a URL.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found: list[str] = []
     for path in [os.fspath(p) for p in given]:
         check_local(path, f"{kind}Dataset")
+        if endings and os.path.isdir(path):
+            found += files_below(os.path.abspath(path), kind, endings, beside)
+            continue
         if os.path.exists(path):
             found.append(os.path.abspath(path))
             continue
-        matching = sorted(p for p in glob(path, recursive=True) if not p.endswith(beside))
+        most = _num_hidden(path)
+        matching = sorted(p for p in glob(path, recursive=True) if not p.endswith(beside) and _num_hidden(p) <= most)
         if not matching:
             raise FileNotFoundError(f"no {kind} file is named, or matches, {path!r}")
-        found += map(os.path.abspath, matching)
+        for match in map(os.path.abspath, matching):
+            if not endings or not os.path.isdir(match):
+                found.append(match)
+            elif "**" not in path:  # which names the files in it, too
+                found += files_below(match, kind, endings, beside)
     if not found:
         raise ValueError(f"{kind}Dataset needs at least one path")
     return found
@@ -171,7 +273,7 @@ _STEP = 1 << 20  # bytes inflated at a time
 
 
 def inflated(data: Any, kind: str, limit: int, remedy: str = "") -> bytes:
-    """What a whole "gzip" or "zlib" stream expands to. Members of gzip may follow each other.
+    """What a whole "gzip" or "zlib" stream expands to. Members of gzip may follow each other, and zeros them.
 
     Args:
         remedy: what the error advises if there is more than the limit.
@@ -199,6 +301,11 @@ def inflated(data: Any, kind: str, limit: int, remedy: str = "") -> bytes:
             if total > limit:
                 raise ValueError(f"the {kind} stream inflates to more than {limit} bytes{remedy}")
         at -= len(stream.unused_data)
+        while kind == "gzip" and at < len(data):  # zeros may follow a member, as of gzip(1)
+            piece = bytes(data[at : at + _STEP])
+            at += len(piece) - len(rest := piece.lstrip(b"\0"))
+            if rest:
+                break
     return b"".join(parts)
 
 
@@ -208,12 +315,16 @@ _ALPHABET = string.ascii_uppercase + string.ascii_lowercase
 _MOST = 1_000_000  # names: more is a mistake that would take all memory
 
 
-def shard_paths(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, reader: str | None = None) -> list[str]:
+def shard_paths(
+    given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, reader: str | None = None, endings: tuple[str, ...] = ()
+) -> list[str]:
     """The paths that one or several names stand for, in order; absolute, if they are of this machine.
 
     Args:
         reader: what reads files of this machine only, for the error; None: URLs are welcome.
+        endings: of the names of such files in a folder, which stands for these; none: a folder is left as it is.
     Raises:
+        FileNotFoundError: a folder has no such file.
         ValueError: there is none, a brace has no partner, or the reader was given a URL.
     """
     names = [given] if isinstance(given, (str, os.PathLike)) else list(given)
@@ -228,7 +339,10 @@ def shard_paths(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
                 found += expand_braces(part)
     if not found:
         raise ValueError(f"a tar dataset needs at least one shard; got {given!r}")
-    return found if reader is None else list(map(os.path.abspath, found))
+    if reader is None:
+        return found
+    groups = (files_below(path, "tar", endings) if endings and os.path.isdir(path) else [path] for path in found)
+    return [os.path.abspath(path) for group in groups for path in group]
 
 
 def expand_braces(text: str) -> list[str]:

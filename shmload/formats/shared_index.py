@@ -427,7 +427,9 @@ def pack_manifest(path: str | os.PathLike[str], types: Types | None) -> Packed:
         if suffix not in (".jsonl", ".txt", *_DELIMITERS):
             raise ValueError(f"a manifest is .jsonl, .csv, .tsv or .txt (or any of them .gz), or .parquet; got {path.suffix!r}")
         errors = "surrogateescape" if suffix == ".txt" else "strict"  # as os.listdir gives file names that are no UTF-8
-        opened: Any = gzip.open if path.suffix == ".gz" else open
+        with open(path, "rb") as begin:
+            is_zipped = path.suffix == ".gz" or begin.read(2) == b"\x1f\x8b"
+        opened: Any = gzip.open if is_zipped else open
         with opened(path, "rt", encoding="utf-8", errors=errors, newline="") as file:
             if suffix in _DELIMITERS:
                 return pack_entries(_table(file, _DELIMITERS[suffix], types or {}))

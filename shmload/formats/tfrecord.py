@@ -54,6 +54,7 @@ from shmload.formats.paths import AtomicWriter, Paths, check_replaceable, expand
 MAGIC = b"SHMLOAD TFRECORD INDEX 1\n"
 SUFFIX = ".shmload-index"
 FOREIGN_SUFFIXES = (".tfindex", ".index", ".idx")  # of indexes that other programs keep beside files
+_ENDINGS = tuple(f".tfrecord{s}{packing}" for s in ("", "s") for packing in ("", ".gz", ".zz"))
 COMPRESSIONS = ("auto", "none", "gzip", "zlib")
 CHANGED = "the file was changed while it was in use; it had {was} bytes when it was opened: make the dataset anew"
 OVERHEAD = 16  # bytes of a record beside its data
@@ -81,7 +82,7 @@ class RecordFile:
         self.data: Any = memoryview(self._file)
         self.state: tuple[Any, ...] | None = (name, *self._file.state)
         self._identity = {"name": Path(path).name, "size": self.nbytes, "mtime_ns": mtime_ns}
-        kind = compression if compression != "auto" else _compression_of(bytes(self.data[:12]))
+        kind = compression if compression != "auto" else compression_of_records(bytes(self.data[:12])) or "none"
         if kind != "none":
             try:
                 self.data = inflated(self.data, kind, max_inflated_bytes, "; raise max_inflated_bytes if that is right")
@@ -162,15 +163,15 @@ def write_index(path: str, identity: dict[str, Any], offsets: Offsets) -> None:
     write_if_possible(path + SUFFIX, MAGIC + head + b"\n" + body)
 
 
-def _compression_of(head: bytes) -> str:
-    """What a file's first 12 bytes look like."""
-    if len(head) == 12 and masked(crc32c(head[:8])) == int.from_bytes(head[8:], "little"):
+def compression_of_records(begin: bytes) -> str | None:
+    """Return what a TFRecord file's first 12 bytes look like: "none", "gzip" or "zlib"; None: none of these."""
+    if len(begin) >= 12 and masked(crc32c(begin[:8])) == int.from_bytes(begin[8:12], "little"):
         return "none"
-    if head[:2] == b"\x1f\x8b":
+    if begin[:2] == b"\x1f\x8b":
         return "gzip"
-    if len(head) >= 2 and head[0] == 0x78 and (head[0] << 8 | head[1]) % 31 == 0:
+    if len(begin) >= 2 and begin[0] == 0x78 and (begin[0] << 8 | begin[1]) % 31 == 0:
         return "zlib"
-    return "none"
+    return None
 
 
 _FULL = 1 << 20  # bytes of records written to the file at a time
@@ -565,7 +566,9 @@ class TFRecordDataset:
     each file. A file that was written to since is an error; one that was replaced or removed is still read as it was.
 
     Args:
-        paths: files, or patterns with * ? [ ], whose files are sorted by name.
+        paths: files, folders or patterns with * ? [ ]. The files of a folder or a pattern are sorted by name; those whose name, or
+            a folder's on the way, begins with . or _ are left out. Of a folder those named *.tfrecord count, or if there are none,
+            those whose name has no ending.
         schema: mapping name -> (dtype, shape); None in a shape is a ragged dimension, at most one a field; `str` and `bytes` are
             text. A bytes_list of one value fills a numeric field as it stands. None: {"bytes": bytes}, whole records.
         records: what a record is: "example", "sequence" (SequenceExample; a feature list is a field whose first extent is None), or
@@ -614,7 +617,7 @@ class TFRecordDataset:
         ):
             if value not in allowed:
                 raise ValueError(f"{name} is one of {', '.join(map(repr, allowed))}; got {value!r}")
-        self.paths = expanded(paths, "TFRecord", beside=(SUFFIX, *FOREIGN_SUFFIXES))
+        self.paths = expanded(paths, "TFRecord", endings=_ENDINGS, beside=(SUFFIX, *FOREIGN_SUFFIXES))
         self.schema: Mapping[str, Any] = {"bytes": bytes} if schema is None else schema
         self.records, self.verify, self.compression = records, verify, compression
         self.max_inflated_bytes = max_inflated_bytes

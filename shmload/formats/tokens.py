@@ -32,7 +32,7 @@ from shmload._core.tokens import pack as _pack
 from shmload.batch.collate import place_of
 from shmload.errors import ShardCorrupt
 from shmload.formats.arrays import HeldArrays, HeldDataset
-from shmload.formats.paths import check_local
+from shmload.formats.paths import check_file, check_local
 from shmload.schedule.permutation import Permutation
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -284,7 +284,7 @@ def _check(given: Mapping[str, Any]) -> None:
 def _opened(tokens: Any, dtype: Any) -> Any:
     if not isinstance(tokens, (str, os.PathLike)) or os.fspath(tokens).endswith(".npy"):
         return tokens
-    check_local(tokens, "TokenDataset")
+    check_file(tokens, "TokenDataset")
     if dtype is None:
         raise ValueError(f"{tokens}: a raw file does not say what its tokens are: give dtype='uint16' or the like")
     nbytes, kind = os.path.getsize(tokens), np.dtype(dtype)

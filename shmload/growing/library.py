@@ -42,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch, WorkerDied
-from shmload.formats.paths import write_whole
+from shmload.formats.paths import is_hidden, write_whole
 from shmload.growing.files import (
     CONTROL,
     EPOCH_SHIFT,
@@ -173,7 +173,8 @@ class Library:
 
 def is_of_samples(name: str) -> bool:
     """Whether a file in the folder is meant as samples: what is not is never read, nor evicted."""
-    return "tfrecord" in name.lower() and not name.endswith((".shmload-index", ".tfindex", ".index", ".idx"))
+    is_beside = is_hidden(name) or name.endswith((".shmload-index", ".tfindex", ".index", ".idx"))
+    return "tfrecord" in name.lower() and not is_beside
 
 
 def are_samples(candidates: Iterator[Kept]) -> Iterator[Kept]:

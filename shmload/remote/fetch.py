@@ -15,14 +15,16 @@ from typing_extensions import Buffer
 
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, ShmloadError, StoreError
-from shmload.formats.compression import expanded_pieces
+from shmload.formats.compression import compression_of, expanded_pieces
 from shmload.formats.paths import write_if_possible
 from shmload.formats.tar.shards import map_file
+from shmload.formats.tfrecord import compression_of_records
+from shmload.remote.block_index import ShardLayout
 from shmload.remote.manifest import MANIFEST_NAME, RemoteShard, Shards
 from shmload.storage.cache import Fetch
 from shmload.storage.http import WebReader
 
-__all__ = ["SIDECAR", "expanded", "fetch_index", "fetch_of", "fetch_range", "index_beside", "name_of", "pack_beside"]
+__all__ = ["SIDECAR", "expanded", "fetch_index", "fetch_of", "fetch_range", "index_beside", "name_of", "pack_beside", "packing_at"]
 
 SIDECAR = ".shmload-index"  # ends the name of a shard's index beside it
 _SIDECAR_MAGIC = b"SHMLOAD INDEX BESIDE 1\n"
@@ -123,6 +125,21 @@ def _expand_to(shard: RemoteShard, fd: int) -> int:
     return crc
 
 
+_BEGIN_NBYTES = 12  # of a shard, which tell how it is compressed
+_COMPRESSED = ("tar", "tfrecord", "jsonl", "npy")  # layouts that others compress as a whole
+
+
+def packing_at(shard: RemoteShard, layout: ShardLayout) -> str:
+    """Return how a shard is compressed by its first bytes: as of `packing_of`, or "zlib", or nothing."""
+    if layout.name not in _COMPRESSED or not shard.stored_nbytes:
+        return ""
+    begin = np.empty(min(_BEGIN_NBYTES, shard.stored_nbytes), np.uint8)
+    shard.store.read_into(shard.key, begin.data, etag=shard.etag or None)
+    if layout.name == "tfrecord" and (kind := compression_of_records(begin.tobytes())) is not None:
+        return {"gzip": "gz", "zlib": "zlib", "none": ""}[kind]
+    return compression_of(begin.tobytes())
+
+
 def fetch_range(shards: Shards, shard: RemoteShard, offset: int, nbytes: int) -> Buffer:
     """Some of a shard's bytes; of a compressed one all is expanded for them.
 
@@ -188,9 +205,17 @@ def _made(shards: Shards, shard: RemoteShard, copy: Any) -> bytes:
             return kept[1]
         if copy is None and shard.packing:
             copy = fetch_range(shards, shard, 0, shard.nbytes)
-        if copy is not None:
-            return shard.layout.pack(shard.url, copy)
-        return shard.layout.scan(shard.url, shard.nbytes, lambda at, nbytes: fetch_range(shards, shard, at, nbytes))
+        try:
+            if copy is not None:
+                return shard.layout.pack(shard.url, copy)
+            return shard.layout.scan(shard.url, shard.nbytes, lambda at, nbytes: fetch_range(shards, shard, at, nbytes))
+        except ShardCorrupt as error:
+            if not shard.packing and (packing := packing_at(shard, shard.layout)):
+                raise ShardCorrupt(
+                    f"{shard.url}: is compressed ({packing}), and its name does not say so: end the names of compressed shards in "
+                    f".{packing}, or read them as a dataset of their own"
+                ) from error
+            raise
     found = None
     for _ in range(2):
         try:

@@ -10,6 +10,7 @@ The samples of remote shards, by number: what the fluent dataset and the indexed
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from array import array
 from bisect import bisect_right
@@ -412,7 +413,15 @@ class RemoteRecords(_Ordered):
         names = _plain(made) if self._fields is None else self._fields
         if missing := [name for name in names if name not in made]:
             raise ValueError(f"{made['__key__']} of {made['__url__']} has no field {missing[0]!r}; it has {sorted(made)}")
-        return {name: self._decode[name](made[name]) if name in self._decode else made[name] for name in names}
+        return {name: self._decoded(name, made) if name in self._decode else made[name] for name in names}
+
+    def _decoded(self, name: str, made: dict[str, Any]) -> Any:
+        try:
+            return self._decode[name](made[name])
+        except (ImportError, MemoryError):  # the sample is not at fault
+            raise
+        except Exception as error:  # of a library or of the user's own decoder
+            raise ShardCorrupt(f"{made['__url__']}: field {name!r} of sample {made['__key__']!r}: {error}") from error
 
     def __repr__(self) -> str:
         return f"<RemoteRecords of {len(self._source.local.shards.all)} shards>"
@@ -450,7 +459,7 @@ class RemoteSamples(_Ordered, TarDataset):
         if follow:
             source = source.followed()
         self._follows = follow
-        super().__init__(PurePath("remote"), fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
+        super().__init__(PurePath(os.devnull), fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
         self.paths = []  # its shards are the source's
         self._source = source
         if source.cipher is not None:  # natively only what lies there is read

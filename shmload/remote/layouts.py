@@ -38,7 +38,8 @@ from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import record_starts
 from shmload.batch.layout import of_any
 from shmload.errors import ShardCorrupt
-from shmload.formats.paths import npy_head
+from shmload.formats.compression import compression_of
+from shmload.formats.paths import npy_head, without_number
 from shmload.formats.tar.shards import ShardIndex, pack_index, unpack_index
 from shmload.remote.arrow_rows import Parquet
 from shmload.remote.block_index import PIECE, BlockLayout, Bounds, Pieces, Read, RecordIndex, ShardLayout
@@ -174,6 +175,8 @@ class JsonLines(BlockLayout):
         before = b""  # of the line that the piece begins in: its first byte that is not blank
         for at in range(0, nbytes, PIECE):
             piece = bytes(memoryview(read(at, min(PIECE, nbytes - at))).cast("B"))
+            if at == 0 and (packing := compression_of(piece)):
+                raise ShardCorrupt(f"{url}: at byte 0: JSON is needed, and this is compressed ({packing})")
             found = np.flatnonzero(np.frombuffer(piece, np.uint8) == 10) + 1
             starts = np.concatenate([[0], found[:-1]]) if len(found) else found
             maybe = np.flatnonzero(np.isin(np.frombuffer(piece, np.uint8)[starts], list(_BLANKS)))
@@ -409,7 +412,7 @@ _NAMED = {each.name: each for each in (Tar, TFRecords, JsonLines, NumpyRows, Par
 
 def layout_of(key: str) -> ShardLayout | None:
     """What a name, without the ending of a compression, tells of an object's layout."""
-    name = key.rsplit("/", 1)[-1].lower()
+    name = without_number(key.rsplit("/", 1)[-1].lower())
     return next((kind() for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
 
 

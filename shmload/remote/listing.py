@@ -7,7 +7,9 @@ happens in the store meanwhile.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,10 +18,10 @@ from typing import Any
 
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.formats.compression import packing_of
-from shmload.formats.paths import shard_paths
+from shmload.formats.paths import is_about, is_hidden, shard_paths
 from shmload.formats.tfrecord import FOREIGN_SUFFIXES
 from shmload.remote.block_index import ShardLayout
-from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, pack_beside
+from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, pack_beside, packing_at
 from shmload.remote.layouts import LitData, Mds, Parquet, PlainFiles, Tar, layout_named, layout_of, litdata_of
 from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, ShardEntry, Shards, ShardTable
 from shmload.remote.packing.generation import CLAIM, unfinished
@@ -27,6 +29,8 @@ from shmload.storage.client import split_url
 from shmload.storage.local import Store, StoredObject, checked_key
 
 __all__ = ["indexes_beside", "indexes_kept", "shards_in", "shards_of", "shards_of_urls"]
+
+log = logging.getLogger("shmload")
 
 INDEX_NAME = "index.json"  # of MosaicML Streaming and LitData
 _AT_ONCE = 16  # heads under way
@@ -87,42 +91,84 @@ def _foreign(store: Store, layout: str | ShardLayout | None) -> Shards:
         raise ObjectMissing(f"{store.url}: is no dataset yet: {unfinished(store)}")
     if INDEX_NAME in names and not isinstance(asked, (Tar, PlainFiles)):
         return _named_by_index(store, asked)
-    groups: dict[str, list[StoredObject]] = {}
-    for entry in listed:
-        kind = _kind(entry.key, asked)
-        if kind is not None and not entry.key.endswith(SIDECAR):
-            groups.setdefault(kind.name, []).append(entry)
+    groups = _groups(listed, asked)
     if not groups:
+        num_hidden = sum(is_hidden(entry.key) for entry in listed)
+        hidden = f", of which {num_hidden} are ignored because a name in their path begins with . or _" if num_hidden else ""
         raise ObjectMissing(
             f"{store.url}: holds no shards, neither {MANIFEST_NAME} nor files of a layout that is known, only {len(listed)} other "
-            "objects: check bucket and folder, say which layout= they have, or pack a dataset into it with upload_cv_dataset or "
-            "`shmload pack`"
+            f"objects{hidden}: check bucket and folder, say which layout= they have, or pack a dataset into it with "
+            "upload_cv_dataset or `shmload pack`"
         )
     if len(groups) > 1:
-        if "tar" not in groups:
-            found = ", ".join(f"{len(entries)} of {name}" for name, entries in sorted(groups.items()))
-            raise ValueError(f"{store.url} holds {found}: say which are the dataset, layout={next(iter(groups))!r} or another")
-        groups = {"tar": groups["tar"]}  # what lies beside tar files is theirs
+        found = ", ".join(f"{len(entries)} of {name}" for name, entries in sorted(groups.items()))
+        raise ValueError(f"{store.url} holds {found}: say which are the dataset, layout={next(iter(groups))!r} or another")
+    _tell_ignored(store.url, listed, next(iter(groups.values())))
     ((_, entries),) = groups.items()
-    kind = asked or _kind(entries[0].key, None) or TAR
+    kind = asked or layout_of(packing_of(entries[0].key)[0]) or TAR
     there = [RemoteShard(store, e.key, e.nbytes, e.etag, has_index=e.key + SIDECAR in names) for e in entries]
+    return _all_sized(there, kind)
+
+
+def _groups(listed: list[StoredObject], asked: ShardLayout | None) -> dict[str, list[StoredObject]]:
+    """The objects that may be a folder's shards, by layout. There is one layout where the rest is clearly something else.
+
+    Hidden objects are never shards. With a layout asked for, the shards are the objects whose names say it, or if there is none,
+    those whose names say nothing and that describe no dataset. Without, pictures and JSON beside tar files belong to these, and
+    pictures beside any other shards belong to a page about them.
+    """
+    entries = [entry for entry in listed if not is_hidden(entry.key) and not entry.key.endswith(SIDECAR)]
+    if isinstance(asked, PlainFiles):
+        return {asked.name: entries} if entries else {}
+    groups: dict[str, list[StoredObject]] = {}
+    for entry in entries:
+        kind = layout_of(packing_of(entry.key)[0])
+        is_beside = kind is None and (is_about(entry.key) or entry.key.endswith(FOREIGN_SUFFIXES))
+        if not is_beside and (kind is not None or asked is not None):
+            groups.setdefault("" if kind is None else kind.name, []).append(entry)
+    if asked is not None:
+        entries = groups.get(asked.name) or groups.get("", [])
+        return {asked.name: entries} if entries else {}
+    if "tar" in groups:
+        return {"tar": groups["tar"]}
+    if len(groups) == 2 and PlainFiles.name in groups:
+        (other,) = groups.keys() - {PlainFiles.name}
+        if not all(_ABOUT_PICTURES.match(entry.key.rpartition("/")[2]) for entry in groups[other]):
+            return {other: groups[other]}
+    return groups
+
+
+_ABOUT_PICTURES = re.compile(r"metadata\.")  # where `datasets` keeps captions and labels, so that the pictures are the samples
+
+
+def _tell_ignored(url: str, listed: list[StoredObject], taken: list[StoredObject]) -> None:
+    """Log what lies in a folder and is not read."""
+    if log.isEnabledFor(logging.DEBUG):
+        keys = {entry.key for entry in taken}
+        if others := [entry.key for entry in listed if entry.key not in keys]:
+            log.debug("%s: %d objects are no shards and are ignored: %s", url, len(others), ", ".join(others[:5]))
+
+
+def _all_sized(there: list[RemoteShard], layout: ShardLayout) -> Shards:
+    """The shards of a dataset with their layout and, of compressed ones, how many bytes they expand to.
+
+    If the first is compressed and its name does not say so, as TensorFlow writes TFRecord files, each shard's first bytes are read.
+    Nobody writes tar files so, and their first bytes would be read twice for nothing.
+    """
+    is_whole = isinstance(layout, PlainFiles) or not there
+    may_be_unnamed = not is_whole and layout.name != "tar" and not packing_of(there[0].key)[1]
+    is_unnamed = may_be_unnamed and bool(packing_at(there[0], layout))
+    is_compressed = is_unnamed or (not is_whole and any(packing_of(shard.key)[1] for shard in there))
     with ThreadPoolExecutor(_AT_ONCE, "shmload-expand") as pool:  # starts threads only for what it is given
-        is_compressed = not isinstance(kind, PlainFiles) and any(packing_of(shard.key)[1] for shard in there)
-        return Shards(tuple((pool.map if is_compressed else map)(partial(_sized, layout=kind), there)))
+        sized = partial(_sized, layout=layout, is_unnamed=is_unnamed)
+        return Shards(tuple((pool.map if is_compressed else map)(sized, there)))
 
 
-def _kind(key: str, asked: ShardLayout | None) -> ShardLayout | None:
-    """The layout of an object: what its name says; if it says nothing, what was asked for; None: not one that was asked for."""
-    said, name = layout_of(packing_of(key)[0]), key.rpartition("/")[2]
-    is_beside = name.endswith(FOREIGN_SUFFIXES) or name.startswith(("_", "."))  # indexes; _SUCCESS and the like
-    if asked is None or (said is None and is_beside and not isinstance(asked, PlainFiles)):
-        return said
-    return asked if said is None or said.name == asked.name or isinstance(asked, PlainFiles) else None
-
-
-def _sized(shard: RemoteShard, layout: ShardLayout) -> RemoteShard:
+def _sized(shard: RemoteShard, layout: ShardLayout, is_unnamed: bool) -> RemoteShard:
     """A shard with its layout; of a compressed one it is found out what it expands to, once, if no index beside it says so."""
     packing = "" if isinstance(layout, PlainFiles) else packing_of(shard.key)[1]
+    if is_unnamed and not packing:
+        packing = packing_at(shard, layout)
     one = 1 if isinstance(layout, PlainFiles) else None
     shard = replace(shard, layout=layout, packing=packing, packed_nbytes=shard.nbytes, num_samples=one)
     if not packing:
@@ -226,10 +272,11 @@ def shards_of_urls(
     def look(place: tuple[str, str]) -> RemoteShard:
         store, key = stores[place[0]], place[1]
         found = store.head(key)
-        return _sized(RemoteShard(store, key, found.nbytes, found.etag), kind)
+        return RemoteShard(store, key, found.nbytes, found.etag)
 
     with ThreadPoolExecutor(min(len(places), _AT_ONCE), "shmload-head") as pool:
-        return Shards(tuple(pool.map(look, places)))
+        there = list(pool.map(look, places))
+    return _all_sized(there, kind)
 
 
 def indexes_beside(shards: Shards) -> Iterator[tuple[RemoteShard, str]]:

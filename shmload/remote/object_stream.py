@@ -6,19 +6,24 @@ the next page of a listing when it has read the objects of the one before, and h
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
+from shmload.errors import ObjectMissing
 from shmload.formats.compression import packing_of
+from shmload.formats.paths import is_hidden
 from shmload.formats.tar.shards import KEY
 from shmload.remote.layouts import PlainFiles, layout_of
 from shmload.storage.client import open_store
 from shmload.storage.local import Store, StoredObject
 
 __all__ = ["ObjectStream"]
+
+log = logging.getLogger("shmload")
 
 
 def pass_over(samples: Iterator[Any], number: int, what: str) -> None:
@@ -37,12 +42,15 @@ def pass_over(samples: Iterator[Any], number: int, what: str) -> None:
 class ObjectStream:
     """Iterates over samples `{"__key__": name, extension: bytes}`, one of each object below a URL.
 
+    Objects with a name in their path that begins with . or _ are ignored, as they are everywhere.
+
     Args:
         url: of a folder, or a store; whatever lies below is a sample, and the store can be listed.
         client: as of `open_store`.
         at_once: objects that are fetched beside each other; so many are held.
     Raises:
         StoreError: while it is iterated over: the store does not answer, or an object is not what was listed any more.
+        ObjectMissing: so, too: all that is listed is ignored.
         ValueError: so, too: an object is a shard, of samples of its own; a packing that goes on has more than are listed.
     Thread/process safety: each iteration has threads of its own.
     """
@@ -62,7 +70,7 @@ class ObjectStream:
         Args:
             number: of the first one in the listing; those before it are listed and not fetched.
         """
-        listed = iter(getattr(self._store, "as_listed", self._store.list_objects)())
+        listed = self._visible()
         under_way: deque[Future[dict[str, Any]]] = deque()
         pool = ThreadPoolExecutor(self._at_once, "shmload-objects")
         try:
@@ -75,6 +83,22 @@ class ObjectStream:
                 yield under_way.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+    def _visible(self) -> Iterator[StoredObject]:
+        """The objects of the listing that are not hidden."""
+        first_hidden, num_hidden, num_visible = "", 0, 0
+        for found in getattr(self._store, "as_listed", self._store.list_objects)():
+            if is_hidden(found.key):
+                num_hidden += 1
+                first_hidden = first_hidden or found.key
+                continue
+            num_visible += 1
+            yield found
+        if num_hidden:
+            what = f"{num_hidden} objects are ignored because a name in their path begins with . or _, such as {first_hidden!r}"
+            log.debug("%s: %s", self._store.url, what)
+            if not num_visible:
+                raise ObjectMissing(f"{self._store.url}: there are no others, and {what}: give the folder that they are in")
 
     def _sample(self, found: StoredObject) -> dict[str, Any]:
         if not isinstance(layout_of(packing_of(found.key)[0]), PlainFiles | None):

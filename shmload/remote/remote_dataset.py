@@ -336,13 +336,22 @@ class RemoteDataset(IterableDataset[Any]):
                 `fields`, and `decode` as functions by field (RemoteRecords).
         Raises:
             ValueError: there are stages already.
+            TypeError: an option of tar shards, and these are none.
         """
         if self.program.stages or self.program.units.levels:
             raise ValueError(
                 "indexed() reads the shards themselves: call it on the dataset as it was made, before decode and the other stages"
             )
-        is_tar = all(layout.name == "tar" for layout in self._source.local.shards.values("layout"))
-        return RemoteSamples(self._source, **options) if is_tar else RemoteRecords(self._source, **options)
+        found = {layout.name for layout in self._source.local.shards.values("layout")}
+        if found == {"tar"}:
+            return RemoteSamples(self._source, **options)
+        if others := sorted(options.keys() - {"fields", "decode"}):
+            raise TypeError(
+                f"indexed({others[0]}=...) is an option of tar shards, and these are {', '.join(sorted(found))}, whose fields have "
+                "the types that the layout says: choose some by fields=[...], and convert them by decode={field: function} or by "
+                "an option of the layout, as layout=TFRecords(schema=...) or Parquet(columns=...)"
+            )
+        return RemoteRecords(self._source, **options)
 
     def split(self, parts: Mapping[str, float], seed: int = 0) -> dict[str, Self]:
         """The samples in parts that have none in common: the same ones on every rank, whatever workers and cache there are.

@@ -10,7 +10,7 @@ and asked first.
 
 from __future__ import annotations
 
-import lzma
+import json
 import os
 import stat
 import tempfile
@@ -30,15 +30,17 @@ from shmload._core.records import record_starts
 from shmload.errors import ShardCorrupt
 from shmload.formats import tokens
 from shmload.formats.arrays import ArrayDataset
-from shmload.formats.columns import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
-from shmload.formats.tar.shards import COMPRESSED, KEY, TarDataset, load_index
+from shmload.formats.columns import ZARR_FILES, HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
+from shmload.formats.compression import compression_of, expanded_file, packing_of
+from shmload.formats.paths import is_hidden
+from shmload.formats.tar.shards import KEY, TarDataset, load_index
 from shmload.formats.tar.shards import SUFFIX as TAR_SUFFIX
 from shmload.formats.tfrecord import SUFFIX, RecordFile
 from shmload.growing.files import CONTROL
 from shmload.tools import readable
 
 PEEK = 1536  # bytes: three blocks of a tar file
-_OPENERS = dict(zip(("gzip", "bzip2", "xz", "zstd"), COMPRESSED.items(), strict=True))
+_NAMES = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd"}
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,12 @@ def head_of(path: Path) -> Head:
         raise ValueError(f"{path}: the file is empty")
     with open(path, "rb") as file:
         begin = file.read(PEEK)
-    for name, (magic, opener) in _OPENERS.items():
-        if begin.startswith(magic):
-            try:
-                with open(path, "rb") as raw, opener(raw) as file:
-                    return Head(path, file.read(PEEK), name, nbytes)
-            except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-                raise ValueError(f"{path}, offset 0: the {name} stream is damaged or cut: {error}") from error
+    if kind := compression_of(begin):
+        try:
+            with open(path, "rb") as file:
+                return Head(path, expanded_file(kind, file).read(PEEK), _NAMES[kind], nbytes)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}, offset 0: {error}") from error
     if begin[0] == 0x78 and int.from_bytes(begin[:2], "big") % 31 == 0:  # a zlib stream, perhaps
         try:
             return Head(path, zlib.decompressobj().decompress(begin, PEEK), "zlib", nbytes)
@@ -322,7 +323,7 @@ def _is_safetensors(head: Head) -> bool:
 
 
 def _is_zarr(head: Head) -> bool:
-    return head.is_folder and any((head.path / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup"))
+    return head.is_folder and any((head.path / name).is_file() for name in ZARR_FILES)
 
 
 def _nbytes_at(head: Head) -> int:
@@ -509,6 +510,37 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number of more than ten bytes")
 
 
+# ------------------------------------------------------------ JSON lines, plain or compressed
+
+
+def is_lines(name: str) -> bool:
+    """Return whether a name says JSON lines, compressed or not. The bytes of text do not tell."""
+    return packing_of(name.lower())[0].endswith((".jsonl", ".ndjson"))
+
+
+def _is_lines(head: Head) -> bool:
+    return not head.is_folder and head.compression != "zlib" and is_lines(head.path.name)
+
+
+def _describe_lines(head: Head, num_samples: int) -> Summary:
+    nbytes, seen, at = list[int](), list[dict[str, Any]](), 0
+    kinds = {name: kind for kind, name in _NAMES.items()}
+    with open(head.path, "rb") as raw:
+        try:
+            for line in expanded_file(kinds[head.compression], raw) if head.compression else raw:
+                if line.strip():
+                    nbytes.append(len(line))
+                    if len(seen) < max(_RECORDS_SEEN, num_samples):
+                        value = json.loads(line)
+                        seen.append(value if isinstance(value, dict) else {"value": value})
+                at += len(line)
+        except ValueError as error:
+            raise ShardCorrupt(f"{head.path}: line {len(nbytes)} with a sample, at byte {at}: {error}") from error
+    fields = _fields(seen, Counter(name for sample in seen for name in sample), len(seen))
+    notes = [f"compressed by {head.compression}: {at:,} bytes"] if head.compression else []
+    return Summary(str(head.path), "JSON lines", head.nbytes, len(nbytes), fields, Sizes.of(nbytes), seen[:num_samples], notes)
+
+
 # ------------------------------------------------------------ folders of pictures, a class a subfolder perhaps; and single pictures
 
 _PICTURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
@@ -530,11 +562,13 @@ def _has_pictures(head: Head) -> bool:
 
 
 def _pictures_below(folder: Path) -> Iterator[tuple[Path, str]]:
-    """(path, format) of the pictures below a folder, in the order of their names."""
+    """(path, format) of the pictures below a folder, in the order of their names. Hidden files are ignored."""
     for place, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
             path = Path(place, name)
+            if is_hidden(str(path.relative_to(folder))):
+                continue
             with open(path, "rb") as file:
                 kind = picture_format(file.read(16))
             if kind is not None:
@@ -684,6 +718,7 @@ FORMATS = (
         SUFFIX,
         lambda path: len(RecordFile(path, "auto", _INFLATED_MAX).offsets()) - 1,
     ),
+    Format("JSON lines", _is_lines, _describe_lines),
     Format("images", _has_pictures, _describe_pictures),
     Format("tokens", _is_tokens, _describe_megatron),
 )

@@ -159,24 +159,30 @@ def dataset_of(source: str) -> Any:
 
 
 def _of_folder(folder: str) -> Any:
-    from shmload.formats.images.image_folder import EXTENSIONS, ImageFolder
+    """The images of a folder, with the numbers of their classes if those are folders. Hidden files and folders are ignored."""
+    from shmload.formats.images.image_folder import EXTENSIONS, ImageFolder, find_images
+    from shmload.formats.paths import is_hidden
 
     with os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir()) for entry in entries]
-    if any(is_folder for _, is_folder in found):
-        return ImageFolder(folder)
-    names = sorted(name for name, _ in found if name.lower().endswith(EXTENSIONS))
+    visible = [entry for entry in found if not is_hidden(entry[0])]
+    if classes := sorted(name for name, is_folder in visible if is_folder):
+        images = [each for each in find_images(folder, classes) if not is_hidden(os.path.relpath(each[0], folder))]
+        return ImageFolder([path for path, _ in images], labels=[label for _, label in images])
+    names = sorted(name for name, _ in visible if name.lower().endswith(EXTENSIONS))
     if not names:
-        raise ValueError(f"{folder}: no image ({', '.join(EXTENSIONS)}) is in it, and no folder of a class")
+        hidden = f"; {len(found) - len(visible)} names that begin with . or _ are ignored" if len(visible) < len(found) else ""
+        raise ValueError(f"{folder}: no image ({', '.join(EXTENSIONS)}) is in it, and no folder of a class{hidden}")
     return ImageFolder([os.path.join(folder, name) for name in names])
 
 
 def _holds_shards(folder: str) -> bool:
     """Whether a folder is a dataset of shards, and none of images."""
     from shmload.formats.compression import packing_of
+    from shmload.formats.paths import is_hidden
     from shmload.remote.layouts import PlainFiles, layout_of
 
-    names = os.listdir(folder)
+    names = [name for name in os.listdir(folder) if not is_hidden(name)]
     layouts = [layout_of(packing_of(name)[0]) for name in names]
     return bool({"manifest.json", "index.json"} & set(names)) or any(each not in (None, PlainFiles()) for each in layouts)
 

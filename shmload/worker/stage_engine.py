@@ -22,7 +22,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,47 @@ def called(function: Callable[[Any], Any], value: Any, stage: str) -> Any:
         raise no_end(error, f"the function of {stage}{of_sample}") from error
 
 
+class Placed(NamedTuple):
+    """An item of a fluent reader on its way through the stages, with the sample that errors name.
+
+    Attributes:
+        place: (shard's URL, sample's key); None: not known, as of items that a generator of the user's has made.
+        is_batch: whether the sample is the first one of a batch.
+    """
+
+    item: Any
+    place: tuple[Any, Any] | None
+    is_batch: bool = False
+
+
+Items = Iterator[Placed]
+
+
+def placed(item: Any) -> Placed:
+    """Return an item with its place, if it is a sample that says it."""
+    is_named = isinstance(item, Mapping) and "__key__" in item and "__url__" in item
+    return Placed(item, (item["__url__"], item["__key__"]) if is_named else None)
+
+
+def located(error: Exception, stage: str, at: Placed) -> Exception:
+    """Return the error of a stage with its sample: in the text where that is the only argument, else in a note."""
+    if at.place is None:
+        return error
+    url, key = at.place
+    if str(url) in str(error) and repr(key) in str(error):
+        return error
+    where = f"{url}: {'the batch that begins with sample' if at.is_batch else 'sample'} {key!r}"
+    before = error.args
+    if len(before) == 1 and before[0] == str(error):
+        text = before[0] if before[0].startswith(f"{stage}:") else f"{stage}: {before[0]}"
+        error.args = (f"{where}: {text}",)
+        if str(error) == error.args[0]:
+            return error
+        error.args = before
+    error.add_note(f"shmload: {stage}, of {where}")
+    return error
+
+
 @dataclass(frozen=True)
 class Each:
     """A function of each item.
@@ -60,18 +101,19 @@ class Each:
     def __call__(self, item: Any) -> Any:
         return called(self.function, item, self.name)
 
-    def run(self, items: Iterator[Any], seed: int) -> Iterator[Any]:
-        for item in items:
+    def run(self, items: Items, seed: int) -> Items:
+        for at in items:
             try:
-                made = self(item)
+                made = self(at.item)
             except Exception as error:
+                error = located(error, self.name, at)
                 if self.handler is None:
                     raise
                 if self.handler(error):
                     continue
                 return
             if made is not DROP:
-                yield made
+                yield at._replace(item=made)
 
 
 def through(stages: Iterable[Each], value: Any, name: Callable[[int], str] | None = None, key: int = 0) -> Any:
@@ -109,26 +151,31 @@ class Stage:
     """
 
     name: str
-    function: Callable[..., Iterator[Any]]
+    function: Callable[..., Items]
     arguments: tuple[Any, ...] = ()
 
-    def run(self, items: Iterator[Any], seed: int) -> Iterator[Any]:
+    def run(self, items: Items, seed: int) -> Items:
         return self.function(items, seed, *self.arguments)
 
 
-def select(items: Iterator[Any], seed: int, predicate: Callable[[Any], Any]) -> Iterator[Any]:
+def select(items: Items, seed: int, predicate: Callable[[Any], Any]) -> Items:
     """Only the items that a function says True of."""
-    for item in items:  # not filter(), which a StopIteration of the function would end
-        if called(predicate, item, "select"):
-            yield item
+    for at in items:  # not filter(), which a StopIteration of the function would end
+        try:
+            is_wanted = called(predicate, at.item, "select")
+        except Exception as error:
+            located(error, "select", at)
+            raise
+        if is_wanted:
+            yield at
 
 
-def shuffle(items: Iterator[Any], seed: int, size: int, initial: int) -> Iterator[Any]:
+def shuffle(items: Items, seed: int, size: int, initial: int) -> Items:
     """A buffer that gives a random one of what it holds. Its numbers depend on seed, epoch, rank and worker alone."""
     draws = random.Random(seed)
-    held: list[Any] = []
+    held: list[Placed] = []
 
-    def pick() -> Any:
+    def pick() -> Placed:
         place = draws.randrange(len(held))
         held[place], held[-1] = held[-1], held[place]
         return held.pop()
@@ -143,41 +190,46 @@ def shuffle(items: Iterator[Any], seed: int, size: int, initial: int) -> Iterato
         yield pick()
 
 
-def batch(
-    items: Iterator[Any], seed: int, size: int, collation_fn: Callable[[list[Any]], Any] | None, partial: bool
-) -> Iterator[Any]:
+def batch(items: Items, seed: int, size: int, collation_fn: Callable[[list[Any]], Any] | None, partial: bool) -> Items:
     """So many items in each."""
     while held := list(islice(items, size)):
         if len(held) == size or partial:
-            yield held if collation_fn is None else called(collation_fn, held, "batched")
+            at = Placed([each.item for each in held], held[0].place, is_batch=True)
+            try:
+                made = at.item if collation_fn is None else called(collation_fn, at.item, "batched")
+            except Exception as error:
+                located(error, "batched", at)
+                raise
+            yield at._replace(item=made)
 
 
-def unbatch(items: Iterator[Any], seed: int) -> Iterator[Any]:
+def unbatch(items: Items, seed: int) -> Items:
     """The items of batches."""
-    for batch in items:
+    for at in items:
+        batch = at.item
         if isinstance(batch, (list, tuple)):
             for number in range(len(batch[0]) if batch else 0):
-                yield tuple(column[number] for column in batch)
+                yield at._replace(item=tuple(column[number] for column in batch))
         elif isinstance(batch, dict):
             lengths = {len(column) for column in batch.values()}
             if len(lengths) != 1:
                 raise ValueError(f"unbatched: the columns of a batch are of one length, these of {sorted(lengths)}")
             for number in range(lengths.pop()):
-                yield {name: column[number] for name, column in batch.items()}
+                yield at._replace(item={name: column[number] for name, column in batch.items()})
         else:
             raise TypeError(f"unbatched needs batches, tuples or dicts of columns; got a {type(batch).__name__}")
 
 
-def some(items: Iterator[Any], seed: int, start: int, stop: int | None, step: int) -> Iterator[Any]:
+def some(items: Items, seed: int, start: int, stop: int | None, step: int) -> Items:
     """Some of the items of each worker: a slice whose place in the whole pass is not known before it is read."""
     return islice(items, start, stop, step)
 
 
 def piped(
-    items: Iterator[Any], seed: int, function: Callable[..., Iterable[Any]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[Any]:
-    """A function of the iterator."""
-    return iter(function(items, *args, **kwargs))
+    items: Items, seed: int, function: Callable[..., Iterable[Any]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Items:
+    """A function of the iterator. It may take several items for one, so the place of what it gives is what that says itself."""
+    return map(placed, function((at.item for at in items), *args, **kwargs))
 
 
 @dataclass(frozen=True)
@@ -288,7 +340,7 @@ class Program:
 
     def run(self, samples: Iterator[Any], seed: int) -> Iterator[Any]:
         """The items that come of samples."""
-        items = samples
+        items: Items = map(placed, samples)
         for number, stage in enumerate(self.stages):
             items = stage.run(items, seed + number)
-        return items
+        return (at.item for at in items)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -144,7 +146,10 @@ def test_what_is_no_file_of_samples_is_one_line(command_name: str, command: Comm
         ("empty", "empty: the file is empty"),
         ("pipe", "pipe: is a pipe, a device or a socket, and not a file"),
         ("folder", "folder: the folder is empty"),
-        ("text", "text: it is of no known format (npy, Parquet, HDF5, safetensors, Zarr, tar, TFRecord, images, tokens)"),
+        (
+            "text",
+            "text: it is of no known format (npy, Parquet, HDF5, safetensors, Zarr, tar, TFRecord, JSON lines, images, tokens)",
+        ),
         ("other", "other: holds no shards" if command_name == "index" else "other: it is of no known format"),
     ):
         line = refusal(command(command_name, tmp_path / name))
@@ -166,10 +171,30 @@ def test_a_shard_of_zstd_that_is_damaged_or_cut_is_told(written: Written, comman
 
 def test_a_damaged_stream_and_a_damaged_picture_are_told(command: Command, tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(b"\x1f\x8b" + bytes(50))
-    assert "the gzip stream is damaged or cut" in refusal(command("inspect", tmp_path / "a.gz"))
+    assert "the gz stream is damaged or cut" in refusal(command("inspect", tmp_path / "a.gz"))
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.jpg").write_bytes(b"\xff\xd8\xff" + bytes(50))
     assert "a.jpg: the picture is damaged" in refusal(command("inspect", tmp_path / "photos"))
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
+def test_json_lines_are_described_and_indexed_compressed_or_not(ending: str, command: Command, tmp_path: Path) -> None:
+    path = tmp_path / f"a.jsonl{ending}"
+    text = b'{"n": 1, "t": "a"}\n\n{"n": 2, "t": "bb"}\n7'
+    path.write_bytes({"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[ending](text))
+    (found,) = json.loads(command("inspect", path, "--json").stdout)
+    assert (found["format"], found["num_samples"]) == ("JSON lines", 3)
+    assert found["fields"] == {"n": "int, in 2 of 3", "t": "str, in 2 of 3", "value": "int, in 1 of 3"}
+    assert found["samples"][1] == {"n": "2", "t": "'bb'"}
+    assert f"{path}: 3 samples, index of" in command("index", path).stdout
+    assert f"{path}: has its index beside it" in command("index", path).stdout
+
+
+def test_a_line_that_is_no_json_is_told(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n":')
+    assert "a.jsonl: line 2 with a sample, at byte 9: Expecting value" in refusal(command("inspect", tmp_path / "a.jsonl"))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 9)[:-3])
+    assert "does not end with the file's" in refusal(command("inspect", tmp_path / "b.jsonl.gz"))
 
 
 def test_a_record_whose_data_is_damaged_is_told(written: Written, command: Command) -> None:

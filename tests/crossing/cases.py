@@ -17,6 +17,7 @@ IN_PLACE = ("read_into", "read_batch_into")
 NATIVE = ("tfrecord", "tar", "arrays", "npy", "tokens", "tensordataset", "images")
 COLUMNS = ("parquet", "hdf5", "zarr", "safetensors", "hf")
 REMOTE = ("remote",)
+LITTERED = ("tfrecord", "tar", "parquet", "remote", "lies")  # kinds that are read out of a folder
 FORMATS = NATIVE + COLUMNS + REMOTE + ("growing",)
 KINDS = (*PLAIN, *IN_PLACE, *FORMATS, "lies", "mix", "iterable", "pipeline")
 
@@ -88,6 +89,7 @@ class Case:
     wrap: str = ""
     extra: str = ""
     appends: int = 0  # generations that a packed dataset gets while it is followed
+    litter: bool = False  # files of other programs lie beside the data, and readers of files are given their folder
     bad: int = 0  # samples that cannot be read
     deadly: bool = False  # each ends the worker that reads it
     keeps: bool = False  # what it draws from are generators of its own
@@ -252,6 +254,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         then_ranks=rng.choice((1, 1, 2, 3, 4)),
         loaders=1,
         appends=rng.choice((0, 0, 0, 1, 2, 5)),
+        litter=rng.random() < 0.4,
     )  # fmt: skip
     if is_native and rng.random() < 0.3:  # several workers at batches of long texts and short rows: where races were
         case = replace(
@@ -320,7 +323,8 @@ def _of_kind(case: Case) -> Case:
         letters = "y"
     if case.kind == "lies" and extra in ("gzip", "bare"):  # lines of JSON: what is in them has no dtype
         letters = "".join(letter for letter in letters if letter in "is") or "i"
-    case = replace(case, fields=letters, extra=extra)
+    is_littered = case.litter and case.kind in LITTERED and extra != "ray" and not (case.kind == "remote" and case.appends)
+    case = replace(case, fields=letters, extra=extra, litter=is_littered)
     if case.kind not in (*PLAIN, *IN_PLACE):
         case = replace(case, bad=0)
     if case.kind in (*FORMATS, "lies", "mix", "pipeline"):

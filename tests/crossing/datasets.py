@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -189,6 +190,16 @@ def _written(case: Case, index: int) -> dict[str, Any]:
     return {name: VALUES[name](case, index) for name in case.fields}
 
 
+def _litter(folder: Path) -> None:
+    """Puts beside the data what other programs leave there: none of it is a sample."""
+    data = min(path for path in folder.iterdir() if path.name not in ("manifest.json", "index.json")).name
+    for place in (f".ipynb_checkpoints/{data}", f"_temporary/0/{data}", f"__MACOSX/._{data}", f"._{data}", f"_{data}"):
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / data, folder / place)
+    for name in ("README.md", "LICENSE", ".gitattributes", "dataset_info.json", "state.json", "_SUCCESS", "preview.png"):
+        (folder / name).write_text("about the data")
+
+
 def _tfrecord(case: Case, folder: Path) -> Any:
     from shmload.formats import TFRecordDataset, TFRecordWriter
 
@@ -201,7 +212,9 @@ def _tfrecord(case: Case, folder: Path) -> Any:
                 writer.write(value["y"] if case.extra == "bare" else value)
     schema = {"y": bytes} if case.extra == "bare" else schema_of(case)
     records = "raw" if case.extra == "bare" else None
-    return TFRecordDataset(str(folder / "*.tfrecord"), schema, records=records)
+    if case.litter:
+        _litter(folder)
+    return TFRecordDataset(str(folder if case.litter else folder / "*.tfrecord"), schema, records=records)
 
 
 EXTENSIONS = {"i": "i.cls", "a": "a.npy", "s": "s.txt", "v": "v.npy"}
@@ -227,6 +240,9 @@ def _tar(case: Case, folder: Path) -> Any:
     from shmload.formats import TarDataset
 
     paths = _write_tar(case, folder, min(case.n, 3 if case.extra else 1))
+    if case.litter:
+        _litter(folder)
+        return TarDataset(str(folder), **_tar_options(case))
     return TarDataset([str(path) for path in paths], **_tar_options(case))
 
 
@@ -241,6 +257,8 @@ def _remote(case: Case, folder: Path) -> Any:
     sizes = [path.stat().st_size for path in paths]
     room = {"gzip": max(sizes) * 6 // 10, "files": max(sizes) * 2}.get(case.extra, sum(sizes) * 2)
     ahead = (None, 0, max(sizes))[case.seed % 3]
+    if case.litter:
+        _litter(folder)
     return RemoteDataset.from_urls(str(folder), cache_bytes=room, ahead_bytes=ahead).indexed(**_tar_options(case))
 
 
@@ -251,6 +269,8 @@ def _packed(case: Case, folder: str) -> Any:
     key, _ = _coding(case)
     manifest = _pack(case, folder, range(case.n))
     room = max(shard.nbytes for shard in manifest.shards) * (1, 2, 8)[case.seed % 3]
+    if case.litter:
+        _litter(Path(folder))
     return RemoteDataset.from_urls(folder, cache_bytes=room, key=key)
 
 
@@ -295,6 +315,8 @@ def _lies(case: Case, folder: Path) -> Any:
     for number in range(num_files):
         indices = range(number * case.n // num_files, (number + 1) * case.n // num_files)
         LYING[layout](case, folder / f"part-{number}.{layout}", [_written(case, index) for index in indices])
+    if case.litter:
+        _litter(folder)
     asked = {"tfrecord": TFRecords(schema_of(case)), "bin": LitData(encryption=_cipher(_chunk_kind(case)))}.get(layout)
     shards = shards_in(LocalStore(folder), asked)
     room = (shards.largest + 1, shards.largest * 2, shards.nbytes * 2)[case.seed % 3]
@@ -483,7 +505,9 @@ def _parquet(case: Case, folder: Path) -> Any:
     if case.extra == "ray":
         return _ray_blocks([table.slice(first, 7) for first in range(0, case.n, 7)])
     pq.write_table(table, folder / "x.parquet", row_group_size=7)
-    return ParquetDataset(str(folder / "x.parquet"))
+    if case.litter:
+        _litter(folder)
+    return ParquetDataset(str(folder if case.litter else folder / "x.parquet"))
 
 
 def _ray_blocks(tables: list[Any]) -> Any:

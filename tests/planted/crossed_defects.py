@@ -187,8 +187,8 @@ CROSSED_DEFECTS = [
         "N1",
         "a StopIteration of select ends the samples",
         "shmload/worker/stage_engine.py",
-        '        if called(predicate, item, "select"):\n',
-        "        try:\n            is_wanted = predicate(item)\n        except StopIteration:\n            return\n        if is_wanted:\n",
+        '            is_wanted = called(predicate, at.item, "select")\n        except Exception as error:\n',
+        "            is_wanted = predicate(at.item)\n        except StopIteration:\n            return\n        except Exception as error:\n",
         ("tests/remote/test_fluent.py::test_stop_iteration_of_a_function_is_no_end_of_the_samples",),
     ),
     Defect(

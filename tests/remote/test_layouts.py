@@ -389,7 +389,7 @@ def test_what_lies_beside_shards_is_none_although_their_layout_is_given(tmp_path
             (folder / "a.tfindex").write_text("0 5\n")
         (folder / "_SUCCESS").touch()
         assert len(RemoteDataset.from_urls(str(folder), layout=layout).indexed()) == number
-        assert len(RemoteDataset.from_urls(str(folder), layout="files").indexed()) == 3
+        assert len(RemoteDataset.from_urls(str(folder), layout="files").indexed()) == 2
 
 
 def test_a_line_may_begin_with_many_blanks(tmp_path: Path) -> None:

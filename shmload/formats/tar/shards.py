@@ -20,9 +20,6 @@ becomes addresses.
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 import mmap
 import os
 import struct
@@ -32,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +42,7 @@ from shmload.batch.collate import OneSample, SingleRow
 from shmload.batch.layout import fits, of_any
 from shmload.errors import ShardCorrupt
 from shmload.formats.columns import PerProcess, checked_index, checked_indices
-from shmload.formats.compression import zstd_file
+from shmload.formats.compression import MAGIC_NBYTES, compression_of
 from shmload.formats.paths import Paths, shard_paths, write_if_possible
 from shmload.formats.tar.members import INTEGERS, TEXTS, Decode, Decoders
 from shmload.world import ForkLock
@@ -53,13 +50,6 @@ from shmload.world import ForkLock
 SUFFIX = ".index"
 _HEADER = struct.Struct("<8s6QI4x")
 _MAGIC = b"SHMTAR\x00\x01"
-# by what the file begins with
-COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ\x00": lzma.open,
-    b"\x28\xb5\x2f\xfd": zstd_file,
-}
 
 
 class ShardIndex:
@@ -140,7 +130,7 @@ def load_index(path: str, *, cache: bool = True) -> ShardIndex:
     if cache and (found := _kept(path)) is not None:
         return found
     data, status = map_file(path)
-    if bytes(data[:6]).startswith(tuple(COMPRESSED)):
+    if compression_of(bytes(data[:MAGIC_NBYTES])):
         raise ValueError(
             f"{path} is compressed, and its samples cannot be reached one by one: decompress it once, or read it in order with "
             "shmload.formats.TarStream"
@@ -425,7 +415,7 @@ class TarDataset:
     With a `schema` whole batches are decoded into the rows they are delivered in: .npy, numbers, raw bytes and text natively.
 
     Args:
-        shards: paths, in which braces expand: "train-{000..099}.tar".
+        shards: paths, in which braces expand: "train-{000..099}.tar". A folder stands for its .tar files, sorted by name.
         fields: what a sample holds: extensions, or names with alternatives, {"image": "jpg;png"}. Default: every member.
         schema: type and shape of each field, {"npy": ("float32", (1024,)), "cls": "int64", "txt": str}; it names the fields, or
             some of those that `fields` names. "__key__": str gives the key.
@@ -457,7 +447,7 @@ class TarDataset:
         allow_pickle: bool = False,
         cache: bool = True,
     ) -> None:
-        self.paths = shard_paths(shards, reader="TarDataset")
+        self.paths = shard_paths(shards, reader="TarDataset", endings=(".tar",))
         self.schema = None if schema is None else dict(schema)
         self._fields = _fields(fields, self.schema)
         self._decoders = Decoders(decode, allow_pickle=allow_pickle)

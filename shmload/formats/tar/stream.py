@@ -6,20 +6,20 @@ multiple. What a sample is, and what is an error, is as in TarDataset.
 
 from __future__ import annotations
 
-import lzma
-import zlib
 from collections.abc import Iterator
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shmload._core import tar
 from shmload.errors import ShardCorrupt
+from shmload.formats.compression import MAGIC_NBYTES, compression_of, expanded_file
 from shmload.formats.paths import Paths, shard_paths
 from shmload.formats.tar.members import Decode, Decoders
-from shmload.formats.tar.shards import COMPRESSED, KEY
+from shmload.formats.tar.shards import KEY
 from shmload.world import OwnRank
 
+_ENDINGS = (".tar", ".tgz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "zstd")))
 _BLOCK = 512
 _PIECE = 1 << 20  # bytes read at once: a size in a header makes no more room than there are bytes
 _META_LIMIT = 1 << 20  # bytes of a long name or PAX header
@@ -31,7 +31,7 @@ class TarStream(IterableDataset[dict[str, Any]]):
     Each worker and rank reads whole shards, so there should be as many as workers in all, or a multiple.
 
     Args:
-        shards: paths, in which braces expand.
+        shards: paths, in which braces expand. A folder stands for its tar files, compressed or not, sorted by name.
         decode, allow_pickle: as in TarDataset.
         rank, world_size: which share of the shards is read; by default as torch.distributed or the environment say.
     Raises:
@@ -47,7 +47,7 @@ class TarStream(IterableDataset[dict[str, Any]]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        self.paths = shard_paths(shards, reader="TarStream")
+        self.paths = shard_paths(shards, reader="TarStream", endings=_ENDINGS)
         self._decoders = Decoders(decode, allow_pickle=allow_pickle)
         self._world = OwnRank(rank, world_size)
 
@@ -82,10 +82,9 @@ def _members(path: str) -> Iterator[tuple[str, str, int, bytes]]:
     """(key, extension, offset of the header, payload) of every member that belongs to a sample."""
     headers = tar.TarHeaders()
     with open(path, "rb") as raw:
-        magic = raw.read(6)
+        packing = compression_of(raw.read(MAGIC_NBYTES))
         raw.seek(0)
-        opener = next((o for m, o in COMPRESSED.items() if magic.startswith(m)), None)
-        file = raw if opener is None else cast(IO[bytes], opener(raw))
+        file = expanded_file(packing, raw) if packing else raw
         at = 0
         while (kind := headers.read_header(_exactly(file, _BLOCK, path, at))) != tar.END:
             if kind < 0:
@@ -109,7 +108,7 @@ def _members(path: str) -> Iterator[tuple[str, str, int, bytes]]:
 def _read(file: IO[bytes], nbytes: int, path: str, at: int) -> bytes:
     try:
         return file.read(nbytes)
-    except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
+    except (OSError, ValueError) as error:
         raise ShardCorrupt(f"{path}: at byte {at} of what it expands to: {error}") from error
 
 

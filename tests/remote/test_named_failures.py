@@ -1,0 +1,140 @@
+"""A failure of a fluent reader's stage names the shard, the sample and the stage, wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from shmload import ShmLoader
+from shmload.errors import ShardCorrupt
+from shmload.formats import ImageDecoder, TarWriter
+from shmload.remote import RemoteDataset
+
+Stages = Callable[[RemoteDataset], RemoteDataset]
+
+
+class Refused(Exception):
+    """An error with a text of its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    def __str__(self) -> str:
+        return f"number {self.number} is refused"
+
+
+def refuses(value: Any, kind: Callable[[], Exception] = lambda: ValueError("is refused")) -> Any:
+    """A user's function, which fails on the sample of label 2."""
+    if (value["cls"] if isinstance(value, dict) else value) in (b"2", 2):
+        raise kind()
+    return value
+
+
+def collated(items: list[Any]) -> list[Any]:
+    return [refuses(item) for item in items]
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    with TarWriter(tmp_path / "a.tar") as writer:
+        for number in range(4):
+            writer.write({"__key__": f"img_{number}", "jpg": b"", "cls": number})
+    return tmp_path
+
+
+STAGES: dict[str, tuple[Stages, str]] = {
+    "map": (lambda data: data.map(refuses), "img_2': map: is refused"),
+    "map of tuples": (lambda data: data.to_tuple("cls").map(partial(first, refuses)), "img_2': map: is refused"),
+    "map_dict": (lambda data: data.map_dict(cls=refuses), "img_2': map_dict: is refused"),
+    "map_tuple": (lambda data: data.to_tuple("jpg", "cls").map_tuple(None, refuses), "img_2': map_tuple: is refused"),
+    "an image": (lambda data: data.to_tuple("jpg;png", "cls").map_tuple(ImageDecoder(), int), "img_0': map_tuple: an empty file"),
+    "to_tuple": (lambda data: data.to_tuple("txt"), "img_0': to_tuple: sample 'img_0' has no 'txt'"),
+    "rename": (lambda data: data.rename(x="txt"), "img_0': rename: sample 'img_0' has no 'txt'"),
+    "select": (lambda data: data.select(refuses), "img_2': select: is refused"),
+    "behind a shuffle": (lambda data: data.to_tuple("cls").shuffle(4).map(partial(first, refuses)), "img_2': map: is refused"),
+    "behind a slice": (lambda data: data.select(bool).slice(1, None).map(refuses), "img_2': map: is refused"),
+    "batched": (
+        lambda data: data.slice(1, None).batched(2, collation_fn=collated),
+        "the batch that begins with sample 'img_1': batched: is refused",
+    ),
+    "behind a batch": (
+        lambda data: data.to_tuple("cls").slice(2, None).batched(1).map(partial(first_of_first, refuses)),
+        "the batch that begins with sample 'img_2': map: is refused",
+    ),
+    "behind the user's own": (lambda data: data.then(again).map(refuses), "img_2': map: is refused"),
+}
+
+
+def first(function: Callable[[Any], Any], item: tuple[Any, ...]) -> Any:
+    return function(item[0])
+
+
+def first_of_first(function: Callable[[Any], Any], item: Any) -> Any:
+    return function(item[0][0])
+
+
+def again(items: Iterator[Any]) -> Iterator[Any]:
+    yield from items
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_failing_stage_names_shard_sample_and_stage(name: str, shard: Path) -> None:
+    build, message = STAGES[name]
+    with pytest.raises(ValueError, match=rf"a\.tar: .*{message}"):
+        list(build(RemoteDataset.from_urls(str(shard), shuffle=False)))
+
+
+@pytest.mark.slow(reason="starts worker processes")
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_failing_stage_names_them_in_workers(shard: Path, seed: int | None) -> None:
+    dataset = RemoteDataset.from_urls(str(shard)).to_tuple("jpg", "cls").map_tuple(None, refuses)
+    loaders = [lambda: ShmLoader(dataset, batch_size=1, num_workers=1, seed=seed)]
+    if seed is None:
+        loaders.append(lambda: DataLoader(dataset, batch_size=1, num_workers=1))
+    for make in loaders:
+        with pytest.raises(ValueError, match=r"a\.tar: sample 'img_2': map_tuple: is refused"):
+            list(make())
+
+
+def test_an_error_keeps_its_type_and_one_with_a_text_of_its_own_gets_a_note(shard: Path) -> None:
+    dataset = RemoteDataset.from_urls(str(shard))
+    with pytest.raises(Refused, match="number 7 is refused") as caught:
+        list(dataset.map(partial(refuses, kind=partial(Refused, 7))))
+    assert caught.value.args == (7,)
+    assert caught.value.__notes__ == [f"shmload: map, of {shard}/a.tar: sample 'img_2'"]
+    with pytest.raises(KeyError, match="no such") as missing:
+        list(dataset.map(partial(refuses, kind=partial(KeyError, "no such"))))
+    assert missing.value.args == ("no such",)
+    assert missing.value.__notes__ == [f"shmload: map, of {shard}/a.tar: sample 'img_2'"]
+
+
+def test_what_names_its_sample_is_not_named_twice(shard: Path) -> None:
+    with pytest.raises(ShardCorrupt) as caught:
+        list(RemoteDataset.from_urls(str(shard), shuffle=False).decode("rgb8"))
+    assert str(caught.value).count("img_0") == str(caught.value).count("a.tar") == 1
+
+
+def test_a_handler_gets_the_error_with_its_sample(shard: Path) -> None:
+    seen: list[str] = []
+    dataset = RemoteDataset.from_urls(str(shard)).map(refuses, handler=lambda error: bool(seen.append(str(error))) or True)
+    assert len(list(dataset)) == 3
+    assert seen == [f"{shard}/a.tar: sample 'img_2': map: is refused"]
+
+
+def test_a_decoder_of_an_indexed_view_names_shard_and_sample(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
+    view = RemoteDataset.from_urls(str(tmp_path)).indexed(decode={"n": refuses})
+    with pytest.raises(ShardCorrupt, match=r"a\.jsonl: field 'n' of sample '.*1': is refused"):
+        view[1]
+
+
+def test_options_of_tar_shards_are_refused_for_others_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"n": 1}\n')
+    with pytest.raises(TypeError, match=r"indexed\(schema=...\) is an option of tar shards, and these are jsonl, .* by fields="):
+        RemoteDataset.from_urls(str(tmp_path)).indexed(schema={"n": "int64"})

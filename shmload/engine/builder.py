@@ -403,6 +403,15 @@ def _check_share(given: Mapping[str, Any]) -> None:
             raise ValueError(f'share="node" needs {needed}; got {name}={what}')
 
 
+def _divides(order: Any) -> bool:
+    """Return whether a sampler, or one inside it, divides the samples among ranks, as torch's DistributedSampler does."""
+    while order is not None:
+        if hasattr(order, "num_replicas"):
+            return True
+        order = getattr(order, "batch_sampler", None) or getattr(order, "sampler", None)
+    return False
+
+
 def _check_effects(given: Mapping[str, Any]) -> None:
     """Refuse arguments of shmload's own that have no effect together with the others.
 
@@ -410,11 +419,11 @@ def _check_effects(given: Mapping[str, Any]) -> None:
     """
     is_seeded, has_workers, is_local = given["seed"] is not None, given["num_workers"] != 0, given["backend"] == "process"
     orders = [given[name] for name in ("sampler", "batch_sampler") if given[name] is not None]
-    is_foreign = not all(isinstance(order, KeyedOrder | KeyedBatches) for order in orders)
+    is_foreign = not all(isinstance(order, KeyedOrder | KeyedBatches) or _divides(order) for order in orders)
     is_named = given["audit"] is not None and (
         bool(orders) or isinstance(given["dataset"], IterableDataset)
     )  # by its rank, in records
-    has_ranks = (given["rank"], given["world_size"]) != (None, None)
+    has_ranks = (given["rank"], given["world_size"]) not in ((None, None), (0, 1))  # one of one reads all, in every mode
     ranks = f"rank={given['rank']} and world_size={given['world_size']}"
     is_uneven, uneven = given["uneven"] != "pad", f"uneven={given['uneven']!r}"
     of_ray = 'of a Ray cluster: give backend="ray", or leave it out'
@@ -438,11 +447,6 @@ def _check_effects(given: Mapping[str, Any]) -> None:
             is_uneven and given["drop_last"],
             f"{uneven} has no effect with drop_last=True",
             "the last batch is dropped. Give one of them",
-        ),
-        (
-            is_uneven and is_seeded and is_foreign,
-            f"{uneven} has no effect with a sampler of your own",
-            "the sampler decides what this rank reads. Leave it out",
         ),
         (
             is_seeded and given["snapshot_every_n_steps"] != 1,

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import IterableDataset
 
 from shmload import LengthBuckets, ShmLoader, Weighted
@@ -18,10 +19,6 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "uneven": ({"uneven": "exact"}, "uneven='exact' has no effect without seed="),
     "uneven and drop_last": ({"seed": 7, "uneven": "drop", "drop_last": True}, "uneven='drop' has no effect with drop_last=True"),
-    "uneven and sampler": (
-        {"seed": 7, "uneven": "drop", "sampler": [0, 1]},
-        "uneven='drop' has no effect with a sampler of your own",
-    ),
     "max_bad": ({"max_bad": 3}, 'max_bad=3 has no effect with on_error="raise"'),
     "snapshots": ({"seed": 7, "snapshot_every_n_steps": 10}, "snapshot_every_n_steps=10 has no effect with seed="),
     "no snapshots": ({"seed": 7, "snapshot_every_n_steps": None}, "snapshot_every_n_steps=None has no effect with seed="),
@@ -54,6 +51,8 @@ def test_argument_without_effect_is_refused_by_name(name: str) -> None:
         },  # the defaults, written out
         {"on_error": "skip", "max_bad": 3},
         {"seed": 7, "drop_last": True},
+        {"rank": 0, "world_size": 1},  # one of one reads all
+        {"seed": 7, "rank": 1, "world_size": 2, "sampler": torch.utils.data.DistributedSampler(range(10), 2, 1)},  # type: ignore[arg-type]
     ],
 )
 def test_argument_with_an_effect_is_taken_and_so_are_a_loaders_own_attributes(options: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ BENCHMARKS = (
     "trainer_cpu",
     "python_dataset",
     "tiny_rows",
+    "kept_batches",
     "gil",
     "small_tensors",
     "first_batch",

@@ -38,7 +38,7 @@ from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.reader import DecodesBatches, DecodesSamples, Samples
-from shmload.world import ability_of
+from shmload.world import ability_of, rank_and_world_size, source_of_rank
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -460,9 +460,20 @@ class ShmLoader(DataLoader[T]):
         if self.num_local_workers:
             workers += f", num_local_workers={self.num_local_workers}"
         return (
-            f"ShmLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, {workers}, {mode}, "
+            f"ShmLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, {workers}, {mode}{self._rank_text()}, "
             f"read by {self._config().plan.path}, {ring})"
         )
+
+    def _rank_text(self) -> str:
+        """Describe which part of the samples this rank reads, if the loader divides them."""
+        if self.seed is None or self._has_own_order:
+            return ""
+        try:
+            rank, world_size = rank_and_world_size(self.rank, self.world_size)
+        except ValueError:  # iterating raises it
+            return ""
+        source = "" if self.rank is not None else f" (from {source_of_rank()})"
+        return f", rank {rank} of {world_size}{source}" if world_size > 1 else ""
 
     def check_worker_number_rationality(self) -> None:
         """Warns, as torch does, of more workers than there are cores; actors have the cluster's, a shared pool all ranks'."""

@@ -85,6 +85,13 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None) 
     return rank, world_size
 
 
+def source_of_rank() -> str:
+    """Return what `rank_and_world_size` reads the rank from if none is given, for messages."""
+    if _distributed() is not None:
+        return "torch.distributed"
+    return "RANK and WORLD_SIZE" if os.environ.get("WORLD_SIZE") else "the launcher's environment"
+
+
 def _distributed() -> Any:
     """torch.distributed, if it is initialised here, or was where this was forked."""
     found = sys.modules.get("torch.distributed")

@@ -20,6 +20,7 @@ cdef class LocalRing:
     cdef object _pid
     cdef uint32_t _threads_per_worker
     cdef int _delivering  # the slot leased last, until its batch is counted; -1: none
+    cdef uint32_t _most_fillers  # workers that may fill one batch together, as of the newest order
     cdef readonly int num_slots, num_workers
 
     def __cinit__(self, control, *, uint32_t num_slots, uint32_t num_workers, uint64_t order_capacity,
@@ -37,6 +38,7 @@ cdef class LocalRing:
         self.num_workers = num_workers
         self._threads_per_worker = max(threads_per_worker, 1)
         self._delivering = -1
+        self._most_fillers = 1
         shml_create(&self._ring, <void *><uintptr_t>control.address, num_slots, num_workers, order_capacity,
                     text_capacity, layout_capacity)
         self._ring.header.is_static = is_static
@@ -263,8 +265,16 @@ cdef class LocalRing:
 
     @property
     def num_lendable(self):
-        """Slots that may be leased at a time, the newest lease's included: a batch that has the last of them is copied out."""
-        return self._local_ring.num_usable if self._shared is None else shml_share_lendable(&self._shared._share)
+        """Slots that may be leased at a time. A batch in the last of them is copied out, which leaves slots for the workers.
+
+        Every worker needs a slot to write into: one of its own where a batch is one worker's, a part of one where workers share it.
+        Without that a program that keeps its last batches would keep workers idle.
+        """
+        if self._shared is not None:
+            return shml_share_lendable(&self._shared._share)
+        cdef uint32_t num_usable = self._local_ring.num_usable
+        cdef uint32_t num_kept = (<uint32_t>self._ring.header.num_wanted + self._most_fillers - 1) // self._most_fillers
+        return max(num_usable + 1 - min(max(num_kept, 1), num_usable), min(num_usable, <uint32_t>2))
 
     @property
     def num_free(self):

@@ -91,6 +91,7 @@ cdef class OrderRing(LocalRing):
         cdef shml_place *place = &self._local_ring.places[slot]
         record.nrows = nrows
         record.nchunks = nchunks
+        self._most_fillers = 1 if is_packed or reserved >= 0 else max(nrows, <uint32_t>1)
         record.form = SHML_FORM_PACKED if is_packed else SHML_FORM_ROWS
         record.generation = self._ring.header.generation
         record.ordered_ns = shml_now_ns()

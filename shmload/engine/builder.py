@@ -206,6 +206,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     _check_threads(given)
     _check_policies(given)
     _check_share(given)
+    _check_effects(given)
     check_device(given["device"])
     if given["after_batch"] is not None and not callable(given["after_batch"]):
         raise TypeError(f"after_batch is a function of a batch, or None; got {given['after_batch']!r}")
@@ -400,6 +401,84 @@ def _check_share(given: Mapping[str, Any]) -> None:
         if is_refused:
             what = type(given[name]).__name__ if name in ("dataset", "sampler", "batch_sampler") else repr(given[name])
             raise ValueError(f'share="node" needs {needed}; got {name}={what}')
+
+
+def _divides(order: Any) -> bool:
+    """Return whether a sampler, or one inside it, divides the samples among ranks, as torch's DistributedSampler does."""
+    while order is not None:
+        if hasattr(order, "num_replicas"):
+            return True
+        order = getattr(order, "batch_sampler", None) or getattr(order, "sampler", None)
+    return False
+
+
+def _check_effects(given: Mapping[str, Any]) -> None:
+    """Refuse arguments of shmload's own that have no effect together with the others.
+
+    torch's own arguments are left alone: where they have no effect, torch decides whether that is an error.
+    """
+    is_seeded, has_workers, is_local = given["seed"] is not None, given["num_workers"] != 0, given["backend"] == "process"
+    orders = [given[name] for name in ("sampler", "batch_sampler") if given[name] is not None]
+    is_foreign = not all(isinstance(order, KeyedOrder | KeyedBatches) or _divides(order) for order in orders)
+    is_named = given["audit"] is not None and (
+        bool(orders) or isinstance(given["dataset"], IterableDataset)
+    )  # by its rank, in records
+    has_ranks = (given["rank"], given["world_size"]) not in ((None, None), (0, 1))  # one of one reads all, in every mode
+    ranks = f"rank={given['rank']} and world_size={given['world_size']}"
+    is_uneven, uneven = given["uneven"] != "pad", f"uneven={given['uneven']!r}"
+    of_ray = 'of a Ray cluster: give backend="ray", or leave it out'
+    for is_idle, what, remedy in (
+        (
+            has_ranks and not is_seeded and not is_named,
+            f"{ranks} have no effect without seed=",
+            "every rank would read all samples. Give a seed, or a torch.utils.data.DistributedSampler",
+        ),
+        (
+            has_ranks and is_seeded and is_foreign and not is_named and given["share"] is None,
+            f"{ranks} have no effect with a sampler of your own",
+            "the sampler decides what this rank reads. Leave them out, or give shuffle= in place of the sampler",
+        ),
+        (
+            is_uneven and not is_seeded,
+            f"{uneven} has no effect without seed=",
+            "it divides the last batch among the ranks of seed mode",
+        ),
+        (
+            is_uneven and given["drop_last"],
+            f"{uneven} has no effect with drop_last=True",
+            "the last batch is dropped. Give one of them",
+        ),
+        (
+            is_seeded and given["snapshot_every_n_steps"] != 1,
+            f"snapshot_every_n_steps={given['snapshot_every_n_steps']} has no effect with seed=",
+            "in seed mode a position needs no snapshots. Leave it out",
+        ),
+        (
+            given["max_bad"] is not None and given["on_error"] == "raise",
+            f'max_bad={given["max_bad"]} has no effect with on_error="raise"',
+            'the first bad sample is an error. Give on_error="skip" or on_error="substitute"',
+        ),
+        (
+            given["ring_bytes"] is not None and not has_workers,
+            f"ring_bytes={given['ring_bytes']} has no effect with num_workers=0",
+            "without workers there is no ring. Leave it out",
+        ),
+        (
+            given["max_restarts"] is not None and not has_workers,
+            f"max_restarts={given['max_restarts']} has no effect with num_workers=0",
+            "there are no workers to replace. Leave it out",
+        ),
+        *(
+            (
+                is_local and given[name] != default,
+                f"{name}={given[name]} has no effect without a cluster",
+                f"it is a time limit {of_ray}",
+            )
+            for name, default in (("connect_timeout_s", 60.0), ("ship_timeout_s", 600.0))
+        ),
+    ):
+        if is_idle:
+            raise ValueError(f"{what}: {remedy}")
 
 
 Make: TypeAlias = Callable[[Job, EngineOptions, BadSamples, Sequence[Hook]], BatchSource]

@@ -265,9 +265,7 @@ class Engine:
                 self._pending_copies.releases.delivered(lease.slot)
             del lease
             is_last_slot = self._ring.count_batch(order, nbytes)
-            if not is_last_slot:
-                self._copy_out.has_collected = False
-            elif batch is not NOTHING and self._copy_out.must_copy(self._who_holds):
+            if is_last_slot and batch is not NOTHING and self._copy_out.must_copy(self._who_holds):
                 batch = copied(batch)
         except Exception:  # an object in it does not unpickle, say: it would not the next time either
             self._lose(order, note)

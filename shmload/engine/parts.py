@@ -22,11 +22,9 @@ abandoned. So a position, a state and torch's pace are the same with a device as
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
-import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -39,74 +37,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from shmload._core.mapping import Mapping
-from shmload._core.trainer import FollowerRing, Order, TrainerRing, control_nbytes
+from shmload._core.trainer import Order, TrainerRing, control_nbytes
 from shmload.device.cuda import CudaDevice
 from shmload.device.pending_copies import LEASED, PendingCopies
 from shmload.device.sending import sent
+from shmload.engine.copy_out import CopyOut
 from shmload.engine.ring import LEAST_SLOTS, NOTHING, Delivery, OrderWriter, RingMemory
 from shmload.engine.stats import about_bytes
 from shmload.errors import CopyFailed, SampleTimeout, ShmloadError, WorkerDied
-from shmload.shm import owners
 from shmload.shm.segment import Doorbell, Group, JointBell
 from shmload.worker.pool import STACK_NBYTES, STOP_GRACE_S, Backend, Death, PreparedWorkers, WorkerPool, interrupts_held, processes
 from shmload.worker.reader import REMEDY, Job, PeerRing, Post, sample_at, timeout_text
 from shmload.worker.snapshot import Note
-from shmload.world import rank_and_world_size, users_frame, users_place
+from shmload.world import rank_and_world_size, users_place
 
 if TYPE_CHECKING:
     from shmload.engine.builder import LoaderConfig
     from shmload.engine.engine import Engine
 
 log = logging.getLogger("shmload")
-
-
-class CopyOut:
-    """Whether batches must leave their slots, over one ring.
-
-    Args:
-        is_shared: other ranks read it, too.
-    """
-
-    def __init__(self, ring: TrainerRing | FollowerRing, *, is_shared: bool = False) -> None:
-        self._ring = ring
-        self._whose = "slots that a rank may have of a shared ring" if is_shared else "slots of the ring"
-        self._has_warned = False
-        self.has_collected = False
-        self.refused: UserWarning | None = None
-
-    def must_copy(self, who_holds: Callable[[], str]) -> bool:
-        """Whether the batch that has the last slot must leave it at once, because the user does hold all others.
-
-        Args:
-            who_holds: what else the warning says.
-        """
-        ring = self._ring
-        if not self.has_collected:  # a reference cycle holds its slots until the collector comes by
-            self.has_collected = True
-            owners.settle()
-            gc.collect()
-            if ring.num_leased < ring.num_lendable:
-                return False
-        if not self._has_warned:
-            self._has_warned = True
-            text = (
-                f"{ring.num_leased - 1} batches are still in use, all but one of the {ring.num_lendable} {self._whose}: from now "
-                "on batches are copied to private memory while that is so. Drop batches you no longer need, or raise "
-                f"prefetch_factor or ring_bytes{who_holds()}"
-            )
-            try:
-                warnings.warn(text, stacklevel=users_frame()[1])
-            except UserWarning as error:
-                # a program makes errors of warnings: raised here it would lose this batch, and its traceback hold the last slot
-                self.refused = error.with_traceback(None)
-        ring.count_copied_out()
-        return True
-
-    def raise_refused(self) -> None:
-        """Raises the warning that has been made an error, if one has; once."""
-        error, self.refused = self.refused, None
-        if error is not None:
-            raise error
 
 
 TEXT_CAPACITY = 16384

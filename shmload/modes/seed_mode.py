@@ -16,6 +16,7 @@ Such an order has no formula, so a state says how the sampler came to it (torch_
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -53,7 +54,9 @@ from shmload.torch_names import pin_memory
 from shmload.worker.reader import no_end
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.torch_side import origin_of
-from shmload.world import ability_of, rank_and_world_size, users_frame
+from shmload.world import ability_of, rank_and_world_size, source_of_rank, users_frame
+
+log = logging.getLogger("shmload")
 
 MODE = "seed, with a sampler"
 
@@ -209,6 +212,12 @@ class Epochs:
             return False
         ranks = rank_and_world_size(config.rank, config.world_size)
         made, is_same = self._schedule, ranks == (self.rank, self._world_size)
+        if config.rank is None and ranks[1] > 1 and not is_same:
+            log.info(
+                "this ShmLoader reads the part of rank %d of %d, according to %s; give rank=0, world_size=1 to read all samples",
+                *ranks,
+                source_of_rank(),
+            )
         common: dict[str, Any] = {"seed": config.seed or 0, "world_size": ranks[1], "uneven": config.uneven}
         of_samples: dict[str, Any] = {"batch_size": config.batch_size or 1, "shuffle": bool(config.shuffle)}
         growing = ability_of(config.dataset, "epoch_schedule")

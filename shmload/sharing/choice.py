@@ -19,8 +19,9 @@ from shmload._core.mapping import Mapping
 from shmload._core.trainer import ANY_SLOT, FAILED, FILLING, FollowerRing, Lease, Order, Share, share_nbytes
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
+from shmload.engine.copy_out import CopyOut
 from shmload.engine.engine import WAIT_S, Engine
-from shmload.engine.parts import CopyOut, EngineOptions, Hook, Parts
+from shmload.engine.parts import EngineOptions, Hook, Parts
 from shmload.engine.ring import BadSamples, BatchSource, Delivery, Turns
 from shmload.engine.stats import RingReader
 from shmload.errors import RankLeft, WorkerDied
@@ -239,9 +240,7 @@ class FollowingEngine:
                 if self.layout is None:
                     self.layout = Layout.loads(self._ring.layout_text)
                 batch, _ = deliver_rows(self.layout, lease, order.nrows)
-            if self._ring.num_leased < self._ring.num_lendable:
-                self._copy_out.has_collected = False
-            elif self._copy_out.must_copy(str):
+            if self._ring.num_leased >= self._ring.num_lendable and self._copy_out.must_copy(str):
                 batch = copied(batch)
         finally:
             del lease

@@ -107,7 +107,7 @@ def test_a_distributed_sampler_is_judged_over_all_ranks(tmp_path: Path) -> None:
 
 
 def test_ranks_that_each_read_the_whole_dataset_are_noted(tmp_path: Path) -> None:
-    run([make(tmp_path, rank, 2, seed=None) for rank in range(2)])
+    run([make(tmp_path, rank, 2, seed=None, shuffle=None, sampler=list(range(len(PAIRS)))) for rank in range(2)])
     report = judged(tmp_path)
     assert report.status == 0
     assert any("each of the 2 ranks is delivered the whole dataset" in note for note in report.notes)

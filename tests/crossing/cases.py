@@ -120,7 +120,8 @@ class Case:
     # what is done with it
     habit: str = "pass"
     at: float = 0.5  # where in the epoch; 0.999: before its last step; 1: at its end
-    hold: str = "none"
+    hold: str = "none"  # "last": as many of the last ones as the seed says, up to twice what a ring holds
+    idle: str = ""  # an argument that has no effect here, and so must be refused: IDLE in options.py
     harm: str = "none"
     restarts: int = 0  # workers that are replaced in torch mode, after they were killed
     then_workers: int = 1
@@ -245,7 +246,8 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
             ("rebuild", 0.3),
         ),
         at=one((0.0, 1), (0.3, 2), (0.6, 2), (0.999, 2), (1.0, 1)),
-        hold=one(("none", 4), ("some", 1.5), ("all", 1.5)),
+        hold=one(("none", 4), ("some", 1.5), ("all", 1.5), ("last", 1.5)),
+        idle=one(("", 6), *((letter, 0.2) for letter in "rumncbxd")),
         harm=one(("none", 6), ("kill", 1), ("stop", 0.5)),
         restarts=rng.choice((0, 99)),
         then_workers=one((0, 1), (1, 2), (2, 2), (3, 1)),
@@ -289,7 +291,7 @@ def mended(case: Case) -> Case:
     before = None
     while case != before:
         before = case
-        for rule in (_of_kind, _of_mode, _of_order, _of_fields, _of_loader, _of_habit, _of_backend, _of_also):
+        for rule in (_of_kind, _of_mode, _of_order, _of_fields, _of_loader, _of_habit, _of_backend, _of_also, _of_idle):
             case = rule(case)
     return case
 
@@ -516,7 +518,7 @@ def _of_backend(case: Case) -> Case:
 def _of_also(case: Case) -> Case:
     refused = set("nzg" if case.is_seeded else "o")
     if 0 in (case.workers, case.then_workers):
-        refused |= set("ts")
+        refused |= set("tsb")
     if case.on_error == "raise":
         refused |= set("m")
     if case.kind == "iterable" or (case.backend == "ray" and not case.is_seeded):
@@ -535,6 +537,21 @@ def _of_also(case: Case) -> Case:
     if "n" in case.also:
         refused |= set("z")
     return replace(case, also="".join(letter for letter in ALSO if letter in case.also and letter not in refused))
+
+
+def _of_idle(case: Case) -> Case:
+    """An argument that has an effect here is not refused. Pipelines have arguments of their own."""
+    has_effect = {
+        "r": case.is_seeded,
+        "u": case.is_seeded,
+        "m": case.on_error != "raise",
+        "n": not case.is_seeded,
+        "c": case.backend == "ray",
+        "b": case.workers != 0,
+        "x": case.workers != 0,
+        "d": not (case.is_seeded and case.drop_last),
+    }
+    return replace(case, idle="" if case.kind == "pipeline" or has_effect.get(case.idle, True) else case.idle)
 
 
 def _of_habit(case: Case) -> Case:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any
 
 import psutil
@@ -26,7 +26,7 @@ from shmload.tools.audit.verify import read_folder, verify
 from shmload.worker import template
 from tests.crossing.cases import BY_BATCH, Case
 from tests.crossing.datasets import Made
-from tests.crossing.options import AfterFailed, Marked, loader_options
+from tests.crossing.options import IDLE, AfterFailed, Marked, loader_options
 from tests.crossing.oracle import END, SKIPPED, Expected, Fails, SeedOrder, TorchOrder, difference, seed_generators
 from tests.stand_in.device import StandIn
 
@@ -34,6 +34,10 @@ HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 WORKER_NAME = "pt_data_worker"
 STOPPED_S = 0.15
 STARTED = 9  # batches
+MOST_KEPT = 24  # batches that are kept at a time
+HEAP_OBJECTS = 300_000  # a full collection goes over them in 20 to 40 ms
+NUM_FIRST = 5  # batches that say what one costs
+LATER_S = 0.003  # CPU of a later batch beyond that, on a loaded machine
 GONE_S = 5.0
 WAIT_MAX_S = 5.0  # with forked workers, on an idle machine
 ENDED = r"DataLoader worker \(pid(\(s\))? \d+\) (exited unexpectedly|is killed by signal)"
@@ -152,6 +156,7 @@ class Trial:
         self._harms = 0
         self._timers: list[threading.Timer] = []
         self._loose: list[tuple[Any, Any]] = []  # batches whose order is free
+        self._costs: list[float] = []  # CPU seconds of this thread for each batch
         self.order: Any = None
         self._sizes: dict[int, int] = {}  # of epochs that a growing dataset's samples are read in
         self._orders: dict[int, SeedOrder] = {}
@@ -186,19 +191,54 @@ class Trial:
         self.clean_up()
 
     def _practise(self) -> None:
+        if self.case.idle:
+            self._refuses(IDLE[self.case.idle])
+        if self.case.hold == "last":
+            self._heap = [[number] for number in range(HEAP_OBJECTS)]
         if "a" in self.case.also:
             self.own_options["audit"] = self.made.folder / "audit"
         self._harmed(getattr(self, f"habit_{self.case.habit}"))
+
+    def _refuses(self, idle: dict[str, Any]) -> None:
+        """An argument without an effect is a ValueError that names it."""
+        from shmload import ShmLoader
+
+        options = loader_options(self.case) | self.own_options | idle
+        try:
+            ShmLoader(self.made.fresh(), **options).close()
+        except ValueError as error:
+            if "has no effect" in str(error) or "have no effect" in str(error):
+                if all(name in str(error) for name in idle):
+                    return
+                raise Wrong(f"{idle} was refused by a text that does not name it: {error}") from error
+            raise Refused(f"ValueError: {error}") from error
+        except (TypeError, NotImplementedError) as error:
+            raise Refused(f"{type(error).__name__}: {error}") from error
+        raise Wrong(f"{idle} has no effect and was not refused")
 
     def _harmed(self, practise: Callable[[], None]) -> None:
         """Goes through with it and holds the record against what it should be, unless what was done to the workers ended the loader."""
         try:
             practise()
+            self._check_costs()
             self.verify()
         except (RuntimeError, Wrong) as error:
             if not (self._harms and self._ends_the_loader(error)):
                 raise
             self._forget()
+
+    def _check_costs(self) -> None:
+        """Keeping batches in a process with many objects makes no batch dear: all together cost little more than as many first ones."""
+        if self.case.hold != "last" or len(self._costs) < 3 * NUM_FIRST:
+            return
+        first, later = sorted(self._costs[:NUM_FIRST])[NUM_FIRST // 2], self._costs[NUM_FIRST:]
+        began = thread_time()
+        gc.collect()
+        allowed_s = len(later) * (10 * first + LATER_S) + 3 * (thread_time() - began)
+        if sum(later) > allowed_s:
+            raise Wrong(
+                f"{len(later)} batches took {sum(later):.3f} s of CPU, the first ones {first * 1e3:.2f} ms each: kept batches are dear"
+            )
 
     def verify(self) -> None:
         """Holds what was recorded against what it should be."""
@@ -337,14 +377,18 @@ class Trial:
         self.num_batches += 1
         if problem := difference(expected, got):
             raise Wrong(f"{where}: {problem}")
-        if self.case.hold == "all" or (self.case.hold == "some" and self._rng.random() < 0.3):
+        if self.case.hold in ("all", "last") or (self.case.hold == "some" and self._rng.random() < 0.3):
             self._held.append((got, expected, where))
+        if self.case.hold == "last":
+            del self._held[: -1 - self.case.seed % MOST_KEPT]
         return True
 
     def _next(self, iterator: Any) -> Any:
         """The next batch, as it was before after_batch."""
+        began = thread_time()
         try:
             got = self.watch.timed(lambda: next(iterator))
+            self._costs.append(thread_time() - began)
         except AfterFailed as failed:
             got = failed.marked
         return self._unmarked(got)

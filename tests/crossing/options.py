@@ -65,6 +65,18 @@ ALSO: dict[str, dict[str, Any]] = {  # "g", "a" and "d" are of one trial: habits
 }
 
 
+IDLE: dict[str, dict[str, Any]] = {  # arguments by the letter of a case, which are refused where they have no effect
+    "r": {"rank": 1, "world_size": 2},
+    "u": {"uneven": "exact"},
+    "m": {"max_bad": 3},
+    "n": {"snapshot_every_n_steps": 10},
+    "c": {"connect_timeout_s": 5.0},
+    "b": {"ring_bytes": 1 << 20},
+    "x": {"max_restarts": 2},
+    "d": {"uneven": "exact"},
+}
+
+
 class AfterFailed(Exception):
     """What after_batch raises, with the batch that is lost by it."""
 
@@ -167,8 +179,9 @@ def loader_options(case: Case, *, rank: int = 0, ranks: int | None = None, worke
         options["ragged"] = ragged
     if case.is_seeded:
         options["seed"] = case.seed
-        if case.uneven != "pad":
+        is_own = case.order not in ("sampler", "batch_sampler")  # else the sampler decides what a rank reads
+        if case.uneven != "pad" and is_own and not case.drop_last:
             options["uneven"] = case.uneven
-        if ranks > 1:
+        if ranks > 1 and is_own:
             options["rank"], options["world_size"] = rank, ranks
     return options

@@ -48,7 +48,8 @@ def dataset_of(cache: SampleCache, **options: Any) -> GrowingDataset:
 
 
 def loader_of(dataset: GrowingDataset, **options: Any) -> ShmLoader[Any]:
-    return ShmLoader(dataset, **{"batch_size": 4, "seed": 7, "uneven": "exact", **options})
+    uneven = {} if options.get("drop_last") else {"uneven": "exact"}
+    return ShmLoader(dataset, **{"batch_size": 4, "seed": 7, **uneven, **options})
 
 
 def values_of(batch: Any) -> list[int]:

@@ -12,6 +12,32 @@ TEMPLATE = "tests/worker/test_template.py::"
 
 ENGINE_DEFECTS = [
     Defect(
+        "N9",
+        "full collections of garbage are not limited",
+        "shmload/engine/copy_out.py",
+        "        if self._spent_s[generation] + expected_s > allowed_s:\n            return False\n",
+        "",
+        ("tests/engine/test_copy_out.py::test_collections_that_free_nothing_take_less_than_a_hundredth_of_the_time[0.0003-0.04]",),
+    ),
+    Defect(
+        "N9",
+        "a program that keeps its last batches leaves one slot for all workers",
+        "src/local_ring.pxi",
+        "(<uint32_t>self._ring.header.num_wanted + self._most_fillers - 1) // self._most_fillers",
+        "1",
+        ("tests/engine/test_copy_out.py::test_kept_batches_leave_each_worker_a_slot_to_write_into[9]",),
+        modules=("trainer",),
+    ),
+    Defect(
+        "N8",
+        "rank= without seed= is ignored, so every rank reads everything",
+        "shmload/engine/builder.py",
+        "            has_ranks and not is_seeded and not is_named,\n",
+        "            False,\n",
+        ("tests/loader/test_idle_arguments.py::test_argument_without_effect_is_refused_by_name[rank]",),
+        is_crossing=True,
+    ),
+    Defect(
         "E2",
         "arrays of samples come as fresh pages",
         "shmload/worker/pool.py",

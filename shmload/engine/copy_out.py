@@ -1,0 +1,126 @@
+"""Copy a batch out of its slot when the program holds so many others that workers would run out of slots.
+
+The copy costs one memcpy and frees the slot at once, so a program may keep any number of batches. The ring decides how many slots
+the workers need (`num_lendable`).
+
+Garbage may hold slots, too: a batch in a reference cycle lives until Python's collector finds the cycle. A collection can free
+such slots, but a full one takes 80 ns for each object in the process, 40 ms with 500,000 objects, and frees nothing if the program
+does hold the batches. So collections are limited to `SHARE` of the time since slots first ran out, and to half of that after each
+collection that freed no slot. If the program has disabled the collector, nothing is collected.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import warnings
+from collections.abc import Callable
+from time import monotonic
+
+from shmload._core.trainer import FollowerRing, TrainerRing
+from shmload.shm import owners
+from shmload.world import users_frame
+
+SHARE = 0.005  # of the time since slots first ran out, for collections of the young generations, and as much for full ones
+FIRST_S = 0.001  # that the first collection may take in any case
+OBJECT_S = 1e-7  # cost of a collection for each object, as an estimate
+YOUNG, FULL = 1, 2  # generations, as of gc.collect
+
+
+class CollectionBudget:
+    """Limits the time that collections of garbage take in this process.
+
+    Args:
+        clock: returns seconds; tests pass their own.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._began_s = -1.0  # when slots first ran out; -1: never
+        self._spent_s = {YOUNG: 0.0, FULL: 0.0}
+        self._share = {YOUNG: SHARE, FULL: SHARE}
+        self._full_s = 0.0  # duration of the newest full collection
+
+    def collect(self, has_freed: Callable[[], bool]) -> bool:
+        """Collect garbage as far as the budget allows, the young generations first.
+
+        Args:
+            has_freed: returns whether a slot is free.
+        Returns:
+            whether a collection has freed a slot.
+        """
+        if self._began_s < 0:
+            self._began_s = self._clock()
+        if not gc.isenabled():
+            return False
+        num_new, num_collections, _ = gc.get_count()
+        if self._collected(YOUNG, (num_new + num_collections * gc.get_threshold()[0]) * OBJECT_S, has_freed):
+            return True
+        return self._collected(FULL, self._full_s or sys.getallocatedblocks() * OBJECT_S, has_freed)
+
+    def _collected(self, generation: int, expected_s: float, has_freed: Callable[[], bool]) -> bool:
+        """Collect a generation if the budget allows the expected time. Return whether that has freed a slot."""
+        began_s = self._clock()
+        allowed_s = max(FIRST_S if not self._spent_s[generation] else 0, (began_s - self._began_s) * self._share[generation])
+        if self._spent_s[generation] + expected_s > allowed_s:
+            return False
+        gc.collect(generation)
+        took_s = self._clock() - began_s
+        self._spent_s[generation] += took_s
+        if generation == FULL:
+            self._full_s = took_s
+        is_useful = has_freed()
+        self._share[generation] = SHARE if is_useful else self._share[generation] / 2
+        return is_useful
+
+
+_budget = CollectionBudget()  # one for all rings, because a collection serves all
+
+
+class CopyOut:
+    """Decides whether batches of one ring must be copied out of their slots.
+
+    Args:
+        is_shared: other ranks read the ring, too.
+    """
+
+    def __init__(self, ring: TrainerRing | FollowerRing, *, is_shared: bool = False) -> None:
+        self._ring = ring
+        self._whose = "slots that a rank may have of a shared ring" if is_shared else "slots of the ring"
+        self._has_warned = False
+        self.refused: UserWarning | None = None
+
+    def must_copy(self, who_holds: Callable[[], str]) -> bool:
+        """Return whether the newest batch must leave its slot now, because the workers need a slot and the program holds too many.
+
+        Args:
+            who_holds: returns text that the warning adds.
+        """
+        ring = self._ring
+        owners.settle()
+        if self._has_free_slot() or _budget.collect(self._has_free_slot):
+            return False
+        if not self._has_warned:
+            self._has_warned = True
+            text = (
+                f"{ring.num_leased - 1} batches are still in use, and the workers need the other {self._whose}: while that is so, "
+                "batches are copied to private memory. Drop batches you no longer need, or raise prefetch_factor or "
+                f"ring_bytes{who_holds()}"
+            )
+            try:
+                warnings.warn(text, stacklevel=users_frame()[1])
+            except UserWarning as error:
+                # The program turns warnings into errors. Raised here, this one would lose the batch, and its traceback would keep
+                # the last slot. `raise_refused` raises it at the next call.
+                self.refused = error.with_traceback(None)
+        ring.count_copied_out()
+        return True
+
+    def _has_free_slot(self) -> bool:
+        return self._ring.num_leased < self._ring.num_lendable
+
+    def raise_refused(self) -> None:
+        """Raise the warning that the program has turned into an error, once."""
+        error, self.refused = self.refused, None
+        if error is not None:
+            raise error

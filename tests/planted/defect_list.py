@@ -449,6 +449,16 @@ DEFECTS = [
     ),
     Defect(
         "R18",
+        "numbers of several types come as a list",
+        "shmload/batch/collate.py",
+        "        if all(isinstance(value, _ANY_NUMBER) for value in values):\n",
+        "        if False:\n",
+        (
+            "tests/batch/test_every_kind.py::test_numbers_of_several_types_and_of_subclasses_are_the_tensor_that_torch_makes[int, float]",
+        ),
+    ),
+    Defect(
+        "R18",
         "the file whose array cannot be rows is not named",
         "shmload/formats/arrays.py",
         '                raise type(error)(f"{place.path}: {error}") from None\n',

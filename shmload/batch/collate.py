@@ -5,7 +5,7 @@ lists and tuples of these turned inside out. Two degrees of strictness about the
 
 * strict (torch mode, unless `ragged` was asked for): whatever is unusual is left to torch's own collate, also to be refused by it;
 * with a `Ragged` rule: every kind of sample is taken. Arrays of different shapes become ragged fields, dataclasses one dataclass of
-  columns; None, objects that only pickle can move, and values of mixed types come as lists.
+  columns; None, objects that only pickle can move, and values of mixed types other than numbers come as lists.
 
 One row seen as a run of one row: for what only reads batches.
 
@@ -253,6 +253,9 @@ def registered_functions() -> dict[Any, Callable[[list[Any]], Any]]:
     }
 
 
+_ANY_NUMBER = (int, float, np.number, np.bool_)
+
+
 class _Columns:
     def __init__(self, packer: Packer, ragged: Ragged | None, functions: Mapping[Any, Callable[[list[Any]], Any]]) -> None:
         self._packer = packer
@@ -302,6 +305,8 @@ class _Columns:
             names = [f.name for f in dataclasses.fields(head)]
             columns = [self.node([getattr(v, n) for v in values], _joined(name, n)) for n in names]
             return "record", pickle.dumps(kind), names, columns
+        if all(isinstance(value, _ANY_NUMBER) for value in values):
+            return self._unlike_numbers(values, name)
         return self._list(values, name)
 
     # ------------------------------------------------------------ leaves
@@ -310,6 +315,15 @@ class _Columns:
         try:
             return self._packer.tensor(np.array(values, NUMBERS[type(values[0])]))
         except OverflowError:  # torch's collate raises it
+            return self._list(values, name)
+
+    def _unlike_numbers(self, values: list[Any], name: str) -> Node:
+        """Collate numbers of several types, or of a subclass such as IntEnum, as torch does; those it refuses become a list."""
+        from torch.utils.data import default_collate
+
+        try:
+            return self._packer.node(default_collate(values))
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             return self._list(values, name)
 
     def _arrays(self, values: list[Any], name: str) -> Node:

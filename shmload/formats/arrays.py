@@ -101,7 +101,10 @@ class HeldArrays:
                 self.arrays[name] = typed_array(name, value)
                 continue
             array, self._files[name] = mapped(place)
-            self.arrays[name] = typed_array(name, array)
+            try:
+                self.arrays[name] = typed_array(name, array)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{place.path}: {error}") from None
             self._places[name] = place._replace(dtype=self.arrays[name].dtype)
 
     def check(self) -> None:

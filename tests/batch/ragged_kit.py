@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate
 
 from shmload import Jagged, Padded
 
@@ -103,6 +104,8 @@ def reference(values: list[Any], mode: str = "list") -> Any:
             return _tensors([torch.tensor(v, dtype=dtype) for v in values], mode)
         if len(lengths) == 1:
             return [_column([v[i] for v in values], mode) for i in range(len(head))]
+    if all(isinstance(v, int | float | np.number) and (not isinstance(v, int) or -(2**63) <= v < 2**63) for v in values):
+        return default_collate(values)  # of several types
     return [as_tensor(v) for v in values]
 
 

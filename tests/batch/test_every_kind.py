@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterator
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from torch.utils.data import default_collate
 
 from shmload import ShmLoader
 from shmload.batch import deliver
@@ -97,6 +99,48 @@ ONLY_AS_LISTS = {"ragged in two dimensions", "another number of dimensions", "ot
 def test_a_batch_is_what_the_reference_says(kind: str, mode: str) -> None:
     rule = ragged_of(mode, None, is_torch_mode=False)
     assert_same(reference(SAMPLES[kind], mode), collated(SAMPLES[kind], rule))
+
+
+class Grade(IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+NUMBERS_OF_SEVERAL_TYPES: dict[str, list[Any]] = {
+    "int, float": [0, 0.5, 1],
+    "float, int": [0.5, 1, 2],
+    "bool, int": [True, 7, False],
+    "numpy, python": [np.int64(1), 2, 3],
+    "python, numpy": [1, np.float32(2), 3],
+    "two of numpy": [np.float32(1), np.float64(2), np.float32(3)],
+    "numpy bool, bool": [np.bool_(True), False, True],
+    "int enum": [Grade.LOW, Grade.HIGH, Grade.LOW],
+    "int enum, int": [1, Grade.HIGH, 3],
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS_OF_SEVERAL_TYPES)
+def test_numbers_of_several_types_and_of_subclasses_are_the_tensor_that_torch_makes(kind: str) -> None:
+    numbers = NUMBERS_OF_SEVERAL_TYPES[kind]
+    for found, expected in (
+        (collated(numbers, ragged_of("list", None, is_torch_mode=False)), default_collate(numbers)),
+        (next(iter(ShmLoader([{"y": y} for y in numbers], 3, seed=0)))["y"], default_collate(numbers)),
+    ):
+        assert found.dtype == expected.dtype
+        assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("numbers", [[1, 2.5, 2**70], [np.timedelta64(1, "s"), 1], [np.longdouble(1), 2]], ids=str)
+def test_numbers_that_torch_refuses_are_a_list(numbers: list[Any]) -> None:
+    found = collated(numbers, ragged_of("list", None, is_torch_mode=False))
+    try:
+        expected = default_collate(numbers).tolist()
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        assert isinstance(found, list)
+        expected = numbers
+    else:
+        found = found.tolist()
+    assert found == expected
 
 
 @pytest.mark.parametrize("seed", [None, 3], ids=["torch mode", "seed mode"])

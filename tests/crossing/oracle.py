@@ -84,6 +84,8 @@ class Collated:
     def _column(self, values: Sequence[Any], name: str) -> Any:
         head = values[0]
         kinds = set(map(type, values))
+        if all(isinstance(value, (int, float, np.number, np.bool_)) for value in values):
+            return default_collate(values)
         if len(kinds) > 1 or head is None or isinstance(head, (set, str, bytes)):
             return Column(values)
         if isinstance(head, dict):

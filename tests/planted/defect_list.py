@@ -449,6 +449,24 @@ DEFECTS = [
     ),
     Defect(
         "R18",
+        "numbers of several types come as a list",
+        "shmload/batch/collate.py",
+        "        if all(isinstance(value, _ANY_NUMBER) for value in values):\n",
+        "        if False:\n",
+        (
+            "tests/batch/test_every_kind.py::test_numbers_of_several_types_and_of_subclasses_are_the_tensor_that_torch_makes[int, float]",
+        ),
+    ),
+    Defect(
+        "R18",
+        "the file whose array cannot be rows is not named",
+        "shmload/formats/arrays.py",
+        '                raise type(error)(f"{place.path}: {error}") from None\n',
+        "                raise\n",
+        ("tests/formats/arrays/test_arrays.py::test_an_array_that_cannot_be_rows_is_refused_with_the_name_of_its_file",),
+    ),
+    Defect(
+        "R18",
         "an index is believed whatever it says",
         "shmload/formats/tfrecord.py",
         ' or len(body) % 8 or said != {**self._identity, "crc32c": crc32c(body)}:\n',

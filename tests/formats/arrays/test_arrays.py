@@ -164,6 +164,13 @@ def test_a_batch_of_the_wrong_size_or_strides_is_refused() -> None:
         dataset.read_batch_into([0, 1], {"data": np.zeros(4)[::2]})
 
 
+@pytest.mark.parametrize("array", [np.array(["a", "b"]), np.array(["2026-01-01"], "datetime64[D]"), np.array(5.0)])
+def test_an_array_that_cannot_be_rows_is_refused_with_the_name_of_its_file(array: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "labels.npy", array)
+    with pytest.raises((TypeError, ValueError), match=r"labels\.npy.*'y'"):
+        ArrayDataset({"x": np.arange(2), "y": tmp_path / "labels.npy"})
+
+
 def test_any_damage_to_a_head_is_an_error_or_another_array(tmp_path: Path) -> None:
     """A .npy file has no checksum: what is still a sound file may be another array, and all else is ShardCorrupt."""
     path = tmp_path / "x.npy"

@@ -210,13 +210,11 @@ class WorkerLoop:
         """Write what was read for the claimed rows into them, if it is one sample for each; else the whole batch."""
         ring = self._ring
         samples = samples_in(batch)
-        if samples is None or len(samples) != ring.end_row - ring.first_row:
-            # a filter finds too few samples in some batches, so rows may still be right for the others
-            is_settled = ring.has_layout or samples is not None or self._memory.settle(b"")
-            return self._repack_all(batch) if is_settled else VOID
-        if not ring.has_layout and not self._memory.find_layout(samples[0]):
-            return VOID
-        if ring.is_packed_only:
+        if not ring.has_layout:  # settled before anything is written, because the slot gets its memory with it
+            is_settled = self._memory.find_layout(samples[0]) if samples else self._memory.settle(b"")
+            if not is_settled:
+                return VOID
+        if ring.is_packed_only or samples is None or len(samples) != ring.end_row - ring.first_row:
             return self._repack_all(batch)
         placer = self._memory.placer()
         for row, sample in enumerate(samples, ring.first_row):

@@ -164,7 +164,7 @@ class DeadlyOnce:
         if 5 in indices and not self.mark.exists():
             self.mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return indices[1:] if len(indices) > 1 else indices
+        return indices[1:]
 
 
 def test_batch_of_a_killed_worker_is_what_the_dataset_returns_for_it(tmp_path: Path) -> None:

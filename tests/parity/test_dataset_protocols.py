@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from shmload import SampleError, ShmLoader
@@ -234,6 +234,13 @@ def test_registered_function_collates_builtin_types(function: str, sample: str, 
     monkeypatch.setitem(default_collate_fn_map, kind, registered_function)
     for num_workers in (0, 1):
         check(One(SAMPLES[sample]), num_workers, mode, batch_size=BATCH_SIZE)
+
+
+@modes
+def test_registered_function_collates_rows_of_a_tensor_dataset(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(default_collate_fn_map, *FUNCTIONS["tensor"])
+    for num_workers in (0, 1):
+        check(TensorDataset(torch.arange(2 * N).reshape(N, 2)), num_workers, mode, batch_size=BATCH_SIZE)
 
 
 @slow

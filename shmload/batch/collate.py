@@ -317,7 +317,7 @@ _last_seen: RegisteredFunctions | None = None  # made anew when torch's table ha
 
 
 def registered_functions() -> RegisteredFunctions | None:
-    """Return the collate functions that the user has registered with torch; None if there are none. Takes about 0.3 us."""
+    """Return the collate functions that the user has registered with torch; None if there are none. Takes less than 1 us."""
     global _last_seen
     torchs = sys.modules.get("torch.utils.data._utils.collate")
     if torchs is None:

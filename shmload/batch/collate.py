@@ -220,44 +220,124 @@ class _UnusualError(Exception):
     """The samples are for torch's own collate."""
 
 
-def pack_samples(
-    samples: list[Any], ragged: Ragged | None, functions: Mapping[Any, Callable[[list[Any]], Any]]
-) -> PackedBatch | None:
-    """Prepares the batch of some samples for its slot; None if torch's own collate has to see to them.
+def samples_in(batch: Any) -> list[Any] | None:
+    """Return the samples of what `__getitems__` returned; None if only torch's own collate can say what they are.
+
+    A list, a tuple and an array of numbers give the same batch as the list of their elements.
+    """
+    kind = type(batch)
+    if kind is list:
+        samples: list[Any] = batch
+        return samples
+    if kind is tuple or (kind is np.ndarray and batch.ndim > 0 and of_numpy(batch.dtype) is not None):
+        return list(batch)
+    return None
+
+
+def pack_samples(batch: Any, ragged: Ragged | None, functions: RegisteredFunctions | None) -> PackedBatch | None:
+    """Prepare the batch of some samples for its slot; return None if torch's own collate has to make it.
 
     Args:
-        functions: what the user has registered for types of his own: type -> (values) -> their collation.
+        batch: the samples, usually in a list; or whatever else the dataset's `__getitems__` returned.
+        functions: the collate functions that the user has registered with torch.
     Raises:
         SampleError: with a rule, what even that does not allow.
     """
-    if functions and ragged is None:
+    samples = samples_in(batch)
+    if samples is None or (functions is not None and ragged is None):
         return None
     packer = Packer()
     columns = _Columns(packer, ragged, functions)
+    is_tuple = type(batch) is tuple
     try:
-        node = columns.node(samples, "")
+        node = columns.node(samples, "", is_tuple=is_tuple)
     except _UnusualError:
         return None
     columns.check_names()
-    return packer.packed(node)
+    return packer.packed(("tupled", node) if is_tuple and node[0] == "text" else node)
 
 
-def registered_functions() -> dict[Any, Callable[[list[Any]], Any]]:
-    """What the user has put into torch's table of collate functions, by type."""
+_OF_ROWS = (dict, list, tuple, int, float, np.generic, np.ndarray)  # with Tensor, the types of samples that have fixed rows
+
+
+class RegisteredFunctions:
+    """The user's changes to `default_collate_fn_map`, torch's table of collate functions.
+
+    Attributes:
+        table: the table when it was looked at.
+        concern_rows: whether a changed entry may apply to a sample, or a part of one, that would be written into a row. Then the
+            batch is not rows of the samples, and no sample may be written before the function has seen it.
+    """
+
+    def __init__(self, torchs: Any) -> None:
+        self.table: dict[Any, Any] = dict(torchs.default_collate_fn_map)
+        entries = self.table.keys() | _SHIPPED.keys() | {torchs.torch.Tensor, np.ndarray}
+        self._changed = {kind for kind in entries if not _is_shipped(kind, self.table.get(kind), torchs)}
+        of_rows = (*_OF_ROWS, torchs.torch.Tensor)
+        self.concern_rows = any(_may_apply(kind, of_rows) for kind in self._changed)
+        self._concerns_tensors = torchs.torch.Tensor in self._changed
+
+    def __bool__(self) -> bool:
+        return bool(self._changed)
+
+    def function_of(self, head: Any) -> Callable[[Any], Any] | None:
+        """Return the user's function for values of which the first is `head`, by torch's rules; None if torch's own applies."""
+        kind: Any = type(head)
+        if kind not in self.table:
+            kind = next((registered for registered in self.table if isinstance(head, registered)), None)
+        # torch's function for arrays makes tensors of them and collates those by the table
+        is_users = kind in self._changed or (kind is np.ndarray and self._concerns_tensors)
+        return partial(self.table[kind], collate_fn_map=self.table) if is_users and kind in self.table else None
+
+
+_SHIPPED: dict[Any, str] = {  # the entries of torch's table, by the names of their functions; two more are those of `_is_shipped`
+    float: "collate_float_fn",
+    int: "collate_int_fn",
+    str: "collate_str_fn",
+    bytes: "collate_str_fn",
+    (np.bool_, np.number, np.object_): "collate_numpy_scalar_fn",
+    np.ndarray: "collate_numpy_array_fn",
+}
+
+
+def _is_shipped(kind: Any, function: Any, torchs: Any) -> bool:
+    """Return whether torch's table has this function for this type as it is shipped."""
+    name = "collate_tensor_fn" if kind is torchs.torch.Tensor else _SHIPPED.get(kind)
+    return name is not None and function is getattr(torchs, name, None)
+
+
+def _may_apply(kind: Any, types: tuple[type, ...]) -> bool:
+    """Return whether a table's entry may be that of an instance of one of these types, or of a subclass."""
+    if isinstance(kind, tuple):
+        return any(_may_apply(one, types) for one in kind)
+    return not isinstance(kind, type) or any(issubclass(kind, one) or issubclass(one, kind) for one in types)
+
+
+_last_seen: RegisteredFunctions | None = None  # made anew when torch's table has changed
+
+
+def registered_functions() -> RegisteredFunctions | None:
+    """Return the collate functions that the user has registered with torch; None if there are none. Takes less than 1 us."""
+    global _last_seen
     torchs = sys.modules.get("torch.utils.data._utils.collate")
     if torchs is None:
-        return {}
-    table = torchs.default_collate_fn_map
-    return {
-        kind: partial(function, collate_fn_map=table) for kind, function in table.items() if function.__module__ != torchs.__name__
-    }
+        return None
+    if _last_seen is None or _last_seen.table != torchs.default_collate_fn_map:
+        _last_seen = RegisteredFunctions(torchs)
+    return _last_seen or None
+
+
+def collates_as_shipped() -> bool:
+    """Return whether the user has left it as it was how torch collates samples that have fixed rows."""
+    functions = registered_functions()
+    return functions is None or not functions.concern_rows
 
 
 _ANY_NUMBER = (int, float, np.number, np.bool_)
 
 
 class _Columns:
-    def __init__(self, packer: Packer, ragged: Ragged | None, functions: Mapping[Any, Callable[[list[Any]], Any]]) -> None:
+    def __init__(self, packer: Packer, ragged: Ragged | None, functions: RegisteredFunctions | None) -> None:
         self._packer = packer
         self._ragged = ragged
         self._functions = functions
@@ -272,14 +352,17 @@ class _Columns:
                 f"{', '.join(map(repr, self._seen)) or 'no field'}"
             )
 
-    def node(self, values: list[Any], name: str) -> Node:
-        """The node of what the samples have in one place."""
+    def node(self, values: list[Any], name: str, *, is_tuple: bool = False) -> Node:
+        """The node of what the samples have in one place.
+
+        Args:
+            is_tuple: torch gives the values to a registered function as a tuple.
+        """
         head = values[0]
         kind = type(head)
         kinds = set(map(type, values))
-        for registered in self._functions:
-            if isinstance(head, registered):
-                return self._packer.node(self._functions[registered](values))
+        if self._functions is not None and (function := self._functions.function_of(head)) is not None:
+            return self._packer.node(function(tuple(values) if is_tuple else values))
         if kinds == {str} or kinds == {bytes}:
             return self._packer.text(values)
         if len(kinds) == 1:
@@ -427,7 +510,7 @@ class _Columns:
         return "list", [self._packer.node(v) for v in values]
 
     def _transposed(self, values: list[Any], name: str) -> list[Node]:
-        columns = [self.node(list(column), _joined(name, i)) for i, column in enumerate(zip(*values, strict=True))]
+        columns = [self.node(list(column), _joined(name, i), is_tuple=True) for i, column in enumerate(zip(*values, strict=True))]
         return [("tupled", column) if column[0] == "text" else column for column in columns]  # as torch's collate has it
 
 

@@ -30,7 +30,7 @@ from shmload.batch.ragged import Arenas, Ragged, RaggedRows
 from shmload.engine.builder import EngineBuilder, LoaderConfig
 from shmload.engine.ring import NOTHING, BadSamples, DeliveryLog
 from shmload.metrics import EpochCallback, EpochMetrics, callbacks_of_environment
-from shmload.worker.reader import Job, index_of, no_end, no_room
+from shmload.worker.reader import Job, can_be_joined, index_of, joined, no_end, no_room
 from shmload.worker.sample_rng import Sample, begin_many, drew_for_many, kept_generators, reading_of, seed_globals
 from shmload.world import rank_and_world_size
 
@@ -311,14 +311,24 @@ class InlineReader:
             self._begin(-1, keys, epoch)
             begin_many(can_repeat=True, compares=job.seed_samples, own=self._own)
             samples = job.dataset.__getitems__(keys)
-            self._reads_many = not drew_for_many()  # what a sample draws is keyed by the sample
+            self._reads_many = not (drew_for_many() and can_be_joined(samples))  # what a sample draws is keyed by the sample
         if not (self._reads_many and keys):
-            samples, begin, dataset = [], self._begin, job.dataset
-            for row, key in enumerate(keys):
-                begin(row, keys, epoch)
-                samples.append(job.plan.sample(dataset, key) if job.plan.has_getitems else dataset[key])
-            self._row = -1
+            samples = self._read_one_by_one(keys, epoch)
         return (job.collate_fn or partial(collated, ragged=job.plan.ragged))(samples)
+
+    def _read_one_by_one(self, keys: list[Any], epoch: int) -> Any:
+        """Return a list of the samples; or what the dataset's `__getitems__` returns for each key, joined."""
+        read, begin, plan, dataset = [], self._begin, self._job.plan, self._job.dataset
+        for row, key in enumerate(keys):
+            begin(row, keys, epoch)
+            read.append(plan.read(dataset, key))
+        self._row = -1
+        if not (plan.has_getitems and keys):
+            return read
+        if (samples := joined(read)) is not None:
+            return samples
+        begin(-1, keys, epoch)
+        return dataset.__getitems__(keys)
 
     def _begin(self, row: int, keys: list[Any], epoch: int) -> None:
         """Begins the sample of a row; -1: the first of several that are read at once."""
@@ -360,8 +370,12 @@ class InlineReader:
         return structure(layout.tree, tensors)
 
 
-def collated(samples: list[Any], ragged: Ragged | None) -> Any:
-    """The batch of some samples, in private memory: torch's default collate, and with a rule what that does not take."""
+def collated(samples: Any, ragged: Ragged | None) -> Any:
+    """The batch of some samples, in private memory: torch's default collate, and with a rule what that does not take.
+
+    Args:
+        samples: a list; or what the dataset's `__getitems__` returned.
+    """
     packed = None if ragged is None else pack_samples(samples, ragged, registered_functions())
     return torch.utils.data.default_collate(samples) if packed is None else unpack(PrivateBatch(packed))
 

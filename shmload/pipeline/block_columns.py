@@ -49,7 +49,7 @@ class _Unlike(Exception):
 def columns_of(items: Sequence[Any]) -> BlockColumns | None:
     """The items as columns; None if they are not all alike, or hold what columns cannot."""
     kinds: list[str] = []
-    if not items or registered_functions():
+    if not items or registered_functions() is not None:
         return None
     try:
         tree = _column(list(items), kinds)

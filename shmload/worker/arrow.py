@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from shmload.batch.collate import collates_as_shipped
 from shmload.batch.layout import of_any, of_numpy
 from shmload.batch.ragged import Ragged
 from shmload.formats.arrow_tables import ArrowColumn, column_of
@@ -102,6 +103,7 @@ class ArrowRows(InPlace):
     """
 
     reads_rows_alike = False
+    takes_all = False
 
     def __init__(self, view: _View, schema: dict[str, Any]) -> None:
         assert view.columns is not None
@@ -113,6 +115,10 @@ class ArrowRows(InPlace):
         self._num_stored = view.data.num_rows
         self._num_rows = self._num_stored if view.indices is None else view.indices.num_rows
         self._readers = [_reader(column, schema[column.name], view.format["type"]) for column in view.columns]
+
+    def takes(self, keys: Any) -> bool:
+        """Return whether the user has left it as it was how torch collates samples."""
+        return collates_as_shipped()
 
     def _read(self, indices: Any, out: Any) -> None:
         rows = self._stored(np.asarray(indices, np.int64))

@@ -26,7 +26,7 @@ from shmload import faults
 from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.neighbour import Neighbour
-from shmload.batch.collate import RowPlacer, pack_samples, registered_functions
+from shmload.batch.collate import collates_as_shipped, pack_samples, registered_functions, samples_in
 from shmload.batch.layout import Layout
 from shmload.batch.ragged import Arenas, PackedBatch, RaggedRows, pack
 from shmload.errors import RingTooSmall
@@ -187,34 +187,51 @@ class WorkerLoop:
         first, end = ring.first_row, ring.end_row
         if ring.nchunks == 1 and self._num_misfits >= MISFITS_MAX:
             return self._fill_packed(keys, [])
+        if not collates_as_shipped():
+            return self._ask_repack(keys, []) if ring.has_layout or self._memory.settle(b"") else VOID
         reader = self._reader
-        samples = reader.many(keys, first, end) if reader.reads_all else None
-        head = reader.one(first, keys[first]) if samples is None else samples[0]
+        if reader.reads_all:
+            return self._place_all(keys, reader.many(keys, first, end))
+        head = reader.one(first, keys[first])
         if not ring.has_layout and not self._memory.find_layout(head):
             reader.keep(keys[first], head)
             return VOID
-        if ring.is_packed_only or (samples is not None and len(samples) != end - first):
-            return self._ask_repack(keys, [head] if samples is None else samples)
+        if ring.is_packed_only:
+            return self._ask_repack(keys, [head])
         placer = self._memory.placer()
-        if samples is not None:
-            return self._place_all(keys, samples, placer)
         writer = reader.writer(placer, keys, first)
-        writer.fill(head, reader if self._plan.has_getitems else self._job.dataset)
+        writer.fill(head, self._job.dataset)
         if writer.fits:
             return DONE if writer.row == end else VOID
         self._num_misfits += 1
         read = [*map(placer.get, range(writer.row)), writer.misfit] if ring.nchunks == 1 else []
         return self._ask_repack(keys, read)
 
-    def _place_all(self, keys: list[Any], samples: list[Any], placer: RowPlacer) -> int:
+    def _place_all(self, keys: list[Any], batch: Any) -> int:
+        """Write what was read for the claimed rows into them, if it is one sample for each; else the whole batch."""
         ring = self._ring
+        samples = samples_in(batch)
+        if not ring.has_layout:  # settled before anything is written, because the slot gets its memory with it
+            is_settled = self._memory.find_layout(samples[0]) if samples else self._memory.settle(b"")
+            if not is_settled:
+                return VOID
+        if ring.is_packed_only or samples is None or len(samples) != ring.end_row - ring.first_row:
+            return self._repack_all(batch)
+        placer = self._memory.placer()
         for row, sample in enumerate(samples, ring.first_row):
             if ring.is_abandoned:
                 return VOID
             if not placer.put(sample, row):
                 self._num_misfits += 1
-                return self._ask_repack(keys, samples)
+                return self._repack_all(batch)
         return DONE
+
+    def _repack_all(self, batch: Any) -> int:
+        """Write the batch packed if its samples are all the claimed rows'; else ask the trainer to order it so."""
+        if self._ring.nchunks == 1:
+            return self._write(self.packed(batch))
+        self._ring.ask_repack()
+        return VOID
 
     def _read_into(self, keys: list[Any]) -> int:
         ring = self._ring
@@ -280,7 +297,8 @@ class WorkerLoop:
             keys = keys.tolist()
         if not self._job.auto_collation:
             return self._write(pack(self._convert(self._reader.one(0, keys[0]))))
-        return self._write(self.packed(samples + self._reader.many(keys, len(samples), len(keys))))
+        rest = self._reader.many(keys, len(samples), len(keys))
+        return self._write(self.packed(samples + rest if samples else rest))
 
     def _write(self, packed: PackedBatch) -> int:
         ring = self._ring
@@ -306,7 +324,7 @@ class WorkerLoop:
         placer, num_placed = None, 0
         samples: list[Any] = []
         for sample in self._up_to(source, len(keys)):
-            if num_placed == 0 and not samples and self._plan.path != "collate_fn":
+            if num_placed == 0 and not samples and self._plan.path != "collate_fn" and collates_as_shipped():
                 if not ring.has_layout and not self._memory.find_layout(sample):
                     return VOID
                 placer = None if ring.is_packed_only else self._memory.placer()
@@ -381,8 +399,12 @@ class WorkerLoop:
 
         return default_convert(sample)
 
-    def packed(self, samples: list[Any]) -> PackedBatch:
-        """The batch of some samples, by the user's collate_fn or torch's rules."""
+    def packed(self, samples: Any) -> PackedBatch:
+        """Collate some samples by the user's collate_fn or torch's rules.
+
+        Args:
+            samples: a list; or what the dataset's `__getitems__` returned.
+        """
         self._ring.end_rows()  # as in _convert
         job = self._job
         if job.collate_fn is not None:

@@ -36,11 +36,13 @@ from __future__ import annotations
 
 import operator
 import pickle
+import sys
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -49,7 +51,7 @@ from numpy.typing import NDArray
 from shmload import faults
 from shmload._core.filler import ChunkWriter, WorkerRing
 from shmload._core.mapping import Mapping as MemoryMapping
-from shmload.batch.collate import ArrayRows, RowOut, RowPlacer, SingleRow, private_rows, typed_array
+from shmload.batch.collate import ArrayRows, RowOut, RowPlacer, SingleRow, collates_as_shipped, private_rows, typed_array
 from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.ragged import AS_LISTS, Arenas, AsTorchOrList, Ragged, RaggedRows, ragged_of
 from shmload.worker.own_generators import OwnGenerators
@@ -408,8 +410,9 @@ class TensorRows(InPlace):
         self.read_batch_into = self._read
 
     def takes(self, keys: Any) -> bool:
-        """Whether they are plain integers and the tensors still lie where they were found: the user may have replaced them."""
-        return are_integers(keys) and self._seen == _memory_of(self._dataset)
+        """Return whether they are plain integers, the tensors are still where they were found (the user may have replaced them),
+        and the user has not changed how torch collates samples."""
+        return collates_as_shipped() and are_integers(keys) and self._seen == _memory_of(self._dataset)
 
     def _read(self, indices: Any, out: Any) -> None:
         try:
@@ -455,17 +458,14 @@ class ReadPlan:
         """The means by which the dataset, in this process, writes into the batch; None: it does not."""
         return None if self.layout is None else in_place_of(dataset, self.ragged)
 
-    def sample(self, dataset: Any, key: Any) -> Any:
-        """One sample, by `__getitems__` where the dataset has it: perhaps it has nothing else."""
-        if not self.has_getitems:
-            return dataset[key]
-        (sample,) = dataset.__getitems__([key])
-        return sample
+    def read(self, dataset: Any, key: Any) -> Any:
+        """Read one sample; by `__getitems__`, if the dataset has it, a batch of one key, which may hold any number of samples."""
+        return dataset.__getitems__([key]) if self.has_getitems else dataset[key]
 
     def try_sample(self, dataset: Any, in_place: InPlace | None, key: Any) -> None:
         """Reads one sample for nothing but to see whether it can be read."""
         if in_place is None or not in_place.takes([key]):
-            self.sample(dataset, key)
+            self.read(dataset, key)
             return
         assert self.layout is not None
         if self.is_whole:
@@ -519,6 +519,25 @@ def _is_fixed(spec: Any) -> bool:
 
 
 T = TypeVar("T")
+
+
+def can_be_joined(batch: Any) -> bool:
+    """Return whether what `__getitems__` returned is samples in a row, so that several of it can be put end to end."""
+    torch = sys.modules.get("torch")
+    return type(batch) in (list, tuple, np.ndarray) or (torch is not None and type(batch) is torch.Tensor)
+
+
+def joined(batches: list[Any]) -> Any:
+    """Return as one batch what `__getitems__` returned for each key; None if it is not samples in a row, all of one type.
+
+    A dataset that filters or adds samples returned another number than one for some keys.
+    """
+    kind = type(batches[0])
+    if not can_be_joined(batches[0]) or any(type(batch) is not kind for batch in batches):
+        return None
+    if kind in (list, tuple):
+        return kind(chain.from_iterable(batches))
+    return np.concatenate(batches) if kind is np.ndarray else sys.modules["torch"].cat(batches)
 
 
 def read_by_threads(
@@ -582,8 +601,7 @@ class SampleReader:
     @property
     def reads_all(self) -> bool:
         """Whether a batch's samples come together, not one by one."""
-        is_asked = self._job.plan.path == "__getitems__" and self._reads_many and not self._ring.is_suspect
-        return is_asked or self.threads is not None
+        return self._job.plan.path == "__getitems__" or self.threads is not None
 
     def keys(self) -> Any:
         """What the order asks for: the whole batch's indices (an array for `read_batch_into`), or the sampler's keys."""
@@ -648,7 +666,7 @@ class SampleReader:
         begin_many(can_repeat=False)
 
     def one(self, row: int, key: Any) -> Any:
-        """Reads one sample."""
+        """Read one sample, as `ReadPlan.read` does."""
         self.begin(row, key)
         return self.read(key)
 
@@ -657,8 +675,7 @@ class SampleReader:
         if self._kept is not None and self._kept[0] == (self._ring.epoch, key):
             sample, self._kept = self._kept[1], None
             return sample
-        job = self._job
-        return job.plan.sample(job.dataset, key) if job.plan.has_getitems else job.dataset[key]
+        return self._job.plan.read(self._job.dataset, key)
 
     __getitem__ = read
 
@@ -667,26 +684,43 @@ class SampleReader:
         if not self.reads_all:
             self._kept = ((self._ring.epoch, key), sample)
 
-    def many(self, keys: list[Any], first: int, end: int) -> list[Any]:
-        """Reads rows `first` to `end` into a list, by `__getitems__` if the dataset has it."""
+    def many(self, keys: list[Any], first: int, end: int) -> Any:
+        """Read rows `first` to `end`.
+
+        Returns:
+            a list of their samples; or what the dataset's `__getitems__` returned for them, whatever that is: it may hold fewer
+            samples, or more.
+        """
         if first >= end:
             return []
-        dataset, job = self._job.dataset, self._job
-        if self._reads_many and not self._ring.is_suspect:
-            self.begin_all(first, keys[first], end - first)
-            begin_many(can_repeat=True, compares=job.seed_samples, own=self._own)
-            is_whole = self._given is not None and end - first == len(keys)
-            samples = dataset.__getitems__(self._given if is_whole else keys[first:end])
-            if not drew_for_many():
-                return samples if type(samples) is list else list(samples)
+        plan, is_suspect = self._job.plan, self._ring.is_suspect
+        if self._reads_many and not is_suspect:
+            batch = self._read_at_once(keys, first, end)
+            if not drew_for_many() or not can_be_joined(batch):
+                return batch
             self._reads_many = False  # what a sample draws is keyed by the sample
         if self.threads is None:
-            source = self if job.plan.has_getitems else dataset
-            samples = self.writer(None, keys, first).gather(self.one(first, keys[first]), source)
+            source = self if plan.has_getitems else self._job.dataset
+            read = self.writer(None, keys, first).gather(self.one(first, keys[first]), source)
         else:
-            samples = list(self.by_threads(lambda row: job.plan.sample(dataset, keys[row]), keys, first, end))
+            read = list(self.by_threads(lambda row: plan.read(self._job.dataset, keys[row]), keys, first, end))
         self._ring.end_sample()
-        return samples
+        if not plan.has_getitems:
+            return read
+        batch = joined(read)
+        if batch is not None and (not self._reads_many or all(len(one) == 1 for one in read)):
+            return batch
+        # rows were read alone to see which one ends the worker; the dataset does more than read each, so its batch is another one
+        at_once = self._read_at_once(keys, first, end)
+        return batch if batch is not None and drew_for_many() else at_once
+
+    def _read_at_once(self, keys: list[Any], first: int, end: int) -> Any:
+        """Return what the dataset's `__getitems__` returns for rows `first` to `end`."""
+        job = self._job
+        self.begin_all(first, keys[first], end - first)
+        begin_many(can_repeat=True, compares=job.seed_samples, own=self._own)
+        is_whole = self._given is not None and end - first == len(keys)
+        return job.dataset.__getitems__(self._given if is_whole else keys[first:end])
 
     def by_threads(self, read: Callable[[int], Any], keys: list[Any], first: int, end: int) -> Iterator[Any]:
         """What `read` gives for each row, several at a time."""

@@ -51,9 +51,9 @@ def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Te
     if first.is_nested or first.layout != torch.strided:
         collate_module.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # raises, and says what it does not take
     if all(tensor.dtype is first.dtype for tensor in batch):
-        return torch.stack(tuple(batch), 0)  # also what `out=` refuses: tensors that require grad, quantised ones
+        return torch.stack(batch, 0)  # also what `out=` refuses: tensors that require grad, quantised ones
     out = first.new_empty((len(batch), *first.size()))
-    return torch.stack(tuple(batch), 0, out=out)
+    return torch.stack(batch, 0, out=out)
 
 
 @dataclass(frozen=True)

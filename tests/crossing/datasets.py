@@ -8,7 +8,8 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,37 @@ class Samples:
     def drawn(self) -> list[float] | None:
         """What a sample draws, if it does."""
         return noise(self.kept) if self.case.is_noisy else None
+
+
+@dataclass
+class Several:
+    """A batch of the dataset's own type."""
+
+    samples: list[Any]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.samples)
+
+
+def many_of(case: Case, indices: Sequence[int], samples: list[Any]) -> Any:
+    """What `__getitems__` returns of these samples."""
+    if case.many in ("fewer", "more"):
+        times = 0 if case.many == "fewer" else 2
+        return [one for index, one in zip(indices, samples, strict=True) for _ in range(times if index % 3 == 1 else 1)]
+    if case.many in ("tensor", "array"):
+        array = np.array(samples)
+        return array if case.many == "array" else torch.from_numpy(array)
+    return {"list": list, "none": lambda _: None, "tuple": tuple, "object": Several}[case.many](samples)
+
+
+class ManySamples(Samples):
+    """The same with `__getitems__`."""
+
+    def __getitems__(self, indices: Sequence[Any]) -> Any:
+        return many_of(self.case, [int(index) for index in indices], [self[index] for index in indices])
 
 
 class Keys(Samples):
@@ -181,7 +213,12 @@ def renamed(samples: list[Any]) -> Any:
     return {"samples": list(samples), "count": len(samples)}
 
 
-COLLATE = {"list": as_list, "rename": renamed}
+def same(samples: Any) -> Any:
+    """A collate_fn that returns what it is given."""
+    return samples
+
+
+COLLATE = {"list": as_list, "rename": renamed, "same": same}
 
 
 # ------------------------------------------------------------ files
@@ -715,7 +752,7 @@ def plain(case: Case) -> Any:
     if case.kind in IN_PLACE:
         return InPlace(case) if case.kind == "read_into" else InPlaceBatches(case)
     assert case.kind in PLAIN or case.kind == "mix"
-    return Samples(case)
+    return ManySamples(case) if case.many else Samples(case)
 
 
 class Shifted:

@@ -354,7 +354,7 @@ class Trial:
         where = f"batch {self.num_batches}, rank {rank}, step {place.step}"
         try:
             expected = place.next()
-        except (TypeError, RuntimeError) as error:
+        except (TypeError, RuntimeError, IndexError) as error:
             expected = Fails(type(error).__name__)
         if not self.case.in_order:
             return self._take_unordered(iterator, expected)

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from tests.crossing.cases import BY_BATCH, IN_PLACE, Case
-from tests.crossing.datasets import COLLATE, Real, Whole, bad_indices, delivered, size_of
+from tests.crossing.datasets import COLLATE, Real, Whole, bad_indices, delivered, many_of, size_of
 from tests.crossing.options import order_of, ragged_option
 from tests.crossing.values import Encoding
 
@@ -362,7 +362,12 @@ class Expected:
             keys = [(self._next_good(index), drawn) for index, drawn in keys]
         if not keys:
             return SKIPPED
-        return self._collated.batch([delivered(case, *key) for key in keys])
+        samples = [delivered(case, *key) for key in keys]
+        if not case.many:
+            return self._collated.batch(samples)
+        made = many_of(case, [index for index, _ in keys], samples)
+        is_row = isinstance(made, (list, tuple))
+        return self._collated.batch(made) if case.collate or is_row else default_collate(made)
 
     def _next_good(self, index: int) -> int:
         while index in self._bad:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -108,6 +111,68 @@ def test_draws_are_the_samples_own(dataset: Any) -> None:
     assert len(set(alone)) == 12
     for batch_size, num_workers in ((12, 0), (12, 1), (4, 1), (6, 3)):
         assert draws(dataset, batch_size, num_workers) == alone
+
+
+class Filtering(AtOnce):
+    """Leaves out a third of the samples, which draw all the same."""
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [sample for index, sample in zip(indices, super().__getitems__(indices), strict=True) if index % 3]
+
+
+def test_samples_that_a_filter_leaves_draw_as_each_would_alone() -> None:
+    alone = draws(Drawing(), 1, 0)
+    for batch_size, num_workers in ((12, 0), (12, 1), (4, 1), (6, 3)):
+        assert draws(Filtering(), batch_size, num_workers) == [value for index, value in enumerate(alone) if index % 3]
+
+
+class Joint:
+    """A batch of a type of its own, of several samples."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values = values
+
+
+def values_of(batch: Joint) -> list[float]:
+    return batch.values
+
+
+def test_draws_for_a_batch_of_the_datasets_own_type_do_not_depend_on_workers() -> None:
+    class OfOneType(Drawing):
+        def __getitems__(self, indices: list[int]) -> Joint:
+            return Joint([random.random() for _ in indices])
+
+    def batches(num_workers: int) -> list[Any]:
+        with ShmLoader(OfOneType(), 4, num_workers=num_workers, seed=1, collate_fn=values_of) as loader:
+            return list(loader)
+
+    expected = batches(0)
+    assert len({value for batch in expected for value in batch}) == 12
+    assert batches(1) == batches(3) == expected
+
+
+class DeadlyOnce:
+    """Whole batches without their first samples; the worker that reads the first one is killed once."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        if 5 in indices and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return indices[1:]
+
+
+def test_batch_of_a_killed_worker_is_what_the_dataset_returns_for_it(tmp_path: Path) -> None:
+    dataset: Any = DeadlyOnce(tmp_path / "mark")
+    with ShmLoader(dataset, 4, seed=1, num_workers=1, collate_fn=list) as loader:
+        batches = list(loader)
+    assert (tmp_path / "mark").exists()
+    assert batches == [[1, 2, 3], [5, 6, 7], [9, 10, 11]]
 
 
 def test_what_draws_nothing_is_still_read_at_once() -> None:

@@ -15,9 +15,44 @@ CONNECTION = "tests/ray/test_connection.py::"
 LIFE_LOCK = "tests/ray/test_life_lock.py::"
 NODES = "tests/doctor/test_cluster_nodes.py::"
 PROXIES = "tests/storage/test_proxies.py::"
+PROTOCOLS = "tests/parity/test_dataset_protocols.py::"
 MEETING = "tests/shm/test_meeting.py::"
 
 CROSSED_DEFECTS = [
+    Defect(
+        "N1",
+        "fewer samples from __getitems__ than indices are taken for one a row",
+        "shmload/worker/loop.py",
+        " or samples is None or len(samples) != ring.end_row - ring.first_row:\n",
+        " or samples is None:\n",
+        (f"{PROTOCOLS}test_what_a_dataset_returns_is_collated_as_by_torch[fewer-int-torch]",),
+        is_crossing=True,
+    ),
+    Defect(
+        "N1",
+        "collate_fn is given a list in place of what __getitems__ returned",
+        "shmload/worker/loop.py",
+        "self.packed(samples + rest if samples else rest)",
+        "self.packed(samples + list(rest))",
+        (f"{PROTOCOLS}test_what_a_dataset_returns_is_collated_as_by_torch[object-array-torch]",),
+        is_crossing=True,
+    ),
+    Defect(
+        "N1",
+        "samples are written into rows although a function is registered for them",
+        "shmload/batch/collate.py",
+        "    return functions is None or not functions.concern_rows\n",
+        "    return True\n",
+        (f"{PROTOCOLS}test_registered_function_collates_builtin_types[int-int-torch]",),
+    ),
+    Defect(
+        "N1",
+        "a batch that is more than its samples is put together from those of a dead worker's rows",
+        "shmload/worker/reader.py",
+        "        return batch if batch is not None and drew_for_many() else at_once\n",
+        "        return at_once if batch is None else batch\n",
+        ("tests/loader/test_read_at_once.py::test_batch_of_a_killed_worker_is_what_the_dataset_returns_for_it",),
+    ),
     Defect(
         "N1",
         "text is ordered in chunks, and read whole by the worker of each",
@@ -31,8 +66,8 @@ CROSSED_DEFECTS = [
         "N1",
         "what samples draw that are read at once depends on who reads how many of them",
         "shmload/worker/reader.py",
-        "            if not drew_for_many():\n",
-        "            if samples is not None:\n",
+        "            if not drew_for_many() or not can_be_joined(batch):\n",
+        "            if True:\n",
         ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
         is_crossing=True,
     ),
@@ -48,7 +83,7 @@ CROSSED_DEFECTS = [
         "N1",
         "the same without workers",
         "shmload/modes/passes.py",
-        "            self._reads_many = not drew_for_many()  #",
+        "            self._reads_many = not (drew_for_many() and can_be_joined(samples))  #",
         "            #",
         ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
     ),

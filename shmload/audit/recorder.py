@@ -66,7 +66,7 @@ from shmload.engine.ring import NOTHING
 from shmload.schedule.any_schedule import SCHEDULE_VERSION
 from shmload.schedule.keyed_batches import BatchSchedule
 from shmload.schedule.schedule import Schedule
-from shmload.world import ability_of, rank_and_world_size
+from shmload.world import package_ability, rank_and_world_size
 
 _NAMES_ONLY = (type, FunctionType, ModuleType)  # their attributes are no data
 _EXACT = {int: int.__int__, float: float.__float__, complex: complex.__complex__, str: str.__str__}  # of a subclass's value
@@ -657,7 +657,7 @@ def header_of(config: LoaderConfig, schedule: Schedule | BatchSchedule | None, r
     sampler = getattr(batches, "sampler", batches)
     is_distributed = isinstance(sampler, DistributedSampler)
     ranks = (sampler.rank, sampler.num_replicas) if is_distributed else rank_and_world_size(config.rank, config.world_size)
-    grows = config.seed is not None and bool(ability_of(config.dataset, "epoch_schedule"))
+    grows = config.seed is not None and bool(package_ability(config.dataset, "epoch_schedule"))
     return Header(
         mode=Mode.TORCH if config.seed is None else Mode.GROWING if grows else Mode.SAMPLED,
         n=None if grows else config.num_samples,  # which is another in each epoch
@@ -678,7 +678,7 @@ def _order_name(config: LoaderConfig, batches: Any, sampler: Any) -> str | None:
     """None for torch's own orders that deliver each sample once."""
     if config.is_iterable:
         return ITERABLE
-    if ability_of(config.dataset, "epoch_schedule"):  # whose epochs differ
+    if package_ability(config.dataset, "epoch_schedule"):  # whose epochs differ
         return type(config.dataset).__qualname__
     if batches is not sampler and type(batches) is not BatchSampler:
         return type(batches).__qualname__

@@ -635,8 +635,8 @@ CROSSED_DEFECTS = [
         "N5",
         "a sampler beside a dataset that is followed is left out without a word",
         "shmload/engine/builder.py",
-        '        if is_ours and given["seed"] is not None and ability_of(dataset, "epoch_schedule") is not None:\n',
-        '        if is_ours and given["seed"] is not None and ability_of(dataset, "epoch_schedul") is not None:\n',
+        '        if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedule") is not None:\n',
+        '        if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedul") is not None:\n',
         ("tests/remote/test_following.py::test_what_would_not_be_followed_is_refused_by_the_loader",),
     ),
     Defect(
@@ -657,5 +657,21 @@ CROSSED_DEFECTS = [
             "tests/remote/packing/test_streams.py::test_fewer_samples_than_are_packed_already_are_an_error_and_the_dataset_stays",
             "tests/remote/test_object_stream.py::test_objects_that_are_gone_since_they_were_packed_are_an_error",
         ),
+    ),
+    Defect(
+        "N1",
+        "any dataset with a keyed_order is read in that order",
+        "shmload/world.py",
+        'if name in vars(kind) and kind.__module__.partition(".")[0] == "shmload":',
+        "if name in vars(kind):",
+        ("tests/behaviour/test_abilities.py::test_attributes_of_the_packages_names_that_mean_something_else_are_ignored",),
+    ),
+    Defect(
+        "N1",
+        "a schema of words is taken for a batch's fields",
+        "shmload/worker/reader.py",
+        "    if why and _has_getitem(dataset):\n",
+        "    if False:\n",
+        ("tests/behaviour/test_abilities.py::test_attributes_of_the_packages_names_that_mean_something_else_are_ignored",),
     ),
 ]

@@ -674,4 +674,20 @@ CROSSED_DEFECTS = [
         "    if False:\n",
         ("tests/behaviour/test_abilities.py::test_attributes_of_the_packages_names_that_mean_something_else_are_ignored",),
     ),
+    Defect(
+        "N1",
+        "a tensor in shared memory is copied into spawned workers",
+        "shmload/worker/pool.py",
+        "            self.needs_process |= not is_torchs or _is_shared(value)\n",
+        "            self.needs_process |= not is_torchs\n",
+        ("tests/worker/test_shared_objects.py::test_multiprocessings_objects_are_shared_with_all_workers",),
+    ),
+    Defect(
+        "N1",
+        "an epoch counter in the dataset is refused by spawned workers",
+        "shmload/worker/pool.py",
+        "        if error is None:\n            return None\n",
+        "        if error is None:\n            error = TypeError('refused')\n",
+        ("tests/worker/test_shared_objects.py::test_an_epoch_counter_reaches_persistent_workers",),
+    ),
 ]

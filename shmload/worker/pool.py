@@ -45,7 +45,7 @@ from shmload.worker.loop import Visits, WorkerLoop
 from shmload.worker.reader import Failure, Job, Post
 from shmload.worker.snapshot import IterablePass, Snapshot, Snapshots, with_shared_seed
 from shmload.worker.template import process_maker
-from shmload.world import describe_exit, parts_of
+from shmload.world import describe_exit, parts_of, settle
 
 STACK_NBYTES = 65536
 STACK_SIGNAL = signal.SIGRTMAX - 3  # asks a worker for its Python stack; no library is known to use it
@@ -323,14 +323,13 @@ class ProcessPool:
 
     def _death(self, worker_id: int) -> Death:
         process = self._processes[worker_id]
-        process.join()
-        return Death(worker_id, process.pid or 0, process.exitcode)
+        return Death(worker_id, process.pid or 0, settle(process))
 
     def _reap(self, pidfd: int, process: BaseProcess) -> None:
         del self._pidfds[pidfd]
         self._poll.unregister(pidfd)
         os.close(pidfd)
-        process.join()
+        settle(process)
         owners.forget(process.pid or 0)
         process.close()
 
@@ -350,7 +349,7 @@ class ProcessPool:
 
     def kill(self, worker_id: int) -> Death:
         """Ends a worker at once; it can then be replaced."""
-        self._processes[worker_id].kill()
+        _kill(self._pidfd_of(worker_id))
         return self._death(worker_id)
 
     def stop(self, grace_s: float) -> None:
@@ -367,10 +366,16 @@ class ProcessPool:
                         self._reap(pidfd, self._processes.pop(self._pidfds[pidfd]))
         finally:  # ^C, say, ends the patience and not the closing
             with interrupts_held():
-                for process in self._processes.values():
-                    process.kill()  # ends a stopped process, too
+                for pidfd in self._pidfds:
+                    _kill(pidfd)  # ends a stopped process, too
                 for pidfd, worker_id in list(self._pidfds.items()):
                     self._reap(pidfd, self._processes.pop(worker_id))
+
+
+def _kill(pidfd: int) -> None:
+    """End a process by its descriptor: its number may be another's, if the program has waited for the process."""
+    with suppress(OSError):  # it has ended, or this is the sentinel of one that has
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def written_stack(pidfd: int, fd: int) -> str:
@@ -468,7 +473,7 @@ class _Trial:
 
 def _refusal(value: Any) -> Exception | None:
     """Return why multiprocessing cannot send an object to a process that it starts; None: it can."""
-    spawning.set_spawning_popen(_Trial())
+    spawning.set_spawning_popen(_Trial())  # type: ignore[arg-type]  # has what reducers ask for
     try:
         reduction.ForkingPickler.dumps(value)
     except Exception as error:
@@ -495,7 +500,7 @@ def pickled_once(job: Job, modules: set[str]) -> bytes | None:
         error = _refusal(job)
         if error is None:
             return None
-        # attribute paths of what neither plain pickle nor multiprocessing's takes, deepest first: ("dataset.transform.fn", <lambda>)
+        # attribute paths of what neither plain pickle nor multiprocessing's takes, deepest first: ("dataset.fn", <lambda>)
         culprits = [found for part in dataclasses.fields(job) for found in _refused(getattr(job, part.name), part.name, set())]
         where = "; ".join(f"{path} ({type(value).__qualname__})" for path, value in culprits) or "the dataset"
         raise TypeError(

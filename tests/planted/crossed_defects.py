@@ -680,7 +680,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/pool.py",
         "            self.needs_process |= not is_torchs or _is_shared(value)\n",
         "            self.needs_process |= not is_torchs\n",
-        ("tests/worker/test_shared_objects.py::test_multiprocessings_objects_are_shared_with_all_workers",),
+        ("tests/worker/test_shared_objects.py::test_tensors_in_shared_memory_are_shared",),
     ),
     Defect(
         "N1",
@@ -689,5 +689,21 @@ CROSSED_DEFECTS = [
         "        if error is None:\n            return None\n",
         "        if error is None:\n            error = TypeError('refused')\n",
         ("tests/worker/test_shared_objects.py::test_an_epoch_counter_reaches_persistent_workers",),
+    ),
+    Defect(
+        "N1",
+        "a worker whose exit code the program has taken cannot be closed",
+        "shmload/world.py",
+        "    if process.exitcode is None:\n        process._popen.returncode = UNKNOWN_EXIT\n",
+        "    if False:\n        process._popen.returncode = UNKNOWN_EXIT\n",
+        ("tests/behaviour/test_program_habits.py::test_the_exit_code_of_a_process_that_the_program_has_reaped_is_unknown",),
+    ),
+    Defect(
+        "N1",
+        "a descriptor of the program's is closed, whose number was the loader's",
+        "shmload/shm/names.py",
+        "        return kept.file == _file_of(fd)\n",
+        "        return bool(_file_of(fd))\n",
+        ("tests/behaviour/test_program_habits.py::test_a_descriptor_that_the_program_has_reused_is_not_closed",),
     ),
 ]

@@ -75,6 +75,29 @@ def test_an_epoch_counter_reaches_persistent_workers(method: str) -> None:
     dataset.results.close()
 
 
+class OfTensors:
+    """A tensor in shared memory, and nothing of multiprocessing's."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.zeros(4).share_memory_()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        self.tensor[index] = index
+        return index
+
+
+@METHODS
+@MODES
+def test_tensors_in_shared_memory_are_shared(method: str, seed: int | None) -> None:
+    dataset = OfTensors()
+    with ShmLoader(dataset, 4, num_workers=1, multiprocessing_context=method, seed=seed) as loader:
+        next(iter(loader))
+    assert dataset.tensor.tolist() == [0, 1, 2, 3]
+
+
 class Deadly(Sharing):
     """Its sample 3 kills the first worker that reads it."""
 
@@ -139,6 +162,6 @@ def test_a_lock_of_another_start_method_is_refused_by_name(method: str) -> None:
     dataset.handle = multiprocessing.get_context("fork").Lock()  # type: ignore[assignment]  # any attribute will do
     with (
         ShmLoader(dataset, 2, num_workers=1, multiprocessing_context=method) as loader,
-        pytest.raises(TypeError, match="does not take dataset.handle.*RuntimeError: A SemLock created in a fork context"),
+        pytest.raises(TypeError, match=r"does not take dataset\.handle.*RuntimeError: A SemLock created in a fork context"),
     ):
         next(iter(loader))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -630,7 +631,7 @@ class Made:
             folder = self.folder / str(self._num_made)
             folder.mkdir()
             return wrapped(case, MAKERS[case.kind](case, folder))
-        return wrapped(case, plain(case))
+        return wrapped(case, with_own_names(case, plain(case)))
 
     def keys(self) -> Any:
         """What the oracle reads in its place."""
@@ -649,6 +650,17 @@ def plain(case: Case) -> Any:
         return InPlace(case) if case.kind == "read_into" else InPlaceBatches(case)
     assert case.kind in PLAIN or case.kind == "mix"
     return Samples(case)
+
+
+def with_own_names(case: Case, dataset: Any) -> Any:
+    """The dataset, with the attributes that a program has given it."""
+    if case.program == "value":
+        context: Any = multiprocessing.get_context(case.start)
+        dataset.epoch, dataset.counts = context.Value("q", 0), context.Array("d", 2)
+    if case.program == "names":
+        vars(dataset).update(schema="public", read_into="table", keyed_order=3, epoch_schedule=[1, 2], state_dict={"a": 1})
+        vars(dataset).update(load_state_dict=False, batch_type="train", in_place=True, given_rank=7, bytes_by_node=1)
+    return dataset
 
 
 class Shifted:

@@ -38,7 +38,7 @@ from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.reader import DecodesBatches, DecodesSamples, Samples
-from shmload.world import ability_of, rank_and_world_size, source_of_rank
+from shmload.world import package_ability, rank_and_world_size, source_of_rank
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -202,7 +202,7 @@ class ShmLoader(DataLoader[T]):
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch reads more than it names
             batch_size,
-            None if ability_of(dataset, "epoch_schedule") else shuffle,  # torch would ask for a length there is not yet
+            None if package_ability(dataset, "epoch_schedule") else shuffle,  # torch would ask for a length there is not yet
             sampler,
             batch_sampler,
             first_workers,

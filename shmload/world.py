@@ -5,16 +5,18 @@ from __future__ import annotations
 import gc
 import importlib
 import inspect
+import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from threading import Lock
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any, NamedTuple
 
 OWN_CPUS = "SHMLOAD_RANK_CPUS"  # set by `shmload.launch`: so many of the node's processors are this rank's alone
+log = logging.getLogger("shmload")
 _RUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE")
 
 
@@ -179,12 +181,56 @@ def run_key() -> tuple[str, ...]:
 
 
 def ability_of(value: Any, name: str) -> Any:
-    """What an object's class defines, or the object was given, under a name; None: nothing but what a `__getattr__` says."""
+    """Return what an object's class defines, or the object was given, under a name.
+
+    None: there is nothing, or only what a `__getattr__` answers, or a property that raises.
+    """
     try:
         inspect.getattr_static(value, name)
     except AttributeError:
         return None
-    return getattr(value, name, None)
+    try:
+        return getattr(value, name)
+    except Exception as error:  # a property of the user's, which may raise anything
+        log.debug("%s.%s is ignored: it raised %s: %s", type(value).__name__, name, type(error).__name__, error)
+        return None
+
+
+def package_ability(value: Any, name: str) -> Any:
+    """Return the same for a name that only classes of this package, and their subclasses, define on purpose.
+
+    None: no base class from this package defines the name, so an attribute of that name means something else.
+    """
+    for kind in type(value).__mro__:
+        if name in vars(kind) and kind.__module__.partition(".")[0] == "shmload":
+            return ability_of(value, name)
+    if (found := ability_of(value, name)) is not None:
+        log.debug(
+            "%s.%s is ignored (a %s): only shmload's own datasets define it", type(value).__name__, name, type(found).__name__
+        )
+    return None
+
+
+def takes_arguments(function: Any, num: int) -> bool:
+    """Return whether an object can be called with so many positional arguments."""
+    if isinstance(function, MethodType):
+        return callable(function.__func__) and _binds_self(function.__func__, num)
+    return callable(function) and _binds(function, num)
+
+
+def _binds(function: Any, num: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * num)
+    except TypeError:
+        return False
+    except ValueError:  # a function in C that does not say what it takes
+        return True
+    return True
+
+
+@lru_cache(256)  # asked for each snapshot
+def _binds_self(function: Any, num: int) -> bool:
+    return _binds(function, num + 1)
 
 
 class ForkLock:
@@ -211,8 +257,8 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_stateful(value: Any) -> bool:
-    """Whether it keeps torch.distributed.checkpoint's and torchdata's contract."""
-    return ability_of(value, "state_dict") is not None and ability_of(value, "load_state_dict") is not None
+    """Whether it keeps torch.distributed.checkpoint's and torchdata's contract: `state_dict()` and `load_state_dict(state)`."""
+    return takes_arguments(ability_of(value, "state_dict"), 0) and takes_arguments(ability_of(value, "load_state_dict"), 1)
 
 
 @cache
@@ -268,10 +314,28 @@ def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str],
     return get, names
 
 
+UNKNOWN_EXIT = 255  # as multiprocessing's fork server and asyncio have it
+
+
+def settle(process: Any) -> int:
+    """Wait for a process of multiprocessing's that has ended, and return its exit code.
+
+    UNKNOWN_EXIT: the code is lost, because the program ignores SIGCHLD or waits for all of its children itself. multiprocessing
+    would take such a process for one that still runs.
+    """
+    process.join()
+    if process.exitcode is None:
+        process._popen.returncode = UNKNOWN_EXIT
+        process.join()
+    return int(process.exitcode)
+
+
 def describe_exit(code: Any) -> str:
     """What a process's exit code says, in words."""
     if code is None:
         return "is still running"
+    if code == UNKNOWN_EXIT:
+        return f"exited with code {code}, or the code is unknown because the program waits for its children itself"
     if code < 0:
         names = {int(each): each.name for each in signal.Signals}
         return f"was killed by {names.get(-code, f'signal {-code}')}"

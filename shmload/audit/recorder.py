@@ -66,7 +66,8 @@ from shmload.engine.ring import NOTHING
 from shmload.schedule.any_schedule import SCHEDULE_VERSION
 from shmload.schedule.keyed_batches import BatchSchedule
 from shmload.schedule.schedule import Schedule
-from shmload.world import ability_of, rank_and_world_size
+from shmload.shm import names
+from shmload.world import package_ability, rank_and_world_size
 
 _NAMES_ONLY = (type, FunctionType, ModuleType)  # their attributes are no data
 _EXACT = {int: int.__int__, float: float.__float__, complex: complex.__complex__, str: str.__str__}  # of a subclass's value
@@ -255,8 +256,8 @@ class Header:
             size = {}  # any rank goes on from any position, whatever batches it makes
         elif self.mode in (Mode.SEED, Mode.GROWING) and self.batch_size is not None:
             size = {"global_batch": self.batch_size * self.world_size}
-        names = ("mode", "dataset", "n", "seed", "shuffle", "uneven", "schedule", "order")
-        return {**{name: getattr(self, name) for name in names}, **size}
+        kept = ("mode", "dataset", "n", "seed", "shuffle", "uneven", "schedule", "order")
+        return {**{name: getattr(self, name) for name in kept}, **size}
 
 
 @dataclass(frozen=True, eq=False)
@@ -561,7 +562,7 @@ class Recorder:
             self._pending.append(record)
 
     def _is_open(self) -> bool:
-        return self._file >= 0 and self._pid == os.getpid()  # a forked child makes its own
+        return names.is_kept(self._file) and self._pid == os.getpid()  # a forked child makes its own
 
     def _open(self) -> None:
         assert self._folder is not None
@@ -569,7 +570,7 @@ class Recorder:
         self._file, self._pid = -1, os.getpid()
         self._path = self._folder / f"rank-{self._header.rank:04d}-{secrets.token_hex(8)}{SUFFIX}"
         started = dataclasses.replace(self._header, started_ns=time_ns(), pid=self._pid)
-        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        self._file = names.keep(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666))
         self._pending.insert(0, header_line(dataclasses.asdict(started)))
 
     def _write(self, record: bytes, batch: str = "") -> None:
@@ -602,7 +603,7 @@ class Recorder:
     def close(self) -> None:
         """Ends the file; the next delivery begins another."""
         if self._is_open():
-            os.close(self._file)
+            names.close(self._file)
         self._file = -1
 
     def __getstate__(self) -> dict[str, Any]:
@@ -657,7 +658,7 @@ def header_of(config: LoaderConfig, schedule: Schedule | BatchSchedule | None, r
     sampler = getattr(batches, "sampler", batches)
     is_distributed = isinstance(sampler, DistributedSampler)
     ranks = (sampler.rank, sampler.num_replicas) if is_distributed else rank_and_world_size(config.rank, config.world_size)
-    grows = config.seed is not None and bool(ability_of(config.dataset, "epoch_schedule"))
+    grows = config.seed is not None and bool(package_ability(config.dataset, "epoch_schedule"))
     return Header(
         mode=Mode.TORCH if config.seed is None else Mode.GROWING if grows else Mode.SAMPLED,
         n=None if grows else config.num_samples,  # which is another in each epoch
@@ -678,7 +679,7 @@ def _order_name(config: LoaderConfig, batches: Any, sampler: Any) -> str | None:
     """None for torch's own orders that deliver each sample once."""
     if config.is_iterable:
         return ITERABLE
-    if ability_of(config.dataset, "epoch_schedule"):  # whose epochs differ
+    if package_ability(config.dataset, "epoch_schedule"):  # whose epochs differ
         return type(config.dataset).__qualname__
     if batches is not sampler and type(batches) is not BatchSampler:
         return type(batches).__qualname__

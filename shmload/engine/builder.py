@@ -32,7 +32,7 @@ from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.shm import owners
 from shmload.worker.reader import Job, ReadPlan, plan_of
-from shmload.world import ability_of, rank_and_world_size
+from shmload.world import package_ability, rank_and_world_size
 
 if TYPE_CHECKING:
     from shmload.engine.trace import Trace
@@ -225,9 +225,9 @@ def as_keyed(dataset: Any, seed: int | None, *ranks: int | None) -> Any:
     Raises:
         ValueError: the dataset was made for another rank; its items by number are those of all.
     """
-    if seed is None or not isinstance(dataset, IterableDataset) or (keyed_items := ability_of(dataset, "keyed_items")) is None:
+    if seed is None or not isinstance(dataset, IterableDataset) or (keyed_items := package_ability(dataset, "keyed_items")) is None:
         return dataset
-    own = ability_of(dataset, "given_rank")
+    own = package_ability(dataset, "given_rank")
     if own is not None and own != rank_and_world_size(*ranks):
         raise ValueError(
             f"the dataset is for rank {own[0]} of {own[1]}, and in seed mode the loader divides the samples: give it "
@@ -278,7 +278,7 @@ def _check_backend(given: Mapping[str, Any]) -> None:
 
 def _check_seed(given: Mapping[str, Any]) -> None:
     seed = given["seed"]
-    has_order = any(ability_of(given["dataset"], name) is not None for name in ("keyed_order", "epoch_schedule"))
+    has_order = any(package_ability(given["dataset"], name) is not None for name in ("keyed_order", "epoch_schedule"))
     if seed is None and has_order and given["sampler"] is None and given["batch_sampler"] is None:
         raise ValueError(
             f"a {type(given['dataset']).__name__} says in which order it is read, which only seed mode asks for: give ShmLoader a "
@@ -304,7 +304,7 @@ def _check_orders(given: Mapping[str, Any]) -> None:
     for name in ("sampler", "batch_sampler"):
         order = given[name]
         is_ours = isinstance(order, KeyedOrder | KeyedBatches)
-        if is_ours and given["seed"] is not None and ability_of(dataset, "epoch_schedule") is not None:
+        if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedule") is not None:
             raise ValueError(
                 f"a {type(dataset).__name__} that grows says itself what each epoch reads, and {name}={order!r} is an order of "
                 "fixed length: leave it out, and give shuffle=True for a random one"
@@ -393,7 +393,7 @@ def _check_share(given: Mapping[str, Any]) -> None:
         (given["on_error"] != "raise", "on_error", 'on_error="raise": what a bad sample means is decided in each rank alone'),
         (given["audit"] is not None, "audit", "no audit, where each sample stands once: audit a run without share"),
         (
-            ability_of(given["dataset"], "epoch_schedule") is not None,
+            package_ability(given["dataset"], "epoch_schedule") is not None,
             "dataset",
             "a dataset of fixed length: one that grows is read by each rank for itself",
         ),

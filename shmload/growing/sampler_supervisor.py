@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import connection
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from threading import Event, Lock, Thread
@@ -37,7 +38,7 @@ from shmload.formats.paths import write_if_possible
 from shmload.growing.files import CONTROL, CacheWriter, WriterReport
 from shmload.shm import owners
 from shmload.worker.pool import context_of, interrupts_held, warn_of_fork
-from shmload.world import describe_exit
+from shmload.world import describe_exit, settle
 
 log = logging.getLogger("shmload")
 
@@ -102,8 +103,8 @@ class Samplers:
         if not self._end.alive:
             return
         states = self.states
-        if self._process.exitcode is not None:
-            log.warning("the samplers' supervisor %s; a new one is started", describe_exit(self._process.exitcode))
+        if self._process.exitcode is not None or connection.wait([self._process.sentinel], 0):
+            log.warning("the samplers' supervisor %s; a new one is started", describe_exit(settle(self._process)))
             self._end()
             self._start()
             return
@@ -131,10 +132,9 @@ def _end(process: Any, commands: Any, report: WriterReport, pid: int) -> None:
         return
     with suppress(OSError):  # it has ended
         commands.send_bytes(b"end")
-    process.join(2 * GRACE_S)
-    if process.exitcode is None:  # it is stopped, say; its samplers end with it
+    if not connection.wait([process.sentinel], 2 * GRACE_S):  # it is stopped, say; its samplers end with it
         process.kill()
-        process.join()
+    settle(process)
     owners.forget(process.pid or 0)
     commands.close()
     process.close()
@@ -194,6 +194,7 @@ class SamplerSupervisor:
         """Until the end."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, _stop)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # what the trainer does with it must not lose the samplers' exit codes
         try:
             self.trainer = os.pidfd_open(self.trainer_pid)
         except ProcessLookupError:

@@ -62,6 +62,7 @@ class Signals:
         self._wake = wake
         self.caught: list[tuple[int, float]] = []  # that nobody has taken, and when they came
         self._before: dict[int, Any] = {}
+        self._ignored_children = False
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
@@ -70,6 +71,9 @@ class Signals:
                 if before is not None and before != signal.SIG_IGN:  # the first: not installed by Python
                     self._before[number] = before
             self.install()
+            if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # with which the kernel keeps no exit codes
+                self._ignored_children = True
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 
     def install(self) -> None:
@@ -80,6 +84,8 @@ class Signals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
+        if self._ignored_children:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
     def _catch(self, number: int, frame: Any) -> None:
         self.caught.append((number, monotonic()))

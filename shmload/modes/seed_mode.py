@@ -54,7 +54,7 @@ from shmload.torch_names import pin_memory
 from shmload.worker.reader import no_end
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.torch_side import origin_of
-from shmload.world import ability_of, rank_and_world_size, source_of_rank, users_frame
+from shmload.world import package_ability, rank_and_world_size, source_of_rank, users_frame
 
 log = logging.getLogger("shmload")
 
@@ -220,7 +220,7 @@ class Epochs:
             )
         common: dict[str, Any] = {"seed": config.seed or 0, "world_size": ranks[1], "uneven": config.uneven}
         of_samples: dict[str, Any] = {"batch_size": config.batch_size or 1, "shuffle": bool(config.shuffle)}
-        growing = ability_of(config.dataset, "epoch_schedule")
+        growing = package_ability(config.dataset, "epoch_schedule")
         schedule: Schedule | BatchSchedule
         num_steps = None
         if isinstance(config.batch_sampler, KeyedBatches) or growing:  # its epochs may differ in length
@@ -249,7 +249,7 @@ class Epochs:
         config = self._config
         if isinstance(config.sampler, KeyedOrder):
             return config.sampler
-        of_dataset: Callable[..., KeyedOrder] | None = ability_of(config.dataset, "keyed_order")
+        of_dataset: Callable[..., KeyedOrder] | None = package_ability(config.dataset, "keyed_order")
         return of_dataset and of_dataset(shuffle=bool(config.shuffle), global_batch=global_batch)
 
     def begins(self, epoch: int) -> None:

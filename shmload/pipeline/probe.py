@@ -20,6 +20,7 @@ from shmload.pipeline.in_place import ChosenProgram
 from shmload.pipeline.sources import Keys, Mapped, Row
 from shmload.pipeline.stages import Collate, PoolOptions
 from shmload.pipeline.streams import Stream, StreamRow
+from shmload.worker.reader import is_decoder
 from shmload.worker.stage_engine import Each
 
 
@@ -252,7 +253,7 @@ class Probe:
         return [replace(each, function=self._function(self.tallies[self._numbers[each.name]], each.function)) for each in stages]
 
     def _function(self, tally: Tally, function: Any) -> Any:
-        if hasattr(function, "read_into"):
+        if is_decoder(function):
             return _TimedDecoder(self._clock, tally, function)
         return self._clock.each(tally, function)
 

@@ -31,7 +31,7 @@ from shmload.schedule.digest import digest
 from shmload.schedule.epoch_cache import EpochCache
 from shmload.schedule.permutation import MAX_N
 from shmload.worker.stage_engine import Each, called, noted
-from shmload.world import ability_of
+from shmload.world import package_ability
 
 SEED = 1234  # of sources that are given none
 MAX_WORKERS = 16000
@@ -227,7 +227,7 @@ class Items(Row):
 
     def __init__(self, items: Any, *, repeating: bool = False, seed: int = SEED, n_workers: int = 0) -> None:
         name = type(items).__name__
-        keyed_items = ability_of(items, "keyed_items")
+        keyed_items = package_ability(items, "keyed_items")
         self.is_keyed = keyed_items is not None  # its items are asked for by their number in an epoch
         items = items if keyed_items is None else keyed_items()
         try:

@@ -52,7 +52,7 @@ from shmload.schedule.any_schedule import Uneven
 from shmload.schedule.keyed_batches import BatchSchedule, KeyedBatches
 from shmload.schedule.state_checksum import CHECK, check_checksum
 from shmload.schedule.stream_positions import stream_end, stream_positions
-from shmload.worker.reader import Failure, no_end
+from shmload.worker.reader import Failure, is_decoder, no_end
 from shmload.worker.stage_engine import Each, noted, through
 
 log = logging.getLogger("shmload")
@@ -485,7 +485,7 @@ class DistributedBatchedMap:
     in_order: bool = True
 
     def __post_init__(self) -> None:
-        if not hasattr(self.mapping_fn, "read_into"):
+        if not is_decoder(self.mapping_fn):
             _check_function("DistributedBatchedMap(mapping_fn)", self.mapping_fn)
         set_whole(self, "DistributedBatchedMap(n_workers)", "n_workers", 1, MAX_WORKERS)
         check_flag("DistributedBatchedMap(in_order)", self.in_order)
@@ -596,7 +596,7 @@ class Plan:
 
             if Choice.of(self.source) is not None:
                 return ChosenProgram(self.source)
-        is_decoded = self.item_stages and hasattr(self.item_stages[-1].function, "read_into")
+        is_decoded = self.item_stages and is_decoder(self.item_stages[-1].function)
         if self.collate is not None and is_decoded and not self.made_batches:
             kind = InPlaceProgram
         elif self.collate is None and self.pool.num_workers:
@@ -643,7 +643,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
         where, name = f"stage {number}, {_name(stage)},", f"stage {number} ({_name(stage)})"
         if _is_source(stage):
             raise ValueError(f"{where} gives items of its own, so it can only be the first")
-        is_decoded = of_items and hasattr(of_items[-1].function, "read_into") and collate is None
+        is_decoded = of_items and is_decoder(of_items[-1].function) and collate is None
         if is_decoded and (isinstance(stage, Map | DistributedBatchedMap | Scan | Expanding) or hasattr(stage, "over")):
             raise ValueError(f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate")
         if isinstance(stage, Shuffle) and stage.buffer_size is not None:

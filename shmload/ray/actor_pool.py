@@ -39,7 +39,7 @@ from shmload.shm.segment import Segment
 from shmload.storage.transport import Retry, RetryPolicy, TransientError
 from shmload.worker.pool import Death, PreparedWorkers, ProcessPool, WorkerPool, named, processes
 from shmload.worker.reader import Failure, Job, Post, sample_at
-from shmload.world import ability_of
+from shmload.world import package_ability
 
 log = logging.getLogger("shmload")
 
@@ -863,7 +863,7 @@ class OnCluster:
         parcel = pickled_by_value(called.job)
         segment = called.group.segment("pickled_job", parcel.nbytes, num_reserved=0)
         posts = named(called.posts[:num_far], segment)
-        locate = ability_of(called.job.dataset, "bytes_by_node")
+        locate = package_ability(called.job.dataset, "bytes_by_node")
         goes_in_turn = called.job.seed is None and called.job.tolerates_bad_samples
         briefing = Briefing(
             tuple(posts),

@@ -99,27 +99,48 @@ def listed(ranges: str) -> set[int]:
     return found
 
 
-_descriptors: set[int] = set()
+class _Kept(int):
+    """A descriptor that remembers its file: a program that closes all, as daemons do, may have opened others by the same number."""
+
+    file: tuple[int, int]
+
+
+_descriptors: dict[int, _Kept] = {}
 
 
 def keep(fd: int) -> int:
-    """Registers a descriptor of the owner's."""
-    _descriptors.add(fd)
-    return fd
+    """Registers a descriptor of the owner's. What it returns is the same number, and the right one to give to `close`."""
+    kept = _Kept(fd)
+    kept.file = _file_of(fd)
+    _descriptors[fd] = kept
+    return kept
+
+
+def is_kept(fd: int) -> bool:
+    """Return whether a descriptor is registered and still of the same file."""
+    kept = _descriptors.get(fd)
+    if kept is None or (isinstance(fd, _Kept) and fd is not kept):
+        return False
+    with suppress(OSError):
+        return kept.file == _file_of(fd)
+    return False
 
 
 def close(fd: int) -> None:
     """Closes one that was registered, if it has not been (in a forked child it has)."""
-    if fd in _descriptors:
-        _descriptors.discard(fd)
-        with suppress(OSError):  # a program that closes every descriptor before it ends, say
-            os.close(fd)
+    if is_kept(fd):
+        del _descriptors[fd]
+        os.close(fd)
+
+
+def _file_of(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 def _close_all() -> None:
-    for fd in _descriptors:
-        with suppress(OSError):  # one that the program has closed; the others would stay, else, and their owner seem to live
-            os.close(fd)
+    for fd in list(_descriptors.values()):
+        close(fd)
     _descriptors.clear()
 
 

@@ -167,7 +167,7 @@ def enter() -> None:
     global _groups
     with _lock:
         _groups += 1
-        if _shell is None or _shell.poll() is not None:  # the second: somebody has killed it
+        if _shell is None or _shell.poll() is not None or not names.is_kept(_pipe):  # somebody has killed it, or closed its pipe
             _start()
 
 
@@ -175,8 +175,10 @@ def _start() -> None:
     global _shell, _pipe
     if _pipe >= 0:
         names.close(_pipe)
-    end, _pipe = os.pipe2(os.O_CLOEXEC)
-    names.keep(_pipe)
+    if _shell is not None:
+        _await(_shell)  # it is removing what there was, by names that those of the new groups begin like
+    end, own = os.pipe2(os.O_CLOEXEC)
+    _pipe = names.keep(own)
     try:
         _shell = subprocess.Popen(
             ["/bin/sh", "-c", _SCRIPT, process_stem()],
@@ -225,7 +227,7 @@ def attend(board: str) -> None:
 
 
 def _write(line: str) -> None:
-    if _pipe >= 0:
+    if names.is_kept(_pipe):
         with suppress(OSError):  # somebody has killed it; the next one gets all of it
             os.write(_pipe, f"{line}\n".encode())
 
@@ -259,8 +261,11 @@ def leave() -> None:
         pipe, _pipe = _pipe, -1
         if pipe >= 0:
             names.close(pipe)
-    if shell is None:
-        return
+    if shell is not None:
+        _await(shell)
+
+
+def _await(shell: subprocess.Popen[bytes]) -> None:
     try:
         shell.wait(_LEAVE_S)
     except subprocess.TimeoutExpired:  # it is stopped, say

@@ -28,6 +28,8 @@ import weakref
 from collections import abc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import context as spawning
+from multiprocessing import reduction
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from time import monotonic
@@ -43,7 +45,7 @@ from shmload.worker.loop import Visits, WorkerLoop
 from shmload.worker.reader import Failure, Job, Post
 from shmload.worker.snapshot import IterablePass, Snapshot, Snapshots, with_shared_seed
 from shmload.worker.template import process_maker
-from shmload.world import describe_exit, parts_of
+from shmload.world import describe_exit, parts_of, settle
 
 STACK_NBYTES = 65536
 STACK_SIGNAL = signal.SIGRTMAX - 3  # asks a worker for its Python stack; no library is known to use it
@@ -249,8 +251,8 @@ class ProcessPool:
     Args:
         posts: one per worker; the first is not worker 0 where others of the ring are not this machine's.
         make: makes a process that is not started, as a context's Process does.
-        job: what they do. By fork it is inherited; else it is pickled once into the pickled job that `posts` name, and if plain
-            pickle cannot do that (locks, queues), it goes along with each process as multiprocessing pickles it.
+        job: what they do. By fork it is inherited; else it is pickled once into the pickled job that `posts` name. If it contains
+            what only multiprocessing can pickle (locks, queues, shared memory), it is pickled for each process as that starts.
         stacks: where workers write their Python stacks when asked to, one segment each, by worker.
     """
 
@@ -321,14 +323,13 @@ class ProcessPool:
 
     def _death(self, worker_id: int) -> Death:
         process = self._processes[worker_id]
-        process.join()
-        return Death(worker_id, process.pid or 0, process.exitcode)
+        return Death(worker_id, process.pid or 0, settle(process))
 
     def _reap(self, pidfd: int, process: BaseProcess) -> None:
         del self._pidfds[pidfd]
         self._poll.unregister(pidfd)
         os.close(pidfd)
-        process.join()
+        settle(process)
         owners.forget(process.pid or 0)
         process.close()
 
@@ -348,7 +349,7 @@ class ProcessPool:
 
     def kill(self, worker_id: int) -> Death:
         """Ends a worker at once; it can then be replaced."""
-        self._processes[worker_id].kill()
+        _kill(self._pidfd_of(worker_id))
         return self._death(worker_id)
 
     def stop(self, grace_s: float) -> None:
@@ -365,10 +366,16 @@ class ProcessPool:
                         self._reap(pidfd, self._processes.pop(self._pidfds[pidfd]))
         finally:  # ^C, say, ends the patience and not the closing
             with interrupts_held():
-                for process in self._processes.values():
-                    process.kill()  # ends a stopped process, too
+                for pidfd in self._pidfds:
+                    _kill(pidfd)  # ends a stopped process, too
                 for pidfd, worker_id in list(self._pidfds.items()):
                     self._reap(pidfd, self._processes.pop(worker_id))
+
+
+def _kill(pidfd: int) -> None:
+    """End a process by its descriptor: its number may be another's, if the program has waited for the process."""
+    with suppress(OSError):  # it has ended, or this is the sentinel of one that has
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def written_stack(pidfd: int, fd: int) -> str:
@@ -419,17 +426,61 @@ def interrupts_held() -> Iterator[None]:
             handler(*calls[-1])
 
 
+# reducers of multiprocessing's pickler that do what plain pickle does by now, or did not need
+_PLAIN = {getattr(reduction, name) for name in ("_reduce_method", "_reduce_method_descriptor", "_reduce_partial")}
+
+
 class _Sources(travel.LocalPickler):
-    """Notes the modules that what it pickles is of."""
+    """Pickles for all workers, and notes the modules of what it pickles.
+
+    Attributes:
+        needs_process: something in it has to be pickled by multiprocessing while a process starts: shared memory, a socket, or an
+            object with a reducer of the user's that was registered with `multiprocessing.reduction.ForkingPickler`.
+    """
 
     def __init__(self, file: io.BytesIO, modules: set[str]) -> None:
         super().__init__(file)
         self._modules = modules
+        self._reducers = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # private
+        self.needs_process = False
 
     def reducer_override(self, value: Any) -> Any:
         kind = value if isinstance(value, (type, types.FunctionType)) else type(value)
         self._modules.add(kind.__module__)
+        reducer = self._reducers.get(type(value))
+        if reducer is not None and reducer not in _PLAIN:
+            is_torchs = reducer.__module__ == "torch.multiprocessing.reductions"
+            self.needs_process |= not is_torchs or _is_shared(value)
         return NotImplemented
+
+
+def _is_shared(value: Any) -> bool:
+    """Return whether a tensor or storage is in shared memory, which workers are to share."""
+    try:
+        return bool(getattr(value, "_untyped_storage", value).is_shared())  # a TypedStorage warns if it is asked itself
+    except (AttributeError, NotImplementedError, RuntimeError):  # a sparse tensor
+        return False
+
+
+class _Trial:
+    """Stands for a process that is being started, while it is tried whether multiprocessing can pickle something."""
+
+    DupFd = staticmethod(int)
+
+    def duplicate_for_child(self, fd: int) -> int:
+        return fd
+
+
+def _refusal(value: Any) -> Exception | None:
+    """Return why multiprocessing cannot send an object to a process that it starts; None: it can."""
+    spawning.set_spawning_popen(_Trial())  # type: ignore[arg-type]  # has what reducers ask for
+    try:
+        reduction.ForkingPickler.dumps(value)
+    except Exception as error:
+        return error
+    finally:
+        spawning.set_spawning_popen(None)
+    return None
 
 
 def pickled_once(job: Job, modules: set[str]) -> bytes | None:
@@ -441,16 +492,16 @@ def pickled_once(job: Job, modules: set[str]) -> bytes | None:
         TypeError: no pickle of it is possible; names the attribute.
     """
     pickled = io.BytesIO()
+    pickler = _Sources(pickled, modules)
     try:
-        _Sources(pickled, modules).dump(job)
-        return pickled.getvalue()
-    except Exception as error:
-        # the attribute paths of what pickle refuses, deepest first: ("dataset.transform.fn", <lambda>)
+        pickler.dump(job)
+        return None if pickler.needs_process else pickled.getvalue()
+    except Exception:
+        error = _refusal(job)
+        if error is None:
+            return None
+        # attribute paths of what neither plain pickle nor multiprocessing's takes, deepest first: ("dataset.fn", <lambda>)
         culprits = [found for part in dataclasses.fields(job) for found in _refused(getattr(job, part.name), part.name, set())]
-        if not culprits and isinstance(error, RuntimeError):
-            return None
-        if culprits and all(type(value).__module__.startswith("multiprocessing.") for _, value in culprits):
-            return None
         where = "; ".join(f"{path} ({type(value).__qualname__})" for path, value in culprits) or "the dataset"
         raise TypeError(
             f"workers started by spawn or forkserver need a dataset, collate_fn and worker_init_fn that pickle takes; it does not "
@@ -465,6 +516,8 @@ def _refused(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]
     seen.add(id(value))
     with suppress(Exception):
         pickle.dumps(value, protocol=5)
+        return
+    if _refusal(value) is None:
         return
     found = False
     for name, part in parts_of(value):

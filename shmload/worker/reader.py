@@ -34,6 +34,7 @@ What is said of a sample that took longer than `sample_timeout_s`, wherever its 
 
 from __future__ import annotations
 
+import logging
 import operator
 import pickle
 import sys
@@ -56,7 +57,9 @@ from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.ragged import AS_LISTS, Arenas, AsTorchOrList, Ragged, RaggedRows, ragged_of
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import Sample, begin_many, begin_sample, drew_for_many, end_samples, generators, seed_globals
-from shmload.world import ability_of
+from shmload.world import ability_of, package_ability, takes_arguments
+
+log = logging.getLogger("shmload")
 
 
 class Failure(NamedTuple):
@@ -360,7 +363,7 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
     Args:
         ragged: the loader's rule, which decides what lists of different lengths are in datasets without a schema of their own.
     """
-    if (made := ability_of(dataset, "in_place")) is not None:  # a pipeline that only chooses among a dataset's samples
+    if (made := package_ability(dataset, "in_place")) is not None:  # a pipeline that only chooses among a dataset's samples
         given: InPlace | None = made(ragged)
         return given
     kind = type(dataset)
@@ -374,16 +377,54 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
         return inner and InPlaceSubset(inner, dataset.indices)
     if is_torchs and kind.__name__ == "TensorDataset":
         return tensors_in_place(dataset)
-    is_mix = getattr(kind, "is_concatenation", False)
+    is_mix = bool(package_ability(dataset, "is_concatenation"))
     if (is_torchs and kind.__name__ == "ConcatDataset") or is_mix:
         found = [in_place_of(d, ragged) for d in dataset.datasets]
         members = [m for m in found if m is not None and m.reads_rows_alike]
         if len(members) == len(found) and len({(str(dict(m.schema)), m.batch_type or dict) for m in members}) == 1:
             return _InPlaceConcat(members, dataset.cumulative_sizes, is_cyclic=is_mix)
         return None
-    if ability_of(dataset, "schema") is not None and (ability_of(dataset, "read_into") or ability_of(dataset, "read_batch_into")):
-        return InPlace(dataset)
-    return None
+    return InPlace(dataset) if declares_decoding(dataset) else None
+
+
+def declares_decoding(dataset: Any) -> bool:
+    """Return whether a dataset has the whole decoding protocol: a valid schema, and `read_into` or `read_batch_into`.
+
+    Attributes of these names may mean something else in a program. A dataset that can be read in no other way keeps them, so that
+    what is wrong with its schema is an error.
+    """
+    schema = ability_of(dataset, "schema")
+    readers = [found for name in ("read_into", "read_batch_into") if (found := ability_of(dataset, name)) is not None]
+    if schema is None or not readers:
+        return False
+    if not all(takes_arguments(reader, 2) for reader in readers):
+        why = "read_into and read_batch_into take two arguments, an index or indices and the rows"
+    else:
+        why = _flaw_of_schema(schema, ability_of(dataset, "batch_type"))
+    if why and _has_getitem(dataset):
+        log.debug("%s is read by its samples and does not decode in place: %s", type(dataset).__name__, why)
+        return False
+    return not why or isinstance(schema, Mapping)
+
+
+def _flaw_of_schema(schema: Any, batch_type: Any = None) -> str:
+    """Return what is wrong with a schema; empty if nothing is."""
+    try:
+        layout_of_schema(schema, batch_type)
+    except Exception as error:  # of whatever stands there
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _has_getitem(dataset: Any) -> bool:
+    """Return whether it has a `__getitem__` of its own. That of torch's Dataset only raises."""
+    found = getattr(type(dataset), "__getitem__", None)
+    return found is not None and (found.__module__, found.__qualname__) != ("torch.utils.data.dataset", "Dataset.__getitem__")
+
+
+def is_decoder(function: Any) -> bool:
+    """Return whether a stage's function decodes an item into a row: it has a `schema` and `read_into(item, out)`."""
+    return isinstance(ability_of(function, "schema"), Mapping) and takes_arguments(ability_of(function, "read_into"), 2)
 
 
 def tensors_in_place(dataset: Any) -> InPlace | None:
@@ -495,7 +536,10 @@ def plan_of(
     is_default = isinstance(ragged, AsTorchOrList)
     rule = (None if is_torch else AS_LISTS) if is_default else ragged_of(ragged, None, is_torch_mode=is_torch)
     in_place = in_place_of(dataset, rule)
-    schema = ability_of(in_place or dataset, "schema")
+    schema = in_place.schema if in_place is not None else None if is_default else ability_of(dataset, "schema")
+    if isinstance(schema, Mapping) and in_place is None and (why := _flaw_of_schema(schema)):
+        log.debug("the schema of %s does not say which fields are ragged: %s", type(dataset).__name__, why)
+        schema = None
     if isinstance(schema, Mapping) and not (is_default and all(map(_is_fixed, schema.values()))):
         rule = ragged_of(ragged, schema, is_torch_mode=is_torch)
         in_place = in_place_of(dataset, rule)

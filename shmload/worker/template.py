@@ -32,6 +32,7 @@ import re
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -205,6 +206,11 @@ class Template:
             raise
         weakref.finalize(self, _end, self.process, self._control, os.getpid())
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes orders: it has not ended, and the program has not closed the way to it."""
+        return self.process.poll() is None and names.is_kept(self._control)
+
     def order(self, modules: Iterable[str], fds: Iterable[int] = ()) -> None:
         """Has it import what it has not, and fork a worker if there are descriptors for one. Waits for neither.
 
@@ -247,7 +253,7 @@ def template_for(method: str) -> Template:
     global _current
     origin = _origin(method)
     with _lock:
-        if _current is None or _current.origin != origin or _current.process.poll() is not None:
+        if _current is None or _current.origin != origin or not _current.is_alive:
             _current = Template(origin)
             _current.order((*_preload(method), *FOR_ALL))
         return _current
@@ -324,7 +330,7 @@ class Popen(popen_forkserver.Popen):
         fds = [self._status, data_w]
         try:
             try:
-                self._template.order(process_obj.modules, [status_w, data_r, resource_tracker.getfd(), 1, 2, *self._fds])
+                self._template.order(process_obj.modules, [status_w, data_r, _tracker(), 1, 2, *self._fds])
             finally:
                 util.close_fds(data_r, status_w)
             self.pid = forkserver.read_signed(self._status)
@@ -350,6 +356,21 @@ class Popen(popen_forkserver.Popen):
                 with suppress(ChildProcessError):
                     self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
+
+
+def _tracker() -> int:
+    """Return the descriptor of multiprocessing's resource tracker, which is started anew if the program has closed the old one."""
+    tracker = resource_tracker._resource_tracker
+    if tracker._fd is not None:
+        try:
+            is_pipe = stat.S_ISFIFO(os.fstat(tracker._fd).st_mode)
+        except OSError:
+            is_pipe = False
+        if not is_pipe:  # the tracker has ended with it
+            with suppress(ChildProcessError):
+                os.waitpid(tracker._pid, 0)
+            tracker._fd = tracker._pid = None
+    return int(tracker.getfd())
 
 
 def _popen(process: Any, plain: Any) -> Any:

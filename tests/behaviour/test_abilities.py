@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 from torch.utils.data import Dataset
 
-from shmload import ShmLoader
+from shmload import Mix, ShmLoader
 from shmload.worker.snapshot import is_stateful
 from shmload.world import ability_of
 
@@ -113,3 +113,146 @@ def test_a_name_is_found_on_the_class_or_the_object_and_nowhere_else() -> None:
     assert ability_of(Able(), "missing") is None
     assert [ability_of(Transformed(Able()), name) for name in ("schema", "read_into", "state_dict")] == [None] * 3
     assert [is_stateful(one) for one in (Able(), Transformed(Able()), Anything(), MagicMock())] == [True, *[False] * 3]
+
+
+class Plain:
+    """Samples by number, and attributes of the package's names that mean something else."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class RaisingSchema(Plain):
+    @property
+    def schema(self) -> Any:
+        raise RuntimeError("connect to the database first")
+
+
+class OwnOrder(Plain):
+    def keyed_order(self) -> list[int]:
+        return [5, 4]
+
+    def epoch_schedule(self, epoch: int) -> float:
+        return 1 / epoch
+
+    def keyed_items(self) -> Any:
+        raise KeyError("no key")
+
+    def in_place(self) -> bool:
+        return True
+
+    def bytes_by_node(self) -> int:
+        raise KeyError
+
+
+class OwnReading(Plain):
+    """Its `read_into` reads a table into a database; its schema is valid by chance."""
+
+    schema: ClassVar = {"x": "int64"}
+
+    def read_into(self, table: str) -> None:
+        raise NotImplementedError
+
+    def read_batch_into(self, table: str, rows: int, database: Any) -> None:
+        raise NotImplementedError
+
+
+class OwnSchema(Plain):
+    """The protocol's methods, and a schema of other things."""
+
+    schema: ClassVar = {"name": object(), "age": "years"}
+
+    def read_into(self, index: int, out: Any) -> None:
+        raise NotImplementedError
+
+
+class OwnState(Plain):
+    """Keeps states of several models by their names."""
+
+    def state_dict(self, model: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def load_state_dict(self, model: str, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+OTHER_MEANINGS = {
+    "a schema that raises": RaisingSchema(),
+    "a schema of words": Plain(schema="public"),
+    "a list for a schema": Plain(schema=["name", "age"], read_into="file.csv"),
+    "another dataset's fields": Plain(schema={"name": object(), "tokens": ("float64", (None, "n"))}),
+    "ragged fields that samples do not have": Plain(schema={"tokens": ("float64", (None,)), "text": str}),
+    "orders of its own": OwnOrder(),
+    "orders that are values": Plain(keyed_order=3, epoch_schedule=[1, 2], given_rank=7, is_concatenation=True, batch_type="train"),
+    "reading of its own": OwnReading(),
+    "a schema of its own": OwnSchema(),
+    "a batch type of its own": Plain(schema={"x": "int64"}, read_into=lambda index, out: 1 / 0, batch_type="train"),
+    "states that are values": Plain(state_dict={"a": 1}, load_state_dict=False),
+    "states of its own": OwnState(),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow(reason="starts workers"))])
+@MODES
+@pytest.mark.parametrize("what", OTHER_MEANINGS)
+def test_attributes_of_the_packages_names_that_mean_something_else_are_ignored(
+    what: str, seed: int | None, num_workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset: Any = OTHER_MEANINGS[what]
+    with caplog.at_level("DEBUG", "shmload"):
+        assert epoch(dataset, seed=seed, num_workers=num_workers, multiprocessing_context="fork" if num_workers else None) == [
+            [0, 1, 2],
+            [3, 4, 5],
+        ]
+        with ShmLoader(dataset, 3, seed=seed) as loader:
+            assert "read by __getitem__" in repr(loader)
+            next(iter(loader))
+            loader.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (RaisingSchema(), "RaisingSchema.schema is ignored: it raised RuntimeError: connect to the database first"),
+        (OwnOrder(), "OwnOrder.keyed_order is ignored"),
+        (OwnReading(), "OwnReading is read by its samples and does not decode in place: read_into and read_batch_into take two"),
+        (OwnSchema(), "OwnSchema is read by its samples and does not decode in place: TypeError"),
+    ],
+)
+def test_the_log_says_why_a_name_is_ignored(dataset: Any, words: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", "shmload"):
+        ShmLoader(dataset, 3, seed=1).close()
+    assert words in caplog.text
+
+
+def test_a_schema_error_is_raised_where_the_dataset_has_no_other_way() -> None:
+    class OnlyInPlace(Dataset[Any]):
+        schema: ClassVar = {"x": ("int64", (-1,))}
+
+        def __len__(self) -> int:
+            return 6
+
+        def read_into(self, index: int, out: Any) -> None:
+            out["x"] = index
+
+    with pytest.raises(ValueError, match="extents are at least 0"):
+        ShmLoader(OnlyInPlace())
+
+
+def test_a_subclass_of_the_packages_datasets_may_override_their_names() -> None:
+    class InOrder(Mix):
+        def keyed_order(self, *, shuffle: bool, global_batch: int) -> Any:
+            return super().keyed_order(shuffle=False, global_batch=global_batch)
+
+    members: Any = [(range(6), 1), (range(6, 12), 1)]
+    orders = []
+    for kind, shuffle in ((InOrder, True), (Mix, False), (Mix, True)):
+        with ShmLoader(kind(members), 3, shuffle=shuffle, seed=1) as loader:
+            orders.append([batch.tolist() for batch in loader])
+    assert orders[0] == orders[1] != orders[2]

@@ -130,6 +130,7 @@ class Case:
     then_workers: int = 1
     then_ranks: int = 1
     loaders: int = 1  # fresh ones that do the same, as races show now and then
+    program: str = ""  # what the program does besides: HABITS_OF_PROGRAMS
 
     def dumps(self) -> str:
         """What differs from the plainest case, as JSON."""
@@ -157,6 +158,10 @@ class Case:
     def is_seeded(self) -> bool:
         return self.mode == "seed"
 
+
+# SIGCHLD ignored; a handler of it that waits for all children; all descriptors closed between loaders; a multiprocessing.Value in
+# the dataset; attributes of the package's names in it that mean something else
+HABITS_OF_PROGRAMS = ("ignored", "handler", "closes", "value", "names")
 
 PLAINEST = Case()
 NAMES = tuple(field.name for field in fields(Case))
@@ -287,7 +292,8 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         )
     elif kind == "iterable" and rng.random() < 0.3:  # workers that outlive the end of what they iterate
         case = replace(case, mode="torch", persistent=True, habit="resume", at=1.0)
-    return case
+    own = random.Random(case.seed)  # so that the other dimensions are those of the same numbers as before
+    return replace(case, program=own.choice(HABITS_OF_PROGRAMS)) if own.random() < 0.3 else case
 
 
 def mended(case: Case) -> Case:
@@ -295,7 +301,9 @@ def mended(case: Case) -> Case:
     before = None
     while case != before:
         before = case
-        for rule in (_of_kind, _of_many, _of_mode, _of_order, _of_fields, _of_loader, _of_habit, _of_backend, _of_also, _of_idle):
+        for rule in (
+            _of_kind, _of_many, _of_mode, _of_order, _of_fields, _of_loader, _of_habit, _of_backend, _of_also, _of_program, _of_idle
+        ):
             case = rule(case)
     return case
 
@@ -627,3 +635,16 @@ def _of_habit(case: Case) -> Case:
     if case.start != "fork" or case.harm != "none" or case.ranks > 2:
         loaders = 1
     return replace(case, loaders=loaders)
+
+
+def _of_program(case: Case) -> Case:
+    is_plain = case.kind in PLAIN
+    refused = {
+        "ignored": case.backend == "ray",  # its head and agents are the test's children
+        "handler": case.backend == "ray",
+        "closes": not is_plain or not case.is_seeded or case.hold != "none" or case.backend == "ray",  # torch's own loader is open
+        "value": not is_plain or case.backend == "ray",  # no other machine has it
+        "names": not is_plain,
+        "": False,
+    }
+    return replace(case, program="") if refused[case.program] else case

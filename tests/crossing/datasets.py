@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -734,7 +735,7 @@ class Made:
             folder = self.folder / str(self._num_made)
             folder.mkdir()
             return wrapped(case, MAKERS[case.kind](case, folder))
-        return wrapped(case, plain(case))
+        return wrapped(case, with_own_names(case, plain(case)))
 
     def keys(self) -> Any:
         """What the oracle reads in its place."""
@@ -753,6 +754,17 @@ def plain(case: Case) -> Any:
         return InPlace(case) if case.kind == "read_into" else InPlaceBatches(case)
     assert case.kind in PLAIN or case.kind == "mix"
     return ManySamples(case) if case.many else Samples(case)
+
+
+def with_own_names(case: Case, dataset: Any) -> Any:
+    """The dataset, with the attributes that a program has given it."""
+    if case.program == "value":
+        context: Any = multiprocessing.get_context(case.start)
+        dataset.epoch, dataset.counts = context.Value("q", 0), context.Array("d", 2)
+    if case.program == "names":
+        vars(dataset).update(schema="public", read_into="table", keyed_order=3, epoch_schedule=[1, 2], state_dict={"a": 1})
+        vars(dataset).update(load_state_dict=False, batch_type="train", in_place=True, given_rank=7, bytes_by_node=1)
+    return dataset
 
 
 class Shifted:

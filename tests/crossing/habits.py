@@ -14,6 +14,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, thread_time
@@ -99,6 +100,7 @@ class Loaders:
         self.is_quiet = True  # nothing is ordered, and so no later epoch settled
         self.each: list[Any] = []
         trial.made.begin_run()
+        trial.open_loaders.add(self)
         self._works_inline = workers == 0
         for rank in range(ranks):
             options = loader_options(case, rank=rank, ranks=ranks, workers=workers)
@@ -113,6 +115,9 @@ class Loaders:
         for loader in self.each:
             loader.close()
         self.each.clear()
+        self._trial.open_loaders.discard(self)
+        if self.case.program == "closes" and not self._trial.open_loaders:  # workers that run would be lost, as with torch
+            self._trial.close_descriptors()
 
 
 class Passes:
@@ -157,12 +162,15 @@ class Trial:
         self._timers: list[threading.Timer] = []
         self._loose: list[tuple[Any, Any]] = []  # batches whose order is free
         self._costs: list[float] = []  # CPU seconds of this thread for each batch
+        self._decoys: list[int] = []  # descriptors of the program's
+        self.open_loaders: set[Loaders] = set()
         self.order: Any = None
         self._sizes: dict[int, int] = {}  # of epochs that a growing dataset's samples are read in
         self._orders: dict[int, SeedOrder] = {}
         self.expected = Expected(case)
         self.own_options: dict[str, Any] = {}  # of all its loaders
         self.device = StandIn(self._rng.randrange) if "d" in case.also else None
+        self._own_descriptors = {int(name) for name in os.listdir("/proc/self/fd")}  # of these tests
 
     # ------------------------------------------------------------ the whole of it
 
@@ -279,6 +287,16 @@ class Trial:
             return ShmLoader(dataset, **options)
         except (ValueError, TypeError, NotImplementedError) as error:
             raise Refused(f"{type(error).__name__}: {error}") from error
+
+    def close_descriptors(self) -> None:
+        """Closes all descriptors that are not of these tests, as daemons do, and opens other files by their numbers."""
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in self._own_descriptors:
+                with suppress(OSError):  # that of the listing itself
+                    os.close(int(name))
+        if not self._decoys:
+            self._decoys = [os.open(os.devnull, os.O_RDONLY) for _ in range(32)]
+            self._own_descriptors |= set(self._decoys)
 
     # ------------------------------------------------------------ passes
 
@@ -724,6 +742,10 @@ class Trial:
 
     def clean_up(self) -> None:
         """What was held is as it came, and nothing is left behind."""
+        for fd in self._decoys:
+            if not os.path.samestat(os.fstat(fd), os.stat(os.devnull)):
+                raise Wrong(f"descriptor {fd} of the program was closed, and is another file's")
+            os.close(fd)
         for got, expected, where in self._held:
             if problem := difference(expected, got):
                 raise Wrong(f"held until the end, {where}: {problem}")

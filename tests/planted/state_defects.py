@@ -26,8 +26,8 @@ STATE_DEFECTS = [
         "R1",
         "a descriptor that the program has closed leaves a child the others",
         "shmload/shm/names.py",
-        "        with suppress(OSError):  # one that the program has closed",
-        "        if True:  # one that the program has closed",
+        "    with suppress(OSError):\n        return kept.file == _file_of(fd)\n",
+        "    if True:\n        return kept.file == _file_of(fd)\n",
         ("tests/shm/test_segment.py::test_a_forked_child_keeps_none_where_the_program_has_closed_one",),
     ),
     Defect(

@@ -105,8 +105,10 @@ def test_a_forked_child_neither_removes_nor_keeps_its_parents_segment() -> None:
 
 def test_a_forked_child_keeps_none_where_the_program_has_closed_one(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = os.pipe()
+    monkeypatch.setattr(names, "_descriptors", {})
+    names.keep(first)
+    names.keep(second)  # after the one that is closed
     os.close(first)
-    monkeypatch.setattr(names, "_descriptors", {first: None, second: None})  # in this order
     pid = os.fork()
     if pid == 0:
         os._exit(os.path.exists(f"/proc/self/fd/{second}"))

@@ -26,6 +26,7 @@ from shmload.remote.packing.encoding import Members, Serializers, file_member, m
 from shmload.schedule.permutation import Permutation
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import begin_sample, kept_generators
+from shmload.world import ability_of
 
 NUM_PROBED_FILES = 4  # samples of a dataset of files that are compared
 _TRANSFORMS = ("transform", "transforms", "target_transform")
@@ -139,10 +140,11 @@ def source_of(dataset: Any, quality: int | None, serializers: Serializers | None
 
 def _files_of(dataset: Any, own: Serializers) -> Files | None:
     """The files of a dataset such as torchvision's ImageFolder, if its samples are these and nothing else."""
-    if any(getattr(dataset, name, None) is not None for name in _TRANSFORMS):
+    if any(ability_of(dataset, name) is not None for name in _TRANSFORMS):
         return None
-    entries = getattr(dataset, "samples", None) or getattr(dataset, "imgs", None)
-    if not isinstance(entries, (list, tuple)) or len(entries) != len(dataset):
+    lists = [found for name in ("samples", "imgs") if isinstance(found := ability_of(dataset, name), (list, tuple)) and found]
+    entries = lists[0] if lists else []
+    if not entries or len(entries) != len(dataset):
         return None
     probed = sorted({number * (len(entries) - 1) // max(NUM_PROBED_FILES - 1, 1) for number in range(NUM_PROBED_FILES)})
     return Files(entries, serializers=own) if all(_is_file(dataset, entries, index) for index in probed) else None

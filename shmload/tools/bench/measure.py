@@ -31,6 +31,8 @@ from shmload.tools.bench.contestants import Loader, LoaderOptions, factory, like
 from shmload.tools.bench.report import quantile
 from shmload.tools.bench.rounds import BenchJob
 from shmload.tools.named import BenchError, is_map_style, make_dataset, one_line, resolve
+from shmload.worker.reader import declares_decoding
+from shmload.world import ability_of
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 GIB = 1 << 30
@@ -288,16 +290,14 @@ def memcpy_bytes_per_s(target_nbytes: int) -> float:
 
 def protocol(dataset: Any) -> str:
     """How a sample gets into a batch: the dataset's own protocol, or plain `__getitem__` or `__iter__`."""
-    if getattr(dataset, "schema", None) is not None:
-        for name in ("read_batch_into", "read_into"):
-            if getattr(dataset, name, None):
-                return name
+    if declares_decoding(dataset):
+        return "read_batch_into" if ability_of(dataset, "read_batch_into") is not None else "read_into"
     return "__getitem__" if is_map_style(dataset) else "__iter__"
 
 
 def fill(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> None:
     """Fills rows 0..len(indices) of the arrays in `out` by the dataset's own protocol."""
-    if getattr(dataset, "read_batch_into", None):
+    if protocol(dataset) == "read_batch_into":
         dataset.read_batch_into(indices, out)
         return
     for row, index in enumerate(indices):

@@ -1,0 +1,65 @@
+"""Programs with a habit about their children's signals or about descriptors, which then use a loader: prints what came."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from typing import Any
+
+from shmload import ShmLoader
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def reap(*_: Any) -> None:
+    """Wait for every child that has ended, as servers do."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def main(habit: str, method: str, seed: str, kills: str) -> None:
+    """Read two epochs; with `kills`, end a worker in the first."""
+    warnings.simplefilter("error")
+    if habit == "ignored":
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    elif habit == "handler":
+        signal.signal(signal.SIGCHLD, reap)
+    options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": method}
+    if seed != "None":
+        options["seed"] = int(seed)
+    if habit == "closes":
+        with ShmLoader(Numbers(), 2, **options) as loader:
+            assert len(list(loader)) == 4
+        os.closerange(3, 4096)
+        kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]  # the numbers are other files' now
+    with ShmLoader(Numbers(), 2, **options) as loader:
+        for epoch in range(2):
+            for step, batch in enumerate(loader):
+                print(batch.tolist(), end=" ")
+                if habit == "waitpid":
+                    reap()
+                if kills == "kills" and (epoch, step) == (0, 1):
+                    pid = loader._builder.last.pool.pids[0]
+                    pidfd = os.pidfd_open(pid)
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    os.close(pidfd)
+    if habit == "closes":
+        assert [os.path.samestat(os.fstat(fd), os.stat(os.devnull)) for fd in kept] == [True] * 64
+    if kills == "kills":
+        loader.close()
+        print("killed", end="")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

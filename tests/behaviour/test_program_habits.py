@@ -1,0 +1,64 @@
+"""What a program does with SIGCHLD, its children and its descriptors does not break a loader."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from shmload.shm import names
+from shmload.world import UNKNOWN_EXIT, describe_exit, settle
+
+pytestmark = pytest.mark.slow(reason="starts programs that import torch")
+
+TWO_EPOCHS = 2 * "[0, 1] [2, 3] [4, 5] [6, 7] "
+
+
+def said(*arguments: Any) -> str:
+    """What the program prints; it must say nothing on stderr but of workers that are replaced."""
+    command = [sys.executable, "-m", "tests.behaviour.habit_program", *map(str, arguments)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert [line for line in ran.stderr.splitlines() if "it is replaced" not in line] == []
+    return ran.stdout
+
+
+@pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("habit", ["ignored", "handler", "waitpid", "closes"])
+def test_a_loader_works_in_a_program_that(habit: str, method: str, seed: int | None) -> None:
+    assert said(habit, method, seed, "") == TWO_EPOCHS
+
+
+@pytest.mark.parametrize("habit", ["ignored", "handler"])
+def test_a_killed_worker_is_replaced_though_its_exit_code_is_lost(habit: str) -> None:
+    assert said(habit, "fork", 1, "kills") == f"{TWO_EPOCHS}killed"
+
+
+def test_the_exit_code_of_a_process_that_the_program_has_reaped_is_unknown() -> None:
+    process = multiprocessing.get_context("fork").Process(target=os._exit, args=(7,))
+    process.start()
+    os.waitpid(process.pid or 0, 0)
+    assert settle(process) == UNKNOWN_EXIT
+    process.close()
+    assert "the code is unknown" in describe_exit(UNKNOWN_EXIT)
+
+
+def test_a_descriptor_that_the_program_has_reused_is_not_closed() -> None:
+    reader, writer = os.pipe()
+    kept = names.keep(reader)
+    os.close(reader)
+    null = os.open(os.devnull, os.O_RDONLY)
+    assert null == reader
+    assert not names.is_kept(kept)
+    anew = names.keep(null)
+    names.close(kept)
+    assert names.is_kept(anew)
+    names.close(anew)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(null)
+    os.close(writer)

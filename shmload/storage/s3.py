@@ -206,6 +206,7 @@ _REMEDIES = {
     "AuthorizationHeaderMalformed": "requests are signed for another region than the server's: give its name as region",
     "ExpiredToken": "the temporary credentials have run out: make a client with new ones",
     "InvalidAccessKeyId": "the server does not know the access key: look at access_key and at the endpoint",
+    "InvalidObjectState": "the object is archived (GLACIER, DEEP_ARCHIVE): restore it first, then read it",
     "InvalidToken": "the session token is none of this server's: look at session_token",
     "NoSuchBucket": "look at the bucket's name and at the endpoint, or create the bucket",
     "PermanentRedirect": "the bucket is in another region: give its name as region",

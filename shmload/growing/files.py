@@ -46,7 +46,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ from shmload._core.records import RecordReader
 from shmload.errors import CacheFull, ShardCorrupt
 from shmload.formats.paths import AtomicWriter, write_if_possible
 from shmload.formats.tfrecord import Offsets, RecordFile, TFRecordWriter, error_of, fields_of
-from shmload.storage.folder import BudgetedFolder, Reservation
+from shmload.storage.folder import BudgetedFolder, Reservation, repeated
 from shmload.storage.ledger import KeptFile, is_locked, try_lock
 
 CONTROL = ".growing"
@@ -602,7 +602,9 @@ class CacheWriter(AtomicWriter):
             reservation: of the file.
             num_records, nbytes: what was written.
         """
-        name = own_name(next_generation(self._control), num_records, nbytes, self._compression)
+        folder = self._folder
+        generation = repeated(lambda: folder.evicting(partial(next_generation, self._control)), self._timeout_s)
+        name = own_name(generation, num_records, nbytes, self._compression)
         reservation.publish(name, nbytes=nbytes)
         self.num_files += 1
         statistics = self._statistics

@@ -9,6 +9,7 @@ One training run's snapshots, the same for all its ranks.
 
     .growing/runs/<name>/epoch-<e>.json   frozen by the first rank to need it, visible when it is whole; the others read it
     .growing/runs/<name>/epoch-<e>.begun  a rank has begun to read it; until then it may be frozen anew
+    .growing/runs/<name>/spare            reserved room, which becomes the next snapshot if the disk is full by then
     .growing/runs/<name>/attending        a shared flock on it says that a rank of the run lives
     .growing/runs/<name>/gate             whoever comes or goes holds an exclusive flock on it
 
@@ -23,6 +24,7 @@ way: no worker stands still for it. Its files are held from then until a later e
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import logging
@@ -33,6 +35,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any, Literal
@@ -41,7 +44,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.errors import StateMismatch, WorkerDied
+from shmload.errors import CacheFull, StateMismatch, WorkerDied
 from shmload.formats.paths import is_hidden, write_whole
 from shmload.growing.files import (
     CONTROL,
@@ -238,6 +241,8 @@ def statistics_of(library: Library) -> CacheStatistics:
     )
 
 
+SPARE = "spare"
+SPARE_NBYTES = 4096  # it is reserved in multiples of this
 KEPT_SNAPSHOTS = 64  # of a run: states of older epochs cannot be resumed
 
 
@@ -299,10 +304,48 @@ class GrowingRun:
 
     def freeze(self, snapshot: Snapshot) -> bool:
         """Makes this the epoch's snapshot, unless another rank was first. A few of the newest are kept."""
-        is_ours = write_whole(snapshot_path(self.path, snapshot.epoch), snapshot.dumps(), is_new=True)
+        path, data = snapshot_path(self.path, snapshot.epoch), snapshot.dumps()
+        try:
+            is_ours = write_whole(path, data, is_new=True)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            with locked(self.path / "gate"):
+                self._recycle(snapshot.epoch, len(data))
+                with open(self.path / SPARE, "rb+", buffering=0) as spare:
+                    spare.write(data)
+                    spare.truncate()
+                try:
+                    os.link(self.path / SPARE, path)
+                    is_ours = True
+                except FileExistsError:
+                    is_ours = False
+                (self.path / SPARE).unlink()
         for epoch in self._epochs()[:-KEPT_SNAPSHOTS]:
             self._forget(epoch)
+        self._reserve(2 * len(data))
         return is_ours
+
+    def _recycle(self, epoch: int, nbytes: int) -> None:
+        """Make a spare file of at least `nbytes` without any more of the disk: of the oldest snapshot that no rank reads.
+
+        Raises:
+            OSError: the disk is full, and neither a spare file nor such a snapshot is large enough.
+        """
+        spare = self.path / SPARE
+        for earlier in [e for e in self._epochs() if e < epoch - 1]:
+            if spare.exists() and spare.stat().st_size >= nbytes:
+                return
+            log.info("the disk of %s is full: epoch %d can no longer be resumed", self.path, earlier)
+            os.replace(snapshot_path(self.path, earlier), spare)
+            self._forget(earlier)
+        if not spare.exists() or spare.stat().st_size < nbytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(self.path))
+
+    def _reserve(self, nbytes: int) -> None:
+        """Reserve room for the next epoch's snapshot, if there is any: samplers may fill the disk until then."""
+        with suppress(OSError), locked(self.path / "gate"), open(self.path / SPARE, "ab") as spare:
+            os.posix_fallocate(spare.fileno(), 0, -(-nbytes // SPARE_NBYTES) * SPARE_NBYTES)
 
     def begin(self, epoch: int) -> None:
         """Says that this epoch's snapshot is read, so that it stays what it is."""
@@ -412,7 +455,7 @@ class GrowingEpochs:
     @property
     def run(self) -> GrowingRun:
         """This rank's part in its run."""
-        return self._joined.run
+        return self._library.folder.evicting(lambda: self._joined.run)
 
     def state(self, epoch: int) -> dict[str, Any] | None:
         """What a state says of an epoch's snapshot; None before it is begun, as until then it may be frozen anew."""
@@ -469,7 +512,7 @@ class GrowingEpochs:
             return False
         try:
             self.snapshot(epoch, timeout_s=0.0)
-        except (TimeoutError, WorkerDied, StateMismatch):
+        except (TimeoutError, WorkerDied, StateMismatch, CacheFull):
             self._unsettled = epoch  # another look with each batch would cost too much
             return False
         return True
@@ -482,7 +525,9 @@ class GrowingEpochs:
         Raises:
             TimeoutError: too few samples have been collected.
             StateMismatch: it was frozen long ago, and samples of it are gone.
+            CacheFull: the disk is full, and no file of the cache may be evicted.
         """
+        folder, has_evicted = self._library.folder, False
         known = self._snapshots.get(epoch)
         if known is not None:
             return known
@@ -492,14 +537,22 @@ class GrowingEpochs:
             if found is not None:
                 continue
             files = self._library.collected(self._least, self._timeout_s if timeout_s is None else timeout_s)
-            hold = self._library.folder.lease_many([file.name for file in files])
+            hold = folder.lease_many([file.name for file in files])
             held = frozenset(hold.names)
             kept = tuple(file for file in files if file.name in held)
             if sum(file.num_records for file in kept) < self._least:
                 hold.release()  # evicted between the look and the hold
                 continue
             found = Snapshot(epoch, kept)
-            if self.run.freeze(found):
+            try:
+                is_ours = folder.evicting(partial(self.run.freeze, found))
+            except CacheFull:
+                hold.release()
+                if timeout_s is not None or has_evicted or not folder.free_disk(1):  # ahead of its time an epoch evicts nothing
+                    raise
+                has_evicted = True
+                continue
+            if is_ours:
                 self._holds[epoch], self._snapshots[epoch] = hold, found
                 log.info("epoch %d reads %d samples in %d files", epoch, found.n, len(kept))
                 return found
@@ -557,7 +610,7 @@ class GrowingEpochs:
         snapshot = self.snapshot(epoch)
         if epoch not in self._holds:  # the loader has been closed since
             self._take(snapshot, is_named=True)
-        self.run.begin(epoch)
+        self._library.folder.evicting(partial(self.run.begin, epoch))
         self._begun = {epoch}
 
     def ended(self) -> None:

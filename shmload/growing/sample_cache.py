@@ -75,7 +75,9 @@ class SampleCache:
         (self.path / CONTROL / BAD).mkdir(parents=True, exist_ok=True)
         self.folder = BudgetedFolder(self.path, capacity_bytes, adopts=True, order=are_samples)
         self._begin()
-        write_whole(self.path / CONTROL / BUDGET, b"%d" % capacity_bytes)
+        budget, said = self.path / CONTROL / BUDGET, b"%d" % capacity_bytes
+        if not budget.exists() or budget.read_bytes() != said:
+            self.folder.evicting(partial(write_whole, budget, said))
         forget_runs(self.path, lambda name: (self.path / name).exists())
 
     def _begin(self) -> None:

@@ -25,7 +25,8 @@ from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, p
 from shmload.remote.layouts import LitData, Mds, Parquet, PlainFiles, Tar, layout_named, layout_of, litdata_of
 from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, ShardEntry, Shards, ShardTable
 from shmload.remote.packing.generation import CLAIM, unfinished
-from shmload.storage.client import split_url
+from shmload.storage.client import split_query, split_url
+from shmload.storage.http import HttpStore
 from shmload.storage.local import Store, StoredObject, checked_key
 
 __all__ = ["indexes_beside", "indexes_kept", "shards_in", "shards_of", "shards_of_urls"]
@@ -245,13 +246,14 @@ def shards_of_urls(
 
     Args:
         open_store: (URL of a folder) -> the store.
-        layout: of the objects; None: as their names say.
+        layout: of the objects; None: as their names say, without what stands behind a "?".
         generation: of a folder's dataset, as of `shards_in`.
     Raises:
         ObjectMissing: one is not there.
         ValueError: a folder stands among others; shards of several layouts.
     """
-    names = shard_paths(urls)
+    given = [split_query(name) for name in shard_paths(urls)]
+    names = [name for name, _ in given]
     asked = None if layout is None else layout_named(layout)
     kinds = {name: layout_of(packing_of(name)[0]) for name in names}
     folders = [name for name, kind in kinds.items() if kind is None]
@@ -259,7 +261,12 @@ def shards_of_urls(
         raise ValueError(
             f"{folders[0]!r} is no shard of a layout that is known, and a folder stands alone: give its URL, or those of shards"
         )
-    if folders and len(names) == 1:
+    if folders and len(names) == 1 and not (given[0][1] and asked is not None):
+        if given[0][1]:
+            raise ValueError(
+                f"{names[0]} is no shard of a layout that is known, and a folder's URL has no query: say layout=, or give the URLs "
+                "of the shards"
+            )
         return shards_in(open_store(names[0]), layout, generation)
     if generation is not None:
         raise ValueError(f"generation={generation!r} is one of a packed folder, which is given by its URL alone; got {names[0]!r}")
@@ -268,6 +275,9 @@ def shards_of_urls(
     kind = asked or kinds[names[0]] or TAR
     places = [split_url(name) for name in names]
     stores = {parent: open_store(parent) for parent, _ in places}
+    for (parent, key), (_, query) in zip(places, given, strict=True):
+        if isinstance(store := stores[parent], HttpStore) and query:
+            store.add_query(key, query)
 
     def look(place: tuple[str, str]) -> RemoteShard:
         store, key = stores[place[0]], place[1]

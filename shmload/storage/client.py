@@ -226,6 +226,15 @@ def open_store(url: str | os.PathLike[str], client: Any = None) -> Store:
     return FilesystemStore(text, client)
 
 
+def split_query(url: str | os.PathLike[str]) -> tuple[str, str]:
+    """An http(s) URL without its query, and the query: a signature or an option of the server. Other names have none."""
+    text = os.fspath(url)
+    if not text.startswith(("http://", "https://")):
+        return text, ""
+    path, _, query = text.partition("#")[0].partition("?")
+    return path, query
+
+
 def split_url(url: str | os.PathLike[str]) -> tuple[str, str]:
     """The folder's URL and the key of an object's URL: "s3://b/a/x.tar" is "s3://b/a" and "x.tar".
 

@@ -291,7 +291,9 @@ class FilesystemStore:
         said = self._without_secrets(words(error))
         if type(error).__name__ == "FSTimeoutError":
             said = "its library got no answer in time, however often it tried"
-        if isinstance(error, PermissionError) or status in (401, 403) or "uthenticat" in type(error).__name__:
+        if re.search("BlobArchived|InvalidObjectState", f"{said} {getattr(error, 'error_code', '')} {error.__cause__}"):
+            remedy = "the object is archived: restore it (rehydrate it) first, then read it"
+        elif isinstance(error, PermissionError) or status in (401, 403) or "uthenticat" in type(error).__name__:
             remedy = "look at the credentials, in the environment, where the scheme's library looks, or in client={...}"
         elif (
             status in (408, 429)

@@ -45,6 +45,9 @@ Order = Callable[[Iterator[Kept]], Iterable[Kept]]
 """Of the files that nobody has leased, given oldest first, those that may be evicted, the first to go first."""
 
 
+_CONTROL_NBYTES = 4096  # what a lease or a control file takes of the disk, about
+
+
 def repeated(
     try_once: Callable[[], T], timeout_s: float | None, waits_out: tuple[type[Exception], ...] = (CacheFull, TimeoutError)
 ) -> T:
@@ -416,12 +419,16 @@ class BudgetedFolder:
             FileNotFoundError: it is not there, or no longer.
         """
         session = self._session()
-        with session.locked() as ledger:
-            kept = ledger.files.get(name)
-            if kept is None:
-                raise FileNotFoundError(f"{self.path} has no file {name}: it was evicted, or never published")
-            session.process_leases.hold([kept.ino])
-            return Lease(self.path, (kept,), functools.partial(self._let_go, session))
+
+        def try_once() -> Lease:
+            with session.locked() as ledger:
+                kept = ledger.files.get(name)
+                if kept is None:
+                    raise FileNotFoundError(f"{self.path} has no file {name}: it was evicted, or never published")
+                session.process_leases.hold([kept.ino])
+                return Lease(self.path, (kept,), functools.partial(self._let_go, session))
+
+        return self.evicting(try_once)
 
     def lease_many(self, names: Iterable[str] | None = None) -> Leases:
         """Holds many files at once: those of `names` that are there; None: all.
@@ -429,13 +436,18 @@ class BudgetedFolder:
         One lease for all of them, in one moment; no descriptor is kept open, so their number is not bounded by a limit of those.
         """
         session = self._session()
-        with session.locked() as ledger:
-            if names is None:
-                found = tuple(ledger.files.values())
-            else:
-                found = tuple(ledger.files[name] for name in dict.fromkeys(names) if name in ledger.files)
-            session.process_leases.hold([kept.ino for kept in found])
-            return Leases(self.path, found, functools.partial(self._let_go, session))
+        wanted = None if names is None else list(dict.fromkeys(names))
+
+        def try_once() -> Leases:
+            with session.locked() as ledger:
+                if wanted is None:
+                    found = tuple(ledger.files.values())
+                else:
+                    found = tuple(ledger.files[name] for name in wanted if name in ledger.files)
+                session.process_leases.hold([kept.ino for kept in found])
+                return Leases(self.path, found, functools.partial(self._let_go, session))
+
+        return self.evicting(try_once)
 
     def files(self) -> list[Kept]:
         """What is published, oldest first."""
@@ -518,13 +530,13 @@ class BudgetedFolder:
                 self._make_room(session, ledger, nbytes, order)
                 return session.begin_writing(temporary, nbytes)
 
-        found = repeated(try_once, timeout_s)
+        found = repeated(lambda: self.evicting(try_once, order=order), timeout_s)
         if isinstance(found, Lease):
             return found
         reservation = Reservation(self, session, found, temporary, nbytes)
         faults.hit("after_reserve")
         try:
-            self._allocate(session, found.fd, 0, nbytes, timeout_s, order)
+            self._allocate(found.fd, 0, nbytes, timeout_s, order)
         except BaseException:
             reservation.abandon()
             raise
@@ -547,7 +559,7 @@ class BudgetedFolder:
 
         repeated(try_once, timeout_s)
         try:
-            self._allocate(session, fd, nbytes, more, timeout_s, self.order)
+            self._allocate(fd, nbytes, more, timeout_s, self.order)
         except BaseException:
             with session.locked() as ledger:
                 set_nbytes(ledger, nbytes)
@@ -591,32 +603,47 @@ class BudgetedFolder:
         unlink(f"{self.path}/{kept.name}")
         ledger.remove(kept.name)
 
-    def _allocate(self, session: Session, fd: int, start: int, nbytes: int, timeout_s: float | None, order: Order) -> None:
+    def _allocate(self, fd: int, start: int, nbytes: int, timeout_s: float | None, order: Order) -> None:
         """Takes a file's blocks, so that no later write meets a full disk. A disk smaller than the budget evicts, too."""
         if not nbytes:
             return
 
-        def try_once() -> None:
-            while True:
-                try:
-                    os.posix_fallocate(fd, start, nbytes)
-                    return
-                except OSError as error:
-                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                        raise
-                if not self._free_disk(session, nbytes, order):
-                    break
-            disk = os.statvfs(self.path)
-            raise CacheFull(
-                f"the disk of {self.path} has no room for {nbytes} bytes more: {disk.f_bavail * disk.f_frsize} bytes are free, and "
-                f"nothing more of the cache's budget of {self.capacity_bytes} bytes may be evicted: free some, or make the budget "
-                f"smaller"
-            )
+        def allocate() -> None:
+            os.posix_fallocate(fd, start, nbytes)
 
-        repeated(try_once, timeout_s)
+        repeated(lambda: self.evicting(allocate, nbytes, order), timeout_s)
 
-    def _free_disk(self, session: Session, nbytes: int, order: Order) -> bool:
-        """Evicts as much as a file needs that the disk has no room for, or what there is; whether that was anything."""
+    def evicting(self, write: Callable[[], T], nbytes: int = _CONTROL_NBYTES, order: Order | None = None) -> T:
+        """Return what `write` returns. While the disk is full, evict files that are not leased and call it again.
+
+        Args:
+            write: leaves nothing behind if it raises.
+            nbytes: how many bytes it needs, about.
+            order: which files may be evicted; None: the folder's.
+        Raises:
+            CacheFull: the disk is full, and nothing more may be evicted.
+        """
+        while True:
+            try:
+                return write()
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                if not self.free_disk(nbytes, order):
+                    disk = os.statvfs(self.path)
+                    raise CacheFull(
+                        f"the disk of {self.path} has no room for {nbytes} bytes more: {disk.f_bavail * disk.f_frsize} bytes are "
+                        f"free, and nothing more of the cache's budget of {self.capacity_bytes} bytes may be evicted: free some, "
+                        f"or make the budget smaller"
+                    ) from error
+
+    def free_disk(self, nbytes: int, order: Order | None = None) -> bool:
+        """Evict files that are not leased, whatever the budget, until `nbytes` are free or none is left.
+
+        Returns:
+            whether any was evicted.
+        """
+        session, order = self._session(), order or self.order
         with session.locked() as ledger:
             session.sweep()
             leased = session.process_leases.leased()

@@ -333,6 +333,12 @@ class WebReader(ABC):
         said = answer.headers.get("Content-Range")
         if said is None and answer.status == 200:
             length = answer.headers.get("Content-Length")  # of HEAD too, whose answer has no body
+            encoding = answer.headers.get("Content-Encoding", "identity")
+            if encoding != "identity" and not version.url.lower().endswith((".gz", ".tgz", ".zst", ".br")):
+                raise StoreError(
+                    f"{version.url} came encoded as {encoding}, though the request forbids it: have the server store the object "
+                    "without Content-Encoding, or switch its compression off"
+                )
             if length is None:
                 raise StoreError(f"{version.url} has no known length: its server has to send Content-Length")
             return int(length), True
@@ -401,7 +407,20 @@ class HttpStore(WebReader):
         self.parallel = parallel
         self.ca_file = ca_file
         self.url = f"{parts.scheme}://{parts.netloc}{quote(unquote(parts.path), safe='/-_.~')}".rstrip("/")
+        self._queries: dict[str, str] = {}
         self._transports: dict[str, Transport] = {}
+
+    def add_query(self, key: str, query: str) -> None:
+        """Send a query with each request for this object, such as the signature of a presigned URL. No error or name shows it.
+
+        Raises:
+            StoreError: the object has another query already, so it may be another object.
+        """
+        if self._queries.setdefault(key, query) != query:
+            raise StoreError(
+                f"{self.url_of(key)} was given twice, with different queries: an object is known by its path, so give each path "
+                "once"
+            )
 
     def put(self, *_: Any) -> NoReturn:
         """A web server is only read."""
@@ -419,11 +438,12 @@ class HttpStore(WebReader):
         return f"{self.url}/{quote(checked_key(key, self.url), safe='/-_.~')}"
 
     def ask(self, method: str, key: str, headers: Mapping[str, str]) -> Answer:
-        url = self.url_of(key)
+        url = first = self.url_of(key)
         for _ in range(_MOST_REDIRECTS + 1):
             parts = urlsplit(url)
             transport = self._transport(f"{parts.scheme}://{parts.netloc}")
-            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            query = parts.query or self._queries.get(key, "") * (url == first)
+            target = (parts.path or "/") + (f"?{query}" if query else "")
             full = {"Host": parts.netloc, "Accept-Encoding": "identity", "User-Agent": "shmload", **headers}
             answer = transport.request(method, target, full)
             if answer.status not in (301, 302, 303, 307, 308):
@@ -442,6 +462,8 @@ class HttpStore(WebReader):
         if answer.status in (408, 429) or (answer.status >= 500 and answer.status != 501):
             return TransientError(f"the server says {said}")
         remedy = "it wants to know who asks: use s3:// with credentials" if answer.status in (401, 403) else "look at the URL"
+        if answer.status in (400, 401, 403) and any(url == self.url_of(key) for key in self._queries):
+            remedy = "the signature in the URL's query may be wrong or expired: make a new URL"
         return StoreError(f"cannot {doing}: the server says {said}; {remedy}")
 
     def _transport(self, base_url: str) -> Transport:

@@ -177,7 +177,11 @@ class Ledger:
     def changing(self) -> None:
         """To be called before a file is made, renamed or removed."""
         if not self._is_changing:
-            os.pwrite(self._file.fd, b"\1", 0)
+            try:
+                os.pwrite(self._file.fd, b"\1", 0)
+            except OSError:  # on a full disk a ledger that was never written stays empty, and an empty one counts as dirty
+                if os.fstat(self._file.fd).st_size >= _HEADER.size:
+                    raise
             self._is_changing = True
 
     def add(self, kept: Kept) -> None:
@@ -253,7 +257,6 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result:
 
 USERS = f"{HIDDEN}/users"
 _LEASE_HEADER = struct.Struct("<QQ")  # capacity, how often the leases behind it have changed
-_VERSION_AT = 8
 
 
 class ProcessLeases:
@@ -266,8 +269,10 @@ class ProcessLeases:
         self._path = f"{self._users}/{self.name}"
         self._file = KeptFile(self._path, os.O_EXCL)
         fcntl.flock(self._file.fd, fcntl.LOCK_EX)
-        os.pwrite(self._file.fd, _LEASE_HEADER.pack(capacity_bytes, 0), 0)
+        self._capacity_bytes = capacity_bytes
         self._version = 0
+        with contextlib.suppress(OSError):  # the disk is full: the first lease writes it, after room was made
+            self._write_header()
         self._counts: dict[int, int] = {}  # leases in this process by inode
         self._slots: dict[int, int] = {}  # where in the file the inode stands
         self._free: list[int] = []
@@ -278,19 +283,19 @@ class ProcessLeases:
 
     def hold(self, inos: Iterable[int]) -> None:
         """Leases files. Those that it holds already it only counts; of the others, the folder's lock must be held."""
-        fresh = []
+        inos = list(inos)
+        fresh = [ino for ino in dict.fromkeys(inos) if ino not in self._counts]
+        num_reused = min(len(fresh), len(self._free))
+        added = fresh[num_reused:]
+        first = len(self._slots) + len(self._free)  # where the table ends
+        self._write_header()
+        if added:  # before anything is counted: the disk may be full
+            _write_all(self._file.fd, array.array("Q", added).tobytes(), _LEASE_HEADER.size + 8 * first)
         for ino in inos:
-            count = self._counts.get(ino, 0)
-            self._counts[ino] = count + 1
-            if not count:
-                fresh.append(ino)
-        while fresh and self._free:
-            self._put(self._free.pop(), fresh.pop())
-        if fresh:
-            first = len(self._slots)  # no slot is free, so all below it are taken
-            for place, ino in enumerate(fresh, first):
-                self._slots[ino] = place
-            os.pwrite(self._file.fd, array.array("Q", fresh).tobytes(), _LEASE_HEADER.size + 8 * first)
+            self._counts[ino] = self._counts.get(ino, 0) + 1
+        for ino in fresh[:num_reused]:
+            self._put(self._free.pop(), ino)
+        self._slots.update(zip(added, range(first, first + len(added)), strict=True))
         self._changed()
 
     def drop(self, inos: Iterable[int]) -> None:
@@ -315,7 +320,10 @@ class ProcessLeases:
     def _changed(self) -> None:
         """Has the others read the leases again."""
         self._version += 1
-        os.pwrite(self._file.fd, self._version.to_bytes(8, "little"), _VERSION_AT)
+        self._write_header()
+
+    def _write_header(self) -> None:
+        os.pwrite(self._file.fd, _LEASE_HEADER.pack(self._capacity_bytes, self._version), 0)
 
     def leased(self) -> set[int]:
         """Inodes that any living process has leased. Removes what dead ones have left."""
@@ -355,6 +363,14 @@ class ProcessLeases:
                 continue
             self._others.pop(name, None)
             unlink(f"{self._users}/{name}")
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    """Write all of `data`; a disk that fills up in between is an OSError."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done
 
 
 def _read(path: str, nbytes: int = -1) -> bytes:

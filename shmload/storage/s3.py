@@ -64,6 +64,9 @@ def library(name: str) -> Any:
         raise StoreError("buckets (s3://) need boto3, which is not installed: pip install 'shmload[s3]'") from None
 
 
+_LONG_SECRET = 16  # characters from which a secret is masked wherever it occurs: it is no part of a name by chance
+
+
 class Credentials:
     """Keys that stay as they are, or an object of botocore's that renews them; neither signs nothing.
 
@@ -102,8 +105,13 @@ class Credentials:
         raise StoreError(f"the credentials could not be renewed: {said}. Sign in again")
 
     def redacted(self, text: str) -> str:
-        """The text without any of them."""
-        return functools.reduce(lambda text, secret: text.replace(secret, "***"), filter(None, self._values()), text)
+        """Return the text without any of them. A short one is masked as a word only: "test" stays in "latest"."""
+        for secret in filter(None, self._values()):
+            pattern = re.escape(secret)
+            if len(secret) < _LONG_SECRET:
+                pattern = rf"(?<![A-Za-z0-9_]){pattern}(?![A-Za-z0-9_])"
+            text = re.sub(pattern, "***", text)
+        return text
 
     def _values(self) -> tuple[str | None, ...]:
         return () if self.anonymous else self._keys or tuple(self.frozen())[:3]
@@ -206,6 +214,7 @@ _REMEDIES = {
     "AuthorizationHeaderMalformed": "requests are signed for another region than the server's: give its name as region",
     "ExpiredToken": "the temporary credentials have run out: make a client with new ones",
     "InvalidAccessKeyId": "the server does not know the access key: look at access_key and at the endpoint",
+    "InvalidObjectState": "the object is archived (GLACIER, DEEP_ARCHIVE): restore it first, then read it",
     "InvalidToken": "the session token is none of this server's: look at session_token",
     "NoSuchBucket": "look at the bucket's name and at the endpoint, or create the bucket",
     "PermanentRedirect": "the bucket is in another region: give its name as region",
@@ -216,24 +225,25 @@ _REMEDIES = {
 
 def failure_of_call(error: Exception, url: str, doing: str, client: Client) -> StoreError | TransientError:
     """The error to raise for one of botocore's."""
-    exceptions = library("botocore.exceptions")
+    exceptions, text = library("botocore.exceptions"), client.credentials.redacted(str(error))
     if isinstance(error, exceptions.ClientError):
         found = _failure_of(error.response, url, doing, client)
     elif isinstance(error, exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
-        found = StoreError(f"{client.endpoint} is not trusted: {error}. Give its certificates as ca_file")
+        found = StoreError(f"{client.endpoint} is not trusted: {text}. Give its certificates as ca_file")
     elif isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
-        found = TransientError(f"no answer from {client.endpoint} ({error})")
+        found = TransientError(f"no answer from {client.endpoint} ({text})")
     elif isinstance(error, exceptions.BotoCoreError):
-        found = StoreError(f"cannot {doing}: {error}. Look at the bucket's name, the region and the credentials")
+        found = StoreError(f"cannot {doing}: {text}. Look at the bucket's name, the region and the credentials")
     else:
-        found = TransientError(f"the server sent no readable answer ({error})")
-    return _redacted(found, client)
+        found = TransientError(f"the server sent no readable answer ({text})")
+    return found
 
 
 def _failure_of(response: Mapping[str, Any], url: str, doing: str, client: Client) -> StoreError | TransientError:
-    """Of an error as botocore parses it."""
+    """Of an error as botocore parses it. What the server says may hold credentials; the object's own name is never masked."""
     status, headers = response["ResponseMetadata"]["HTTPStatusCode"], response["ResponseMetadata"]["HTTPHeaders"]
-    code, message = (str(response["Error"].get(name) or "").strip() for name in ("Code", "Message"))
+    redacted = client.credentials.redacted
+    code, message = (redacted(str(response["Error"].get(name) or "").strip()) for name in ("Code", "Message"))
     code, message = "" if code == str(status) else code[:80], message[:200]
     said = f"{status} {code}".strip() + (f" ({message})" if message else "")
     if status in (301, 302, 307, 308) or code == "AuthorizationHeaderMalformed":
@@ -251,14 +261,6 @@ def _failure_of(response: Mapping[str, Any], url: str, doing: str, client: Clien
         else "look at the endpoint, the bucket's name and what the server can do"
     )
     return StoreError(f"cannot {doing} at {client.endpoint}: the server says {said}; {remedy}")
-
-
-def _redacted(found: StoreError | TransientError, client: Client) -> StoreError | TransientError:
-    """The error without what a server may have sent back of the credentials."""
-    text = client.credentials.redacted(str(found))
-    if text != str(found):
-        found.args = (text,)
-    return found
 
 
 def _seconds(text: str | None) -> float:
@@ -460,7 +462,7 @@ class S3Store(WebReader):
         status = max(answer.status, 301)  # what is below would be no failure to it
         response = parser.parse({"status_code": status, "headers": dict(answer.headers), "body": body}, None)
         response["ResponseMetadata"]["HTTPStatusCode"] = answer.status
-        return _redacted(_failure_of(response, url, doing, self.client), self.client)
+        return _failure_of(response, url, doing, self.client)
 
     def close(self) -> None:
         """Closes idle connections; the store opens others when it is used again."""

@@ -192,6 +192,22 @@ class _Response(http.client.HTTPResponse):
         super().__init__(sock, *args, **kwargs)
         self.fp = _OneLook(self.fp.detach())
 
+    def readinto(self, buffer: Any) -> int:
+        """Read what one look at the socket brings, also of a chunked body: Python's own wants the whole of each chunk at once."""
+        inner: Any = self
+        if not self.chunked or self.fp is None or inner._method == "HEAD":
+            return super().readinto(buffer)
+        left = inner._get_chunk_left()
+        if left is None:
+            return 0
+        if left < 0:
+            raise http.client.HTTPException("a chunk of negative length")
+        got = self.fp.readinto(memoryview(buffer)[:left])
+        if not got:
+            raise http.client.RemoteDisconnected("it hung up in the middle of a chunk")
+        self.chunk_left = left - got
+        return got
+
 
 class _Connection(http.client.HTTPConnection):
     """To a server, or to the proxy before it."""

@@ -302,7 +302,17 @@ def mended(case: Case) -> Case:
     while case != before:
         before = case
         for rule in (
-            _of_kind, _of_many, _of_mode, _of_order, _of_fields, _of_loader, _of_habit, _of_backend, _of_also, _of_program, _of_idle
+            _of_kind,
+            _of_many,
+            _of_mode,
+            _of_order,
+            _of_fields,
+            _of_loader,
+            _of_habit,
+            _of_backend,
+            _of_also,
+            _of_program,
+            _of_idle,
         ):
             case = rule(case)
     return case

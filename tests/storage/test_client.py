@@ -20,7 +20,8 @@ import shmload
 from shmload.errors import StoreError
 from shmload.remote import make_client
 from shmload.storage.client import Client, client_of, open_store
-from shmload.storage.s3 import Credentials
+from shmload.storage.filesystem import FilesystemStore
+from shmload.storage.s3 import Credentials, _failure_of
 from tests.storage import store_kit
 from tests.storage.fault_proxy import FaultProxy, Garbage, Status
 
@@ -341,3 +342,35 @@ def test_credentials_say_of_themselves_only_whether_there_are_any() -> None:
 def test_credentials_without_keys_sign_nothing() -> None:
     assert Credentials().anonymous
     assert Credentials().of_botocore() is None
+
+
+def test_short_credentials_are_masked_as_words_only() -> None:
+    credentials = Credentials("test", "secret/key+is-quite-long")
+    assert credentials.redacted("latest/tests: 'test' <secret/key+is-quite-long>x") == "latest/tests: '***' <***>x"
+
+
+@pytest.mark.parametrize(
+    ("keys", "shown"), [(("test", "tests"), "s3://test/tests/latest.tar"), (("a", "s3"), "s3://test/tests/latest.tar")]
+)
+def test_names_of_objects_are_never_masked(keys: tuple[str, str], shown: str) -> None:
+    client = make_client("http://127.0.0.1:9", *keys)
+    answer = {"ResponseMetadata": {"HTTPStatusCode": 404, "HTTPHeaders": {}}, "Error": {"Code": "NoSuchKey", "Message": "no test"}}
+    assert (
+        str(_failure_of(answer, "s3://test/tests/latest.tar", "read", client)) == f"no such object: {shown} at http://127.0.0.1:9"
+    )
+
+
+def test_archived_object_is_called_archived() -> None:
+    client = make_client("http://127.0.0.1:9", "test", "test")
+    error = {"Code": "InvalidObjectState", "Message": "The operation is not valid for the object's storage class"}
+    answer = {"ResponseMetadata": {"HTTPStatusCode": 403, "HTTPHeaders": {}}, "Error": error}
+    said = str(_failure_of(answer, "s3://b/x", "read s3://b/x", client))
+    assert said.endswith("; the object is archived (GLACIER, DEEP_ARCHIVE): restore it first, then read it"), said
+
+
+def test_archived_azure_blob_is_called_archived() -> None:
+    class HttpResponseError(Exception):
+        status_code, error_code = 409, "BlobArchived"
+
+    said = str(FilesystemStore("memory://x")._failure(HttpResponseError("This operation is not permitted"), "x", "read"))
+    assert said.endswith("; the object is archived: restore it (rehydrate it) first, then read it"), said

@@ -10,11 +10,14 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, StoreError
+from shmload.formats import TarWriter
+from shmload.remote import RemoteDataset
 from shmload.storage.http import HttpStore, MemoryTarget, Version
 from shmload.storage.transport import Answer, RetryPolicy, Transport
 from tests.storage import store_kit
@@ -179,3 +182,98 @@ def test_a_server_with_a_certificate_of_its_own_needs_it_named(tmp_path: Path, p
         assert data[5:300_000] == store_kit.read_range(store, "x", 5, 299_995)
         store.close()
     assert pauses == []
+
+
+class _Chunked(http.server.BaseHTTPRequestHandler):
+    """Answers with chunks, which have extensions and are followed by trailers; as often as `cut` says only with half of them."""
+
+    protocol_version = "HTTP/1.1"
+    cut = 0
+    requests: ClassVar[list[str]] = []
+
+    def log_message(self, *_: object) -> None: ...
+
+    def do_GET(self) -> None:
+        self.requests.append(self.path)
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        part = DATA[first : last + 1]
+        self.send_response(206)
+        self.send_header("ETag", '"1"')
+        self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(DATA)}")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        is_cut, type(self).cut = self.cut > 0, max(0, self.cut - 1)
+        for at in range(0, len(part), 12_345):
+            chunk = part[at : at + 12_345]
+            if is_cut and at:
+                self.wfile.write(b"%x\r\n" % len(chunk) + chunk[:100])
+                self.close_connection = True
+                return
+            self.wfile.write(b"%x;name=value\r\n" % len(chunk) + chunk + b"\r\n")
+        self.wfile.write(b"0\r\nX-Trailer: 1\r\n\r\n")
+
+
+@pytest.fixture
+def chunked_url() -> Iterator[str]:
+    _Chunked.cut, _Chunked.requests = 0, []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Chunked)
+    server.daemon_threads = True
+    with store_kit.served(server):
+        yield f"http://127.0.0.1:{server.server_port}"
+
+
+def test_chunked_answers_are_read_like_others(chunked_url: str, tmp_path: Path) -> None:
+    store = HttpStore(chunked_url, retry_policy=RetryPolicy(retries=0))
+    assert bytes(store.get("x")) == DATA
+    assert store.head("x").nbytes == len(DATA)
+    out = bytearray(20_000)
+    store.read_into("x", out, offset=1_000)
+    assert out == DATA[1_000:21_000]
+    with open(tmp_path / "x", "wb+") as file:
+        assert store.read_to_file("x", file.fileno(), len(DATA)) == crc32c(DATA)
+    assert (tmp_path / "x").read_bytes() == DATA
+    store.close()
+
+
+def test_chunked_answer_that_is_cut_short_continues_where_it_broke_off(chunked_url: str, pauses: list[float]) -> None:
+    store = HttpStore(chunked_url, retry_policy=RetryPolicy(retries=1))
+    _Chunked.cut = 1
+    out = bytearray(len(DATA))
+    store.read_into("x", out)
+    assert out == DATA
+    assert len(pauses) == 1
+    store.close()
+
+
+def test_answer_that_the_server_compressed_is_refused(store: HttpStore, proxy: FaultProxy) -> None:
+    proxy.script(Status(200, headers=(("Content-Encoding", "gzip"), ("ETag", '"1"'))))
+    with pytest.raises(StoreError, match=r"/x came encoded as gzip, though the request forbids it: .* switch its compression off"):
+        store.get("x")
+
+
+def test_presigned_urls_are_read_and_their_signatures_shown_nowhere(tmp_path: Path) -> None:
+    for number in range(2):
+        with TarWriter(tmp_path / f"a-{number}.tar") as writer:
+            writer.write({"__key__": str(number), "cls": number})
+    with store_kit.web_server(tmp_path) as url, fault_proxy(url) as proxy:
+        dataset = RemoteDataset.from_urls([f"{proxy.url}/a-{number}.tar?Sig=sec{number}ret" for number in range(2)], shuffle=False)
+        assert [sample["__key__"] for sample in dataset] == ["0", "1"]
+        assert {target for _, target in proxy.requests} == {"/a-0.tar?Sig=sec0ret", "/a-1.tar?Sig=sec1ret"}
+        plain = RemoteDataset.from_urls(f"{proxy.url}/a-0.tar?download=1")
+        assert len(plain) == 1
+        proxy.script(Status(403))
+        with pytest.raises(
+            StoreError, match=r"a-0\.tar: the server says 403 X; the signature in the URL's query may be .* expired"
+        ):
+            RemoteDataset.from_urls(f"{proxy.url}/a-0.tar?Sig=sec0ret")
+
+
+def test_one_path_with_two_queries_is_refused() -> None:
+    with pytest.raises(StoreError, match=r"http://h/a\.tar was given twice, with different queries") as caught:
+        RemoteDataset.from_urls(["http://h/a.tar?Sig=sec1ret", "http://h/a.tar?Sig=sec2ret"])
+    assert "sec" not in str(caught.value)
+
+
+def test_folder_with_a_query_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"http://h/folder is no shard .* a folder's URL has no query"):
+        RemoteDataset.from_urls("http://h/folder?Sig=secret")

@@ -44,7 +44,7 @@ from shmload.formats.tar.shards import ShardIndex, pack_index
 from shmload.formats.tar.writer import archive_nbytes
 from shmload.remote.manifest import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, PackedObject, ShardEntry
 from shmload.shm.segment import available_bytes
-from shmload.storage.local import LocalStore, Store, StoredObject
+from shmload.storage.local import Store, StoredObject
 
 _SHARE = 8  # of the memory there is, one part is for shards
 
@@ -206,6 +206,7 @@ MOST_PARTS, MOST_SHARDS = 999, 1_000_000  # of a packing, and of one part; numbe
 _NOTE = ".json"
 _OURS = re.compile(r"([0-9a-f]{16})/shard-[0-9]{6,9}\.tar(\.zst)?(\.index|\.json)?")
 _AT_ONCE = 4  # files that are read to be compared
+_PIECE = 8 << 20  # bytes of them that are read at once
 
 
 class Generation:
@@ -304,17 +305,27 @@ class Generation:
         return sorted((each for each in found if _is_there(each.shard, there)), key=lambda record: record.first)
 
     def _is_whole(self, record: Record) -> bool:
-        if not isinstance(self._store, LocalStore):
-            return True
-        index = record.shard.index
-        for name, wanted in ((record.shard.name, record.shard.stored[1]), (index.name, index.crc32c)):
-            path, crc = self._store.root / name, ""
-            with suppress(OSError, ValueError), open(path, "rb") as file:  # removed, or emptied, since it was listed
-                crc = f"{crc32c(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)):08x}"
-            if crc != wanted:
-                logger.info("%s is not as it was written: it is packed again", path)
+        """Whether a shard and its index have the bytes that were written: all of them are read back, also from a bucket."""
+        shard, index = record.shard, record.shard.index
+        for name, nbytes, wanted in ((shard.name, *shard.stored), (index.name, index.nbytes, index.crc32c)):
+            if self._checksum(name, nbytes) != wanted:
+                logger.info("%s/%s is not as it was written: it is packed again", self._store.url, name)
                 return False
         return True
+
+    def _checksum(self, name: str, nbytes: int) -> str:
+        """Return the CRC-32C of an object's bytes; empty if it was removed or shortened since it was listed."""
+        crc, piece = 0, bytearray(min(nbytes, _PIECE))
+        try:
+            if self._store.head(name).nbytes != nbytes:
+                return ""
+            for offset in range(0, nbytes, _PIECE):
+                view = memoryview(piece)[: nbytes - offset]
+                self._store.read_into(name, view, offset=offset)
+                crc = crc32c(view, crc)
+        except ObjectMissing:
+            return ""
+        return f"{crc:08x}"
 
     def _there(self) -> dict[str, StoredObject]:
         names = [self.name] if self._before is None else [*self._before.generations, self.name]

@@ -434,8 +434,9 @@ def upload_cv_dataset(
     shards, and threads send them meanwhile. Shards are the same, byte for byte, for any number of workers and any start method.
 
     A packing that was killed goes on when it is run again with the same arguments and dataset: shards that are whole in the
-    store are neither encoded nor sent again. Readers see the dataset that was there before until the new one is whole; then the
-    old shards are removed. Of two packings of different datasets into one folder, the one that began first stops with an error.
+    store, which is found out by reading them back, are neither encoded nor sent again. Readers see the dataset that was there
+    before until the new one is whole; then the old shards are removed. Of two packings of different datasets into one folder, the
+    one that began first stops with an error.
 
     What becomes of images and labels is in docs/packing.md: files are copied as they are, other images are PNG, nothing is
     pickled.

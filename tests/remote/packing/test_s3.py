@@ -58,3 +58,15 @@ def test_a_packing_whose_store_failed_goes_on(server: Any, tmp_path: Path, monke
     assert manifest == packed(Grey(60), LocalStore(tmp_path))
     assert names_in(tmp_path) == sorted(found.key for found in store.list_objects())
     assert len(sent) <= 4 + 4  # of six shards at least two were whole when it failed
+
+
+@slow
+@pytest.mark.parametrize("suffix", ["", ".index"])
+def test_object_of_equal_length_whose_bytes_are_damaged_is_uploaded_again(suffix: str, server: Any, tmp_path: Path) -> None:
+    store = clients(server)["ours"].store(server.bucket("packed-damaged"), f"a{suffix}")
+    manifest = packed(Grey(60), store)
+    name = manifest.shards[3].name + suffix
+    whole = bytes(store.get(name))
+    store.put(name, bytes([*whole[:-1], whole[-1] ^ 1]))
+    assert packed(Grey(60), store) == manifest
+    assert bytes(store.get(name)) == whole

@@ -231,7 +231,7 @@ CROSSED_DEFECTS = [
         "N1",
         "a shard in a folder is whole if its size is right",
         "shmload/remote/packing/generation.py",
-        "            if crc != wanted:\n",
+        "            if self._checksum(name, nbytes) != wanted:\n",
         "            if False:\n",
         (
             f"{GENERATIONS}test_a_damaged_shard_of_a_finished_packing_is_written_again",

@@ -505,8 +505,8 @@ STORAGE_DEFECTS = [
         "N5",
         "a compressed shard counts as whole if its object is the tar file",
         "shmload/remote/packing/generation.py",
-        "(shard.name, *shard.stored)",
-        "(shard.name, shard.stored[0], shard.crc32c)",
+        "((shard.name, *shard.stored), ",
+        "((shard.name, shard.stored[0], shard.crc32c), ",
         (f"{CODING}test_a_shard_that_is_lost_is_packed_again_to_the_same_bytes[shards-False]",),
     ),
     Defect(

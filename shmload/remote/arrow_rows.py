@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from shmload.errors import ShardCorrupt
-from shmload.formats.columns import BlockCache, PerProcess, library
+from shmload.formats.columns import BlockCache, NoField, PerProcess, library
+from shmload.formats.parquet_footer import RowGroup, check_readable, footer_begin, is_signed, row_groups
 from shmload.remote.block_index import SCALARS, BlockLayout, Read, RecordIndex
 
 __all__ = ["Parquet", "cell", "column_of"]
@@ -38,21 +39,27 @@ class Parquet(BlockLayout):
 
     def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
         tail = bytes(memoryview(read(max(nbytes - 8, 0), min(nbytes, 8))).cast("B"))
-        size = int.from_bytes(tail[:4], "little")
-        if tail[4:] != b"PAR1" or size + 12 > nbytes:
-            raise ShardCorrupt(f"{url}: at byte {max(nbytes - 8, 0)}: the end of a Parquet file is needed; there is {tail!r}")
-        begin = nbytes - 8 - size
-        footer = bytes(memoryview(read(begin, size + 8)).cast("B"))
-        metadata = _metadata(url, footer)
-        firsts, starts = [0], []
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            chunks = [group.column(k) for k in range(group.num_columns)]
-            places = [min(c.data_page_offset, c.dictionary_page_offset or c.data_page_offset) for c in chunks]
-            starts.append(min(places, default=0))
-            firsts.append(firsts[-1] + group.num_rows)
-        bounds = np.array([*starts, begin], np.int64)
-        return RecordIndex(url, bounds, np.array(firsts, np.int64), footer)
+        end = footer_begin(url, nbytes, tail)
+        footer = bytes(memoryview(read(end, nbytes - end)).cast("B"))
+        groups = self._row_groups(url, footer, _metadata(url, footer))
+        starts = [end]
+        for group in reversed(groups):  # one without rows has no pages: it ends where it begins
+            starts.append(group.begin if group.num_rows and group.begin is not None else starts[-1])
+        firsts = np.cumsum([0, *(group.num_rows for group in groups)], dtype=np.int64)
+        return RecordIndex(url, np.array(starts[::-1], np.int64), firsts, footer)
+
+    def _row_groups(self, url: str, footer: bytes, metadata: Any) -> list[RowGroup]:
+        """Return the row groups, if all columns of samples can be read."""
+        try:
+            groups = row_groups(footer)
+            check_readable(
+                groups, metadata, self.columns, "give layout=Parquet(columns=...), of shmload.remote.layouts, without them"
+            )
+        except NoField as error:
+            raise NoField(f"{url}: {error}") from None
+        except ValueError as error:
+            raise ShardCorrupt(f"{url}: the footer of its Parquet is damaged: {error}") from error
+        return groups
 
     def sample(self, index: RecordIndex, number: int, read: Read) -> dict[str, Any]:
         block, row = index.block(number)
@@ -63,6 +70,13 @@ class Parquet(BlockLayout):
     def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
         raise NotImplementedError("rows come out of a row group")
 
+    def _checked(self, url: str, footer: bytes) -> Any:
+        """Return pyarrow's metadata of a footer; an index that was made for other columns may have encrypted ones."""
+        metadata = _metadata(url, footer)
+        if is_signed(footer, metadata):
+            self._row_groups(url, footer, metadata)
+        return metadata
+
     def _group(self, index: RecordIndex, block: int, read: Read, cache: BlockCache) -> tuple[dict[str, Any], int]:
         """The columns of a row group, and the bytes they take."""
         arrow, parquet = library("pyarrow", "parquet"), library("pyarrow.parquet", "parquet")
@@ -70,12 +84,14 @@ class Parquet(BlockLayout):
         try:
             source = arrow.PythonFile(_Part(begin, bytes(memoryview(read(begin, nbytes)).cast("B")), int(index.bounds[-1])), "r")
             footer = index.extra  # of all row groups, so it takes longer to parse than one of many takes to decode
-            metadata = cache.get((index.path, "footer"), lambda: (_metadata(index.path, footer), len(footer)))
+            metadata = cache.get((index.path, "footer"), lambda: (self._checked(index.path, footer), len(footer)))
             file = parquet.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
             if missing := set(self.columns or ()).difference(file.schema_arrow.names):
                 raise ValueError(f"has no column {', '.join(sorted(missing))}; it has {', '.join(file.schema_arrow.names)}")
             table = file.read_row_group(block, columns=None if self.columns is None else list(self.columns), use_threads=False)
             table.validate(full=True)  # UTF-8 among else
+        except NoField:
+            raise
         except (arrow.ArrowException, OSError, ValueError) as error:
             raise ShardCorrupt(f"{index.path}: row group {block}, at byte {begin}: {error}") from error
         return {name: column_of(table.column(name).combine_chunks()) for name in table.column_names}, table.nbytes

@@ -476,8 +476,12 @@ def _pack_parquet(path: Path) -> Packed:
             check_file(str(path), file.metadata, None, "write the others into a file of their own")
             builders = [ColumnBuilder(name) for name in file.schema_arrow.names]
             for batch in file.iter_batches():
-                for builder, column in zip(builders, batch.columns, strict=True):
-                    builder.extend(column.to_pylist())
+                for name, builder, column in zip(batch.schema.names, builders, batch.columns, strict=True):
+                    try:
+                        values = column.to_pylist()
+                    except Exception as error:  # of Python's dates, of time zones
+                        raise ValueError(f"column {name!r} of {column.type}: {type(error).__name__}: {error}") from error
+                    builder.extend(values)
     except OSError as error:
         if error.errno is not None:
             raise

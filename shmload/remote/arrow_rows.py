@@ -6,17 +6,18 @@ Format: https://parquet.apache.org/docs/file-format/.
 from __future__ import annotations
 
 import io
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from shmload.errors import ShardCorrupt
+from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats.columns import BlockCache, NoField, PerProcess, library
 from shmload.formats.parquet_footer import RowGroup, check_readable, footer_begin, is_signed, row_groups
 from shmload.remote.block_index import SCALARS, BlockLayout, Read, RecordIndex
 
-__all__ = ["Parquet", "cell", "column_of"]
+__all__ = ["Parquet", "column_of", "value_of"]
 
 _NUMBERS = {*SCALARS, "float", "double", "halffloat", "bool"}  # types whose columns are arrays
 
@@ -65,7 +66,8 @@ class Parquet(BlockLayout):
         block, row = index.block(number)
         cache = self._decoded.get(lambda: BlockCache(self.cache_bytes))
         columns = cache.get((index.path, block), lambda: self._group(index, block, read, cache))
-        return {name: cell(column, row) for name, column in columns.items()}
+        where = f"{index.path}: row group {block}, row {row}"
+        return {name: value_of(column, row, where, name) for name, column in columns.items()}
 
     def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
         raise NotImplementedError("rows come out of a row group")
@@ -88,6 +90,9 @@ class Parquet(BlockLayout):
             file = parquet.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
             if missing := set(self.columns or ()).difference(file.schema_arrow.names):
                 raise ValueError(f"has no column {', '.join(sorted(missing))}; it has {', '.join(file.schema_arrow.names)}")
+            counts = Counter(file.schema_arrow.names)
+            if twice := [name for name in self.columns or counts if counts[name] > 1]:
+                raise NoField(f"{index.path}: several columns are named {twice}; the fields of a sample have names of their own")
             table = file.read_row_group(block, columns=None if self.columns is None else list(self.columns), use_threads=False)
             table.validate(full=True)  # UTF-8 among else
         except NoField:
@@ -140,7 +145,26 @@ def column_of(values: Any) -> Any:
     return values
 
 
-def cell(column: Any, row: int) -> Any:
+def value_of(column: Any, row: int, where: str, name: str) -> Any:
+    """Return a row's value.
+
+    Args:
+        column: as `column_of` gives it.
+        where: begins the message of an error: the file and the row.
+    Raises:
+        SampleError: Python's type does not hold the value.
+    """
+    try:
+        return _cell(column, row)
+    except Exception as error:  # of Python's dates, of time zones, of pyarrow
+        raise SampleError(
+            f"{where}: column {name!r} of {column.type} has a value that Python's type does not hold "
+            f"({type(error).__name__}: {error}); leave it out by layout=Parquet(columns=...), or read the file with ParquetDataset, "
+            "which gives times as integers"
+        ) from error
+
+
+def _cell(column: Any, row: int) -> Any:
     value = column[row]
     if isinstance(column, np.ndarray):
         return value
@@ -149,4 +173,15 @@ def cell(column: Any, row: int) -> Any:
     inner = getattr(value, "values", None)  # of a list; a struct has a method of that name
     if getattr(inner, "null_count", 1) == 0 and isinstance(numbers := column_of(inner), np.ndarray):
         return numbers.copy()
+    if (kind := _in_microseconds(column.type)) != column.type:
+        column.take([row]).cast(kind)  # raises if nanoseconds would be lost; of a slice, all values of lists would be cast
     return value.as_py()
+
+
+def _in_microseconds(kind: Any) -> Any:
+    """Return a type whose times of day have microseconds, as Python's have."""
+    arrow = library("pyarrow", "parquet")
+    if arrow.types.is_list(kind):
+        inner = _in_microseconds(kind.value_type)
+        return kind if inner == kind.value_type else arrow.list_(inner)
+    return arrow.time64("us") if kind == arrow.time64("ns") else kind

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from shmload.errors import ShardCorrupt, ShmloadError
 from shmload.formats.columns import BlockCache, PerProcess, library
 from shmload.formats.compression import expanded_pieces
-from shmload.remote.arrow_rows import cell, column_of
+from shmload.remote.arrow_rows import column_of, value_of
 from shmload.remote.block_index import SCALARS, BlockLayout, Bounds, Read, RecordIndex
 
 __all__ = ["LitData", "Mds", "litdata_of"]
@@ -308,7 +308,8 @@ class LitData(BlockLayout):
         try:
             file, rows = cache.get((index.path, "file"), lambda: _opened(arrow, read(*index.span(0))))
             columns = cache.get((index.path, number // rows), lambda: _batch(file, number // rows))
-            return {name: cell(column, number % rows) for name, column in columns.items()}
+            where = f"{index.path}: sample {number}"
+            return {name: value_of(column, number % rows, where, name) for name, column in columns.items()}
         except (arrow.ArrowException, OSError, IndexError, ValueError) as error:
             if isinstance(error, ShmloadError):
                 raise

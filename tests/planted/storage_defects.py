@@ -333,6 +333,14 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
+        "nanoseconds of a time of day are dropped",
+        "shmload/remote/arrow_rows.py",
+        "    if (kind := _in_microseconds(column.type)) != column.type:\n",
+        "    if (kind := column.type) != column.type:\n",
+        (f"{PARQUET}test_times_that_python_does_not_hold_are_named[nanoseconds]",),
+    ),
+    Defect(
+        "N5",
         "text of a remote Parquet file is not looked at",
         "shmload/remote/arrow_rows.py",
         "            table.validate(full=True)  #",

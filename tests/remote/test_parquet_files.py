@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload import ShmLoader
-from shmload.errors import ShardCorrupt
+from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats import ParquetDataset
 from shmload.formats.parquet_footer import file_footer, row_groups
 from shmload.formats.shared_index import SharedIndex
@@ -162,3 +162,41 @@ def write_groups(path: Path, sizes: tuple[int, ...]) -> None:
             numbers = list(range(begin, begin + size))
             writer.write_table(pa.table({"n": numbers, "t": [str(n) for n in numbers]}, writer.schema))
             begin += size
+
+
+# ------------------------------------------------------------ values and names that Python's types do not hold
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (pa.array([0, 2**62], pa.timestamp("us")), r"column 't' of timestamp\[us\] .*OverflowError"),
+        (pa.array([None, 0], pa.timestamp("us", tz="Mars/Phobos")), r"column 't' of timestamp\[us, tz=Mars/Phobos\]"),
+        (pa.array([1000, 1], pa.time64("ns")), r"column 't' of time64\[ns\] .*would lose data: 1"),
+        (pa.array([[1000], [2000, 1]], pa.list_(pa.time64("ns"))), r"column 't' of list<.*would lose data: 1"),
+        (pa.array([0, 2**31 - 1], pa.date32()), r"column 't' of date32"),
+    ],
+    ids=["microseconds", "zone", "nanoseconds", "list", "days"],
+)
+def test_times_that_python_does_not_hold_are_named(column: Any, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"n": [1, 2], "t": column}), path)
+    with closing(RemoteDataset.from_urls(str(path), shuffle=False)) as dataset:
+        samples = iter(dataset)
+        assert next(samples)["t"] == column[0].as_py()
+        with pytest.raises(SampleError, match=rf"t\.parquet: row group 0, row 1: {words}"):
+            next(samples)
+    if not pa.types.is_list(column.type):
+        expected = [number or 0 for number in column.cast(pa.int64() if column.type != pa.date32() else pa.int32()).to_pylist()]
+        assert [sample["t"] for sample in ParquetDataset(path, fill_null={"t": 0})] == expected
+
+
+def test_columns_of_one_name_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["x", "x", "y"]), path)
+    with closing(RemoteDataset.from_urls(str(path))) as dataset, pytest.raises(ValueError, match=r"t\.parquet: .* named \['x'\]"):
+        list(dataset)
+    with pytest.raises(ValueError, match=r"t\.parquet: two columns have one name: \['x', 'x', 'y'\]"):
+        len(ParquetDataset(path))
+    with closing(RemoteDataset.from_urls(str(path), layout=Parquet(columns=("y",)))) as dataset:
+        assert [sample["y"] for sample in dataset] == [3]

@@ -159,7 +159,7 @@ def value_of(column: Any, row: int, where: str, name: str) -> Any:
     except Exception as error:  # of Python's dates, of time zones, of pyarrow
         raise SampleError(
             f"{where}: column {name!r} of {column.type} has a value that Python's type does not hold "
-            f"({type(error).__name__}: {error}); leave it out by layout=Parquet(columns=...), or read the file with ParquetDataset, "
+            f"({type(error).__name__}: {error}); leave it out by layout=Parquet(columns=...), or read the file by ParquetDataset, "
             "which gives times as integers"
         ) from error
 

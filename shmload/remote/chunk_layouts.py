@@ -26,6 +26,7 @@ from shmload.formats.columns import BlockCache, PerProcess, library
 from shmload.formats.compression import expanded_pieces
 from shmload.remote.arrow_rows import column_of, value_of
 from shmload.remote.block_index import SCALARS, BlockLayout, Bounds, Read, RecordIndex
+from shmload.remote.litdata_values import nested_value
 
 __all__ = ["LitData", "Mds", "litdata_of"]
 
@@ -91,7 +92,7 @@ _MDS_PLAIN: dict[str, Callable[[Any], Any]] = {
     "str_int": lambda data: int(_text(data)),
     "str_float": lambda data: float(_text(data)),
     "str_decimal": lambda data: Decimal(_text(data)),
-    "json": lambda data: json.loads(bytes(data)),
+    "json": nested_value,
     "jpeg": bytes,
     "png": bytes,
     "pil": _pil,
@@ -212,7 +213,7 @@ _LIT_PLAIN: dict[str, Callable[[Any], Any]] = {
     "bool": lambda data: bytes(data) != b"\0",
     "int": lambda data: int.from_bytes(bytes(data), "little", signed=True),
     "float": lambda data: struct.unpack("<d", data)[0],
-    "json": lambda data: json.loads(bytes(data)),
+    "json": nested_value,
     "pil": _pil,
     "jpeg_array": lambda data: [bytes(part) for part in _sized(data, 0)],
     **dict.fromkeys(("bytes", "jpeg", "image", "file", "audio", "video", "tifffile", "pdf", "nifti", "mesh"), bytes),

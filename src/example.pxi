@@ -411,3 +411,119 @@ cdef int survey_example(Cursor c, bint is_sequence, const FieldSpec *specs, int 
                 return problem
     which[0] = -1
     return FINE
+
+
+# ------------------------------------------------------------ all features, without a schema
+
+
+cdef list bytes_of(const Found *found):
+    """Return the values of a feature of bytes whose entry was surveyed."""
+    cdef Cursor c, value, inner, piece
+    cdef uint64_t number
+    cdef int wire
+    cdef const uint8_t *start
+    cdef list values = []
+    c.at, c.end = found.entry, found.entry + found.entry_nbytes
+    while c.at < c.end and tag(&c, &number, &wire):
+        if number != 2 or wire != 2:
+            skip(&c, number, wire)
+            continue
+        if not submessage(&c, &value):
+            break
+        while value.at < value.end:
+            start = value.at
+            if not tag(&value, &number, &wire):
+                break
+            if number != BYTES or wire != 2 or start < found.since:
+                skip(&value, number, wire)
+                continue
+            if not submessage(&value, &inner):
+                break
+            while inner.at < inner.end and tag(&inner, &number, &wire):
+                if number != 1 or wire != 2:
+                    skip(&inner, number, wire)
+                elif submessage(&inner, &piece):
+                    values.append(PyBytes_FromStringAndSize(<const char *>piece.at, piece.end - piece.at))
+    return values
+
+
+cdef object values_of(const Found *found):
+    """Return the values of a feature whose entry was surveyed: an array, or a list of bytes."""
+    cdef Found copied = found[0]
+    cdef FieldSpec spec
+    cdef Room room
+    cdef uint8_t[::1] memory
+    if found.kind == NOTHING:
+        return []
+    if found.kind == BYTES:
+        return bytes_of(found)
+    memset(&spec, 0, sizeof(FieldSpec))
+    spec.kind, spec.itemsize = (FLOAT32, 4) if found.kind == FLOATS else (INT64, 8)
+    values = np.empty(found.count, np.float32 if found.kind == FLOATS else np.int64)
+    if found.count:
+        memory = values.view(np.uint8)
+        room.at, room.end = &memory[0], &memory[0] + memory.shape[0]
+        walk_entry(&copied, &spec, &room)
+    return values
+
+
+cdef int read_features(Cursor c, dict features) except -1:
+    """Add the features of a Features message; return BAD_WIRE if it is malformed."""
+    cdef Cursor entry, inside, key
+    cdef uint64_t number
+    cdef int wire
+    cdef Found found
+    while c.at < c.end:
+        if not tag(&c, &number, &wire):
+            return BAD_WIRE
+        if number != 1 or wire != 2:
+            if not skip(&c, number, wire):
+                return BAD_WIRE
+            continue
+        if not submessage(&c, &entry):
+            return BAD_WIRE
+        inside = entry
+        key.at = key.end = entry.at
+        while inside.at < inside.end:
+            if not tag(&inside, &number, &wire):
+                return BAD_WIRE
+            if number == 1 and wire == 2:
+                if not submessage(&inside, &key):
+                    return BAD_WIRE
+            elif not skip(&inside, number, wire):
+                return BAD_WIRE
+        memset(&found, 0, sizeof(Found))
+        found.entry, found.entry_nbytes = entry.at, entry.end - entry.at
+        if walk_entry(&found, NULL, NULL):
+            return BAD_WIRE
+        name = PyBytes_FromStringAndSize(<const char *>key.at, key.end - key.at).decode()
+        features[name] = values_of(&found)
+    return FINE
+
+
+def example_features(bytes record not None):
+    """Return the features of a tf.train.Example by name, as protobuf's parser merges and replaces them.
+
+    Returns:
+        For each feature, a float32 or int64 array of shape `(n,)`, or a list of bytes; an empty list if it has no values of any kind.
+    Raises:
+        ValueError: the bytes are malformed, or a name is not UTF-8.
+    """
+    cdef Cursor c, inner
+    cdef uint64_t number
+    cdef int wire
+    cdef bint is_sound = True
+    cdef const uint8_t *begin = <const uint8_t *><char *>record
+    cdef dict features = {}
+    c.at, c.end = begin, begin + len(record)
+    while is_sound and c.at < c.end:
+        is_sound = tag(&c, &number, &wire)
+        if not is_sound:
+            break
+        if number == 1 and wire == 2:
+            is_sound = submessage(&c, &inner) and read_features(inner, features) == FINE
+        else:
+            is_sound = skip(&c, number, wire)
+    if not is_sound:
+        raise ValueError(f"the bytes are no protobuf message, or damaged, at or before byte {c.at - begin}")
+    return features

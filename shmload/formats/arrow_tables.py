@@ -38,6 +38,7 @@ from shmload.batch.layout import of_any
 from shmload.batch.ragged import TextRuns
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats.columns import BlockCache, Indices, NoField
+from shmload.formats.parquet_footer import check_file
 
 Chunk = tuple[int, int, int, int]  # address of element 0, of the first offset (0: rows of one length), first, last element
 
@@ -458,6 +459,11 @@ class RowGroups(Groups):
         schemas = {path: file.schema_arrow for path, file in zip(paths, self._files, strict=True)}
         schema = schema_of(schemas, names, asked, fill_null, "files")
         self._names = list(schema)
+        for path, file in zip(paths, self._files, strict=True):
+            try:
+                check_file(path, file.metadata, self._names, "name the others in columns=")
+            except NoField as error:
+                raise NoField(f"{path}: {error}") from None
         every = [(f, g, file.metadata.row_group(g)) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
         self._places = [(f, g) for f, g, group in every if group.num_rows]
         sizes = [(group.num_rows, group.total_byte_size) for _, _, group in every if group.num_rows]

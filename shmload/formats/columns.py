@@ -221,12 +221,12 @@ class ArrayTreeDataset(ColumnDataset):
     _is_folder = False  # whether a folder may hold it
 
     def __init__(
-        self, path: str | os.PathLike[str], fields: Mapping[str, str] | None = None, *, cache_bytes: int = 1 << 28
+        self, path: str | os.PathLike[str], fields: Mapping[str, str] | Sequence[str] | None = None, *, cache_bytes: int = 1 << 28
     ) -> None:
         (check_local if self._is_folder else check_file)(path, type(self).__name__)
         self.path = os.path.abspath(path)
         super().__init__(self.path)
-        self._fields = None if fields is None else dict(fields)
+        self._fields = None if fields is None else named_fields(fields)
         self._cache_bytes = cache_bytes
 
     @abstractmethod
@@ -278,6 +278,28 @@ def checked_index(index: Any, num_rows: int) -> int:
     if not -num_rows <= number < num_rows:
         raise IndexError(f"index {number} is out of range: the dataset has {num_rows} samples")
     return number + num_rows if number < 0 else number
+
+
+def named_fields(fields: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+    """Return field -> what the file calls it.
+
+    Args:
+        fields: this mapping, or the file's names, which then are the fields'.
+    Raises:
+        TypeError: it is a single string.
+    """
+    return dict(fields) if isinstance(fields, Mapping) else {name: name for name in names_of(fields, "fields")}
+
+
+def names_of(names: Sequence[str], argument: str) -> list[str]:
+    """Return a sequence of names as a list.
+
+    Raises:
+        TypeError: it is a single string, whose letters would be taken for names, or not of strings.
+    """
+    if isinstance(names, str | bytes) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{argument} must be a list of names, got {names!r}; write {argument}=['x', 'y']")
+    return list(names)
 
 
 Load = Callable[[int, int], Any]  # (first row, behind the last) -> their values
@@ -490,7 +512,7 @@ class ParquetDataset(GroupedDataset):
     ) -> None:
         self.paths = expanded(paths, "Parquet", endings=(".parquet", ".pq", ".parq"))
         super().__init__(f"{len(self.paths)} Parquet files")
-        self._columns = None if columns is None else list(columns)
+        self._columns = None if columns is None else names_of(columns, "columns")
         self._asked = dict(schema or {})
         self._fill_null = dict(fill_null or {})
         self._cache_bytes = cache_bytes
@@ -519,7 +541,8 @@ class ZarrDataset(ArrayTreeDataset):
 
     Args:
         path: the folder.
-        fields: name -> path within the group, {"image": "train/x"}; by default its arrays, by name, or the one array as "data".
+        fields: name -> path within the group, {"image": "train/x"}, or a list of paths, which then are the names; by default its
+            arrays, by name, or the one array as "data".
         cache_bytes: of decoded chunks, for each process that reads.
     Raises:
         ModuleNotFoundError: zarr is not installed (extra `zarr`).
@@ -584,7 +607,7 @@ class SafetensorsDataset(ColumnDataset):
 
     Args:
         path: the file.
-        fields: the tensors that samples have; all by default.
+        fields: the tensors that samples have, in a list, or name -> tensor, {"image": "train.x"}; all by default, by name.
     Raises:
         ModuleNotFoundError: safetensors is not installed (extra `safetensors`).
         ShardCorrupt: on reading: the file is not what the format says.
@@ -592,15 +615,16 @@ class SafetensorsDataset(ColumnDataset):
     Thread/process safety: any number of readers.
     """
 
-    def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], fields: Mapping[str, str] | Sequence[str] | None = None) -> None:
         check_file(path, type(self).__name__)
         self.path = os.path.abspath(path)
         super().__init__(self.path)
-        self._fields = None if fields is None else list(fields)
+        self._fields = None if fields is None else named_fields(fields)
 
     def _open(self) -> Opened:
         places, begin = header_of(self.path)
-        names = sorted(places) if self._fields is None else self._fields
+        fields = self._fields if self._fields is not None else {name: name for name in sorted(places)}
+        names = list(fields.values())
         unknown = [name for name in names if name not in places]
         if unknown:
             raise NoField(f"{self.path}: fields names {unknown}, which are not there; it has {sorted(places)}")
@@ -609,7 +633,8 @@ class SafetensorsDataset(ColumnDataset):
             raise NoField(f"{self.path}: {single} have no axis to count samples: name the other tensors in fields=")
         num_rows = one_length({name: places[name]["shape"][0] for name in names}, self.path)
         data = np.memmap(self.path, np.uint8, "r").view(np.ndarray)
-        return Columns(num_rows, {name: MappedColumn(name, self._array(data, begin, name, places[name])) for name in names})
+        arrays = {field: self._array(data, begin, name, places[name]) for field, name in fields.items()}
+        return Columns(num_rows, {field: MappedColumn(field, array) for field, array in arrays.items()})
 
     def _array(self, data: Any, begin: int, name: str, place: dict[str, Any]) -> TypedArray:
         element = ELEMENT_TYPES.get(DTYPES.get(place["dtype"], ""))
@@ -649,11 +674,13 @@ class HDF5Dataset(ArrayTreeDataset):
 
     A dataset that lies in the file in one piece is mapped, and its rows are copied without the GIL. A chunked or compressed one
     is decoded a chunk's rows at a time, through h5py, into a cache of this process; see `ParquetDataset` on random order and
-    blocks. Rows that are strings are text, rows of variable length ragged.
+    blocks. Rows that are strings are text, rows of variable length ragged. Enums are the integers that are stored; those that h5py
+    writes for booleans are bool.
 
     Args:
         path: the file. It must not be changed or shortened while it is in use.
-        fields: name -> path within the file, {"image": "/train/x"}; by default every dataset of the file, by its path.
+        fields: name -> path within the file, {"image": "/train/x"}, or a list of paths, which then are the names; by default every
+            dataset of the file, by its path.
         cache_bytes: of decoded chunks, for each process that reads.
     Raises:
         ModuleNotFoundError: h5py is not installed (extra `hdf5`).
@@ -706,6 +733,8 @@ class HDF5Dataset(ArrayTreeDataset):
             )
         # where the numbers lie, if they are one piece of this file; None: they are not, or nothing was written yet
         offset, kind = dataset.id.get_offset(), dataset.id.get_type()
+        if isinstance(kind, h5py.h5t.TypeEnumID):
+            kind = kind.get_super()  # the integers that are stored
         is_plain = dataset.dtype.kind in "iuf" and 8 * kind.get_size() == kind.get_precision() == 8 * dataset.dtype.itemsize
         is_written = dataset.size and dataset.id.get_storage_size() == dataset.nbytes  # else a user block makes up an offset
         if offset is not None and is_plain and is_written:

@@ -26,7 +26,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shmload.batch.collate import OneSample, empty_rows
 from shmload.formats.arrow_tables import Groups, plain_values, schema_of
-from shmload.formats.columns import GroupedDataset, Indices, Opened
+from shmload.formats.columns import GroupedDataset, Indices, Opened, names_of
 from shmload.world import rank_and_world_size
 
 
@@ -262,7 +262,7 @@ def _samples(held: RayBlocks, rows: Indices) -> Iterator[dict[str, Any]]:
 
 
 def _check_columns(columns: Sequence[str] | None) -> None:
-    if columns is not None and not columns:
+    if columns is not None and not names_of(columns, "columns"):
         raise ValueError("columns needs at least one name; None takes all of them")
 
 

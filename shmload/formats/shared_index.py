@@ -30,6 +30,7 @@ from shmload._core.mapping import Mapping as MappedMemory
 from shmload.batch.layout import aligned
 from shmload.errors import RingTooSmall
 from shmload.formats.columns import library
+from shmload.formats.parquet_footer import check_file
 from shmload.shm import names, travel
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import SHM_DIR, meeting_stem, proc_self
@@ -471,12 +472,22 @@ def _table(file: Iterable[str], delimiter: str, types: Types) -> Iterator[dict[s
 
 
 def _pack_parquet(path: Path) -> Packed:
-    with library("pyarrow.parquet", "parquet").ParquetFile(path) as file:
-        _check_names(file.schema_arrow.names)
-        builders = [ColumnBuilder(name) for name in file.schema_arrow.names]
-        for batch in file.iter_batches():
-            for builder, column in zip(builders, batch.columns, strict=True):
-                builder.extend(column.to_pylist())
+    try:
+        with library("pyarrow.parquet", "parquet").ParquetFile(path) as file:
+            _check_names(file.schema_arrow.names)
+            check_file(str(path), file.metadata, None, "write the others into a file of their own")
+            builders = [ColumnBuilder(name) for name in file.schema_arrow.names]
+            for batch in file.iter_batches():
+                for name, builder, column in zip(batch.schema.names, builders, batch.columns, strict=True):
+                    try:
+                        values = column.to_pylist()
+                    except Exception as error:  # of Python's dates, of time zones
+                        raise ValueError(f"column {name!r} of {column.type}: {type(error).__name__}: {error}") from error
+                    builder.extend(values)
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise ValueError(str(error)) from error  # pyarrow's own, of what the file contains
     return Packed.of(builders, dict)
 
 

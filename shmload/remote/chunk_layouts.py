@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from shmload.errors import ShardCorrupt, ShmloadError
 from shmload.formats.columns import BlockCache, PerProcess, library
 from shmload.formats.compression import expanded_pieces
-from shmload.remote.arrow_rows import cell, column_of
+from shmload.remote.arrow_rows import column_of, value_of
 from shmload.remote.block_index import SCALARS, BlockLayout, Bounds, Read, RecordIndex
+from shmload.remote.litdata_values import nested_value
 
 __all__ = ["LitData", "Mds", "litdata_of"]
 
@@ -91,7 +92,7 @@ _MDS_PLAIN: dict[str, Callable[[Any], Any]] = {
     "str_int": lambda data: int(_text(data)),
     "str_float": lambda data: float(_text(data)),
     "str_decimal": lambda data: Decimal(_text(data)),
-    "json": lambda data: json.loads(bytes(data)),
+    "json": nested_value,
     "jpeg": bytes,
     "png": bytes,
     "pil": _pil,
@@ -212,7 +213,7 @@ _LIT_PLAIN: dict[str, Callable[[Any], Any]] = {
     "bool": lambda data: bytes(data) != b"\0",
     "int": lambda data: int.from_bytes(bytes(data), "little", signed=True),
     "float": lambda data: struct.unpack("<d", data)[0],
-    "json": lambda data: json.loads(bytes(data)),
+    "json": nested_value,
     "pil": _pil,
     "jpeg_array": lambda data: [bytes(part) for part in _sized(data, 0)],
     **dict.fromkeys(("bytes", "jpeg", "image", "file", "audio", "video", "tifffile", "pdf", "nifti", "mesh"), bytes),
@@ -308,7 +309,8 @@ class LitData(BlockLayout):
         try:
             file, rows = cache.get((index.path, "file"), lambda: _opened(arrow, read(*index.span(0))))
             columns = cache.get((index.path, number // rows), lambda: _batch(file, number // rows))
-            return {name: cell(column, number % rows) for name, column in columns.items()}
+            where = f"{index.path}: sample {number}"
+            return {name: value_of(column, number % rows, where, name) for name, column in columns.items()}
         except (arrow.ArrowException, OSError, IndexError, ValueError) as error:
             if isinstance(error, ShmloadError):
                 raise

@@ -25,8 +25,7 @@ import io
 import json
 import math
 import mmap
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, cast
@@ -35,7 +34,7 @@ import numpy as np
 
 from shmload._core import tar
 from shmload._core.crc32c import crc32c, masked
-from shmload._core.records import record_starts
+from shmload._core.records import example_features, record_starts
 from shmload.batch.layout import of_any
 from shmload.errors import ShardCorrupt
 from shmload.formats.compression import compression_of
@@ -54,6 +53,7 @@ __all__ = [
     "PlainFiles",
     "TFRecords",
     "Tar",
+    "example_features",
     "layout_named",
     "layout_of",
     "litdata_of",
@@ -281,7 +281,7 @@ class TFRecords(BlockLayout):
             return {"data": record}
         try:
             found = example_features(record)
-        except (ValueError, IndexError, struct.error) as error:
+        except ValueError as error:
             raise ValueError(f"is no Example ({error}): TFRecords(is_example=False) gives its bytes") from error
         if self.schema is None:
             return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in found.items()}
@@ -317,80 +317,6 @@ def _shown(values: Any) -> str:
     if isinstance(values, list):
         return f"{len(values)} values of bytes"
     return f"{values.size} values of {values.dtype}" + (f", from {values.min()} to {values.max()}" if values.size else "")
-
-
-def example_features(record: bytes) -> dict[str, Any]:
-    """The features of a tf.train.Example: float32 or int64 arrays of shape `(n,)`, lists of bytes.
-
-    Raises:
-        ValueError, IndexError: it is none.
-    """
-    found: dict[str, Any] = {}
-    for number, features in _message(record):
-        for inner, entry in _message(features) if number == 1 else ():
-            pair = dict(_message(entry)) if inner == 1 else {}
-            if pair:
-                found[pair.get(1, b"").decode()] = _feature(pair.get(2, b""))
-    return found
-
-
-def _feature(data: bytes) -> Any:
-    for kind, values in _message(data):
-        parts = [value for number, value in _message(values) if number == 1]
-        if kind == 1:
-            return parts
-        if kind == 2:
-            return np.concatenate([np.zeros(0, "<f4"), *(np.frombuffer(part, "<f4") for part in parts)])
-        if kind == 3:
-            numbers = [n for part in parts for n in ([part] if isinstance(part, int) else _varints(part))]
-            return np.array(numbers, np.uint64).view(np.int64)
-    return []
-
-
-def _message(data: Any) -> Iterator[tuple[int, Any]]:
-    """(field, value) of a message of protocol buffers: an int for a varint, else bytes."""
-    if isinstance(data, int):
-        raise ValueError("a number stands where a message is needed")
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        if tag & 7 == 0:
-            value, at = _varint(data, at)
-            yield tag >> 3, value
-            continue
-        if tag & 7 == 2:
-            size, at = _varint(data, at)
-        elif tag & 7 in (1, 5):
-            size = 8 if tag & 7 == 1 else 4
-        else:
-            raise ValueError(f"wire type {tag & 7} at byte {at}")
-        if at + size > len(data):
-            raise ValueError(f"a field of {size} bytes at byte {at} of {len(data)}")
-        yield tag >> 3, data[at : at + size]
-        at += size
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, at
-        shift += 7
-        if shift > 63:
-            raise ValueError(f"a number of more than 10 bytes ends at byte {at}")
-
-
-def _varints(data: bytes) -> list[int]:
-    if not data or max(data) < 128:
-        return list(data)
-    found, at = [], 0
-    while at < len(data):
-        value, at = _varint(data, at)
-        found.append(value)
-    return found
 
 
 # ------------------------------------------------------------ which is it?

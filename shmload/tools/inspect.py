@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from shmload._core.crc32c import crc32c, masked
-from shmload._core.records import record_starts
+from shmload._core.records import example_features, record_starts
 from shmload.errors import ShardCorrupt
 from shmload.formats import tokens
 from shmload.formats.arrays import ArrayDataset
@@ -442,72 +442,11 @@ def sample_of(record: bytes) -> dict[str, Any]:
 
 
 def features_of(record: bytes) -> dict[str, Any] | None:
-    """A tf.train.Example's values by name: a list of bytes, float32 or int64 numbers; None if the record is no Example.
-
-    Without a schema, so only as much of the wire format as tells names, kinds and values; with one it is `TFRecordDataset`'s work.
-
-        Example.features 0x0a; Features.feature 0x0a; key 0x0a, value 0x12; bytes_list 0x0a, float_list 0x12, int64_list 0x1a
-    """
+    """Return a tf.train.Example's values by name: bytes in a list, float32 or int64 arrays. None if the record is no Example."""
     try:
-        found: dict[str, Any] = {}
-        for number, features in _wire_fields(record):
-            if number != 1 or not isinstance(features, bytes):
-                return None
-            for _, entry in _wire_fields(features):
-                parts = dict(_wire_fields(entry))
-                lists = [(kind, body) for kind, body in _wire_fields(parts.get(2, b"")) if kind in (1, 2, 3)]
-                found[parts.get(1, b"").decode()] = _values(*lists[-1]) if lists else []
-        return found or None
-    except (ValueError, IndexError, TypeError, AttributeError):  # whatever a message is not made of
+        return example_features(record) or None
+    except ValueError:
         return None
-
-
-def _values(kind: int, body: bytes) -> Any:
-    values = [value for _, value in _wire_fields(body)]
-    if kind == 1:
-        return values
-    if kind == 2:
-        return np.frombuffer(b"".join(values), "<f4")
-    # one by one, or packed
-    numbers = [number for value in values for number in ([value] if isinstance(value, int) else _varints(value))]
-    return np.array(numbers, np.uint64).view(np.int64)
-
-
-def _varints(data: bytes) -> Iterator[int]:
-    at = 0
-    while at < len(data):
-        number, at = _varint(data, at)
-        yield number
-
-
-def _wire_fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, contents) of a message's fields."""
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        number, wire = tag >> 3, tag & 7
-        if wire == 0:
-            value, at = _varint(message, at)
-            yield number, value
-            continue
-        if wire == 2:
-            nbytes, at = _varint(message, at)
-        else:
-            nbytes = {1: 8, 5: 4}.get(wire, len(message))
-        if at + nbytes > len(message) or number == 0:
-            raise ValueError("no field of a message, or one that goes beyond it")
-        yield number, message[at : at + nbytes]
-        at += nbytes
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        value |= (data[at] & 0x7F) << shift
-        at += 1
-        if data[at - 1] < 0x80:
-            return value & ((1 << 64) - 1), at
-    raise ValueError("a number of more than ten bytes")
 
 
 # ------------------------------------------------------------ JSON lines, plain or compressed

@@ -13,6 +13,7 @@ PARTS = "tests/remote/packing/test_parts.py::"
 STREAMS = "tests/remote/packing/test_streams.py::"
 OBJECTS = "tests/remote/test_object_stream.py::"
 LAYOUTS = "tests/remote/test_layouts.py::"
+PARQUET = "tests/remote/test_parquet_files.py::"
 ELSEWHERE = "tests/remote/test_elsewhere.py::"
 MEMBERS = "tests/remote/packing/test_members.py::"
 CODING = "tests/remote/packing/test_coding.py::"
@@ -377,6 +378,30 @@ STORAGE_DEFECTS = [
         "    if column.null_count and isinstance(",
         "    if False and isinstance(",
         (f"{LAYOUTS}test_a_number_has_one_type_whatever_is_null_beside_it",),
+    ),
+    Defect(
+        "N5",
+        "an empty row group begins where its metadata says",
+        "shmload/remote/arrow_rows.py",
+        "group.begin if group.num_rows and group.begin is not None else",
+        "group.begin if group.begin is not None else",
+        (f"{PARQUET}test_empty_row_groups_are_passed_over",),
+    ),
+    Defect(
+        "N5",
+        "encrypted columns are not looked for in a file's footer",
+        "shmload/formats/parquet_footer.py",
+        "    if is_signed(footer, metadata):\n",
+        "    if False:\n",
+        (f"{PARQUET}test_encrypted_columns_are_named_by_every_reader",),
+    ),
+    Defect(
+        "N5",
+        "nanoseconds of a time of day are dropped",
+        "shmload/remote/arrow_rows.py",
+        "    if (kind := _in_microseconds(column.type)) != column.type:\n",
+        "    if (kind := column.type) != column.type:\n",
+        (f"{PARQUET}test_times_that_python_does_not_hold_are_named[nanoseconds]",),
     ),
     Defect(
         "N5",

@@ -9,14 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
+import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from shmload import ShardCorrupt, ShmLoader
 from shmload.batch.collate import RowOut, private_rows
 from shmload.batch.layout import layout_of_schema
+from shmload.formats import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
 
 
 def rows_of(dataset: Any, indices: Any) -> dict[str, Any]:
@@ -170,3 +174,38 @@ def test_damage_is_told_by_the_loader(kind: Any, path: Path) -> None:
     damaged.write_bytes(data)
     with pytest.raises(ShardCorrupt, match=r"data\.file"), ShmLoader(dataset, batch_size=50) as loader:
         list(loader)
+
+
+@pytest.mark.parametrize("fields", [["flag"], ("label", "image"), {"y": "label"}])
+def test_fields_are_a_list_or_a_mapping(kind: Any, path: Path, columns: dict[str, Any], fields: Any) -> None:
+    named = fields if isinstance(fields, dict) else {name: name for name in fields}
+    if kind is ParquetDataset:
+        fields = named = {name: name for name in named.values()}
+    sample = kind(path, list(fields) if kind is ParquetDataset else fields)[3]
+    assert list(sample) == list(named)
+    for name, stored in named.items():
+        assert np.array_equal(sample[name], columns[stored][3])
+
+
+def test_a_string_is_no_list_of_fields(kind: Any, path: Path) -> None:
+    with pytest.raises(TypeError, match=r"must be a list of names, got 'label'; write (fields|columns)=\["):
+        kind(path, "label")
+
+
+@pytest.mark.parametrize("kind", [HDF5Dataset, ZarrDataset, SafetensorsDataset])
+@pytest.mark.parametrize("shape", [(0,), (0, 3)], ids=str)
+def test_arrays_without_rows_are_a_dataset_without_samples(kind: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
+    values = np.zeros(shape, np.float32)
+    if kind is HDF5Dataset:
+        with h5py.File(tmp_path / "x", "w") as file:
+            file["x"] = values
+            file.create_dataset("y", data=values, chunks=(4, 3)[: values.ndim], maxshape=(None, 3)[: values.ndim])
+    elif kind is ZarrDataset:
+        group = zarr.open_group(tmp_path / "x", mode="w")
+        group.create_array("x", data=values, chunks=(4, 3)[: values.ndim])
+    else:
+        save_file({"x": values}, tmp_path / "x")
+    dataset = kind(tmp_path / "x")
+    assert len(dataset) == 0
+    with ShmLoader(dataset, batch_size=2, num_workers=0) as loader:
+        assert list(loader) == []

@@ -90,3 +90,17 @@ def test_what_is_no_field_is_told(tmp_path: Path, fields: dict[str, str], messag
     path = written(tmp_path / "a.h5", x=ROWS, y=ROWS[:3], one=np.float32(1), pair=pair, runs=runs, **{"g/z": ROWS})
     with pytest.raises(ValueError, match=message):
         len(HDF5Dataset(path, fields))
+
+
+@pytest.mark.parametrize("how", [{}, {"chunks": (2,), "compression": "gzip"}], ids=["in one piece", "chunks"])
+@pytest.mark.parametrize("base", ["i1", ">i4", "u2"])
+def test_enums_are_their_integers_and_booleans_are_bool(tmp_path: Path, base: str, how: dict[str, Any]) -> None:
+    path = tmp_path / "x.h5"
+    stored = np.array([0, 1, 1, 7], base)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("enum", data=stored, dtype=h5py.enum_dtype({"cat": 0, "dog": 1, "owl": 7}, base), **how)
+        file.create_dataset("flag", data=stored == 1, **how)
+    dataset = HDF5Dataset(path)
+    assert dataset.schema == {"enum": (np.dtype(base).newbyteorder("=").name, ()), "flag": ("bool", ())}
+    assert [sample["enum"] for sample in dataset] == stored.tolist()
+    assert [sample["flag"] for sample in dataset] == (stored == 1).tolist()

@@ -1,0 +1,191 @@
+"""Examples mean what protobuf's own parser makes of their bytes, with a schema and without, also merged, replaced and damaged ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from tfrecord.example_pb2 import Example
+
+from shmload._core.crc32c import crc32c, masked
+from shmload._core.records import example_features
+from shmload.errors import SampleError, ShardCorrupt
+from shmload.formats import TFRecordDataset
+from shmload.remote import RemoteDataset
+from shmload.tools.inspect import features_of
+
+
+def varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def length_field(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def packed(values: list[int]) -> bytes:
+    return length_field(1, b"".join(map(varint, values)))
+
+
+NUMBERS = st.one_of(st.integers(0, 300), st.integers(-(2**63), 2**63 - 1))
+FLOATS = st.floats(width=32, allow_nan=False).map(lambda value: np.float32(value).tobytes())
+UNKNOWN = st.one_of(
+    st.builds(lambda n, v: varint(n << 3) + varint(v), st.integers(4, 40), NUMBERS),
+    st.builds(length_field, st.integers(4, 40), st.binary(max_size=5)),
+    st.builds(lambda n, v: varint(n << 3 | 5) + v, st.integers(4, 40), FLOATS),
+    st.builds(lambda n, v: varint(n << 3 | 1) + v, st.integers(4, 40), st.binary(min_size=8, max_size=8)),
+    st.builds(lambda n, v: varint(n << 3 | 3) + varint(32) + varint(v) + varint(n << 3 | 4), st.integers(1, 40), NUMBERS),
+    st.builds(lambda n, v: varint(n << 3) + varint(v), st.integers(1, 3), NUMBERS),  # a known field of another wire type
+)
+
+
+def joined(part: st.SearchStrategy[bytes], most: int = 3) -> st.SearchStrategy[bytes]:
+    return st.lists(part, max_size=most).map(b"".join)
+
+
+INT_LIST = joined(st.one_of(st.lists(NUMBERS, max_size=3).map(packed), NUMBERS.map(lambda v: b"\x08" + varint(v)), UNKNOWN))
+FLOAT_LIST = joined(st.one_of(joined(FLOATS).map(lambda v: length_field(1, v)), FLOATS.map(lambda v: b"\x0d" + v), UNKNOWN))
+BYTES_LIST = joined(st.one_of(st.binary(max_size=4).map(lambda v: length_field(1, v)), UNKNOWN))
+FEATURE = joined(
+    st.one_of(
+        BYTES_LIST.map(lambda data: length_field(1, data)),
+        FLOAT_LIST.map(lambda data: length_field(2, data)),
+        INT_LIST.map(lambda data: length_field(3, data)),
+        INT_LIST.map(lambda data: length_field(3, data)),
+        UNKNOWN,
+    )
+)
+KEY = st.sampled_from(["a", "b", "", "é"]).map(str.encode)
+# Without unknown fields: an entry that has one is dropped by protobuf's parser for Python, and kept by that for C++, and here.
+ENTRY = joined(st.one_of(KEY.map(lambda k: length_field(1, k)), FEATURE.map(lambda f: length_field(2, f))))
+FEATURES = joined(st.one_of(ENTRY.map(lambda entry: length_field(1, entry)), UNKNOWN))
+EXAMPLE = joined(st.one_of(FEATURES.map(lambda data: length_field(1, data)), UNKNOWN))
+ONE_FEATURE = FEATURE.map(lambda feature: length_field(1, length_field(1, length_field(1, b"a") + length_field(2, feature))))
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    data = bytearray(draw(st.one_of(EXAMPLE, ONE_FEATURE)))
+    for _ in range(draw(st.integers(1, 3)) if data else 0):
+        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    return bytes(data[: draw(st.integers(0, len(data)))])
+
+
+def of_protobuf(record: bytes) -> dict[str, tuple[str, list[Any]]] | None:
+    """Each feature's kind and values; None: not an Example."""
+    try:
+        found = Example.FromString(record)
+    except DecodeError:
+        return None
+    kinds = {name: feature.WhichOneof("kind") for name, feature in found.features.feature.items()}
+    return {
+        name: ("", []) if kind is None else (kind, list(getattr(found.features.feature[name], kind).value))
+        for name, kind in kinds.items()
+    }
+
+
+def of_shmload(record: bytes) -> dict[str, tuple[str, list[Any]]] | None:
+    try:
+        found = example_features(record)
+    except ValueError:
+        return None
+    kinds = {"float32": "float_list", "int64": "int64_list"}
+    return {
+        name: (kinds[value.dtype.name], value.tolist()) if isinstance(value, np.ndarray) else ("bytes_list" if value else "", value)
+        for name, value in found.items()
+    }
+
+
+def without_empty_bytes(features: dict[str, tuple[str, list[Any]]]) -> dict[str, tuple[str, list[Any]]]:
+    """No values of bytes and no values of any kind are the same empty list."""
+    return {name: ("", []) if kind == "bytes_list" and not values else (kind, values) for name, (kind, values) in features.items()}
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    return bool(repr(ours) == repr(theirs))  # so that NaN is NaN, and -0.0 is not 0.0
+
+
+MERGED = length_field(
+    1, length_field(1, length_field(1, b"a") + length_field(2, length_field(3, packed([1])) + length_field(3, packed([2]))))
+)
+IN_TWO_VALUES = length_field(
+    1,
+    length_field(
+        1, length_field(1, b"a") + length_field(2, length_field(3, packed([1]))) + length_field(2, length_field(3, packed([2])))
+    ),
+)
+
+
+def test_entry_with_an_unknown_field_is_kept() -> None:
+    entry = length_field(1, b"a") + length_field(4, b"unknown") + length_field(2, length_field(3, packed([7])))
+    assert example_features(length_field(1, length_field(1, entry)))["a"].tolist() == [7]
+
+
+@pytest.mark.slow(reason="hundreds of random messages")
+@settings(deadline=None, max_examples=400)
+@given(st.one_of(EXAMPLE, ONE_FEATURE))
+@example(MERGED)
+@example(IN_TWO_VALUES)
+@example(MERGED + IN_TWO_VALUES)
+def test_features_are_those_of_protobuf(record: bytes) -> None:
+    theirs = of_protobuf(record)
+    assert theirs is not None
+    ours = of_shmload(record)
+    assert ours is not None
+    assert same(dict(sorted(ours.items())), dict(sorted(without_empty_bytes(theirs).items())))
+    assert same(features_of(record), example_features(record) or None)
+
+
+@pytest.mark.slow(reason="hundreds of random messages")
+@settings(deadline=None, max_examples=600)
+@given(st.one_of(damaged(), st.binary(max_size=40)))
+def test_damaged_bytes_are_refused_where_protobuf_refuses_them(record: bytes) -> None:
+    assert (of_shmload(record) is None) == (of_protobuf(record) is None)
+
+
+KINDS = {"int64_list": ("int64", (None,)), "float_list": ("float32", (None,))}
+
+
+def write_record(path: Path, record: bytes) -> Path:
+    head = len(record).to_bytes(8, "little")
+    path.write_bytes(head + masked(crc32c(head)).to_bytes(4, "little") + record + masked(crc32c(record)).to_bytes(4, "little"))
+    return path
+
+
+@pytest.mark.slow(reason="a file for each of many random messages")
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(EXAMPLE, ONE_FEATURE))
+@example(MERGED)
+@example(IN_TWO_VALUES)
+def test_dataset_with_a_schema_has_protobufs_values(tmp_path: Path, record: bytes) -> None:
+    path = write_record(tmp_path / "x.tfrecord", record)
+    for name, (kind, values) in (of_protobuf(record) or {}).items():
+        if kind in KINDS:
+            assert same(TFRecordDataset(path, {name: KINDS[kind]})[0][name].tolist(), values)
+        elif len(values) == 1:
+            assert TFRecordDataset(path, {name: bytes})[0][name] == values[0]
+        else:
+            with pytest.raises(SampleError):
+                TFRecordDataset(path, {name: bytes})[0]
+
+
+def test_remote_dataset_merges_pieces_of_a_feature(tmp_path: Path) -> None:
+    path = write_record(tmp_path / "x.tfrecord", MERGED)
+    dataset = RemoteDataset.from_urls(str(path))
+    assert next(iter(dataset))["a"].tolist() == TFRecordDataset(path, {"a": ("int64", (None,))})[0]["a"].tolist() == [1, 2]
+    dataset.close()
+    write_record(path, MERGED[:-1])
+    dataset = RemoteDataset.from_urls(str(path))
+    with pytest.raises(ShardCorrupt, match=r"x\.tfrecord: sample 0, at byte 0: is no Example"):
+        list(dataset)
+    dataset.close()

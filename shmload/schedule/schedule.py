@@ -227,7 +227,7 @@ class Schedule(AnySchedule):
         return int(out[0])
 
     def counters(self, epoch: int, step: int) -> list[int] | None:
-        """Return the counters that a resume at `step` needs (a mixture's draws so far), or None for orders without counters."""
+        """Return the counters that a resume at `step` of an `epoch` needs (a mixture's draws so far), or None without counters."""
         if self.order is None:
             return None
         return self.order.counters_at(self.position(step), seed=self.seed, epoch=epoch)

@@ -640,6 +640,9 @@ class BudgetedFolder:
     def free_disk(self, nbytes: int, order: Order | None = None) -> bool:
         """Evict files that are not leased, whatever the budget, until `nbytes` are free or none is left.
 
+        Args:
+            nbytes: bytes to free.
+            order: the order in which files are evicted; None is the folder's own.
         Returns:
             whether any was evicted.
         """

@@ -180,7 +180,7 @@ def test_connect_timeout_s_is_a_time(given: Any) -> None:
 
 def test_connect_timeout_s_is_an_attribute() -> None:
     assert ShmLoader([1]).connect_timeout_s == 60.0
-    assert ShmLoader([1], connect_timeout_s=5).connect_timeout_s == 5
+    assert ShmLoader([1], num_workers=1, backend="ray", connect_timeout_s=5).connect_timeout_s == 5
 
 
 class Answering:

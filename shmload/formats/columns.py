@@ -735,7 +735,8 @@ class HDF5Dataset(ArrayTreeDataset):
         offset, kind = dataset.id.get_offset(), dataset.id.get_type()
         if isinstance(kind, h5py.h5t.TypeEnumID):
             kind = kind.get_super()  # the integers that are stored
-        is_plain = dataset.dtype.kind in "iuf" and 8 * kind.get_size() == kind.get_precision() == 8 * dataset.dtype.itemsize
+        is_number = isinstance(kind, h5py.h5t.TypeIntegerID | h5py.h5t.TypeFloatID)  # bit fields have no precision
+        is_plain = is_number and 8 * kind.get_size() == kind.get_precision() == 8 * dataset.dtype.itemsize
         is_written = dataset.size and dataset.id.get_storage_size() == dataset.nbytes  # else a user block makes up an offset
         if offset is not None and is_plain and is_written:
             end = os.path.getsize(self.path)

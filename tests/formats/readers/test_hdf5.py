@@ -92,6 +92,15 @@ def test_what_is_no_field_is_told(tmp_path: Path, fields: dict[str, str], messag
         len(HDF5Dataset(path, fields))
 
 
+def test_bit_fields_are_their_integers(tmp_path: Path) -> None:
+    stored = np.array([1, 2, 255], np.uint8)
+    with h5py.File(tmp_path / "bits.h5", "w") as file:
+        space = h5py.h5s.create_simple((3,))
+        bits = h5py.h5d.create(file.id, b"bits", h5py.h5t.STD_B8LE, space)
+        bits.write(h5py.h5s.ALL, h5py.h5s.ALL, stored, mtype=h5py.h5t.STD_B8LE)
+    assert [sample["bits"] for sample in HDF5Dataset(tmp_path / "bits.h5")] == stored.tolist()
+
+
 @pytest.mark.parametrize("how", [{}, {"chunks": (2,), "compression": "gzip"}], ids=["in one piece", "chunks"])
 @pytest.mark.parametrize("base", ["i1", ">i4", "u2"])
 def test_enums_are_their_integers_and_booleans_are_bool(tmp_path: Path, base: str, how: dict[str, Any]) -> None:

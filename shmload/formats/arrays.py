@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmload.batch.collate import ArrayRows, OneSample, TypedArray, typed_array
 from shmload.batch.layout import aligned, c_strides
@@ -81,6 +82,21 @@ def mapped(place: ArrayPlace) -> tuple[np.ndarray[Any, Any], _File]:
     steps = zip(place.shape, place.strides, strict=True)
     end = place.offset + array.itemsize + sum(max((n - 1) * step, 0) for n, step in steps) if array.size else 0
     return array, _File(place.path, whole._mmap, end)  # type: ignore[attr-defined]  # numpy's own
+
+
+def _npz_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+    """Read the arrays of a .npz file into memory.
+
+    Raises:
+        ShardCorrupt: it is damaged, or has an array of Python objects.
+    """
+    check_file(path, "ArrayDataset")
+    os.stat(path)  # whose error names the path
+    try:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+            return dict(file.items())
+    except Exception as error:  # of zip, of zlib, of numpy's parser
+        raise ShardCorrupt(f"{os.fspath(path)}: no sound .npz file: {type(error).__name__}: {error}") from error
 
 
 class HeldArrays:
@@ -228,7 +244,8 @@ class ArrayDataset(HeldDataset):
 
     Args:
         arrays: what a batch looks like: a dict, a tuple, a list, a named tuple, or one alone, of `.npy` paths, memmaps, numpy
-            arrays (strided ones, any byte order) and torch tensors of the CPU. The first axis counts samples.
+            arrays (strided ones, any byte order) and torch tensors of the CPU. The first axis counts samples. Or the path of a
+            `.npz` file: a dict of its arrays, which are read into memory.
     Raises:
         ShardCorrupt: a file is not what its head says.
         TypeError, ValueError: the arrays' rows make no samples; the message names the array.
@@ -244,6 +261,8 @@ class ArrayDataset(HeldDataset):
 
     def __init__(self, arrays: Any) -> None:
         self.batch_type: Any
+        if isinstance(arrays, (str, os.PathLike)) and os.fspath(arrays).endswith(".npz"):
+            arrays = _npz_arrays(arrays)
         if isinstance(arrays, Mapping):
             self.batch_type, named = dict, {str(k): v for k, v in arrays.items()}
         elif isinstance(arrays, (tuple, list)):

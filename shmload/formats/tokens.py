@@ -37,6 +37,8 @@ from shmload.schedule.permutation import Permutation
 
 MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")
+_LLMC_NBYTES, _LLMC = 1024, struct.Struct("<iii")  # the header of llm.c: magic, version, number of tokens
+_LLMC_KINDS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}  # magic -> (version, dtype): GPT-2's and Llama 3's tokens
 _DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
 
@@ -119,7 +121,7 @@ class TokenDataset(HeldDataset):
 
     Args:
         tokens: a `.npy` path, the path of a raw little-endian file with its `dtype`, a memmap or an array of integers, one axis.
-            Megatron-LM's `.bin` needs no dtype if `document_index` is its `.idx`.
+            Megatron-LM's `.bin` needs no dtype if `document_index` is its `.idx`, and files with llm.c's header never do.
         window: tokens of a sample: one more than a model that predicts the next token sees.
         stride: tokens from one window to the next; the window's length by default. With documents at most that.
         dtype: of a raw file's tokens, "uint16" say; 8 to 64 bits.
@@ -285,6 +287,8 @@ def _opened(tokens: Any, dtype: Any) -> Any:
     if not isinstance(tokens, (str, os.PathLike)) or os.fspath(tokens).endswith(".npy"):
         return tokens
     check_file(tokens, "TokenDataset")
+    if (after_header := _after_header(tokens, dtype)) is not None:
+        return after_header
     if dtype is None:
         raise ValueError(f"{tokens}: a raw file does not say what its tokens are: give dtype='uint16' or the like")
     nbytes, kind = os.path.getsize(tokens), np.dtype(dtype)
@@ -293,6 +297,40 @@ def _opened(tokens: Any, dtype: Any) -> Any:
     if nbytes % kind.itemsize or not nbytes:
         raise ShardCorrupt(f"{tokens}, offset {nbytes}: {nbytes} bytes are no whole number of {kind} tokens, at least one")
     return np.memmap(tokens, kind, "r")
+
+
+def _after_header(path: str | os.PathLike[str], dtype: Any) -> Any:
+    """Map the tokens of a file with llm.c's header: 256 int32, which begin with a magic, a version and the number of tokens.
+
+    Returns:
+        the tokens, or None if the file has no such header.
+    Raises:
+        ShardCorrupt: the file's size differs from the header's.
+        ValueError: the version is unknown, or `dtype` differs from the header's.
+    Source: llm.c, llmc/dataloader.h and dev/data/data_common.py.
+    """
+    with open(path, "rb") as file:
+        head, nbytes = file.read(_LLMC_NBYTES), os.fstat(file.fileno()).st_size
+    if len(head) < _LLMC.size:
+        return None
+    magic, version, count = _LLMC.unpack_from(head)
+    if magic not in _LLMC_KINDS:
+        return None
+    known, name = _LLMC_KINDS[magic]
+    if version != known:
+        raise ValueError(
+            f"{path}, offset 4: llm.c's header has version {version}, and version {known} can be read; if the file has no header, "
+            "give its tokens as numpy.memmap(path, dtype, 'r')"
+        )
+    kind = np.dtype(name).newbyteorder("<")
+    if dtype is not None and np.dtype(dtype) != kind:
+        raise ValueError(f"{path}: llm.c's header says that tokens are {kind}, and dtype is {dtype!r}; leave dtype out")
+    needed = _LLMC_NBYTES + kind.itemsize * count
+    if count < 1 or nbytes != needed:
+        raise ShardCorrupt(
+            f"{path}, offset 8: llm.c's header says {count} tokens of {kind}, which need {needed} bytes; there are {nbytes}"
+        )
+    return np.memmap(path, kind, "r", _LLMC_NBYTES, (count,))
 
 
 def _check_tokens(flat: Any, out_dtype: str) -> None:

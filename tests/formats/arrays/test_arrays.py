@@ -310,3 +310,32 @@ def test_another_process_reads_the_same_pages(tmp_path: Path, is_file: bool) -> 
     total, growth = map(int, done.stdout.split())
     assert array.size == total
     assert growth < 6 << 20
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz_file_is_a_dict_of_its_arrays(save: Any, tmp_path: Path) -> None:
+    arrays = {"x": np.asfortranarray(np.arange(12.0).reshape(4, 3)), "y": np.arange(4, dtype=">i2")}
+    save(tmp_path / "a.npz", **arrays)
+    dataset = ArrayDataset(tmp_path / "a.npz")
+    assert dataset.schema == {"x": ("float64", (3,)), "y": ("int16", ())}
+    for of in (dataset, pickle.loads(pickle.dumps(dataset))):
+        for name, values in np.load(tmp_path / "a.npz").items():
+            assert [sample[name].tolist() for sample in of] == values.tolist()
+
+
+def test_damaged_npz_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.arange(1000))
+    whole = bytearray(path.read_bytes())
+    path.write_bytes(whole[:-100])
+    with pytest.raises(ShardCorrupt, match=r"a\.npz: no sound \.npz file: BadZipFile"):
+        ArrayDataset(path)
+    whole[4000] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(ShardCorrupt, match=r"a\.npz: no sound \.npz file: .*CRC"):
+        ArrayDataset(path)
+    np.savez(path, x=np.array([{}]))
+    with pytest.raises(ShardCorrupt, match=r"a\.npz: no sound \.npz file: ValueError: Object arrays"):
+        ArrayDataset(path)
+    with pytest.raises(FileNotFoundError, match=r"none\.npz"):
+        ArrayDataset(tmp_path / "none.npz")

@@ -300,3 +300,43 @@ def test_packed_windows_resume_in_the_middle_of_an_epoch(num_workers: int) -> No
     with loader() as second:
         second.load_state_dict(state)
         assert expected == found + [batch["tokens"].tolist() for batch in second]
+
+
+def write_llmc(path: Path, tokens: np.ndarray[Any, Any], version: int) -> Path:
+    """Write tokens as llm.c's dev/data/data_common.py does."""
+    header = np.zeros(256, np.int32)
+    header[:3] = 20240801 if tokens.dtype == np.uint32 else 20240520, version, len(tokens)
+    path.write_bytes(header.tobytes() + tokens.tobytes())
+    return path
+
+
+@pytest.mark.parametrize(("version", "kind"), [(1, "uint16"), (7, "uint32")])
+def test_header_of_llmc_is_skipped(version: int, kind: str, tmp_path: Path) -> None:
+    tokens = np.arange(1000, 1100).astype(kind)
+    path = write_llmc(tmp_path / "x.bin", tokens, version)
+    for dtype in (None, kind):
+        dataset = TokenDataset(path, 10, dtype=dtype)
+        assert [dataset[i]["tokens"].tolist() for i in range(len(dataset))] == tokens.reshape(10, 10).tolist()
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again[9]["tokens"].tolist() == tokens[90:].tolist()
+    with pytest.raises(
+        ValueError, match=rf"x\.bin: llm\.c's header says that tokens are {kind}, and dtype is 'int8'; leave dtype out"
+    ):
+        TokenDataset(path, 10, dtype="int8")
+
+
+def test_header_of_llmc_that_does_not_fit_its_file_is_an_error(tmp_path: Path) -> None:
+    path = write_llmc(tmp_path / "x.bin", np.arange(100, dtype=np.uint16), 1)
+    whole = path.read_bytes()
+    for damaged in (whole[:-2], whole + b"\0", whole[:1023], whole[:12]):
+        path.write_bytes(damaged)
+        with pytest.raises(
+            ShardCorrupt, match=r"x\.bin, offset 8: llm\.c's header says 100 tokens of uint16, which need 1224 bytes"
+        ):
+            TokenDataset(path, 10)
+    write_llmc(path, np.arange(100, dtype=np.uint16), 3)
+    with pytest.raises(ValueError, match=r"x\.bin, offset 4: llm\.c's header has version 3"):
+        TokenDataset(path, 10, dtype="uint16")
+    path.write_bytes(whole[:11])  # too short for a header: raw tokens
+    with pytest.raises(ShardCorrupt, match="11 bytes are no whole number of uint16 tokens"):
+        TokenDataset(path, 10, dtype="uint16")

@@ -15,23 +15,23 @@ from shmload.launch.topology import Core
 
 
 def shares(cores: Sequence[Core], wanted: Sequence[int | None]) -> list[tuple[int, ...]]:
-    """Processors of each rank. With fewer cores than ranks nobody is tied down: empty tuples.
+    """Divide cores among ranks. Return the processors of each rank; empty tuples (no binding) if there are fewer cores than ranks.
 
     Args:
-        cores: sorted by node.
-        wanted: of each rank the node it should be near; None: any.
+        cores: all cores, sorted by node.
+        wanted: for each rank, the node that it should be near, or None for any.
     """
     num_ranks = len(wanted)
     if len(cores) < num_ranks:
         return [()] * num_ranks
     least, num_larger = divmod(len(cores), num_ranks)
     left = Counter(core.node for core in cores)
-    # a rank without a wish wants what lies at its place if all cores were divided in order
+    # a rank without a preference gets the node that it would have if all cores were divided in order
     near = [
         node if node is not None and node in left else cores[(2 * rank + 1) * len(cores) // (2 * num_ranks)].node
         for rank, node in enumerate(wanted)
     ]
-    taken = [Counter[int]() for _ in wanted]  # of each rank, how many cores of which node
+    taken = [Counter[int]() for _ in wanted]  # for each rank, its number of cores on each node
 
     def take(rank: int, node: int, count: int) -> None:
         count = min(count, left[node])
@@ -40,7 +40,7 @@ def shares(cores: Sequence[Core], wanted: Sequence[int | None]) -> list[tuple[in
 
     for rank in range(num_ranks):
         take(rank, near[rank], least)
-    for rank in range(num_ranks):  # one core more, where that needs no other node
+    for rank in range(num_ranks):  # one more core, if the same node has one
         if num_larger and left[near[rank]] and taken[rank].total() == least:
             take(rank, near[rank], 1)
             num_larger -= 1
@@ -50,7 +50,7 @@ def shares(cores: Sequence[Core], wanted: Sequence[int | None]) -> list[tuple[in
             size, num_larger = least + 1, num_larger - 1
         for node in sorted(left, key=lambda node: abs(node - near[rank])):
             take(rank, node, max(size - taken[rank].total(), 0))
-    # neighbouring cores of a node go to one rank: they may share a cache
+    # neighboring cores of a node go to one rank, because they may share a cache
     queues = {node: iter([core for core in cores if core.node == node]) for node in left}
     return [
         tuple(sorted(cpu for node, count in mine.items() for core in islice(queues[node], count) for cpu in core.cpus))

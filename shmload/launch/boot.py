@@ -1,10 +1,11 @@
-"""What a rank's process runs before it becomes the rank's program: `python -I -S boot.py LAUNCHER_PID CPUS LOGS COMMAND...`.
+"""The program that a rank's process runs before it becomes the user's: `python -I -S boot.py LAUNCHER_PID CPUS LOGS COMMAND...`.
 
-CPUS are a rank's processors, "0,1", or those of each local rank, "0,1;2,3": torch's agent starts all of a machine by one command
-line. LOGS is a folder for the output, or empty: it goes where the launcher has sent it.
+CPUS are the processors of one rank, "0,1", or of each local rank, "0,1;2,3", because torch's agent starts all ranks of a machine
+with one command line. LOGS is a folder for the output; if empty, the output goes where the launcher sends it.
 
-It imports nothing of shmload, since it runs before every rank, in 16 ms. Both things it asks of the kernel outlast the exec. The
-death signal comes when the *thread* that started this process ends: the launcher starts ranks in the thread that watches them.
+It imports nothing of shmload, because it runs before every rank, in 16 ms. Both settings that it makes in the kernel survive the
+exec. The death signal comes when the *thread* that started this process ends, so the launcher starts ranks in the thread that
+watches them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def bind(launcher_pid: int, cpus: Iterable[int]) -> None:
-    """Ties this process to its launcher's life and, if there are any, to its processors."""
+    """Make this process die with its launcher, and bind it to its processors if there are any."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != launcher_pid:  # it died before the kernel was asked
+    if os.getppid() != launcher_pid:  # the launcher died before prctl
         os._exit(1)
     if cpus:
         try:
             os.sched_setaffinity(0, cpus)
-        except OSError:  # the cpuset has changed since the launcher looked: then wherever it may run
+        except OSError:  # the cpuset has changed since the launcher read it: run anywhere
             pass
 
 

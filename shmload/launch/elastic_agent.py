@@ -1,15 +1,15 @@
-"""`shmload launch` with restarts and members that come and go: torch.distributed.elastic's agent, with what it does not do.
+"""`shmload launch` with restarts and machines that join or leave: torch.distributed.elastic's agent, extended.
 
-torch's: rendezvous, membership, ranks and their environment, restarts, log files, the barrier at the end; also how its options are
-read. Here: each rank begins by boot.py, so it has processors of its own and dies with the agent; ends are seen by pidfds as they
-happen, where the agent looks ten times a second and takes the lowest local rank for the first to fail; lines come out with their
-rank before them without a detour through files; and ranks are ended in order, with the same words, as by the launcher of `spawn`.
+torch does the rendezvous, membership, the environment of ranks, restarts, log files, the final barrier, and the parsing of its
+options. Added here: each rank begins with boot.py, so it has processors of its own and dies with the agent; the end of a rank is
+noticed at once through a pidfd (the agent polls ten times a second and blames the lowest local rank); output lines are printed
+with their rank directly, not through files; and ranks are ended in order, with the same messages as in `spawn`.
 
-The agent ends ranks wherever it finds that it must (a failure, new members, a signal, its own end): all of that comes by
-`_shutdown`, where ours are ended first, so torch's own way finds nobody left.
+The agent ends ranks in several cases (a failure, new members, a signal, its own end). All of them call `_shutdown`, which ends
+our ranks first, so torch's own code finds none left.
 
-Rejected: torch's agent for every launch. It imports torch before the first rank starts, which is 1 to 2 s. So one machine that asks
-for restarts and nothing else has them by the command itself (`cli/launch_command.py`).
+Rejected: torch's agent for every launch, because it imports torch before the first rank starts, which takes 1 to 2 s. A launch on
+one machine that only asks for restarts is restarted by the command itself (`cli/launch_command.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Tell = Callable[[str], None]
 
 
 class RaisingSignals(Signals):
-    """The first signal ends whatever the agent is at, also a rendezvous that may last; later ones are kept."""
+    """Signals of which the first interrupts the agent, even in a long rendezvous; later ones are kept."""
 
     def _catch(self, number: int, frame: Any) -> None:
         super()._catch(number, frame)
@@ -53,11 +53,11 @@ class RaisingSignals(Signals):
 
 
 class RankStreams(LogsSpecs):
-    """Where torch's log specification sends a stream to no file, a pipe to the printer takes it.
+    """torch's log specification, in which a stream without a file goes through a pipe to our printer.
 
     Attributes:
-        watch: of the ranks that are about to start.
-        stderrs: their pipes by local rank.
+        watch: watches the ranks that are about to start.
+        stderrs: the pipes of their stderr, by local rank.
     """
 
     def __init__(self, files: LogsSpecs, grace_s: float, logs: str) -> None:
@@ -68,15 +68,15 @@ class RankStreams(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
-        """torch's folder."""
+        """Return torch's folder."""
         return self._files.root_log_dir
 
     def log_of(self, rank: int) -> str:
-        """The file that boot.py sends a rank's output to; "": none."""
+        """Return the file to which boot.py sends a rank's output, or ""."""
         return log_of(self._logs, rank) if self._logs else ""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Makes the pipes; a path under /proc is opened by torch as it would open a log's."""
+        """Make the pipes. torch opens their paths under /proc as it would open log files."""
         found = self._files.reify(envs)
         self.watch.close(DRAIN_S)
         lost = self.watch.printer.lost
@@ -85,10 +85,10 @@ class RankStreams(LogsSpecs):
         for local_rank, environ in envs.items():
             for paths, name in ((found.stdouts, "stdout"), (found.stderrs, "stderr")):
                 if self._logs:
-                    paths[local_rank] = os.devnull  # boot.py opens the log, to append to it
+                    paths[local_rank] = os.devnull  # boot.py appends to the log
                 elif not paths[local_rank]:
                     end, other = os.pipe()
-                    os.close(other)  # torch opens it anew
+                    os.close(other)  # torch opens it again
                     pipe = self.watch.printer.add(end, f"[rank {environ['RANK']}] ", name)
                     paths[local_rank] = f"/proc/self/fd/{end}"
                     if name == "stderr":
@@ -97,13 +97,13 @@ class RankStreams(LogsSpecs):
 
 
 class RankAgent(LocalElasticAgent):
-    """torch's agent of one machine. The methods that it overrides are those that torch documents for subclasses.
+    """torch's agent of one machine. It overrides only methods that torch documents for subclasses.
 
     Args:
-        tell: is given what there is to say when ranks are started again.
+        tell: called with a message when ranks are restarted.
 
     Attributes:
-        failure: why the ranks were ended the last time; empty if they were not, or for no failure.
+        failure: why ranks were last ended by a failure, or "".
     """
 
     def __init__(self, spec: WorkerSpec, streams: RankStreams, signals: Signals, config: LaunchConfig, tell: Tell) -> None:
@@ -123,7 +123,7 @@ class RankAgent(LocalElasticAgent):
         try:
             found: dict[int, Any] = super()._start_workers(worker_group)
         finally:
-            self._signals.install()  # torch has put its own handlers there
+            self._signals.install()  # torch has installed its own handlers
         watch = self._streams.watch
         processes = rank_processes(self)
         for worker in worker_group.workers:
@@ -144,7 +144,7 @@ class RankAgent(LocalElasticAgent):
         return result
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:
-        """Its arguments differ from release to release of torch."""
+        """End the ranks. The arguments differ between releases of torch."""
         watch = self._streams.watch
         watch.end(self._signals)
         watch.printer.finish(DRAIN_S if self.failure or self._signals.caught else None)
@@ -152,23 +152,23 @@ class RankAgent(LocalElasticAgent):
 
 
 def run_elastic(arguments: Sequence[str], *, grace_s: float, pin: bool, logs: str, tell: Tell) -> OSError | None:
-    """Runs torch's agent of this machine until it ends.
+    """Run torch's agent of this machine until it ends.
 
     Args:
-        arguments: torchrun's, with the script and its arguments.
-        grace_s: seconds from SIGTERM to SIGKILL.
-        pin: whether each rank gets processors of its own.
-        logs: a folder for one file a rank that its output is appended to; "": it is brought out here.
-        tell: is given what there is to say while ranks are started again.
+        arguments: torchrun's arguments, with the script and its arguments.
+        grace_s: seconds between SIGTERM and SIGKILL.
+        pin: give each rank processors of its own.
+        logs: a folder for one output file per rank, or "" to print the output here.
+        tell: called with a message when ranks are restarted.
 
     Returns:
-        why not all that ranks printed could be written, if it could not.
+        why some output of ranks could not be written, or None.
 
     Raises:
-        RankFailed: one has failed, and there are no restarts left.
-        Stopped: a signal has come.
-        ConnectionError: the machines have not found each other.
-        ValueError: an argument is wrong.
+        RankFailed: a rank failed, and no restarts are left.
+        Stopped: a signal arrived.
+        ConnectionError: the machines did not find each other.
+        ValueError: an argument is invalid.
     """
     args = get_args_parser().parse_args(list(arguments))
     is_alone = args.nnodes in ("1", "1:1") and args.rdzv_backend == "static" and args.master_port is None
@@ -178,10 +178,10 @@ def run_elastic(arguments: Sequence[str], *, grace_s: float, pin: bool, logs: st
     elif args.rdzv_backend == "static":
         args.master_port = args.master_port or STATIC_PORT
     with ExitStack() as stack:
-        if args.log_dir is None and args.redirects == args.tee == "0":  # torch wants a folder for files of errors
+        if args.log_dir is None and args.redirects == args.tee == "0":  # torch needs a folder for error files
             args.log_dir = stack.enter_context(TemporaryDirectory(prefix="shmload_"))
         given_threads = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = given_threads or "1"  # else torch sets it, and warns
+        os.environ["OMP_NUM_THREADS"] = given_threads or "1"  # otherwise torch sets it and warns
         try:
             config, command, command_args = config_from_args(args)
         except AssertionError as error:
@@ -198,7 +198,7 @@ def run_elastic(arguments: Sequence[str], *, grace_s: float, pin: bool, logs: st
             spec = _spec(config, rank_command)
             agent = RankAgent(spec, streams, signals, config, tell)
             result = agent.run()
-            spec.rdzv_handler.shutdown()  # not after a signal: others may go on without this machine
+            spec.rdzv_handler.shutdown()  # not after a signal: other machines may continue without this one
         except RendezvousError as error:
             raise ConnectionError(f"the machines of this run have not found each other: {type(error).__name__}: {error}") from error
         except SignalException as stopped:
@@ -209,11 +209,11 @@ def run_elastic(arguments: Sequence[str], *, grace_s: float, pin: bool, logs: st
 
 
 def _set_environment(given_threads: str | None, num_ranks: int, *, has_own_cpus: bool) -> None:
-    """What ranks inherit, as `environment` in environment.py gives it to those of the other launcher."""
+    """Set what ranks inherit, as `environment` in environment.py does for the other launcher."""
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")
-    # Rank 0 serves where ranks meet, at each start anew. Else they would meet in a store of the first machine's agent, which keeps
-    # the addresses of ranks that have ended, and which a machine that joins later waits for in vain (torch 2.13).
+    # Rank 0 serves the rendezvous, at each start again. Otherwise ranks would use a store of the first machine's agent, which keeps
+    # the addresses of ended ranks, and for which a machine that joins later waits forever (torch 2.13).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     os.environ.pop(OWN_CPUS, None)
     if given_threads is None:
@@ -223,7 +223,7 @@ def _set_environment(given_threads: str | None, num_ranks: int, *, has_own_cpus:
 
 
 def _spec(config: LaunchConfig, rank_command: Sequence[str]) -> WorkerSpec:
-    """What torch's agent is to run, and where it meets others."""
+    """Describe to torch's agent what to run and where to meet."""
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -239,10 +239,10 @@ def _spec(config: LaunchConfig, rank_command: Sequence[str]) -> WorkerSpec:
         role=config.role,
         local_world_size=config.nproc_per_node,
         entrypoint=sys.executable,
-        args=tuple(word.replace("$", "$$") for word in rank_command),  # torch fills in templates
+        args=tuple(word.replace("$", "$$") for word in rank_command),  # torch expands templates
         rdzv_handler=get_rendezvous_handler(parameters),
         max_restarts=config.max_restarts,
-        monitor_interval=1e-6,  # RankAgent waits by itself
+        monitor_interval=1e-6,  # RankAgent does its own waiting
         master_addr=master_addr,
         master_port=master_port,
         local_addr=config.local_addr,

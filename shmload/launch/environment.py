@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from shmload.world import OWN_CPUS
 
 LOOPBACK = "127.0.0.1"
-STATIC_PORT = 29500  # torchrun's: where several machines meet if nobody says another
+STATIC_PORT = 29500  # torchrun's default, at which several machines meet
 
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Where the ranks of a run meet, which of its machines this is, and how often they were started before, of how many times."""
+    """The meeting point of a run's ranks, the place of this machine among its machines, and the restarts so far."""
 
     master_addr: str
     master_port: int
@@ -33,11 +33,11 @@ class NodePlace:
 
 
 def held_port() -> socket.socket:
-    """A socket bound to a free port, which nobody else is given until it is closed; all addresses, as rank 0 may listen on any."""
+    """Bind a socket to a free port on all addresses. No other process can take the port until the socket is closed."""
     for family in (socket.AF_INET6, socket.AF_INET):
         with ExitStack() as stack:
             try:
-                held = stack.enter_context(socket.socket(family))  # fails where the kernel has no IPv6
+                held = stack.enter_context(socket.socket(family))  # fails if the kernel has no IPv6
                 if family == socket.AF_INET6:
                     held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
                 held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -52,11 +52,14 @@ def held_port() -> socket.socket:
 def environment(
     place: NodePlace, local_rank: int, num_local: int, cpus: tuple[int, ...] = (), inherited: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The whole environment of one rank.
+    """Return the complete environment of one rank.
 
     Args:
-        num_local: ranks of this machine.
-        cpus: processors that are this rank's alone; none: it shares them with the others.
+        place: the meeting point of the run, and this machine's place in it.
+        local_rank: the rank among those of this machine.
+        num_local: number of ranks on this machine.
+        cpus: processors reserved for this rank; empty if ranks share processors.
+        inherited: the environment to start from.
     """
     rank, world_size = place.node_rank * num_local + local_rank, place.num_nodes * num_local
     own = {
@@ -71,30 +74,30 @@ def environment(
         "ROLE_WORLD_SIZE": world_size,
         "MASTER_ADDR": place.master_addr,
         "MASTER_PORT": place.master_port,
-        # by these torch and the frameworks know that somebody else has started the ranks
+        # these tell torch and frameworks that a launcher has started the ranks
         "TORCHELASTIC_RUN_ID": place.run_id,
         "TORCHELASTIC_RESTART_COUNT": place.num_restarts,
         "TORCHELASTIC_MAX_RESTARTS": place.max_restarts,
         "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 serves the rendezvous
     }
     found = {**inherited, **{name: str(value) for name, value in own.items()}}
-    found.pop("TORCHELASTIC_ERROR_FILE", None)  # of a launcher around this one
+    found.pop("TORCHELASTIC_ERROR_FILE", None)  # set by an outer launcher
     found.pop(OWN_CPUS, None)
-    found.setdefault("PYTHONUNBUFFERED", "1")  # what a rank has printed is there when it is killed
+    found.setdefault("PYTHONUNBUFFERED", "1")  # so that output is not lost if the rank is killed
     found.setdefault("PYTHONFAULTHANDLER", "1")
     if cpus:
-        found[OWN_CPUS] = str(len(cpus))  # OpenMP counts them by itself
+        found[OWN_CPUS] = str(len(cpus))  # OpenMP counts them itself
     elif num_local > 1:
         found.setdefault("OMP_NUM_THREADS", threads_of_each(num_local))
     return found
 
 
 def next_start(number: int, ranks: Sequence[int], world_size: int, num_used: int, max_restarts: int) -> str:
-    """What is said when the ranks of this machine are started for the `number`th time."""
+    """Describe the `number`th start of the ranks of this machine."""
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
     return f"start {number}: {who} of {world_size}; {num_used} of {max_restarts} restarts are used up"
 
 
 def threads_of_each(num_local: int) -> str:
-    """OMP_NUM_THREADS of ranks that share their processors."""
+    """Return OMP_NUM_THREADS for ranks that share their processors."""
     return str(max(len(os.sched_getaffinity(0)) // num_local, 1))

@@ -1,7 +1,7 @@
-"""The function of a rank, called in its process; what it raises is reported to the launcher before the process comes apart.
+"""Call a rank's function in its process, and report its exception to the launcher before the process shuts down.
 
-The report is one line of JSON on a pipe that the launcher reads as it comes. It is acted on at once: a process whose libraries take
-long to come apart does not keep the others waiting for it.
+The report is one line of JSON on a pipe. The launcher acts on it at once, so a process whose libraries take long to shut down does
+not keep the other ranks waiting.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _WHAT, _TRACEBACK = 2_000, 50_000  # characters
 
 
 class RankReport(NamedTuple):
-    """What a rank's function has raised.
+    """The exception that a rank's function raised.
 
     Attributes:
-        what: type and message.
-        traceback: as Python prints it.
-        time_s: of the monotonic clock, when it was caught.
+        what: its type and message.
+        traceback: its traceback, as Python prints it.
+        time_s: time of the monotonic clock at which it was caught.
     """
 
     what: str
@@ -33,11 +33,11 @@ class RankReport(NamedTuple):
 
 
 def main(fn: Callable[..., object], args: tuple[Any, ...], local_rank: int, report_fd: int) -> None:
-    """Calls the function; ends the process with code 1 if it raises."""
+    """Call the function. If it raises, report that and end the process with exit code 1."""
     os.set_inheritable(report_fd, False)
     try:
         fn(local_rank, *args)
-    except KeyboardInterrupt:  # it has been sent to this rank: it ends by it, without a word
+    except KeyboardInterrupt:  # the signal was sent to this rank: end by it, without a traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except Exception as error:
@@ -51,12 +51,12 @@ def main(fn: Callable[..., object], args: tuple[Any, ...], local_rank: int, repo
 
 
 def _cut(text: str, length: int) -> str:
-    """A text without its middle, where it is too long."""
+    """Cut out the middle of a text that is longer than `length`."""
     if len(text) <= length:
         return text
     return f"{text[: length // 2]}\n  ... ({len(text) - length} characters) ...\n{text[-length // 2 :]}"
 
 
 def read_report(line: bytes) -> RankReport | None:
-    """What `main` has written; None if it is not whole."""
+    """Read a line that `main` has written, or return None if it is incomplete."""
     return RankReport(**json.loads(line)) if line.endswith(b"\n") else None

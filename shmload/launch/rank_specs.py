@@ -18,14 +18,14 @@ from shmload.shm.names import Host
 
 @dataclass(frozen=True)
 class RankSpec:
-    """One rank's place before anyone sits there.
+    """How to start one rank.
 
     Attributes:
-        local_rank: among the ranks of this machine.
-        rank: among all.
-        environ: its whole environment.
-        cpus: the processors it may run on; none: all that the launcher may.
-        log: the file its output goes to; "": through pipes to the launcher, which prints it.
+        local_rank: its number on this machine.
+        rank: its number among all ranks.
+        environ: its complete environment.
+        cpus: the processors it is bound to; empty: all processors of the launcher.
+        log: the file for its output; "": pipes to the launcher, which prints it.
     """
 
     local_rank: int
@@ -36,7 +36,7 @@ class RankSpec:
 
 
 class Ends(NamedTuple):
-    """The ends of pipes and files that a rank's process gets, by descriptor."""
+    """Descriptors of the pipes and files that a rank's process writes to."""
 
     stdout: int
     stderr: int
@@ -44,20 +44,20 @@ class Ends(NamedTuple):
 
 
 class Child(NamedTuple):
-    """A started process: its id, and how to reap it once it has ended, which gives the exit code (negative: a signal's number)."""
+    """A started process: its id, and a function that reaps it after its end and returns its exit code (negative: a signal)."""
 
     pid: int
     reap: Callable[[], int]
 
 
-Start = Callable[[RankSpec, Ends], Child]  # starts the process of a rank, which is not waited for
+Start = Callable[[RankSpec, Ends], Child]  # starts the process of a rank and does not wait for it
 
 
 def number_of_ranks(nprocs: int | None, host: Host) -> int:
-    """As given, else one for each CUDA device, else one.
+    """Return the given number of ranks, or the number of CUDA devices, at least 1.
 
     Raises:
-        ValueError: it is less than 1, or no integer.
+        ValueError: the given number is less than 1, or not an integer.
     """
     if nprocs is None:
         return max(num_devices(host), 1)
@@ -67,10 +67,10 @@ def number_of_ranks(nprocs: int | None, host: Host) -> int:
 
 
 def divided(num_ranks: int, host: Host, allowed: Sequence[int] | None = None) -> list[tuple[int, ...]]:
-    """The processors of each rank of this machine, near its GPU; empty tuples if there are fewer cores than ranks.
+    """Return the processors of each rank of this machine, near its GPU; empty tuples if there are fewer cores than ranks.
 
     Args:
-        allowed: what is divided; None: the processors that this thread may run on.
+        allowed: the processors to divide, or None for those that this thread may run on.
     """
     nodes = device_nodes(host)
     wanted = nodes[:num_ranks] if len(nodes) >= num_ranks else [None] * num_ranks
@@ -78,7 +78,7 @@ def divided(num_ranks: int, host: Host, allowed: Sequence[int] | None = None) ->
 
 
 def log_of(logs: str | Path, rank: int) -> str:
-    """The file that a rank's output goes to; boot.py knows the name, too."""
+    """Return the log file of a rank. boot.py builds the same name."""
     return os.path.join(os.path.abspath(logs), f"rank_{rank}.log")
 
 
@@ -91,12 +91,12 @@ def rank_specs(
     logs: str | Path | None = None,
     allowed: Sequence[int] | None = None,
 ) -> list[RankSpec]:
-    """One for each rank of this machine.
+    """Describe every rank of this machine.
 
     Args:
-        pin: whether each gets processors of its own.
-        logs: a folder, made if it is not there: each rank's output goes to a file in it.
-        allowed: the processors to be divided; None: those that this thread may run on.
+        pin: give each rank processors of its own.
+        logs: a folder for one output file per rank; created if it does not exist.
+        allowed: the processors to divide, or None for those that this thread may run on.
     """
     cpus = divided(num_ranks, host, allowed) if pin else [()] * num_ranks
     if logs is not None:
@@ -110,16 +110,16 @@ def rank_specs(
     return found
 
 
-BOOT = ("-I", "-S", str(Path(__file__).with_name("boot.py")))  # what python runs first in a rank
+BOOT = ("-I", "-S", str(Path(__file__).with_name("boot.py")))  # the arguments with which python starts a rank
 
 
 def booted(command: Sequence[str], rank_spec: RankSpec, ends: Ends, keep: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Starts a command as a rank: tied to this thread, in a process group of its own.
+    """Start a command as a rank that dies with this thread, in a process group of its own.
 
-    The terminal's ^C goes to the foreground's group alone: it reaches the launcher, which decides what becomes of the ranks.
+    A ^C in the terminal reaches only the foreground group, which is the launcher's; it decides what happens to the ranks.
 
     Args:
-        keep: descriptors that the command inherits besides.
+        keep: further descriptors that the command inherits.
     """
     return subprocess.Popen(
         [sys.executable, *BOOT, str(os.getpid()), ",".join(map(str, rank_spec.cpus)), "", *command],
@@ -132,6 +132,6 @@ def booted(command: Sequence[str], rank_spec: RankSpec, ends: Ends, keep: Sequen
 
 
 def start_command(command: Sequence[str], rank_spec: RankSpec, ends: Ends) -> Child:
-    """Starts a command line as a rank."""
+    """Start a command line as a rank."""
     process = booted(command, rank_spec, ends)
     return Child(process.pid, process.wait)

@@ -1,9 +1,9 @@
-"""`shmload.spawn`: a function in one process per GPU.
+"""`shmload.spawn`: run a function in one process per GPU.
 
-Processes are multiprocessing's: what it shares (queues, locks, tensors) can be given. One that is spawned begins as a rank
-(boot.py) and its output is caught from its first line, which multiprocessing has no argument for: it only pickles the process here.
-`forkserver` is refused: its processes are the server's children and not the launcher's, so neither their signals nor their lives
-are tied to it.
+Processes are multiprocessing's, so objects that it shares (queues, locks, tensors) can be passed as arguments. A spawned process
+begins as a rank (boot.py) and its output is captured from the first line; multiprocessing cannot do that, so here it only pickles
+the process. `forkserver` is refused: its processes are children of the server and not of the launcher, so neither their signals
+nor their lifetimes are tied to the launcher.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ from shmload.launch.rank_specs import Child, Ends, RankSpec, Start, booted, numb
 from shmload.launch.watching import DRAIN_S, SIGNALS, RankWatch, RunningRank, Signals, Stopped
 from shmload.shm.names import Host
 
-GRACE_S = 5.0  # from SIGTERM to SIGKILL
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 
 class SpawnedRanks:
-    """All ranks of this machine, as `spawn` returns them. With `join=False` they run while the program goes on.
+    """All ranks of this machine, as `spawn(..., join=False)` returns them.
 
-    A thread of the program watches them then. They end with the program: in order if it ends by itself, at once if it is killed.
+    A thread of the program watches them while the program continues. They end with the program: in order if it exits, at once if it
+    is killed.
 
     Args:
-        start: starts the process of one.
-        grace_s: seconds from SIGTERM to SIGKILL.
-        port: that they meet at, closed when all have ended; None: it is not this machine's.
+        start: starts the process of one rank.
+        rank_specs: the ranks to start.
+        grace_s: seconds between SIGTERM and SIGKILL.
+        port: the socket that holds the meeting port, closed when all ranks have ended; None: another machine holds it.
     """
 
     def __init__(self, start: Start, rank_specs: Sequence[RankSpec], grace_s: float, port: socket.socket | None) -> None:
@@ -58,22 +60,22 @@ class SpawnedRanks:
         self._error: BaseException | None = None
 
     def pids(self) -> list[int]:
-        """The processes' ids by local rank, as far as they have been started."""
+        """Return the process ids of the ranks started so far, by local rank."""
         return [one.child.pid for one in self._watch.ranks]
 
     @property
     def lost(self) -> OSError | None:
-        """Why not all that ranks printed could be written; None: it could, as far as is known once they have ended."""
+        """Return why some output of ranks could not be written, or None if all was written. Final once all ranks have ended."""
         return self._watch.printer.lost
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Waits for all ranks to end. Returns whether they have.
+        """Wait for all ranks to end. Return whether they have.
 
         Args:
-            timeout_s: how long to wait; None: as long as it takes.
+            timeout_s: seconds to wait, or None to wait without limit.
 
         Raises:
-            RankFailed: one has failed, and the others have been ended.
+            RankFailed: a rank failed, and the others were ended.
         """
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -84,19 +86,19 @@ class SpawnedRanks:
         return True
 
     def stop(self) -> None:
-        """Ends all ranks in order: SIGTERM, the grace, SIGKILL. `join` raises what they had failed of before."""
+        """End all ranks: SIGTERM, the grace period, SIGKILL. `join` raises an earlier failure."""
         self._asked = True
         self._watch.wake()
         if self._thread is not None:
             self._thread.join()
 
     def start(self) -> None:
-        """Runs them in a thread of their own; returns when all have been started."""
+        """Run the ranks in a thread of their own. Return when all have been started."""
         atexit.register(self.stop)
         self._thread = threading.Thread(target=self._run_apart, name="shmload launcher", daemon=True)
         self._thread.start()
         self._started.wait()
-        if len(self._watch.ranks) < len(self._rank_specs):  # one could not be started
+        if len(self._watch.ranks) < len(self._rank_specs):  # a rank could not be started
             self.join()
 
     def _run_apart(self) -> None:
@@ -108,11 +110,11 @@ class SpawnedRanks:
             atexit.unregister(self.stop)
 
     def run(self) -> None:
-        """Starts all ranks and returns when all have ended.
+        """Start all ranks, and return when all have ended.
 
         Raises:
-            RankFailed: one has failed.
-            Stopped: a signal has come for which the program has no handler of its own.
+            RankFailed: a rank failed.
+            Stopped: a signal arrived that the program does not handle itself.
         """
         failed: list[RunningRank] = []
         number = 0
@@ -129,7 +131,7 @@ class SpawnedRanks:
                         failed = self._watch.first_failed(signals, None)
                         number = signals.take()
                     ended = not self._watch.living
-                    number = number or signals.take()  # one that came before the first rank
+                    number = number or signals.take()  # a signal that came before the first rank
                 finally:
                     self._watch.end(signals)
         finally:
@@ -148,7 +150,7 @@ class SpawnedRanks:
         try:
             if rank_spec.log:
                 theirs.append(os.open(rank_spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666))
-            for _ in range(1 if rank_spec.log else 3):  # of the report; stdout's and stderr's before it
+            for _ in range(1 if rank_spec.log else 3):  # for stdout, stderr and the report, or only the report
                 own, given = os.pipe()
                 ours.append(own)
                 theirs.append(given)
@@ -170,9 +172,9 @@ class SpawnedRanks:
 
 
 def start_forked(fn: Callable[..., object], args: tuple[Any, ...], rank_spec: RankSpec, ends: Ends) -> Child:
-    """Starts a rank that calls `fn(local_rank, *args)`, by a fork."""
+    """Start a rank that calls `fn(local_rank, *args)`, by fork."""
     target = (rank_spec, ends, os.getpid(), fn, args)
-    # the handle alone: what multiprocessing knows it would reap and wait for, whoever starts another process
+    # only the handle: multiprocessing would reap a Process that it knows whenever another one is started
     process = popen_fork.Popen(ForkProcess(target=_forked, args=target, name=f"shmload rank {rank_spec.rank}", daemon=False))
 
     def reap() -> int:
@@ -184,34 +186,34 @@ def start_forked(fn: Callable[..., object], args: tuple[Any, ...], rank_spec: Ra
 
 
 def _forked(rank_spec: RankSpec, ends: Ends, launcher_pid: int, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
-    """What boot.py and exec do for others."""
+    """Do in a forked rank what boot.py and exec do for others."""
     os.setpgid(0, 0)
     boot.bind(launcher_pid, rank_spec.cpus)
     for caught in SIGNALS:
-        if callable(signal.getsignal(caught)):  # the launcher's
+        if callable(signal.getsignal(caught)):  # installed by the launcher
             signal.signal(caught, signal.default_int_handler if caught == signal.SIGINT else signal.SIG_DFL)
     os.dup2(ends.stdout, 1)
     os.dup2(ends.stderr, 2)
-    for number, name in ((1, "stdout"), (2, "stderr")):  # the launcher's may be something else by now
-        setattr(sys, name, open(number, "w", buffering=1, closefd=False))  # noqa: SIM115  # for the process's life
-    faulthandler.disable()  # what the program has put in place of its handlers would stay, else
+    for number, name in ((1, "stdout"), (2, "stderr")):  # the launcher may have replaced its own
+        setattr(sys, name, open(number, "w", buffering=1, closefd=False))  # noqa: SIM115  # for the lifetime of the process
+    faulthandler.disable()  # otherwise handlers that the program has replaced would stay
     faulthandler.enable()
     os.environ.clear()
     os.environ.update(rank_spec.environ)
     threads = rank_spec.environ.get("OMP_NUM_THREADS", str(len(rank_spec.cpus)))
-    if "torch" in sys.modules and threads.isdecimal() and int(threads):  # it has counted the launcher's processors
+    if "torch" in sys.modules and threads.isdecimal() and int(threads):  # torch has counted the launcher's processors
         sys.modules["torch"].set_num_threads(int(threads))
     in_rank.main(fn, args, rank_spec.local_rank, ends.report)
 
 
 class _Pickled(popen_spawn_posix.Popen):
-    """A process as multiprocessing pickles it for a start by spawn; `start_spawned` starts it."""
+    """A process that multiprocessing has pickled for a start by spawn; `start_spawned` starts it."""
 
-    _fds: list[int]  # what pickled arguments take along
+    _fds: list[int]  # descriptors that pickled arguments refer to
 
     def _launch(self, process_obj: Any) -> None:
         self.job = io.BytesIO()
-        # this refuses a program that starts ranks while it is imported, by a RuntimeError that says so
+        # raises RuntimeError if the program starts ranks while it is being imported
         preparation = spawning_tools.get_preparation_data(process_obj.name)
         set_spawning_popen(self)
         try:
@@ -227,10 +229,10 @@ class _Pickled(popen_spawn_posix.Popen):
 
 
 def start_spawned(fn: Callable[..., object], args: tuple[Any, ...], rank_spec: RankSpec, ends: Ends) -> Child:
-    """Starts a rank that calls `fn(local_rank, *args)`, in an interpreter of its own.
+    """Start a rank that calls `fn(local_rank, *args)`, in a new interpreter.
 
     Raises:
-        TypeError: pickle does not take `fn` or `args`.
+        TypeError: `fn` or `args` cannot be pickled.
     """
     target = (fn, args, rank_spec.local_rank, ends.report)
     pickled = _Pickled(SpawnProcess(target=in_rank.main, args=target, name=f"shmload rank {rank_spec.rank}", daemon=False))
@@ -247,12 +249,12 @@ def start_spawned(fn: Callable[..., object], args: tuple[Any, ...], rank_spec: R
     try:
         with open(own_end, "wb", closefd=False) as file:
             file.write(pickled.job.getbuffer())
-    except BrokenPipeError:  # it has died already, which is noticed elsewhere
+    except BrokenPipeError:  # it has died already; the watch reports that
         pass
 
     def reap() -> int:
         code = process.wait()
-        os.close(own_end)  # by which multiprocessing knows in the rank that its parent lives
+        os.close(own_end)  # multiprocessing in the rank reads from it that its parent is alive
         return code
 
     return Child(process.pid, reap)
@@ -272,33 +274,33 @@ def spawn(
     pin: bool = True,
     logs: str | Path | None = None,
 ) -> SpawnedRanks:
-    """Runs `fn(local_rank, *args)` in one process per GPU, with torch.distributed's environment set in each.
+    """Run `fn(local_rank, *args)` in one process per GPU, each with torch.distributed's environment.
 
-    `torch.distributed.init_process_group()` needs no further word there, and a ShmLoader takes rank and world size by itself. Each
-    rank has processors of its own, near its GPU; its loader's workers keep to them. What a rank prints comes out here with its rank
-    before each line. The first rank to fail ends all. No rank outlives this process, however that ends. `shmload launch` does the
-    same for scripts. See docs/launch.md.
+    `torch.distributed.init_process_group()` needs no arguments there, and a ShmLoader finds its rank and world size itself. Each
+    rank has processors of its own, near its GPU, which its loader's workers also use. Lines that a rank prints appear here with its
+    rank in front. The first rank to fail ends all ranks. No rank outlives this process. `shmload launch` does the same for scripts.
+    See docs/launch.md.
 
     Args:
-        fn: a function at the top of a module, unless processes are forked.
-        args: what it is called with after the rank; pickled, unless processes are forked.
-        nprocs: how many processes; None: one for each CUDA device that is visible, and one where there is none.
-        join: wait for the end of all. Else they run on while the program does.
-        start_method: "spawn", or "fork", which needs a process that has not used CUDA.
-        grace_s: seconds that ranks have between SIGTERM and SIGKILL when the run is ended.
-        pin: whether ranks get processors of their own: whole cores, all that this process may run on, by NUMA node. With fewer
-            cores than ranks they share all.
-        logs: a folder for one file a rank, `rank_0.log` and on, which its output is appended to instead.
+        fn: a function at the top level of a module, unless `start_method="fork"`.
+        args: its arguments after the local rank; pickled, unless `start_method="fork"`.
+        nprocs: number of processes. None: one for each visible CUDA device, at least one.
+        join: wait until all ranks have ended. False: return while they run.
+        start_method: "spawn", or "fork", which requires that this process has not used CUDA.
+        grace_s: seconds between SIGTERM and SIGKILL when ranks are ended.
+        pin: give each rank processors of its own: whole cores, by NUMA node, of those that this process may use. With fewer cores
+            than ranks, ranks share all of them.
+        logs: a folder for the output of ranks, appended to `rank_0.log`, `rank_1.log`, ... instead of printed.
     Returns:
         the ranks, with `pids()`, `join()` and `stop()`.
     Raises:
-        RankFailed: a rank raised, exited with another code than 0 or was killed; the text has its traceback. The others have been
+        RankFailed: a rank raised, exited with a code other than 0, or was killed; the message has its traceback. The others were
             ended.
-        KeyboardInterrupt: ^C; the ranks have been ended in order. A SIGTERM or SIGHUP that this program has no handler for ends
-            them likewise, and then this program.
-        TypeError: pickle does not take `fn` or `args`; the text says what it refuses.
-        RuntimeError: this is a daemonic process, which may have no children.
-        ValueError: `nprocs` is less than 1 or no integer, or there is no such start method.
+        KeyboardInterrupt: ^C; the ranks were ended in order. A SIGTERM or SIGHUP that this program does not handle also ends the
+            ranks, and then this program.
+        TypeError: `fn` or `args` cannot be pickled; the message names the object.
+        RuntimeError: this is a daemonic process, which may not have children.
+        ValueError: `nprocs` is less than 1 or not an integer, or the start method is unknown.
     """
     if multiprocessing.current_process().daemon:
         raise RuntimeError(

@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 from shmload.shm.names import Host, listed
 
-_DRIVERS = ("dev/nvidiactl", "dev/kfd", "dev/dxg")  # NVIDIA's, AMD's, and WSL's
+_DRIVERS = ("dev/nvidiactl", "dev/kfd", "dev/dxg")  # of NVIDIA, AMD and WSL
 
 
 class Core(NamedTuple):
-    """One core, as far as this process may use it.
+    """One core.
 
     Attributes:
-        node: the NUMA node it belongs to.
-        cpus: its hardware threads.
+        node: its NUMA node.
+        cpus: those of its hardware threads that this process may use.
     """
 
     node: int
@@ -23,7 +23,7 @@ class Core(NamedTuple):
 
 
 def cores(host: Host, allowed: Iterable[int]) -> list[Core]:
-    """The cores that processors of `allowed` belong to, by node; what /sys does not say is one node of one-threaded cores."""
+    """Return the cores of the `allowed` processors, by node. Without /sys they are one-threaded cores of one node."""
     allowed, left = set(allowed), set(allowed)
     node_of = {}
     for folder in (host.root / "sys/devices/system/node").glob("node[0-9]*"):
@@ -40,7 +40,7 @@ def cores(host: Host, allowed: Iterable[int]) -> list[Core]:
 
 
 def num_devices(host: Host) -> int:
-    """CUDA devices that a rank here would see. torch is only asked where there is a driver."""
+    """Return the number of CUDA devices that a rank would see. torch is imported only if there is a driver."""
     if not any((host.root / path).exists() for path in _DRIVERS):
         return 0
     import torch
@@ -49,17 +49,17 @@ def num_devices(host: Host) -> int:
 
 
 def device_nodes(host: Host) -> list[int | None]:
-    """Of each CUDA device, in CUDA's order, the NUMA node it hangs on; None where that is not known. Empty: nothing is known.
+    """Return the NUMA node of each CUDA device in CUDA's order, or None if it is unknown. An empty list: nothing is known.
 
-    NVIDIA's driver lists the devices by PCI address, which is CUDA's order among devices of one kind. CUDA itself is not asked:
-    a process that has begun it cannot fork ranks any more.
+    NVIDIA's driver lists devices by PCI address, which is CUDA's order among devices of one kind. CUDA itself is not used, because
+    a process that has initialized it cannot fork ranks any more.
     """
     listing = host.root / "proc/driver/nvidia/gpus"
     addresses = sorted(folder.name for folder in listing.iterdir()) if listing.is_dir() else []
     if (visible := host.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         names = [name.strip() for name in visible.split(",")]
-        if not all(name.isdecimal() and int(name) < len(addresses) for name in names):  # names of devices, or of parts of one
+        if not all(name.isdecimal() and int(name) < len(addresses) for name in names):  # UUIDs of devices, or of parts of one
             return []
         addresses = [addresses[int(name)] for name in names]
     nodes = [int(host.text(f"sys/bus/pci/devices/{address.lower()}/numa_node") or -1) for address in addresses]
-    return [node if node >= 0 else None for node in nodes]  # -1: the firmware does not say
+    return [node if node >= 0 else None for node in nodes]  # -1: the firmware does not tell

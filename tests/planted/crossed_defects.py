@@ -598,8 +598,8 @@ CROSSED_DEFECTS = [
         "G1",
         "a forked rank has the program's handlers of crashes",
         "shmload/launch/spawning.py",
-        "    faulthandler.disable()  # what",
-        "    # what",
+        "    faulthandler.disable()  # otherwise",
+        "    # otherwise",
         ("tests/launch/test_spawn.py::test_what_the_program_does_with_a_signal_is_not_the_ranks",),
     ),
     Defect(

@@ -227,6 +227,8 @@ def equal(a: Any, b: Any) -> bool:
         return list(a) == list(b) and all(equal(a[k], b[k]) for k in a)
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+    if hasattr(a, "__next__"):
+        return equal(list(a), list(b))
     return bool(a == b)
 
 

@@ -753,6 +753,7 @@ class Trial:
         for timer in self._timers:
             timer.join()
         self.order = None
+        self.open_loaders.clear()  # one that a kill has ended was not closed
         self.made.forget()
         self._loose.clear()
         if self.device is not None and self.device.violations:

@@ -43,8 +43,8 @@ def test_a_job_goes_on_with_another_number_of_ranks_and_is_proven(
     verified = subprocess.run(
         [sys.executable, "-m", "shmload.cli", "verify", str(tmp_path / "audit")], capture_output=True, text=True, timeout=60
     )
-    assert verified.returncode == 0, verified.stdout + verified.stderr
-    assert "every sample exactly once" in verified.stdout
+    assert verified.returncode == 4, verified.stdout + verified.stderr  # this pipeline has no end
+    assert f"epoch 0 so far: {done + num_steps * 3 * then} samples, each once" in verified.stdout
 
 
 @slow

@@ -230,11 +230,12 @@ def _written(case: Case, index: int) -> dict[str, Any]:
 
 
 def _litter(folder: Path) -> None:
-    """Puts beside the data what other programs leave there: none of it is a sample."""
-    data = min(path for path in folder.iterdir() if path.name not in ("manifest.json", "index.json")).name
-    for place in (f".ipynb_checkpoints/{data}", f"_temporary/0/{data}", f"__MACOSX/._{data}", f"._{data}", f"_{data}"):
+    """Put beside the data what other programs leave there: none of it is a sample."""
+    data = min(path for path in folder.rglob("*") if path.is_file() and path.name not in ("manifest.json", "index.json"))
+    name = data.name
+    for place in (f".ipynb_checkpoints/{name}", f"_temporary/0/{name}", f"__MACOSX/._{name}", f"._{name}", f"_{name}"):
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / data, folder / place)
+        shutil.copy(data, folder / place)
     for name in ("README.md", "LICENSE", ".gitattributes", "dataset_info.json", "state.json", "_SUCCESS", "preview.png"):
         (folder / name).write_text("about the data")
 

@@ -101,10 +101,11 @@ def main(name: str) -> None:
         _MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.2,)
     kind = {"torch": DataLoader, "shmload": ShmLoader}[name]
     for way in WAYS:
-        for _ in range(5):  # torch's handler may also raise where nobody catches it
+        for _ in range(5):  # torch's handler may also raise where nobody catches it, or where its loader then waits forever
             with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
                 pid = os.fork()
                 if pid == 0:
+                    signal.alarm(15)
                     os.dup2(err.fileno(), 2)
                     try:
                         os.write(out.fileno(), json.dumps(words_of(kind, way)).encode())

@@ -220,9 +220,9 @@ def test_what_a_dataset_returns_is_collated_as_by_torch(protocol: str, sample: s
 @pytest.mark.parametrize(("protocol", "sample", "mode"), rows(["one", "iterable", *GETITEMS], SAMPLES))
 def test_every_protocol_is_collated_as_by_torch(protocol: str, sample: str, mode: str) -> None:
     dataset = dataset_of(protocol, sample)
-    for num_workers, collate_fn in itertools.product((0, 1, 2), COLLATE.values()):
+    for num_workers, collate_fn in itertools.product((0, 2), COLLATE.values()):
         check(dataset, num_workers, mode, batch_size=BATCH_SIZE, collate_fn=collate_fn)
-    for num_workers, collate_fn in itertools.product((0, 1, 2), (None, identity)):
+    for num_workers, collate_fn in itertools.product((0, 2), (None, identity)):
         check(dataset, num_workers, mode, batch_size=None, collate_fn=collate_fn)
 
 

@@ -119,7 +119,7 @@ def test_what_pillow_refuses_of_a_png_is_refused_and_pixels_are_never_wrong(phot
                 assert np.array_equal(by_pillow(data), expected)
                 num_read += 1
             except ValueError as error:  # the checksum within the pixels is wrong, and Pillow has not read it
-                assert "incorrect data check" in str(error)  # noqa: PT017
+                assert "incorrect data check" in str(error)  # noqa: PT017  # reading it is right, too
     assert num_read > 3
 
 
@@ -164,7 +164,7 @@ def test_stats_count_the_images_that_break_a_rule(
 
 
 def test_a_lossless_jpeg_is_decoded_or_clearly_refused(photo: Image.Image) -> None:
-    imagecodecs = pytest.importorskip("imagecodecs")
+    imagecodecs = pytest.importorskip("imagecodecs", reason="imagecodecs writes such JPEGs, and is not installed here")
     gray = np.asarray(photo.convert("L"))
     for stored in (gray, np.asarray(photo)):
         data = imagecodecs.jpeg8_encode(stored, lossless=True)
@@ -172,7 +172,7 @@ def test_a_lossless_jpeg_is_decoded_or_clearly_refused(photo: Image.Image) -> No
             try:
                 found = ImageDecoder(layout="HWC", decoder=decoder)(data)
             except ValueError as error:
-                assert str(error).startswith("a lossless JPEG, which this Pillow does not decode")  # noqa: PT017
+                assert str(error).startswith("a lossless JPEG, which this Pillow does not decode")  # noqa: PT017  # or decoding
             else:
                 assert np.array_equal(np.broadcast_to(stored.reshape(90, 120, -1), (90, 120, 3)), found)
 
@@ -194,7 +194,7 @@ def test_kinds_of_jpeg_that_nothing_decodes_are_named_with_a_remedy(photo: Image
 
 @pytest.mark.parametrize("colors", ["CMYK", "YCCK"])
 def test_four_channels_become_what_pillow_makes_of_them(photo: Image.Image, colors: str) -> None:
-    imagecodecs = pytest.importorskip("imagecodecs")
+    imagecodecs = pytest.importorskip("imagecodecs", reason="imagecodecs writes such JPEGs, and is not installed here")
     data = imagecodecs.jpeg8_encode(np.asarray(photo.convert("CMYK")), colorspace="CMYK", outcolorspace=colors)
     for decoder in DECODERS:
         assert np.array_equal(by_pillow(data), ImageDecoder(layout="HWC", decoder=decoder)(data))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmload.engine.parts import Holder, enable, is_enabled
+from shmload.engine.holders import Holder, enable, is_enabled
 
 __all__ = ["Holder", "enable", "is_enabled", "is_poisoned"]
 

@@ -24,11 +24,13 @@ from typing_extensions import TypeVar  # torch's own requirement
 
 from shmload.audit.recorder import Recorder
 from shmload.batch.ragged import AS_TORCH_OR_LIST
+from shmload.engine.argument_checks import check_arguments
 from shmload.engine.autotune import AutoNumber, Setting, first_numbers, is_auto
-from shmload.engine.builder import EngineBuilder, LoaderConfig, Make, as_keyed, check_arguments
+from shmload.engine.bad_samples import BadSamples, OnError
+from shmload.engine.builder import EngineBuilder, Make
+from shmload.engine.config import LoaderConfig
 from shmload.engine.engine import Engine
-from shmload.engine.parts import Holder
-from shmload.engine.ring import BadSamples, OnError
+from shmload.engine.holders import Holder
 from shmload.metrics import EpochCallback
 from shmload.modes.passes import EpochWatches, shown
 from shmload.modes.seed_mode import SeedStream
@@ -194,7 +196,7 @@ class ShmLoader(DataLoader[T]):
     ) -> None:
         seed, rank, world_size = map(own_int, (seed, rank, world_size))
         threads_per_worker, num_local_workers = map(own_int, (threads_per_worker, num_local_workers))
-        dataset = as_keyed(dataset, seed, rank, world_size)
+        dataset = _by_number(dataset, seed, rank, world_size)
         check_arguments(dict(locals()))
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         self.backend, self.address, self.num_local_workers, self.share = backend, address, num_local_workers, share
@@ -519,6 +521,23 @@ class ShmLoader(DataLoader[T]):
 
 _OF_TORCH = ("index_sampler", "auto_collation", "has_own_order")  # of a LoaderConfig, no arguments
 _ARGUMENTS = tuple(field.name for field in fields(LoaderConfig) if field.name not in _OF_TORCH)
+
+
+def _by_number(dataset: Any, seed: int | None, *ranks: int | None) -> Any:
+    """Return the dataset to read. Seed mode reads by index, so for a package iterable this is its view of items by number.
+
+    Raises:
+        ValueError: the dataset was made for another rank; its items by number are those of all ranks.
+    """
+    if seed is None or not isinstance(dataset, IterableDataset) or (keyed_items := package_ability(dataset, "keyed_items")) is None:
+        return dataset
+    own = package_ability(dataset, "given_rank")
+    if own is not None and own != rank_and_world_size(*ranks):
+        raise ValueError(
+            f"the dataset is for rank {own[0]} of {own[1]}, and in seed mode the loader divides the samples: give it "
+            f"rank={own[0]}, world_size={own[1]}, too"
+        )
+    return keyed_items()
 
 
 def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make, dict[str, Any]]:

@@ -61,8 +61,8 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 import shmload
 from shmload._core.digest import hash_at, hash_bytes
 from shmload._core.trainer import Order
-from shmload.engine.builder import LoaderConfig
-from shmload.engine.ring import NOTHING
+from shmload.engine.config import LoaderConfig
+from shmload.engine.outcome import NOTHING
 from shmload.schedule.any_schedule import SCHEDULE_VERSION
 from shmload.schedule.keyed_batches import BatchSchedule
 from shmload.schedule.schedule import Schedule

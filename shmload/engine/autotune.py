@@ -50,14 +50,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from shmload.engine.batch_source import BatchSource
 from shmload.engine.engine import Engine
-from shmload.engine.ring import BatchSource
 from shmload.shm import segment
 from shmload.shm.segment import available_bytes
 from shmload.world import OWN_CPUS, launched_place
 
 if TYPE_CHECKING:
-    from shmload.engine.builder import LoaderConfig
+    from shmload.engine.config import LoaderConfig
 
 LOOK = 4  # windows that a look takes the medians of
 WAITS = 0.04  # of the time: from here on the trainer waits too much

@@ -1,505 +1,55 @@
-"""From a loader's arguments to its engines.
-
-`ShmLoader` makes a `LoaderConfig` of its attributes when a pass begins, as torch lets programs set some of them between passes.
-Whatever serves the loader (its modes, its engines' builder, the audit, autotune, ranks that share) is given that, and none of them
-knows the loader. The builder makes one engine after the other and knows those that there are.
-"""
+"""Make the engines of one loader: one each time that it starts workers."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import os
-import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet, finalize
 
 import torch
-from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from shmload.batch.deliver import mapped, parts_of
-from shmload.device.cuda import CudaDevice, check_device, current_cuda, open_device
+from shmload.device.cuda import CudaDevice, current_cuda, open_device
 from shmload.device.sending import NUM_SENT
-from shmload.engine.autotune import Autotuner, Setting, is_auto, tuner_of
-from shmload.engine.parts import EngineOptions, Holders, Hook, is_enabled
-from shmload.engine.ring import BadSamples, BatchSource, OnError
-from shmload.schedule.keyed_batches import KeyedBatches
-from shmload.schedule.keyed_order import KeyedOrder
+from shmload.engine.autotune import Autotuner, Setting, tuner_of
+from shmload.engine.bad_samples import BadSamples
+from shmload.engine.batch_source import BatchSource
+from shmload.engine.config import LoaderConfig
+from shmload.engine.holders import is_enabled
+from shmload.engine.options import EngineOptions
 from shmload.shm import owners
-from shmload.worker.reader import Job, ReadPlan, plan_of
-from shmload.world import package_ability, rank_and_world_size
+from shmload.worker.reader import Job
 
 if TYPE_CHECKING:
     from shmload.engine.trace import Trace
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoaderConfig:
-    """The arguments of a loader as they are for one pass; `ShmLoader` says what each means.
+class Make(Protocol):
+    """A function that makes an engine."""
 
-    Attributes:
-        index_sampler: what torch has made of shuffle, sampler and batch_sampler.
-        auto_collation: whether samples are made into batches.
-        has_own_order: seed mode: a sampler of the user's orders, and no schedule.
-    """
-
-    dataset: Any
-    batch_size: int | None
-    shuffle: bool | None
-    sampler: Any
-    batch_sampler: Any
-    num_workers: int
-    collate_fn: Callable[[Any], Any] | None
-    pin_memory: bool
-    drop_last: bool
-    timeout: float
-    worker_init_fn: Callable[[int], None] | None
-    multiprocessing_context: Any
-    generator: torch.Generator | None
-    prefetch_factor: int | None
-    persistent_workers: bool
-    in_order: bool
-    seed: int | None
-    seed_samples: bool
-    rank: int | None
-    world_size: int | None
-    uneven: Literal["pad", "drop", "exact"]
-    ring_bytes: int | None
-    max_restarts: int | None
-    on_error: OnError
-    max_bad: int | None
-    sample_timeout_s: float | None
-    ragged: str | Mapping[str, str]
-    snapshot_every_n_steps: int
-    threads_per_worker: int
-    trust_state: bool
-    backend: str
-    num_local_workers: int
-    address: str | None
-    connect_timeout_s: float
-    ship_timeout_s: float | None
-    actor_options: Mapping[str, Any] | None
-    share: str | None
-    device: Any
-    after_batch: Callable[[Any], Any] | None
-    audit: str | os.PathLike[str] | None
-    index_sampler: Any
-    auto_collation: bool
-    has_own_order: bool
-
-    @property
-    def total_workers(self) -> int:
-        """How many workers there are, of whatever kind."""
-        return self.num_workers + self.num_local_workers
-
-    @property
-    def is_iterable(self) -> bool:
-        """Whether the dataset is read from its start on, and not by index."""
-        return isinstance(self.dataset, IterableDataset)
-
-    @cached_property
-    def plan(self) -> ReadPlan:
-        """How batches are read."""
-        return plan_of(
-            self.dataset,
-            collate_fn=self.custom_collate_fn,
-            auto_collation=self.auto_collation,
-            ragged=self.ragged,
-            is_torch=self.seed is None,
-        )
-
-    @property
-    def snapshot_every(self) -> int:
-        """After how many batches workers say where they stand; 0: never. Out of order nothing else shows the place."""
-        if self.seed is not None:
-            return 0
-        return self.snapshot_every_n_steps if self.in_order else min(self.snapshot_every_n_steps, 1)
-
-    @property
-    def custom_collate_fn(self) -> Callable[[Any], Any] | None:
-        """The user's collate_fn; None where torch's default is meant."""
-        default = default_collate if self.auto_collation else default_convert
-        return None if self.collate_fn is default else self.collate_fn
-
-    @property
-    def num_samples(self) -> int | None:
-        """Of the dataset as it is now; None if it does not say."""
-        try:
-            return len(self.dataset)
-        except (TypeError, NotImplementedError):
-            return None
-
-    @property
-    def num_steps(self) -> int:
-        """Of a pass in torch mode; 0 if nobody knows."""
-        try:
-            return 0 if self.is_iterable else len(self.index_sampler)
-        except Exception:  # a sampler of the user's that cannot say
-            return 0
-
-    @property
-    def reads_inline(self) -> bool:
-        """Whether, without workers, the dataset is read by our reader and not by torch's."""
-        if self.plan.layout is not None or self.on_error != "raise":
-            return True
-        if self.is_iterable or not self.auto_collation:
-            return False
-        # torch's would take what a wrapper passes on
-        return hasattr(self.dataset, "__getitems__") and not self.plan.has_getitems
-
-    def job(self) -> Job:
-        """What workers do."""
-        return Job(
-            dataset=self.dataset,
-            collate_fn=self.custom_collate_fn,
-            worker_init_fn=self.worker_init_fn,
-            auto_collation=self.auto_collation,
-            seed=self.seed,
-            seed_samples=self.seed_samples,
-            is_iterable=self.is_iterable,
-            drop_last=bool(self.drop_last),
-            snapshot_every=self.snapshot_every,
-            num_steps=self.num_steps if self.persistent_workers and self.snapshot_every else 0,
-            tolerates_bad_samples=self.on_error != "raise",
-            plan=self.plan,
-            num_threads=self.threads_per_worker,
-        )
-
-
-_CHOICES = {"backend": ("process", "ray"), "uneven": ("pad", "drop", "exact"), "on_error": ("raise", "skip", "substitute")}
-_LEAST = (
-    ("ring_bytes", 1, "a positive number of bytes"),
-    ("snapshot_every_n_steps", 0, "at least 0"),
-    ("max_bad", 0, "at least 0"),
-    ("max_restarts", 0, "at least 0"),
-    ("sample_timeout_s", sys.float_info.min, "a positive number of seconds"),
-    ("ship_timeout_s", sys.float_info.min, "a positive number of seconds"),
-)
-
-
-def check_arguments(given: Mapping[str, Any]) -> None:
-    """Returns if they go together.
-
-    Raises:
-        ValueError: they do not.
-        ImportError: what they need is not installed.
-    """
-    for name, choices in _CHOICES.items():
-        if given[name] not in choices:
-            *others, last = (f'"{choice}"' for choice in choices)
-            raise ValueError(f"{name} is {', '.join(others)} or {last}; got {given[name]!r}")
-    for name, least, what in _LEAST:
-        if given[name] is not None and not given[name] >= least:
-            raise ValueError(f"{name} is {what} or None; got {given[name]}")
-    for name in ("num_workers", "prefetch_factor"):
-        # in torch mode torch says, in its own words, what else is no number
-        if given["seed"] is not None and isinstance(given[name], str) and not is_auto(given[name]):
-            raise ValueError(f'{name} is a number or "auto"; got {given[name]!r}')
-    _check_backend(given)
-    _check_seed(given)
-    _check_orders(given)
-    _check_threads(given)
-    _check_policies(given)
-    _check_share(given)
-    _check_effects(given)
-    check_device(given["device"])
-    if given["after_batch"] is not None and not callable(given["after_batch"]):
-        raise TypeError(f"after_batch is a function of a batch, or None; got {given['after_batch']!r}")
-    if given["device"] is not None and given["audit"] is not None:
-        raise ValueError(
-            "audit and device exclude each other: what is recorded is a digest of the bytes, and those are on the device. Audit a "
-            "pass without device"
-        )
-
-
-def as_keyed(dataset: Any, seed: int | None, *ranks: int | None) -> Any:
-    """What is read of a dataset: in seed mode, which asks by number, an iterable's own items by number if it has them.
-
-    Args:
-        ranks: the loader's rank and world size, or None for both.
-    Raises:
-        ValueError: the dataset was made for another rank; its items by number are those of all.
-    """
-    if seed is None or not isinstance(dataset, IterableDataset) or (keyed_items := package_ability(dataset, "keyed_items")) is None:
-        return dataset
-    own = package_ability(dataset, "given_rank")
-    if own is not None and own != rank_and_world_size(*ranks):
-        raise ValueError(
-            f"the dataset is for rank {own[0]} of {own[1]}, and in seed mode the loader divides the samples: give it "
-            f"rank={own[0]}, world_size={own[1]}, too"
-        )
-    return keyed_items()
-
-
-_OURS = {"concurrency_groups", "get_if_exists", "lifetime", "max_concurrency", "max_restarts", "max_task_retries", "name"}
-
-
-def _check_backend(given: Mapping[str, Any]) -> None:
-    backend, num_local = given["backend"], given["num_local_workers"]
-    connect_s = given["connect_timeout_s"]
-    if not isinstance(num_local, int) or num_local < 0:
-        raise ValueError(
-            f"num_local_workers is the number of this machine's processes beside the actors, at least 0; got {num_local!r}"
-        )
-    if not isinstance(connect_s, int | float) or not connect_s > 0:
-        raise ValueError(f"connect_timeout_s is a number of seconds above 0; got {connect_s!r}")
-    if backend == "process":
-        if num_local:
-            raise ValueError(
-                f'num_local_workers={num_local} goes with backend="ray": without actors, num_workers is the number of this '
-                "machine's processes"
-            )
-        for name in ("address", "actor_options"):
-            if given[name] is not None:
-                raise ValueError(f'{name}={given[name]!r} is a Ray cluster\'s and needs backend="ray"')
-        return
-    if given["num_workers"] in (0, "auto"):
-        raise ValueError(
-            f'backend="ray" needs num_workers, the number of its actors (`ray status` shows the CPUs); got {given["num_workers"]!r}'
-        )
-    options = given["actor_options"]
-    if options is not None and (not isinstance(options, Mapping) or _OURS & options.keys()):
-        raise ValueError(
-            f"actor_options is a mapping of what Ray's .options takes, without {', '.join(sorted(_OURS))}, which the loader sets; "
-            f"got {options!r}"
-        )
-    if given["sample_timeout_s"] is not None and given["seed"] is None:
-        raise ValueError(
-            'sample_timeout_s with backend="ray" needs a seed: in torch mode the random streams of an actor end with it'
-        )
-    if importlib.util.find_spec("ray") is None:
-        raise ImportError('backend="ray" needs Ray, which is not installed: pip install "shmload[ray]"')
-
-
-def _check_seed(given: Mapping[str, Any]) -> None:
-    seed = given["seed"]
-    has_order = any(package_ability(given["dataset"], name) is not None for name in ("keyed_order", "epoch_schedule"))
-    if seed is None and has_order and given["sampler"] is None and given["batch_sampler"] is None:
-        raise ValueError(
-            f"a {type(given['dataset']).__name__} says in which order it is read, which only seed mode asks for: give ShmLoader a "
-            "seed, or a sampler of your own"
-        )
-    if seed is None:
-        if given["seed_samples"]:
-            raise ValueError("seed_samples=True needs a seed: without one randomness is torch's, per worker")
-        return
-    if not isinstance(seed, int) or not 0 <= seed < 2**64:
-        raise ValueError(f"seed is an int from 0 to 2**64 - 1; got {seed!r}")
-    if given["generator"] is not None:
-        raise ValueError("seed and generator exclude each other: in seed mode the seed orders everything")
-    if isinstance(given["dataset"], IterableDataset):
-        raise ValueError(
-            "seed mode orders samples by index, which an IterableDataset does not have: give it __getitem__ and "
-            "__len__, or leave out seed"
-        )
-
-
-def _check_orders(given: Mapping[str, Any]) -> None:
-    dataset = given["dataset"]
-    for name in ("sampler", "batch_sampler"):
-        order = given[name]
-        is_ours = isinstance(order, KeyedOrder | KeyedBatches)
-        if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedule") is not None:
-            raise ValueError(
-                f"a {type(dataset).__name__} that grows says itself what each epoch reads, and {name}={order!r} is an order of "
-                "fixed length: leave it out, and give shuffle=True for a random one"
-            )
-        if not is_ours or order.num_needed is None or isinstance(dataset, IterableDataset):
-            continue
-        try:
-            num_samples = len(dataset)
-        except (TypeError, NotImplementedError):
-            continue
-        if order.num_needed > num_samples:
-            raise ValueError(
-                f"{name}={order!r} names samples up to number {order.num_needed - 1} and needs a dataset of {order.num_needed}; "
-                f"this {type(dataset).__name__} has {num_samples}"
-            )
-
-
-def _check_threads(given: Mapping[str, Any]) -> None:
-    num_threads = given["threads_per_worker"]
-    kind = getattr(given["multiprocessing_context"], "Process", None)
-    if isinstance(kind, type) and issubclass(kind, threading.Thread):  # MONAI's ThreadDataLoader has such a context
-        raise ValueError(
-            f"a {type(given['multiprocessing_context']).__name__} starts threads, and a ShmLoader's workers are processes: leave "
-            "multiprocessing_context out, and give threads_per_worker to read several samples at once in each"
-        )
-    if not isinstance(num_threads, int) or num_threads < 1:
-        raise ValueError(f"threads_per_worker is a whole number from 1 up; got {num_threads!r}")
-    if num_threads == 1:
-        return
-    if given["num_workers"] == 0:
-        raise ValueError(f"threads_per_worker={num_threads} needs num_workers > 0: the trainer reads with its own thread")
-    if isinstance(given["dataset"], IterableDataset):
-        raise ValueError(f"threads_per_worker={num_threads} needs a map-style dataset: an iterator has one next sample")
-    if given["seed_samples"]:
-        raise ValueError(
-            f"seed_samples=True and threads_per_worker={num_threads} exclude each other: threads share the global generators. "
-            "Draw from shmload.sample_rng() in the dataset"
-        )
-
-
-def _check_policies(given: Mapping[str, Any]) -> None:
-    on_error, limit_s, max_restarts = given["on_error"], given["sample_timeout_s"], given["max_restarts"]
-    is_iterable = isinstance(given["dataset"], IterableDataset)
-    if on_error != "raise" and is_iterable:
-        raise ValueError(
-            f"on_error={on_error!r} needs a map-style dataset: what an iterable dataset's iterator raised is gone. Catch it in "
-            "the dataset's __iter__"
-        )
-    if limit_s is not None and given["num_workers"] == 0:
-        raise ValueError("sample_timeout_s needs num_workers > 0: nobody can interrupt a sample that the trainer reads itself")
-    if limit_s is not None and is_iterable:
-        raise ValueError(
-            f"sample_timeout_s={limit_s} needs a map-style dataset: an iterable one's position is lost with its worker, whose "
-            "successor would begin anew. timeout= bounds a batch"
-        )
-    if max_restarts and is_iterable:
-        raise ValueError(
-            f"max_restarts={max_restarts} needs a map-style dataset: an iterable one's position is lost with its worker"
-        )
-
-
-def _check_share(given: Mapping[str, Any]) -> None:
-    if given["share"] is None:
-        return
-    if given["share"] != "node":
-        raise ValueError(f'share is "node" or None; got {given["share"]!r}')
-    samplers = [given[name] for name in ("sampler", "batch_sampler") if given[name] is not None]
-    for is_refused, name, needed in (
-        (
-            given["seed"] is None,
-            "seed",
-            "a seed: torch mode's order and random streams are each rank's own. Give all ranks the same one",
-        ),
-        (
-            not all(isinstance(sampler, KeyedOrder | KeyedBatches) for sampler in samplers),
-            "sampler" if given["sampler"] is not None else "batch_sampler",
-            "an order that all ranks know: one of shmload's own samplers, or shuffle",
-        ),
-        (
-            given["num_workers"] == 0 or is_auto(given["num_workers"]) or is_auto(given["prefetch_factor"]),
-            "prefetch_factor" if is_auto(given["prefetch_factor"]) else "num_workers",
-            "a fixed size: num_workers as a number above 0, of the one worker pool, and prefetch_factor as a number or None",
-        ),
-        (given["backend"] != "process", "backend", "workers of this machine: leave backend out"),
-        (given["device"] is not None, "device", "batches on the host: leave device out, and copy them with pin_memory=True"),
-        (given["on_error"] != "raise", "on_error", 'on_error="raise": what a bad sample means is decided in each rank alone'),
-        (given["audit"] is not None, "audit", "no audit, where each sample stands once: audit a run without share"),
-        (
-            package_ability(given["dataset"], "epoch_schedule") is not None,
-            "dataset",
-            "a dataset of fixed length: one that grows is read by each rank for itself",
-        ),
-    ):
-        if is_refused:
-            what = type(given[name]).__name__ if name in ("dataset", "sampler", "batch_sampler") else repr(given[name])
-            raise ValueError(f'share="node" needs {needed}; got {name}={what}')
-
-
-def _divides(order: Any) -> bool:
-    """Return whether a sampler, or one inside it, divides the samples among ranks, as torch's DistributedSampler does."""
-    while order is not None:
-        if hasattr(order, "num_replicas"):
-            return True
-        order = getattr(order, "batch_sampler", None) or getattr(order, "sampler", None)
-    return False
-
-
-def _check_effects(given: Mapping[str, Any]) -> None:
-    """Refuse arguments of shmload's own that have no effect together with the others.
-
-    torch's own arguments are left alone: where they have no effect, torch decides whether that is an error.
-    """
-    is_seeded, has_workers, is_local = given["seed"] is not None, given["num_workers"] != 0, given["backend"] == "process"
-    orders = [given[name] for name in ("sampler", "batch_sampler") if given[name] is not None]
-    is_foreign = not all(isinstance(order, KeyedOrder | KeyedBatches) or _divides(order) for order in orders)
-    is_named = given["audit"] is not None and (
-        bool(orders) or isinstance(given["dataset"], IterableDataset)
-    )  # by its rank, in records
-    has_ranks = (given["rank"], given["world_size"]) not in ((None, None), (0, 1))  # one of one reads all, in every mode
-    ranks = f"rank={given['rank']} and world_size={given['world_size']}"
-    is_uneven, uneven = given["uneven"] != "pad", f"uneven={given['uneven']!r}"
-    of_ray = 'of a Ray cluster: give backend="ray", or leave it out'
-    for is_idle, what, remedy in (
-        (
-            has_ranks and not is_seeded and not is_named,
-            f"{ranks} have no effect without seed=",
-            "every rank would read all samples. Give a seed, or a torch.utils.data.DistributedSampler",
-        ),
-        (
-            has_ranks and is_seeded and is_foreign and not is_named and given["share"] is None,
-            f"{ranks} have no effect with a sampler of your own",
-            "the sampler decides what this rank reads. Leave them out, or give shuffle= in place of the sampler",
-        ),
-        (
-            is_uneven and not is_seeded,
-            f"{uneven} has no effect without seed=",
-            "it divides the last batch among the ranks of seed mode",
-        ),
-        (
-            is_uneven and given["drop_last"],
-            f"{uneven} has no effect with drop_last=True",
-            "the last batch is dropped. Give one of them",
-        ),
-        (
-            is_seeded and given["snapshot_every_n_steps"] != 1,
-            f"snapshot_every_n_steps={given['snapshot_every_n_steps']} has no effect with seed=",
-            "in seed mode a position needs no snapshots. Leave it out",
-        ),
-        (
-            given["max_bad"] is not None and given["on_error"] == "raise",
-            f'max_bad={given["max_bad"]} has no effect with on_error="raise"',
-            'the first bad sample is an error. Give on_error="skip" or on_error="substitute"',
-        ),
-        (
-            given["ring_bytes"] is not None and not has_workers,
-            f"ring_bytes={given['ring_bytes']} has no effect with num_workers=0",
-            "without workers there is no ring. Leave it out",
-        ),
-        (
-            given["max_restarts"] is not None and not has_workers,
-            f"max_restarts={given['max_restarts']} has no effect with num_workers=0",
-            "there are no workers to replace. Leave it out",
-        ),
-        *(
-            (
-                is_local and given[name] != default,
-                f"{name}={given[name]} has no effect without a cluster",
-                f"it is a time limit {of_ray}",
-            )
-            for name, default in (("connect_timeout_s", 60.0), ("ship_timeout_s", 600.0))
-        ),
-    ):
-        if is_idle:
-            raise ValueError(f"{what}: {remedy}")
-
-
-Make: TypeAlias = Callable[[Job, EngineOptions, BadSamples, Sequence[Hook]], BatchSource]
+    def __call__(
+        self, job: Job, options: EngineOptions, bad_samples: BadSamples, *, records_holders: bool = False
+    ) -> BatchSource: ...
 
 
 class EngineBuilder:
-    """Makes a ring and a worker pool for each time that a loader starts workers.
+    """Makes the engines of one loader and keeps track of them.
 
     Args:
-        config: the loader's as it is made.
-        bad_samples: where all engines count and replace them.
-        kind: which engine a loader gets that asks for more than the plain one, and where its workers run: options of the engine.
+        config: arguments of the loader when it was made.
+        bad_samples: shared by all engines.
+        kind: (config, builder) -> the function that makes the engine, and the engine options that say where its workers run.
         on_change: called with the numbers that "auto" stands for, whenever they change.
 
     Attributes:
-        engines: those that have not gone.
-        last: the newest one.
-        tuner: what changes the numbers while they are "auto"; None where nothing may change.
-        num_made: engines so far.
-        trace: what records the engines, also those still to come.
-        about: of a pipeline: its stages and where each runs, for who looks at its rings.
+        engines: engines that are still alive.
+        last: the newest engine.
+        tuner: changes the numbers that are "auto"; None if none is.
+        num_made: engines made so far.
+        trace: records all engines, including those still to be made; None: no trace.
+        about: (stage, where it runs) of a pipeline, shown to readers of its rings.
     """
 
     def __init__(
@@ -511,7 +61,7 @@ class EngineBuilder:
     ) -> None:
         self.bad_samples = bad_samples
         self._kind, self._on_change = kind, on_change
-        self._device: tuple[Any, CudaDevice] | None = None  # the loader's argument, and what it means
+        self._device: tuple[Any, CudaDevice] | None = None  # the loader's argument, and the device that it named first
         self.engines: WeakSet[BatchSource] = WeakSet()
         self.last: BatchSource | None = None
         self.tuner: Autotuner | None = tuner_of(config, on_change)
@@ -521,17 +71,19 @@ class EngineBuilder:
         self._reaper: finalize[..., Any] | None = None
 
     def make(self, config: LoaderConfig, *, base_seed: int, resume: Sequence[bytes] = (), **of_job: Any) -> BatchSource:
-        """A ring and a worker pool.
+        """Make an engine.
 
         Args:
-            resume: one pickled snapshot for each worker to go on from, or none at all.
-            of_job: what the job has of the pass, not of the loader.
+            config: arguments of the loader for this pass.
+            base_seed: torch's base seed of the workers.
+            resume: one pickled snapshot for each worker to continue from, or empty.
+            of_job: fields of the `Job` that depend on the pass.
         """
-        if self.tuner is not None and not self.tuner.is_of(config):  # they may be set between passes
+        if self.tuner is not None and not self.tuner.is_of(config):  # the program has set a number between passes
             self.tuner = tuner_of(config, self._on_change)
-        calls = self.calls(config.device)
-        if calls is None and config.pin_memory and config.share is None:
-            calls = current_cuda()
+        device = self.device(config.device)
+        if device is None and config.pin_memory and config.share is None:
+            device = current_cuda()
         make, of_kind = self._kind(config, self)
         num_workers = config.total_workers
         size: dict[str, Any] = {"num_workers": num_workers, "num_ordered": (config.prefetch_factor or 0) * num_workers}
@@ -546,17 +98,17 @@ class EngineBuilder:
                 timeout_s=config.timeout,
                 base_seed=base_seed,
                 resume=resume,
-                calls=calls,
-                num_pending_copies=0 if calls is None else NUM_SENT,
+                device=device,
+                num_pending_copies=0 if device is None else NUM_SENT,
                 num_sent=None if config.device is None else NUM_SENT,
                 about=self.about,
                 **of_kind,
             ),
             self.bad_samples,
-            [Holders()] if is_enabled() else [],
+            records_holders=is_enabled(),
         )
         if self._reaper is None or not self._reaper.alive:
-            self._reaper = owners.stay_for(self)  # through the time between this pass and the next
+            self._reaper = owners.stay_for(self)  # also between this pass and the next
         self.num_made += 1
         self.last = engine
         self.engines.add(engine)
@@ -564,23 +116,33 @@ class EngineBuilder:
             self.trace.follow(engine)
         return engine
 
-    def calls(self, device: Any) -> CudaDevice | None:
-        """The device that batches are sent to: in all passes the same, where "cuda" is whichever was current; None: the host."""
+    def device(self, device: Any) -> CudaDevice | None:
+        """Return the device to send batches to; None: they stay on the host.
+
+        Args:
+            device: the loader's argument. "cuda" means the device that was current in the first pass.
+        """
         if device is None:
             return None
-        if self._device is None or self._device[0] is not device:  # it may be set between passes
+        if self._device is None or self._device[0] is not device:  # the program has set it between passes
             self._device = device, open_device(device)
         return self._device[1]
 
     def record_stream(self, device: Any, batch: Any, stream: Any) -> None:
-        """See ShmLoader.record_stream."""
-        calls = self.calls(device)
+        """Keep a batch until the work on a stream has finished, as `ShmLoader.record_stream` says.
+
+        Args:
+            device: the loader's argument.
+            batch: the batch, of any structure.
+            stream: a stream of the device.
+        """
+        cuda = self.device(device)
         all_releases = [engine.releases for engine in self.engines if engine.releases is not None]
 
         def name(tensor: torch.Tensor) -> torch.Tensor:
-            if calls is not None:
+            if cuda is not None:
                 for part in parts_of(tensor):
-                    calls.keep_for(part, stream)
+                    cuda.keep_for(part, stream)
             elif tensor.device.type == "cpu":
                 for releases, part in product(all_releases, parts_of(tensor)):
                     slot = releases.pins.slot_at(part.data_ptr())
@@ -591,7 +153,7 @@ class EngineBuilder:
         mapped(batch, name, lambda leaf: leaf)
 
     def close(self) -> None:
-        """Ends all workers; an iterator that someone still holds says that the loader is closed."""
+        """Stop all workers. Iterators that are still referenced raise when asked for a batch."""
         for engine in list(self.engines):
             engine.close()
         if self._reaper is not None:

@@ -2,11 +2,11 @@
 
     submit ──▶ backlog ──publish──▶ slot ──workers──▶ ready ──next──▶ tensors ──last alias dies──▶ free slot ──▶ backlog ...
 
-Orders are delivered in the order they were submitted. They queue here, apart from slots, so that a sampler is asked at the pace
-its user expects whatever the ring's size. The trainer does its share of the protocol only inside these calls: there is no thread.
-One round is: take in freed slots, settle what workers ask for, publish, look at the next batch, see to deaths, and only then
-sleep, on a bell that a worker rings when it completes the slot that is slept for. When all goes well, a batch takes two native
-calls instead, `TrainerRing.post` and `TrainerRing.take`: a trainer of small batches spends its time on the steps between.
+Orders are delivered in the order in which they were submitted. They queue here, apart from the slots, so that a sampler is asked at
+the pace its user expects whatever the size of the ring. The trainer runs its share of the protocol only inside these calls; there
+is no thread. One round is: collect freed slots, answer the workers' requests, publish orders, look at the next batch, check for
+deaths, and only then sleep, on a doorbell that a worker rings when it completes the awaited slot. In the usual case a batch takes
+two native calls instead, `TrainerRing.post` and `TrainerRing.take`, because with small batches the steps between dominate.
 """
 
 from __future__ import annotations
@@ -24,43 +24,61 @@ from shmload._core.trainer import ANY_SLOT, FAILED, FILLING, HELD, ORDERED, READ
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
 from shmload.device.pending_copies import Releases
-from shmload.engine.parts import DeviceFeed, EngineOptions, Holders, Hook, Parts
-from shmload.engine.ring import NOTHING, BadSamples, Delivery, Turns
+from shmload.engine.bad_samples import BadSamples
+from shmload.engine.copy_out import CopyOut
+from shmload.engine.device_feed import DeviceFeed
+from shmload.engine.holders import Holders
+from shmload.engine.options import EngineOptions
+from shmload.engine.outcome import NOTHING, Outcome
+from shmload.engine.rank_hook import RankHook
+from shmload.engine.ring import Ring
 from shmload.engine.stats import RingReader, add_memory
+from shmload.engine.supervisor import Supervisor
+from shmload.engine.turns import Turns
+from shmload.engine.worker_set import WorkerSet
 from shmload.errors import WorkerDied
 from shmload.shm import owners
-from shmload.worker.pool import STOP_GRACE_S, interrupts_held
-from shmload.worker.reader import Failure, Job
+from shmload.worker.pool import STOP_GRACE_S, PreparedWorkers, interrupts_held
+from shmload.worker.reader import Failure, Job, PeerRing
 from shmload.worker.snapshot import AFRESH, END, NO_NEWS, Note, load_note
 
 log = logging.getLogger("shmload")
 
-WAIT_S = 0.02  # the longest sleep between looks at deaths and lost bells
-DEATH_LOOK_S = 0.02  # how often deaths are looked for while batches keep coming
+WAIT_S = 0.02  # longest sleep between checks for deaths and lost rings of the doorbell
+DEATH_LOOK_S = 0.02  # interval of checks for deaths while batches keep coming
 
 
 class Engine:
-    """What passes through one ring and its worker pool.
+    """A ring, its worker pool, and the queue of orders between them.
 
     Args:
-        job: what workers do with an order.
-        bad_samples: what is done about samples that cannot be read.
-        hooks: who takes part in the work.
+        job: what the workers do with an order.
+        options: size and placement.
+        bad_samples: what to do about samples that cannot be read.
+        ranks: other ranks of the node that take part; None: there are none.
+        records_holders: record which code holds batches.
 
     Attributes:
-        on_delivery: called after each batch; None: nobody looks.
-        turns: of those who ask for batches; it is their iterator's.
-        shared_by: ranks that read the ring.
-        lost: an order that has left the queue and comes to nothing, until `take_lost` is asked.
-        lost_note: what the worker said of itself with the last that came to nothing.
+        on_delivery: called after each batch; None: not called.
+        turns: held by the thread that asks for a batch; the iterator uses the same object.
+        shared_by: number of ranks that read the ring.
+        holders: who holds batches; None if that is not recorded.
+        releases: streams to wait for when a lease ends; None if the ring is not pinned.
     """
 
-    def __init__(self, job: Job, options: EngineOptions, bad_samples: BadSamples, hooks: Sequence[Hook] = ()) -> None:
-        self._options, self._bad_samples, self._hooks = options, bad_samples, tuple(hooks)
+    def __init__(
+        self,
+        job: Job,
+        options: EngineOptions,
+        bad_samples: BadSamples,
+        ranks: RankHook | None = None,
+        *,
+        records_holders: bool = False,
+    ) -> None:
+        self._options, self._bad_samples = options, bad_samples
+        self._ranks, self._has_ranks = ranks or RankHook(), ranks is not None
         self._queue: deque[Order] = deque()  # submitted and not delivered
-        self._backlog: deque[Order] = deque()  # its tail: not published
-        self.lost: Order | None = None
-        self.lost_note: Note | None = None
+        self._backlog: deque[Order] = deque()  # the end of the queue: not published yet
         self._death_look = 0.0
         self.on_delivery: Callable[[], None] | None = None
         self._broken: Callable[[], WorkerDied] | None = None
@@ -70,44 +88,89 @@ class Engine:
         self.shared_by = options.num_ranks
         self._has_layout = job.plan.rows is not None or job.plan.is_whole
         self._has_notes = job.seed is None
-        parts = self._parts = Parts(job, options, self._hooks, self._order_in)
-        assert parts.pool is not None
-        self.control, self.num_slots, self.pool = parts.control, parts.num_slots, parts.pool
-        self.worker_set = parts.worker_set
-        self._ring, self._memory, self._writer, self._supervisor = (parts.ring, parts.memory, parts.writer, parts.supervisor)
-        self._ready, self._grants, self._orders = parts.ready, parts.grants, parts.orders
-        self._pending_copies, self._copy_out = parts.pending_copies, parts.copy_out
-        self.releases: Releases | None = None if parts.pending_copies is None else parts.pending_copies.releases
-        self.holders = next((hook for hook in self._hooks if isinstance(hook, Holders)), None)
-        # what is sent ahead is copied by us alone
-        self._names_streams = options.calls is not None and options.num_sent is None
-        self._feed = None if options.num_sent is None else DeviceFeed(self, options)
+        try:
+            ring = self._ring_parts = Ring(job, options, is_reserved=records_holders, order_bell=self._ranks.order_bell)
+            try:
+                self._start_workers(job, ring, self._ranks.peer_rings(ring))
+                self._ranks.started(ring)
+            except BaseException:
+                self._stop_workers(STOP_GRACE_S)
+                raise
+        except BaseException as error:
+            self._ranks.failed(error)
+            raise
+        self.control, self.num_slots = ring.control, ring.num_slots
+        self._ring, self._memory, self._publisher, self._ready = ring.native, ring.memory, ring.publisher, ring.ready
+        self._pending_copies = ring.pending_copies
+        self._copy_out = CopyOut(ring.native, is_shared=options.num_ranks > 1)
+        self.releases: Releases | None = None if ring.pending_copies is None else ring.pending_copies.releases
+        self.holders = Holders(ring.native) if records_holders else None
+        # the device feed makes all copies from the ring itself, on a stream that it knows
+        self._names_streams = options.device is not None and options.num_sent is None
+        self._feed = None
+        if options.num_sent is not None:
+            assert options.device is not None
+            self._feed = DeviceFeed(options.device, options.num_sent)
 
-    # ------------------------------------------------------------ orders
+    def _start_workers(self, job: Job, ring: Ring, peer_rings: Sequence[PeerRing]) -> None:
+        options = self._options
+        config, num_ahead = options.config, options.num_ordered // options.num_workers
+        self.pool = options.backend(
+            PreparedWorkers(
+                job,
+                ring.group,
+                ring.posts(options, tuple(peer_rings)),
+                config.multiprocessing_context,
+                ring.stacks,
+                num_ahead,
+                config.sample_timeout_s,
+            )
+        )
+        self.worker_set = WorkerSet(ring.native, self.pool, ring.memory, options.num_pending_copies)
+        self._supervisor = Supervisor(ring.native, self.pool, self.worker_set, config, self._order_in, self._ranks.helpers)
+        with interrupts_held():
+            self.worker_set.start(options.first_workers or options.num_workers)
+
+    def _stop_workers(self, grace_s: float) -> None:
+        """Stop the workers that have been started and give up all names."""
+        ring = self._ring_parts
+        try:
+            if hasattr(self, "pool"):
+                ring.native.set_closing()
+                ring.wake_all()
+                self.pool.stop(grace_s)
+        finally:
+            ring.close()
+
+    # Orders
 
     def submit(self, order: Order) -> None:
-        """Queues an order behind those submitted before; it is published as soon as a slot is free."""
+        """Queue an order after those submitted before; it is published as soon as a slot is free.
+
+        Args:
+            order: which samples to read.
+        """
         if self._is_closed:
             raise self._why_closed()
         try:
             self._queue.append(order)
-            if self._backlog or not self._writer.post(order):
+            if self._backlog or not self._publisher.post(order):
                 self._backlog.append(order)
                 self._publish()
-        except BaseException:  # ^C, or what another signal handler raises, may come at any line
-            self._mend()
+        except BaseException:  # KeyboardInterrupt, or another signal handler's exception, may come at any line
+            self._restore_invariants()
             raise
 
     @property
     def num_queued(self) -> int:
-        """Orders submitted and not delivered; what was sent ahead to a device is not delivered."""
+        """Number of orders submitted and not delivered, including those sent ahead to a device."""
         return len(self._queue) if self._feed is None else len(self._queue) + len(self._feed.ahead)
 
     @property
     def front(self) -> Order | None:
         """The order that `next` will deliver."""
         if self._feed is not None and self._feed.ahead:
-            return self._feed.ahead[0].order
+            return self._feed.ahead[0].outcome.order
         return self._queue[0] if self._queue else None
 
     def _publish(self) -> None:
@@ -119,21 +182,20 @@ class Engine:
             if slot < 0:
                 return
             order = self._backlog[0]
-            self._writer.write(order, slot)
+            self._publisher.write(order, slot)
             self._backlog.popleft()
 
-    # ------------------------------------------------------------ delivery
+    # Delivery
 
-    def next(self, *, in_order: bool = True) -> Delivery:
-        """Waits for the oldest order and delivers it.
+    def next(self, *, in_order: bool = True) -> Outcome:
+        """Wait for the oldest order and return its outcome.
 
         Args:
-            in_order: False: for any order that is done, the oldest of these first.
+            in_order: False: take any finished order, the oldest of them first.
         Returns:
-            the order and its batch, whose arrays alias the slot until their last alias dies.
+            the batch, or the error that the dataset raised for one of its samples. The next call returns the next order.
         Raises:
-            whatever the dataset raised for one of its samples; that batch is then lost and the next call goes on behind it.
-            WorkerDied: a worker ended and may not be replaced, or a sample killed its worker twice.
+            WorkerDied: a worker died and may not be replaced.
             RuntimeError: the loader is closed, or `timeout` has passed.
         """
         if self._is_closed:
@@ -142,58 +204,59 @@ class Engine:
             self._copy_out.raise_refused()
         if self._pending_copies is not None:
             self._pending_copies.look()
-        return self._next_with_hooks(in_order) if self._hooks else self._take(in_order)
+        outcome = self._next_with_ranks(in_order) if self._has_ranks else self._take(in_order)
+        if self.holders is not None and outcome.error is None:
+            self.holders.delivered(outcome.order)
+        return outcome
 
-    def _next_with_hooks(self, in_order: bool) -> Delivery:
-        """The same; what may raise has done so before others hear of the batch."""
+    def _next_with_ranks(self, in_order: bool) -> Outcome:
         front = self.front
         assert front is not None
-        for hook in self._hooks:
-            hook.before_next(front)
+        self._ranks.before_next(front)
         try:
-            delivery = self._take(in_order)
+            return self._take(in_order)
         finally:
-            for hook in self._hooks:
-                hook.after_next(is_gone=self.front is not front)
-        for hook in self._hooks:
-            hook.delivered(delivery[0])
-        return delivery
+            self._ranks.after_next(is_gone=self.front is not front)
 
-    def _take(self, in_order: bool) -> Delivery:
+    def _take(self, in_order: bool) -> Outcome:
         try:
             if self._feed is not None:
-                return self._feed.next(in_order)
+                return self._feed.next(self, in_order)
             if in_order and not self._backlog:
                 order = self._queue[0]
-                lease = self._ring.take(order) or self._slept(order)
+                lease = self._ring.take(order) or self._sleep_and_take(order)
                 if lease is not None:
                     return self._deliver(order, lease, NO_NEWS if lease.has_note else None)
-            order, is_ready = self.awaited(in_order)
-            return self.deliver(order) if is_ready else (order, NOTHING, self.lost_note)
-        except BaseException:  # ^C, or what another signal handler raises, may come at any line
-            self._mend()
+            order, outcome = self.wait_for_next(in_order)
+            return self.deliver(order) if outcome is None else outcome
+        except BaseException:  # KeyboardInterrupt, or another signal handler's exception, may come at any line
+            self._restore_invariants()
             raise
 
-    def _slept(self, order: Order) -> Lease | None:
-        """The lease of an order for which nothing is to be done but to sleep; None: look at it all, one by one.
+    def _sleep_and_take(self, order: Order) -> Lease | None:
+        """Wait for an order that needs nothing but time, and lease its slot. Return None if it needs more (`wait_for_next`).
 
-        What runs after a wake-up is in no cache, so it is as little as can be: half of what `awaited` does.
+        After a wake-up the code is in no cache, so this does as little as possible: half of what `wait_for_next` does.
         """
         if self._pending_copies is not None or self._options.timeout_s or self._memory.is_sparse:
             return None
         ring, ready = self._ring, self._ready
         if ring.must_look:
-            self._see_to_deaths()
+            self._handle_deaths()
         try:
             while ring.must_sleep(order):
                 if not ready.wait(WAIT_S):
-                    self._see_to_deaths()
+                    self._handle_deaths()
         finally:
             ring.end_wait()
         return ring.take(order, True)
 
-    def awaited(self, in_order: bool) -> tuple[Order, bool]:
-        """The order that is next, and True as soon as it is ready; False, and it is gone, if all of its samples are skipped."""
+    def wait_for_next(self, in_order: bool) -> tuple[Order, Outcome | None]:
+        """Wait for the next order. Return it with None once it is ready, or with its outcome if it will have no batch.
+
+        Args:
+            in_order: False: take any finished order.
+        """
         began = 0.0
         ring = self._ring
         self.work()
@@ -203,12 +266,12 @@ class Engine:
                 if order.slot >= 0:
                     found = ring.look(order.slot)
                     if found == READY:
-                        return order, True
+                        return order, None
                     if found != FILLING:
-                        if self._settle(order, found):
+                        outcome = self._settle(order, found)
+                        if outcome is None:
                             continue
-                        self._queue.remove(order)
-                        return order, False
+                        return order, outcome
                 if order.slot < 0 and self._pending_copies is not None and self._pending_copies.wait():
                     self._round()
                     continue
@@ -218,13 +281,13 @@ class Engine:
                 self._round()
                 if self._is_done(order if in_order else self._first_done()):
                     continue
-                if self._memory.is_sparse and ring.counters()["batches"]:  # workers should not share the processors over the first
+                if self._memory.is_sparse and ring.counters()["batches"]:  # not before: the workers need the CPUs for the first one
                     self._memory.reserve_more()
                     continue
                 was_rung = self._ready.wait(WAIT_S)
                 now = monotonic()
                 if not was_rung or now - self._death_look > DEATH_LOOK_S:
-                    self._see_to_deaths()
+                    self._handle_deaths()
                 if self._options.timeout_s and now - began > self._options.timeout_s:
                     raise RuntimeError(f"DataLoader timed out after {self._options.timeout_s} seconds")
         finally:
@@ -239,27 +302,31 @@ class Engine:
     def _why_closed(self) -> BaseException:
         return RuntimeError("this loader is closed: make a new one") if self._broken is None else self._broken()
 
-    def deliver(self, order: Order) -> Delivery:
-        """Delivers a ready order with whatever its worker sent along."""
+    def deliver(self, order: Order) -> Outcome:
+        """Return the outcome of a ready order.
+
+        Args:
+            order: an order whose slot is ready.
+        """
         slot = order.slot
         dumped = self._ring.note(slot) if self._has_notes else b""
         if dumped[:1] == END:
             self._ring.free(slot)
             self._queue.remove(order)
-            return order, NOTHING, load_note(dumped, None)
+            return Outcome(order, NOTHING, load_note(dumped, None))
         lease = self._ring.lease(slot)
         return self._deliver(order, lease, load_note(dumped, lease.bytes_at))
 
-    def _deliver(self, order: Order, lease: Lease, note: Note | None) -> Delivery:
-        nbytes = lease.used_nbytes  # set by the worker that packed the batch, whatever the order asked for
+    def _deliver(self, order: Order, lease: Lease, note: Note | None) -> Outcome:
+        nbytes = lease.used_nbytes  # nonzero if the worker packed the batch, whatever was ordered
         try:
             if note is not None and note.has_ended:
                 batch = NOTHING
             elif nbytes:
                 batch = unpack(LeasedBatch(lease))
             else:
-                assert self._writer.layout is not None
-                batch, nbytes = deliver_rows(self._writer.layout, lease, order.nrows)
+                assert self._publisher.layout is not None
+                batch, nbytes = deliver_rows(self._publisher.layout, lease, order.nrows)
             if self._names_streams:
                 assert self._pending_copies is not None
                 self._pending_copies.releases.delivered(lease.slot)
@@ -267,39 +334,34 @@ class Engine:
             is_last_slot = self._ring.count_batch(order, nbytes)
             if is_last_slot and batch is not NOTHING and self._copy_out.must_copy(self._who_holds):
                 batch = copied(batch)
-        except Exception:  # an object in it does not unpickle, say: it would not the next time either
-            self._lose(order, note)
-            raise
+        except Exception as error:  # of an object that does not unpickle, say; it would not unpickle the next time either
+            self._queue.remove(order)
+            return Outcome(order, None, note, error)
         self._supervisor.num_vain = 0
         self._queue.remove(order)
         if self.on_delivery is not None:
             self.on_delivery()
-        return order, batch, note
-
-    def _lose(self, order: Order, note: Note | None) -> None:
-        self._queue.remove(order)
-        self.lost, self.lost_note = order, note
+        return Outcome(order, batch, note)
 
     def work(self) -> None:
-        """Does what there is to do, and waits for nothing."""
+        """Run all pending work without blocking."""
         self._round()
         if monotonic() - self._death_look > DEATH_LOOK_S:
-            self._see_to_deaths()
+            self._handle_deaths()
 
     def first_ready(self, in_order: bool) -> Order | None:
-        """The order that would be next, if it is ready."""
+        """Return the next order if it is ready.
+
+        Args:
+            in_order: False: take any finished order.
+        """
         if not self._queue:
             return None
         order = self._queue[0] if in_order else self._first_done()
         return order if order.slot >= 0 and self._ring.look(order.slot) == READY else None
 
-    def take_lost(self) -> Order | None:
-        """The order that the exception of `next` has ended, if it has; the second time None."""
-        lost, self.lost = self.lost, None
-        return lost
-
-    def _mend(self) -> None:
-        """Makes orders and slots agree again after ^C at any line of `next` or `submit`: nothing queued is lost or made twice."""
+    def _restore_invariants(self) -> None:
+        """Restore the invariants between orders and slots after an exception at any line: no order is lost or read twice."""
         with interrupts_held():
             for slot in range(self.num_slots):
                 if self._ring.state(slot) == HELD:
@@ -310,26 +372,20 @@ class Engine:
             self._backlog = deque(order for order in self._queue if order.slot < 0)
 
     def _who_holds(self) -> str:
-        """What a warning adds about those who hold slots."""
-        return "".join(hook.who_holds() for hook in self._hooks) or "; shmload.debug.enable() says where they were taken"
+        """Return what a warning adds about the code that holds slots."""
+        return "; shmload.debug.enable() records where they were taken" if self.holders is None else str(self.holders)
 
-    def _settle(self, order: Order, found: int) -> bool:
-        """Sees to a batch that will not become ready by itself.
-
-        Returns:
-            True: it was ordered anew; False: every one of its samples was bad, so there will be none.
-        Raises:
-            what failed, for good.
-        """
+    def _settle(self, order: Order, found: int) -> Outcome | None:
+        """Order a batch again that cannot become ready by itself, or return its outcome if there will be no batch."""
         ring, slot = self._ring, order.slot
         if found == REPACK:
-            self._writer.write_packed(order, self._ring.counters()["batches"])
-            return True
+            self._publisher.write_packed(order, self._ring.counters()["batches"])
+            return None
         assert found == FAILED
         _, text = ring.failure(slot)
-        if text == b"":  # opened again, because the text was another chunk's
-            self._writer.ring_workers(order, 1)
-            return True
+        if text == b"":  # the text belonged to another chunk, so the chunk was opened again
+            self._publisher.ring_workers(order, 1)
+            return None
         bad: Sequence[int]
         error: Callable[[], BaseException]
         if text is None:
@@ -344,25 +400,23 @@ class Engine:
                 raise error()
             order.indices = self._bad_samples.replaced(order, bad, error)
             ring.count_bad_samples(self._bad_samples.count)
-        except Exception:
-            self._give_up(order, slot)
-            self._lose(order, note)
-            raise
+        except Exception as failed:
+            return self._gone(order, slot, Outcome(order, None, note, failed))
         if order.nrows == 0:
-            self._give_up(order, slot)
-            self.lost_note = note
-            return False
-        self._writer.write(order, slot)
-        return True
+            return self._gone(order, slot, Outcome(order, NOTHING, note))
+        self._publisher.write(order, slot)
+        return None
 
-    def _give_up(self, order: Order, slot: int) -> None:
-        """Frees the slot of an order that has failed for good; in torch mode its worker may wait to hear of that."""
+    def _gone(self, order: Order, slot: int, outcome: Outcome) -> Outcome:
+        """Free the slot of an order that will have no batch. In torch mode its worker may wait for that."""
         self._ring.free(slot)
         if order.worker >= 0:
-            self._writer.ring_workers(order, 1)
+            self._publisher.ring_workers(order, 1)
+        self._queue.remove(order)
+        return outcome
 
     def _round(self) -> None:
-        """Everything the trainer can act upon without waiting."""
+        """Do everything that the trainer can do without waiting, except for handling deaths."""
         ring = self._ring
         if ring.is_draining:
             ring.drain()
@@ -370,7 +424,7 @@ class Engine:
             text = ring.proposal
             if text is not None:
                 with interrupts_held():
-                    self._accept(text)
+                    self._accept_layout(text)
         while (slot := ring.needy()) >= 0:
             with interrupts_held():
                 self._memory.answer_need(slot)
@@ -380,56 +434,63 @@ class Engine:
         if self._backlog:
             self._publish()
 
-    def _accept(self, text: bytes) -> None:
-        """Settles the layout that a worker has proposed; no text: samples have no fixed rows."""
+    def _accept_layout(self, text: bytes) -> None:
+        """Use the layout that a worker has proposed; b"": samples do not have rows of one shape."""
         nrows = max(self._options.max_rows, *(order.nrows for order in self._queue), 1)
-        self._writer.settle(Layout.loads(text) if text else None, nrows)
+        self._publisher.accept_layout(Layout.loads(text) if text else None, nrows)
         self._has_layout = True
         self._ring_grants()
 
     def _ring_grants(self) -> None:
         for _ in range(self._options.num_workers):
-            self._grants.post()
+            self._ring_parts.grants.post()
 
-    # ------------------------------------------------------------ deaths
+    # Deaths
 
-    def _see_to_deaths(self) -> None:
+    def _handle_deaths(self) -> None:
         if self._is_closed:  # by another thread, while this one waits
             raise self._why_closed()
         self._death_look = monotonic()
         self._ring.look_again(DEATH_LOOK_S)
-        for hook in self._hooks:
-            hook.look()
+        bells = self._ring_parts.order_bells
+        num_taken_back = self._ranks.look()
+        if num_taken_back:
+            self._supervisor.num_taken_back += num_taken_back
+            bells[0].post_up_to(num_taken_back)
         if self._options.config.sample_timeout_s is not None:
             with interrupts_held():
                 num_timed_out = sum(map(self._supervisor.end_if_timed_out, range(self._ring.num_workers)))
-            for bell in self._orders if num_timed_out else ():
+            for bell in bells if num_timed_out else ():
                 bell.post_up_to(1)
         deaths = self.pool.deaths()
         if not deaths:
             return
         with interrupts_held():
             for death in deaths:
-                broken = self._supervisor.see_to(death)
+                broken = self._supervisor.handle(death)
                 if broken is not None:
                     self.break_off(broken)
                     raise broken()
-        for bell in self._orders:
+        for bell in bells:
             bell.post_up_to(1)
 
     def break_off(self, why: Callable[[], WorkerDied]) -> None:
-        """Ends the workers, as one has ended that may not be replaced; `next` goes on saying so."""
+        """Close the engine because a worker has died that may not be replaced; `next` keeps raising the error.
+
+        Args:
+            why: returns the error.
+        """
         self._broken = why
         self.close(grace_s=0)
 
     def _order_in(self, slot: int) -> Order | None:
         return next((order for order in self._queue if order.slot == slot), None)
 
-    # ------------------------------------------------------------ ends
+    # End
 
     @faults.at("abandoning")
     def abandon(self) -> None:
-        """Forgets every order. Workers finish what they have claimed; nothing is waited for."""
+        """Drop every order without waiting. Workers finish the chunks that they have claimed."""
         with interrupts_held():
             if self._feed is not None:
                 self._feed.ahead.clear()
@@ -437,75 +498,76 @@ class Engine:
             self._backlog.clear()
             self._ring.void()
         self._ring.drain()
-        for hook in self._hooks:
-            hook.abandoned()
+        self._ranks.abandoned()
 
     def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
-        """Ends the workers and gives up the names; live batches stay valid. Safe to call twice, and in a forked child.
+        """Stop the workers and give up all names; live batches stay valid. Idempotent, and does nothing in a forked child.
 
         Args:
-            grace_s: how long a worker may take over what it has claimed before it is killed.
+            grace_s: seconds that a worker gets to finish its claim before it is killed.
         """
         if self._is_closed or os.getpid() != self._pid:
             return
         try:
-            for hook in self._hooks:
-                hook.closing(is_broken=self._broken is not None)
+            self._ranks.closing(is_broken=self._broken is not None)
         finally:
             self._is_closed = True
             try:
-                with self.turns.others_out():  # who waits in next() hears of it at the next look
+                with self.turns.others_out():  # a thread that waits in next() sees it at its next check
                     if self._feed is not None:
                         self._feed.ahead.clear()
-                    self._parts.close(grace_s)
+                    self._stop_workers(grace_s)
             finally:
-                for hook in self._hooks:
-                    hook.closed()
+                self._ranks.closed()
 
-    # ------------------------------------------------------------ looking at it
+    # Observation
 
     def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
-        """Tells stats readers how long the pass is that begins (0: that is not known), and how its orders count."""
+        """Publish the length of the pass that begins, for readers of stats.
+
+        Args:
+            num_steps: batches of the pass; 0: unknown.
+            step_stride: difference between the step numbers of successive batches.
+            epoch_base: added to the epoch of an order for display.
+        """
         self._ring.begin_pass(num_steps, step_stride=step_stride, epoch_base=epoch_base)
-        for hook in self._hooks:
-            hook.pass_begins()
+        self._ranks.pass_begins()
 
     def leave_pass(self) -> None:
-        """Hears that a pass is left before its end; who shares the ring says so to the others."""
+        """Note that the pass was left before its end, for the other ranks."""
         if not self._is_closed:
-            for hook in self._hooks:
-                hook.pass_left()
+            self._ranks.pass_left()
 
     def counters(self) -> dict[str, Any]:
-        """What `shmload top` shows of this ring (docs/top.md), over its whole life, and what only the trainer knows."""
-        self._ring.state(0)  # takes in what leases have given back, and refuses a forked child
+        """Return what `shmload top` shows of this ring (docs/top.md), and what only the trainer knows."""
+        self._ring.state(0)  # collects released leases, and raises in a forked child
         report = RingReader(self.control).report()
         pids = self.pool.pids
-        for worker, pid in zip(report["workers"], pids, strict=False):  # none is left when it is closed
+        for worker, pid in zip(report["workers"], pids, strict=False):  # a closed pool has no pids
             worker["pid"] = worker["pid"] or pid
         add_memory(report)
-        report |= {"num_repacked": self._writer.num_repacked, "num_taken_back": self._supervisor.num_taken_back}
+        report |= {"num_repacked": self._publisher.num_repacked, "num_taken_back": self._supervisor.num_taken_back}
         report["num_queued"] = len(self._queue)
-        for hook in self._hooks:
-            report |= hook.counters()
-        return report
+        if self.holders is not None:
+            report["holders"] = [holder._asdict() for holder in self.holders.held()]
+        return report | self._ranks.counters()
 
     def totals(self) -> dict[str, Any]:
-        """What the ring has counted since it began, and `busy_s` of all workers."""
+        """Return the ring's counters since it was made, and `busy_s` of all workers."""
         seen = RingReader(self.control).snapshot()
         return {**seen, "wait_s": seen["wait_ns"] / 1e9, "busy_s": sum(worker["busy_ns"] for worker in seen["workers"]) / 1e9}
 
     def pace(self) -> tuple[float, float, int]:
-        """So far: seconds that the trainer has waited, seconds that workers have worked, and workers that were replaced."""
+        """Return (seconds the trainer has waited, seconds workers have worked, workers replaced) so far."""
         totals = self.totals()
         return totals["wait_s"], totals["busy_s"], int(totals["num_restarts"])
 
     @property
     def layout(self) -> Layout | None:
-        """Where fields lie, once it is known."""
-        return self._writer.layout
+        """Offsets of the fields in a slot; None until they are known."""
+        return self._publisher.layout
 
     @property
     def wants_pinned(self) -> bool:
-        """Whether a batch that is not pinned is to be copied to pinned memory: not where the ring could not be, nor on a device."""
+        """Whether the loader must copy batches to pinned memory, because the ring is not pinned."""
         return self._options.num_sent is None and (self._pending_copies is None or not self._pending_copies.pins.has_failed)

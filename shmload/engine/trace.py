@@ -30,8 +30,8 @@ from shmload._core.events import EVENT_NBYTES, KINDS, RESULTS, Recorders
 from shmload._core.mapping import Mapping
 
 if TYPE_CHECKING:
+    from shmload.engine.batch_source import BatchSource
     from shmload.engine.builder import EngineBuilder
-    from shmload.engine.ring import BatchSource
 
 log = logging.getLogger("shmload")
 

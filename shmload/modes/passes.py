@@ -27,8 +27,11 @@ from shmload.batch.collate import RowOut, pack_samples, private_rows, private_te
 from shmload.batch.deliver import PrivateBatch, unpack
 from shmload.batch.layout import structure
 from shmload.batch.ragged import Arenas, Ragged, RaggedRows
-from shmload.engine.builder import EngineBuilder, LoaderConfig
-from shmload.engine.ring import NOTHING, BadSamples, DeliveryLog
+from shmload.engine.bad_samples import BadSamples
+from shmload.engine.builder import EngineBuilder
+from shmload.engine.config import LoaderConfig
+from shmload.engine.delivery_log import DeliveryLog
+from shmload.engine.outcome import NOTHING
 from shmload.metrics import EpochCallback, EpochMetrics, callbacks_of_environment
 from shmload.worker.reader import Job, can_be_joined, index_of, joined, no_end, no_room
 from shmload.worker.sample_rng import Sample, begin_many, drew_for_many, kept_generators, reading_of, seed_globals

@@ -36,8 +36,12 @@ from shmload import faults
 from shmload._core.trainer import Order
 from shmload.device.sending import NUM_SENT, sent_now
 from shmload.engine.autotune import Autotuner
-from shmload.engine.builder import EngineBuilder, LoaderConfig
-from shmload.engine.ring import NOTHING, BatchSource, DeliveryLog, Turns
+from shmload.engine.batch_source import BatchSource
+from shmload.engine.builder import EngineBuilder
+from shmload.engine.config import LoaderConfig
+from shmload.engine.delivery_log import DeliveryLog
+from shmload.engine.outcome import NOTHING
+from shmload.engine.turns import Turns
 from shmload.errors import StateMismatch
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, after_batch, next_of_dataset
 from shmload.modes.torch_order import SamplerReader, not_once, state_before
@@ -408,6 +412,9 @@ class SeedIterator:
                     if watch is not None:
                         watch.asked()
                     batch = self._stream.take(self.place, watch)
+                    if batch is END and not self.place.is_over:  # only one of several threads records the end
+                        self.place.is_over = True
+                        self._stream.log.ended(self.place.epoch, self._stream.epochs.step_number(self.place.step))
                 finally:
                     turns.is_taken = False
         except StopIteration as error:
@@ -415,8 +422,6 @@ class SeedIterator:
             who = f"the dataset, collate_fn or sampler (epoch {self.place.epoch}, batch {number})"
             raise no_end(error, who) from error
         if batch is END:
-            self.place.is_over = True
-            self._stream.log.ended(self.place.epoch, self._stream.epochs.step_number(self.place.step))  # other threads moved it
             if watch is not None:
                 watch.end(is_complete=True)
             raise StopIteration
@@ -539,12 +544,20 @@ class SeedStream:
                 front = self._ordered_anew(engine, epoch, step)
         if front is None:
             return END
-        try:
-            batch = reader.read(front) if engine is None else engine.next()[1]
-        except Exception:
-            if engine is None or engine.front is not front:  # that batch is lost
+        if engine is None:
+            try:
+                batch = reader.read(front)
+            except Exception:  # the batch is lost
                 place.step = self.epochs.behind(place.step)
-            raise
+                raise
+        else:
+            _, batch, _, error = engine.next()
+            if error is not None:
+                place.step = self.epochs.behind(place.step)
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback holds this frame
         self.valid = self.epochs.num_valid(front)
         if batch is not NOTHING:
             self.log.last = front
@@ -560,7 +573,7 @@ class SeedStream:
             if self._pins and (engine is None or engine.wants_pinned):
                 batch = pin_memory(batch)  # torch's own; leaves alone what is pinned
             if engine is None:
-                batch = sent_now(batch, self._builder.calls(self.config.device))
+                batch = sent_now(batch, self._builder.device(self.config.device))
         behind = step + 1 if self.epochs.is_uniform else self.epochs.behind(step)
         if self.config.after_batch is not None and batch is not NOTHING:
             try:

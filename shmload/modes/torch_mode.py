@@ -20,9 +20,12 @@ from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 from shmload import faults
 from shmload._core.trainer import Order
 from shmload.device.sending import sent_now
-from shmload.engine.builder import EngineBuilder, LoaderConfig
+from shmload.engine.builder import EngineBuilder
+from shmload.engine.config import LoaderConfig
+from shmload.engine.delivery_log import DeliveryLog
 from shmload.engine.engine import Engine
-from shmload.engine.ring import NOTHING, DeliveryLog, Turns
+from shmload.engine.outcome import NOTHING
+from shmload.engine.turns import Turns
 from shmload.errors import WorkerDied
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, after_batch, collated, next_of_dataset
 from shmload.modes.torch_order import (
@@ -44,7 +47,7 @@ from shmload.torch_names import (
     sharding_worker_init_fn,
 )
 from shmload.worker.sample_rng import kept_generators
-from shmload.worker.snapshot import NO_NEWS, with_shared_seed
+from shmload.worker.snapshot import NO_NEWS, Note, with_shared_seed
 from shmload.worker.torch_side import Origin, origin_of, replayed
 
 log = logging.getLogger("shmload")
@@ -346,14 +349,19 @@ class TorchIterator(_Iterator):
     def _finish(self, engine: Engine) -> None:
         """Has every order made and forgets the batches: torch's workers, too, work off what they were sent."""
         while engine.num_queued:
-            try:
-                order, _, note = engine.next()
-            except Exception:
-                lost = engine.take_lost()
-                if lost is None:
-                    raise
-                order, note = lost, engine.lost_note
-            self.progress.noted(order.worker, note)
+            outcome = engine.next()
+            self.progress.noted(outcome.order.worker, outcome.note)
+
+    def _lost(self, engine: Engine, order: Order, note: Note | None, error: BaseException) -> None:
+        """Count a batch that an error has replaced, at torch's pace."""
+        if isinstance(error, WorkerDied) and self._passes.config.backend == "ray":  # its actor has no successor
+            engine.break_off(functools.partial(WorkerDied, str(error)))
+            return
+        self.progress.last_worker = order.worker
+        self._num_active[order.worker] -= 1
+        self.progress.noted(order.worker, note)
+        self.progress.ended(order.step, order.worker)
+        self._go_on_ordering(engine)
 
     def _read_again(self, num_left: list[int]) -> None:
         """Has each worker read so many batches of an iterable dataset again, unseen."""
@@ -364,13 +372,7 @@ class TorchIterator(_Iterator):
                 if num_to_send[worker] and engine.num_queued < self._prefetch_factor * self._num_workers:
                     num_to_send[worker] -= 1
                     self._send(engine, next(self._batches), worker)
-            try:
-                order, _, note = engine.next()
-            except Exception:
-                lost = engine.take_lost()
-                if lost is None:
-                    raise
-                order, note = lost, engine.lost_note  # as it was then
+            order, _, note, _ = engine.next()  # an error was raised in the first reading
             num_left[order.worker] -= 1
             self._num_active[order.worker] -= 1
             self.progress.noted(order.worker, note)
@@ -425,19 +427,13 @@ class TorchIterator(_Iterator):
                 if not self._persistent_workers:
                     self._shutdown_workers()
                 raise StopIteration
-            try:
-                order, batch, note = engine.next(in_order=self._in_order)
-            except Exception as error:
-                lost = engine.take_lost()
-                if isinstance(error, WorkerDied) and self._passes.config.backend == "ray":  # its actor has no successor
-                    engine.break_off(functools.partial(WorkerDied, str(error)))
-                elif lost is not None:  # the pace is kept, as torch does
-                    self.progress.last_worker = lost.worker
-                    self._num_active[lost.worker] -= 1
-                    self.progress.noted(lost.worker, engine.lost_note)
-                    self.progress.ended(lost.step, lost.worker)
-                    self._go_on_ordering(engine)
-                raise
+            order, batch, note, error = engine.next(in_order=self._in_order)
+            if error is not None:
+                try:
+                    self._lost(engine, order, note, error)
+                    raise error
+                finally:
+                    del error  # its traceback holds this frame
             progress = self.progress
             progress.last_worker = order.worker
             if note is not NO_NEWS or not progress.is_always_current:
@@ -479,7 +475,7 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
         config = passes.config
         origin = origin_of(config.generator)
         self.turns = Turns()
-        self._calls = passes.builder.calls(config.device)
+        self._calls = passes.builder.device(config.device)
         resumed = ((state or {}).get("workers") or [{}])[0]
         if "dataset" in resumed:
             config.dataset.load_state_dict(resumed["dataset"])

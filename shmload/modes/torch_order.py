@@ -44,7 +44,7 @@ from torch import Generator
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
-from shmload.engine.builder import LoaderConfig
+from shmload.engine.config import LoaderConfig
 from shmload.errors import StateMismatch
 from shmload.schedule import state as states
 from shmload.schedule import state_checksum

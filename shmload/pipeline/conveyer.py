@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from shmload.engine.ring import NOTHING, Turns
+from shmload.engine.outcome import NOTHING
+from shmload.engine.turns import Turns
 from shmload.errors import StateMismatch
 from shmload.loader import ShmLoader
 from shmload.pipeline.blocks import BLOCK, Expanding, Scan

@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.engine.ring import Turns
+from shmload.engine.turns import Turns
 from shmload.errors import SampleError, StateMismatch
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.methods import Fluent

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from shmload._core.trainer import Order
 from shmload.batch.ragged import ragged_of
-from shmload.engine.ring import BadSamples, NextIndex, OnError
+from shmload.engine.bad_samples import BadSamples, NextIndex, OnError
 from shmload.errors import SampleTimeout, StateMismatch, WorkerDied
 from shmload.modes.passes import collated
 from shmload.pipeline.blocks import (

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from shmload._core.neighbour import Neighbour
 from shmload._core.trainer import TrainerRing
-from shmload.engine.parts import Hook, Parts
+from shmload.engine.rank_hook import RankHook
+from shmload.engine.ring import Ring
 from shmload.sharing.rank_group import RankGroup, poll_of
 from shmload.shm import names
 from shmload.shm.names import of_ticket, pidfd_of
@@ -142,7 +143,7 @@ class NodeBell(Doorbell):
                 num_left -= num_idle
 
 
-class Balancer(Hook):
+class Balancer(RankHook):
     """The part that an engine's rank takes whose neighbours' workers fill chunks of its ring when they have nothing else to do.
 
     Args:
@@ -152,76 +153,70 @@ class Balancer(Hook):
     def __init__(self, rank_group: RankGroup) -> None:
         self._rank_group = rank_group
         self._has_announced = False
-        self._helpers: Helpers | None = None
+        self.helpers: Helpers | None = None
         self._peer_pools: dict[int, PeerPool] = {}
         self._poll = poll_of(rank_group.pidfds.values())
 
-    def order_bell(self, parts: Parts, bell: Doorbell) -> Doorbell:
-        """The worker pool's bell, by which the neighbours' workers are called, too."""
+    def order_bell(self, ring: TrainerRing, bell: Doorbell) -> Doorbell:
+        """Return a doorbell that also wakes the neighbors' workers."""
         self._bell = NodeBell.attach(bell.name)
-        self._bell.ring, self._bell.peer_pools = parts.ring, self._peer_pools
+        self._bell.ring, self._bell.peer_pools = ring, self._peer_pools
         return self._bell
 
-    def neighbours(self, parts: Parts) -> tuple[PeerRing, ...]:
-        """Tells the others of the ring, and hears of theirs. A rank that has ended, or could make none, is gone without."""
-        rank_group, num_workers = self._rank_group, parts.options.num_workers
+    def peer_rings(self, ring: Ring) -> tuple[PeerRing, ...]:
+        """Announce this rank's ring, and return the rings of all ranks that still run and could make one."""
+        rank_group, num_workers = self._rank_group, ring.num_workers
         num_ranks = len(rank_group.members)
         rank_group.announce(
             {
-                "control": parts.control_segment.path,
+                "control": ring.control_segment.path,
                 "orders": self._bell.name,
-                "ready": parts.ready.name,
-                "grants": parts.grants.name,
-                "stacks": [stack.path for stack in parts.stacks.values()],
+                "ready": ring.ready.name,
+                "grants": ring.grants.name,
+                "stacks": [stack.path for stack in ring.stacks.values()],
             }
         )
         self._has_announced = True
         rings = {number: ring for number, ring in rank_group.rings(rank_group.pidfds).items() if "failed" not in ring}
-        self._ring, self._num_workers = parts.ring, num_workers
-        self._helpers = Helpers(parts.ring, rank_group, num_workers, rings)
+        self._ring, self._num_workers = ring.native, num_workers
+        self.helpers = Helpers(ring.native, rank_group, num_workers, rings)
         peer_rings = []
         for steps in range(1, num_ranks):
             number = (rank_group.me + steps) % num_ranks
             if number not in rings:
                 continue
-            ring, member = rings[number], rank_group.members[number]
+            peer, member = rings[number], rank_group.members[number]
             try:
-                self._peer_pools[number] = PeerPool(Neighbour(map_segment(ring["control"])), Doorbell.attach(ring["orders"]))
+                self._peer_pools[number] = PeerPool(Neighbour(map_segment(peer["control"])), Doorbell.attach(peer["orders"]))
             except OSError:  # it has closed its loader meanwhile
                 continue
             peer_rings.append(
                 PeerRing(
                     trainer_pid=member.pid,
                     trainer_began=member.began,
-                    control_path=ring["control"],
-                    ready_bell=ring["ready"],
-                    grants_bell=ring["grants"],
+                    control_path=peer["control"],
+                    ready_bell=peer["ready"],
+                    grants_bell=peer["grants"],
                     first_record=num_workers * (num_ranks - steps),  # as many ranks on from there is this one
                 )
             )
         return tuple(peer_rings)
-
-    def built(self, parts: Parts) -> None:
-        self._supervisor = parts.supervisor
-        self._supervisor.helpers = self._helpers
 
     def failed(self, error: BaseException) -> None:
         if not self._has_announced:
             self._rank_group.announce({"failed": f"{type(error).__name__}: {error}"})
         self.closed()
 
-    def look(self) -> None:
-        """Lets helpers in, and takes back what those held that have ended; forgets neighbours that are gone."""
-        assert self._helpers is not None
+    def look(self) -> int:
+        """Admit helpers, recover the chunks of those that have ended, and forget neighbors that have ended."""
+        assert self.helpers is not None
         with interrupts_held():
-            num_taken_back = self._helpers.look()
-        self._supervisor.num_taken_back += num_taken_back
-        if num_taken_back:
-            self._bell.post_up_to(num_taken_back)
+            num_taken_back = self.helpers.look()
         ended = {pidfd for pidfd, _ in self._poll.poll(0)}
         for number, pidfd in self._rank_group.pidfds.items():
             if number in self._peer_pools and (pidfd in ended or self._peer_pools[number].neighbour.is_closing):
                 del self._peer_pools[number]
+        return num_taken_back
 
     def counters(self) -> dict[str, Any]:
         helpers = range(self._num_workers, self._ring.num_workers)
@@ -233,6 +228,6 @@ class Balancer(Hook):
     def closed(self) -> None:
         """Helpers leave by themselves; the neighbours go on."""
         self._peer_pools.clear()
-        if self._helpers is not None:
-            self._helpers.close()
+        if self.helpers is not None:
+            self.helpers.close()
         self._rank_group.close()

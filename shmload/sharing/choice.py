@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -19,11 +19,15 @@ from shmload._core.mapping import Mapping
 from shmload._core.trainer import ANY_SLOT, FAILED, FILLING, FollowerRing, Lease, Order, Share, share_nbytes
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
+from shmload.engine.bad_samples import BadSamples
+from shmload.engine.batch_source import BatchSource
 from shmload.engine.copy_out import CopyOut
 from shmload.engine.engine import WAIT_S, Engine
-from shmload.engine.parts import EngineOptions, Hook, Parts
-from shmload.engine.ring import BadSamples, BatchSource, Delivery, Turns
+from shmload.engine.options import EngineOptions
+from shmload.engine.outcome import Outcome
+from shmload.engine.ring import Ring
 from shmload.engine.stats import RingReader
+from shmload.engine.turns import Turns
 from shmload.errors import RankLeft, WorkerDied
 from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
@@ -34,7 +38,8 @@ from shmload.worker.reader import Failure, Job
 from shmload.world import rank_and_world_size
 
 if TYPE_CHECKING:
-    from shmload.engine.builder import EngineBuilder, LoaderConfig
+    from shmload.engine.builder import EngineBuilder
+    from shmload.engine.config import LoaderConfig
 
 SLOTS_PER_FOLLOWER = 3  # as many batches as a loader of one rank and one worker lets its user keep
 
@@ -43,7 +48,13 @@ _numbers: WeakKeyDictionary[EngineBuilder, int] = WeakKeyDictionary()
 
 
 def shared_engine(
-    config: LoaderConfig, builder: EngineBuilder, job: Job, options: EngineOptions, bad_samples: BadSamples, hooks: Sequence[Hook]
+    config: LoaderConfig,
+    builder: EngineBuilder,
+    job: Job,
+    options: EngineOptions,
+    bad_samples: BadSamples,
+    *,
+    records_holders: bool = False,
 ) -> BatchSource:
     """The engine of one rank, once all ranks of the node are there.
 
@@ -59,17 +70,17 @@ def shared_engine(
     num_ranks = len(rank_group.members)
     if num_ranks == 1:
         rank_group.close()
-        return Engine(job, options, bad_samples, hooks)
+        return Engine(job, options, bad_samples, records_holders=records_holders)
     if rank_group.is_balanced:
         options = dataclasses.replace(options, num_helpers=(num_ranks - 1) * options.num_workers)
-        return Engine(job, options, bad_samples, [*hooks, Balancer(rank_group)])
+        return Engine(job, options, bad_samples, Balancer(rank_group), records_holders=records_holders)
     if rank_group.me > 0:
         return FollowingEngine(options, rank_group)
     cpus = {cpu for member in rank_group.members for cpu in member.cpus}
     options = dataclasses.replace(
         options, num_ranks=num_ranks, num_pending_copies=SLOTS_PER_FOLLOWER * (num_ranks - 1), affinity=tuple(sorted(cpus))
     )
-    return Engine(job, options, bad_samples, [*hooks, Leader(rank_group, options.timeout_s)])
+    return Engine(job, options, bad_samples, Leader(rank_group, options.timeout_s), records_holders=records_holders)
 
 
 def _promise(config: LoaderConfig) -> dict[str, Any]:
@@ -102,15 +113,15 @@ LINGER_S = 5.0  # how long a leader that closes waits for ranks that have not re
 class Leader(RankSync):
     """The part that an engine's rank takes whose ring other ranks read: a slot is used again when all have let it go."""
 
-    def built(self, parts: Parts) -> None:
-        self._ring, self._ready = parts.ring, parts.ready
+    def started(self, ring: Ring) -> None:
+        self._ring, self._ready = ring.native, ring.ready
         num_ranks = len(self._rank_group.members)
-        nbytes = share_nbytes(num_ranks, parts.num_slots)
-        segment = parts.group.segment("share", nbytes)
-        share = Share(Mapping(segment.fd, nbytes), me=0, num_ranks=num_ranks, num_slots=parts.num_slots)
-        parts.ring.share(share)
-        self.attach(share, self._wait, parts.ring.wake)
-        self._rank_group.announce({"control": parts.control_segment.path, "share": segment.path, "ready": parts.ready.name})
+        nbytes = share_nbytes(num_ranks, ring.num_slots)
+        segment = ring.group.segment("share", nbytes)
+        share = Share(Mapping(segment.fd, nbytes), me=0, num_ranks=num_ranks, num_slots=ring.num_slots)
+        ring.native.share(share)
+        self.attach(share, self._wait, ring.native.wake)
+        self._rank_group.announce({"control": ring.control_segment.path, "share": segment.path, "ready": ring.ready.name})
         self._rank_group.meeting.leave()
 
     def failed(self, error: BaseException) -> None:
@@ -208,14 +219,13 @@ class FollowingEngine:
 
     # ------------------------------------------------------------ delivery
 
-    def next(self, *, in_order: bool = True) -> Delivery:
+    def next(self, *, in_order: bool = True) -> Outcome:
         """Waits for the batch expected next and delivers it.
 
         Returns:
-            the order and its batch, whose arrays alias the slot until their last alias dies.
+            the batch, or what the dataset raised for one of its samples, in every rank alike; WorkerDied if a sample ended two
+            workers.
         Raises:
-            what the dataset raised for one of its samples, in every rank alike; that batch is then lost.
-            WorkerDied: a sample has ended two workers.
             RankLeft: another rank does not take this batch, or has ended.
             RuntimeError: the loader is closed, or `timeout` has passed.
         """
@@ -233,7 +243,7 @@ class FollowingEngine:
             raise
         try:
             if lease is None:
-                raise self._failure(order, slot)
+                return Outcome(order, None, None, self._failure(order, slot))
             if lease.used_nbytes:
                 batch = unpack(LeasedBatch(lease))
             else:
@@ -242,6 +252,8 @@ class FollowingEngine:
                 batch, _ = deliver_rows(self.layout, lease, order.nrows)
             if self._ring.num_leased >= self._ring.num_lendable and self._copy_out.must_copy(str):
                 batch = copied(batch)
+        except Exception as error:  # of an object that does not unpickle, say
+            return Outcome(order, None, None, error)
         finally:
             del lease
             self._queue.popleft()
@@ -249,7 +261,7 @@ class FollowingEngine:
             self._nudge()
         if self.on_delivery is not None:
             self.on_delivery()
-        return order, batch, None
+        return Outcome(order, batch, None)
 
     def _check_open(self) -> None:
         if self._is_closed:

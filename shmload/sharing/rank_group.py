@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from shmload._core import trainer
 from shmload._core.trainer import Order, Share
-from shmload.engine.parts import Hook
+from shmload.engine.rank_hook import RankHook
 from shmload.errors import RankLeft
 from shmload.shm import names
 from shmload.shm.meeting import Meeting
@@ -204,7 +204,7 @@ def _check_promises(rank_group: list[RankInfo]) -> None:
             )
 
 
-class RankSync(Hook):
+class RankSync(RankHook):
     """Where the ranks that read one ring stand, for one of them: as each writes it, and as the others ask.
 
     Ranks count the batches that they have taken since all began at one place: that is a *generation*. It ends for all at the same
@@ -273,8 +273,12 @@ class RankSync(Hook):
         for pidfd, _ in self._poll.poll(0):
             self._ended.add(next(rank for rank, fd in self._rank_group.pidfds.items() if fd == pidfd))
 
-    def look(self) -> None:
-        """Raises RankLeft if another rank will not take the batch that this one wants, or has not taken the same so far."""
+    def look(self) -> int:
+        """Check the other ranks.
+
+        Raises:
+            RankLeft: another rank will not take the batch that this one wants, or has taken other batches.
+        """
         self._see_ended()
         mine, reported = self._share.generation, self._share.reported
         for rank in self._others():
@@ -291,6 +295,7 @@ class RankSync(Hook):
             left, left_at = self._left(rank)
             if generation == mine and left == self._num_passes and self._count >= left_at:
                 raise self._apart(rank, "has left the loop over its loader", left_at)
+        return 0
 
     def are_done(self) -> bool:
         """Whether no other rank still takes a batch that this one has taken."""

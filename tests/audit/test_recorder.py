@@ -7,6 +7,8 @@ import errno
 import os
 import pickle
 import stat
+import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +169,14 @@ def test_an_object_that_resists_being_looked_at_ends_no_run(tmp_path: Path) -> N
     report = judged(tmp_path)
     assert (report.status, report.findings) == (0, [])
     assert any("12 batches hold objects that a digest leaves out" in note for note in report.notes)
+
+
+def test_threads_that_share_an_iterator_record_the_end_of_the_pass_once(tmp_path: Path) -> None:
+    stream = iter(make(tmp_path, seed=7))
+    threads = [threading.Thread(target=list, args=(stream,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kinds_found = Counter(type(record) is Batch or record.kind for log in read_folder(tmp_path) for record in log.records)
+    assert kinds_found["end"] == 1

@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from shmload import Jagged, Padded, SampleError, ShmLoader
 from shmload._core.filler import WorkerRing
 from shmload._core.trainer import TrainerRing, control_nbytes, live_leases
-from shmload.engine.ring import RingMemory
+from shmload.engine.ring_memory import RingMemory
 from shmload.ray.actors import private
 from tests.batch.ragged_kit import Opaque, Samples, assert_same, reference
 

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import IterableDataset, Sampler
 
 from shmload import ShmLoader
-from shmload.engine.ring import Turns
+from shmload.engine.turns import Turns
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Range
 from tests.behaviour.behaviour_kit import DEADLINE_S, Numbers, words
 
@@ -135,7 +135,8 @@ def test_a_sampler_that_asks_for_the_batch_it_is_asked_for_is_refused(seed: int 
         found += [int(batch) for batch in stream]
         assert found == list(range(40))
         assert {text.split(":")[0] for text in asking.told} == {
-            "this iterator is being asked for a batch already, further up in this thread"
+            "next() was called within next() of the same iterator, in the same thread. Samplers, datasets, callbacks and signal handlers "
+            "that run during next() cannot take the next batch; take it after the first call has returned"
         }
         asking.stream = None
 
@@ -182,7 +183,7 @@ class Waiting:
         self.told: list[Any] = []
         self.thread = threading.Thread(target=self._take, daemon=True)
         self.thread.start()
-        until(lambda: is_in(self.thread.ident or 0, "_slept", "awaited"))  # it is inside, and sleeps
+        until(lambda: is_in(self.thread.ident or 0, "_sleep_and_take", "wait_for_next"))  # it is inside, and sleeps
 
     def _take(self) -> None:
         try:

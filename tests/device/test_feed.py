@@ -218,7 +218,7 @@ def test_a_copy_that_fails_is_an_error_in_its_turn_and_the_next_batch_comes(make
         found.extend(device.read(batch["x"]) for batch in iterator)
     step = len(found) + 1
     assert str(caught.value) == (
-        f"batch {step} of epoch 0 could not be copied to stand-in: the stand-in was told to fail at copy. Where it has too little "
+        f"batch {step} of epoch 0 could not be copied to stand-in: the stand-in was told to fail at copy. If the device is out of "
         "memory, lower batch_size"
     )
     found.append(device.read(next(iterator)["x"]))
@@ -322,7 +322,7 @@ def test_an_error_of_the_users_own_type_comes_at_its_batchs_turn(make: Make, mon
             raise ValueError("a batch of this kind is refused")
         return sent(*given, **options)
 
-    monkeypatch.setattr("shmload.engine.parts.sent", fails_once)
+    monkeypatch.setattr("shmload.engine.device_feed.sent", fails_once)
     found = []
     with pytest.raises(CopyFailed, match="a batch of this kind is refused"):
         found.extend(device.read(batch["x"]) for batch in iterator)

@@ -233,7 +233,7 @@ def test_numbers_that_are_set_between_passes_rule(monkeypatch: pytest.MonkeyPatc
         assert loader.stats()["autotune"]["num_workers"] == 2
 
 
-def test_a_sampler_is_asked_no_further_ahead_than_the_numbers_say() -> None:
+def test_a_sampler_has_grown_no_further_ahead_than_the_numbers_say() -> None:
     taken = []
 
     class Counting(RandomSampler):

@@ -200,7 +200,7 @@ def take_until(batches: Iterator[Any], loader: ShmLoader[Any], workers: set[int]
     while set(pool_of(loader)) != workers:
         assert monotonic() < deadline
         next(batches)
-        engine_of(loader)._see_to_deaths()
+        engine_of(loader)._handle_deaths()
 
 
 def endless(loader: ShmLoader[Any]) -> Iterator[Any]:
@@ -235,7 +235,7 @@ def test_one_that_leaves_and_is_wanted_again_is_started_again() -> None:
         deadline = monotonic() + DEADLINE_S
         while pool_of(loader)[1] == pid and monotonic() < deadline:
             next(batches)
-            engine_of(loader)._see_to_deaths()
+            engine_of(loader)._handle_deaths()
         assert pool_of(loader)[1] != pid
         assert loader.stats()["num_restarts"] == 0
 
@@ -261,10 +261,10 @@ def test_one_killed_over_its_last_rows_has_them_done_again(expected: list[list[A
                 os.kill(pid, signal.SIGKILL)
                 num_harmed += 1
                 await_end(pid)
-        engine._see_to_deaths()  # its rows may be of the next epoch, whose batches nobody takes
+        engine._handle_deaths()  # its rows may be of the next epoch, whose batches nobody takes
     assert found == expected[0]
     if num_harmed:
-        assert any("when it was about to leave" in record.message for record in caplog.records)
+        assert any("it was about to leave" in record.message for record in caplog.records)
 
 
 def test_a_pool_that_cannot_grow_goes_on_as_it_is(
@@ -285,7 +285,7 @@ def test_a_pool_that_cannot_grow_goes_on_as_it_is(
         told_of = loader.stats()["autotune"]
         assert told_of["most_workers"] == first, "it is not tried again"
         assert told_of["decisions"][-1]["reason"] == "a test wants it; but no more processes could be started"
-        words = "could not be started ([Errno 11] Resource temporarily unavailable): the loader goes on with fewer"
+        words = "could not be started ([Errno 11] Resource temporarily unavailable); the loader continues with fewer workers"
         assert any(words in record.message for record in caplog.records)
         found += [told(batch) for batch in batches]
     assert found == expected[0]

@@ -219,7 +219,7 @@ def test_batches_outlive_their_loader(end: str, seed: int | None) -> None:
 def test_memory_is_unmapped_with_the_last_batch_of_a_closed_loader() -> None:
     loader = loader_over_numbers()
     held = [next(iter(loader))]
-    stem = loader._builder.last._parts.group.stem
+    stem = loader._builder.last._ring_parts.group.stem
     loader.close()
     del loader
     gc.collect()

@@ -105,7 +105,7 @@ def test_a_ring_whose_slots_the_trainer_overwrites_is_reserved_at_once() -> None
 
 
 def test_a_kernel_that_cannot_be_asked_for_pages_has_them_reserved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.engine.ring.CAN_POPULATE", False)
+    monkeypatch.setattr("shmload.engine.ring_memory.CAN_POPULATE", False)
     with ShmLoader(Large(), 4, num_workers=1, seed=1) as loader:
         next(iter(loader))
         assert not memory_of(loader).is_sparse
@@ -116,7 +116,7 @@ PROGRAM = """
 import os, sys
 import numpy as np
 from shmload import RingTooSmall, ShmLoader
-from shmload.engine import ring
+from shmload.engine import ring_memory
 
 MIB = 1 << 20
 
@@ -150,7 +150,7 @@ def in_64_mib(code: str) -> list[str]:
 @pytest.mark.parametrize("who", ["a worker", "the trainer"])
 def test_memory_that_others_have_taken_meanwhile_is_an_error_and_no_sigbus(who: str, policy: str) -> None:
     lines = in_64_mib(f"""
-    ring.SPARSE_KIND = "shm"  # whose end can be brought about here, as that of the machine's memory cannot
+    ring_memory.SPARSE_KIND = "shm"  # whose end can be brought about here, as that of the machine's memory cannot
     loader = ShmLoader(Large(), 8, num_workers=1, seed=1, multiprocessing_context="fork", on_error={policy!r})
     batches = iter(loader)
     kept = [next(batches)]
@@ -200,7 +200,7 @@ def test_what_one_ring_has_been_promised_is_not_free_for_the_next(monkeypatch: p
 
 
 def test_where_memfds_do_not_work_a_large_ring_is_named_and_reserved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.engine.ring.memfds_work", lambda: False)
+    monkeypatch.setattr("shmload.engine.ring_memory.memfds_work", lambda: False)
     with ShmLoader(Large(), 4, num_workers=1, seed=1) as loader:
         next(iter(loader))
         (line,) = payloads()

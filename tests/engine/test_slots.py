@@ -15,7 +15,7 @@ from shmload import RingTooSmall, ShmLoader
 from shmload._core.mapping import Mapping, give_back_pages
 from shmload._core.trainer import FREE, PARKED, TrainerRing, control_nbytes
 from shmload.engine import autotune
-from shmload.engine.ring import RingMemory
+from shmload.engine.ring_memory import RingMemory
 from shmload.ray.actors import LocalRing
 from shmload.shm.segment import Group
 from tests.engine.tuning_kit import change, engine_of
@@ -162,7 +162,7 @@ def test_ring_bytes_is_kept_and_slots_that_do_not_fit_stay_out_of_use(monkeypatc
 
 def test_fewer_than_four_slots_are_an_error() -> None:
     words = (
-        f"the ring needs 4 slots of {SLOT} bytes, {4 * SLOT} in all; ring_bytes={3 * SLOT} has {3 * SLOT} left, room for 3 slots"
+        f"the ring needs 4 slots of {SLOT} bytes, {4 * SLOT} in all; ring_bytes={3 * SLOT} has {3 * SLOT} left, enough for 3 slots"
     )
     with auto_loader(Wide(), ring_bytes=3 * SLOT) as loader, pytest.raises(RingTooSmall, match=words):
         next(iter(loader))
@@ -195,7 +195,7 @@ def test_slots_that_workers_ask_room_for_leave_half_of_it_to_grow_by(group: Grou
     memory = RingMemory(group, ring, 12 * SLOT, may_park=True)
     memory.make(SLOT)
     assert memory.room(12 * SLOT) == 12
-    memory._is_asked = True
+    memory._has_grown = True
     assert memory.room(12 * SLOT) == 6 == memory.use(8, 12 * SLOT)
 
 
@@ -204,7 +204,7 @@ def test_slots_that_come_later_leave_others_their_part_of_dev_shm(monkeypatch: p
         batches = iter(loader)
         next(batches)
         engine: Any = loader._builder.last
-        monkeypatch.setattr("shmload.engine.ring.shm_free_bytes", lambda: 4 * SLOT - 1)
+        monkeypatch.setattr("shmload.engine.ring_memory.shm_free_bytes", lambda: 4 * SLOT - 1)
         change(loader, 2, 2)
         assert {"memfd"} == {segment.kind for segment in engine._memory._own.values()}
         assert sum(1 for _ in batches) == 99

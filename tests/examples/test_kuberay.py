@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shmload.engine.parts import num_slots
+from shmload.engine.worker_set import num_slots
 
 MANIFEST = next(p / "examples" for p in Path(__file__).parents if (p / "examples" / "kuberay.yaml").exists()) / "kuberay.yaml"
 CONFIG, CLUSTER, JOB = yaml.safe_load_all(MANIFEST.read_text())

@@ -133,7 +133,7 @@ def test_a_death_is_noticed_while_batches_keep_coming(monkeypatch: pytest.Monkey
         next(stream)
         made = loader._builder.last
         looks: list[None] = []
-        monkeypatch.setattr(made, "_see_to_deaths", lambda see=made._see_to_deaths: (looks.append(None), see()))
+        monkeypatch.setattr(made, "_handle_deaths", lambda see=made._handle_deaths: (looks.append(None), see()))
         kill_and_wait(made.pool.pids[0])
         made._ring.look_again(0.0)
         with pytest.raises(WorkerDied):

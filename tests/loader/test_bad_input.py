@@ -176,7 +176,7 @@ def test_a_ring_larger_than_memory_is_refused_with_figures(seed: int | None) -> 
 @BOTH_MODES
 def test_a_ring_larger_than_allowed_is_refused_with_figures(seed: int | None) -> None:
     loader = ShmLoader([np.zeros(10_000)] * 4, num_workers=1, ring_bytes=100_000, seed=seed)
-    with pytest.raises(RingTooSmall, match="ring_bytes=100000 has 100000 left, room for 1 slots"):
+    with pytest.raises(RingTooSmall, match="ring_bytes=100000 has 100000 left, enough for 1 slots"):
         next(iter(loader))
     loader.close()
 

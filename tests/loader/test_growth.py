@@ -45,7 +45,7 @@ def test_batches_that_grow_come_right_and_old_room_is_given_up(seed: int | None,
         assert engine is not None
         assert loader.stats()["num_grown"] > engine.num_slots
         if seed is not None:
-            assert len(segments(engine._parts.group.stem)) <= 1 + engine.num_slots
+            assert len(segments(engine._ring_parts.group.stem)) <= 1 + engine.num_slots
 
 
 def test_a_long_order_travels_in_a_segment_of_its_own() -> None:

@@ -142,7 +142,7 @@ def test_a_collate_fn_that_fails_is_no_bad_sample(workers: int) -> None:
 def test_a_dataset_of_bad_samples_alone_ends_in_an_error() -> None:
     with (
         ShmLoader(data.Rows(300, frozenset(range(300))), 2, seed=5, on_error="substitute") as loader,
-        pytest.raises(SampleError, match="100 samples tried in place of one bad sample"),
+        pytest.raises(SampleError, match="100 substitutes for one bad sample"),
     ):
         indices(loader)
 

@@ -205,7 +205,7 @@ def test_a_deadly_sample_is_no_bad_one_before_its_worker_may_not_be_replaced_any
     loader = ShmLoader(data.Deadly(12, frozenset({4})), 6, num_workers=2, on_error="skip", max_restarts=1)
     with loader, pytest.raises(WorkerDied, match="exited unexpectedly") as caught:
         list(loader)
-    assert caught.value.__notes__ == ["shmload: it was at sample 4 of epoch 0 (row 4 of batch 0)"]
+    assert caught.value.__notes__ == ["shmload: it was reading sample 4 of epoch 0 (row 4 of batch 0)"]
 
 
 def test_deadly_samples_count_against_max_bad() -> None:

@@ -669,7 +669,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N5",
         "a sampler beside a dataset that is followed is left out without a word",
-        "shmload/engine/builder.py",
+        "shmload/engine/argument_checks.py",
         '        if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedule") is not None:\n',
         '        if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedul") is not None:\n',
         ("tests/remote/test_following.py::test_what_would_not_be_followed_is_refused_by_the_loader",),
@@ -677,7 +677,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N5",
         "a dataset that is followed is read in torch mode as one that is not",
-        "shmload/engine/builder.py",
+        "shmload/engine/argument_checks.py",
         'for name in ("keyed_order", "epoch_schedule"))',
         'for name in ("keyed_order",))',
         ("tests/remote/test_following.py::test_what_would_not_be_followed_is_refused_by_the_loader",),

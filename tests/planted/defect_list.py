@@ -134,7 +134,7 @@ DEFECTS = [
     Defect(
         "R6",
         "the first death ends the loader",
-        "shmload/engine/parts.py",
+        "shmload/engine/supervisor.py",
         "        if self._max_restarts is not None and self._num_restarts >= self._max_restarts:\n",
         "        if True:\n",
         ("tests/faults/test_crash_points.py::test_a_death_in_the_stream_does_not_show_in_it[after_claim-rows]",),
@@ -291,7 +291,7 @@ DEFECTS = [
     Defect(
         "R13",
         "ring_bytes limits nothing",
-        "shmload/engine/ring.py",
+        "shmload/engine/ring_memory.py",
         "        if self._limit is not None and self.nbytes + nbytes > self._limit:\n",
         "        if False:\n",
         ("tests/loader/test_bad_input.py::test_a_ring_larger_than_allowed_is_refused_with_figures",),
@@ -300,7 +300,7 @@ DEFECTS = [
     Defect(
         "R14",
         "bad samples are not counted",
-        "shmload/engine/ring.py",
+        "shmload/engine/bad_samples.py",
         "        self.count += 1\n",
         "",
         (
@@ -311,7 +311,7 @@ DEFECTS = [
     Defect(
         "R14",
         "the substitute is another than the order says",
-        "shmload/engine/ring.py",
+        "shmload/engine/bad_samples.py",
         "self.next_index(order, first_row, tries + 1)",
         "self.next_index(order, first_row, tries + 2)",
         ("tests/loader/test_policies.py::test_the_next_of_the_same_permutation_stands_in",),
@@ -319,7 +319,7 @@ DEFECTS = [
     Defect(
         "R14",
         "max_bad caps nothing",
-        "shmload/engine/ring.py",
+        "shmload/engine/bad_samples.py",
         "        if self._max_bad is not None and self.count > self._max_bad:\n",
         "        if False:\n",
         ("tests/loader/test_policies.py::test_more_bad_samples_than_allowed_end_it",),
@@ -336,7 +336,7 @@ DEFECTS = [
     Defect(
         "R15",
         "no sample is ever late",
-        "shmload/engine/parts.py",
+        "shmload/engine/supervisor.py",
         "/ 1e9 > (self._sample_timeout_s or 0)\n",
         "/ 1e9 > 1e9\n",
         ("tests/loader/test_policies.py::test_late_samples_may_be_skipped",),
@@ -354,7 +354,7 @@ DEFECTS = [
     Defect(
         "R14",
         "the row that is waited for is to blame for a death among rows that threads read",
-        "shmload/engine/parts.py",
+        "shmload/engine/supervisor.py",
         "        if self._num_threads > 1 and not self._kills[of_batch]:\n",
         "        if False:\n",
         ("tests/loader/test_policies_under_fault.py::test_a_good_sample_that_is_read_beside_a_deadly_one_again_and_again_stays",),
@@ -362,7 +362,7 @@ DEFECTS = [
     Defect(
         "R14",
         "a batch that is ordered again is to blame for the deaths of before",
-        "shmload/engine/parts.py",
+        "shmload/engine/supervisor.py",
         "self._work_of(order, -1), number\n",
         "self._work_of(order, -1), 0\n",
         ("tests/loader/test_policies_under_fault.py::test_two_deadly_samples_of_one_batch_are_substituted[bad1-first1-4]",),
@@ -396,7 +396,7 @@ DEFECTS = [
     Defect(
         "E10",
         "an order of samples beyond the dataset is taken",
-        "shmload/engine/builder.py",
+        "shmload/engine/argument_checks.py",
         "    _check_orders(given)\n",
         "",
         ("tests/loader/test_bad_input.py::test_an_order_of_samples_beyond_the_dataset_is_refused[weights-4]",),
@@ -433,9 +433,9 @@ DEFECTS = [
     Defect(
         "R17",
         "a batch larger than its slot gets no more room",
-        "shmload/engine/ring.py",
-        "        self._is_asked = True\n        if self._has_payload:\n            self.ensure(slot, nbytes)\n",
-        "        self._is_asked = True\n        if self._has_payload:\n            pass\n",
+        "shmload/engine/ring_memory.py",
+        "        self._has_grown = True\n        if self._has_payload:\n            self.ensure(slot, nbytes)\n",
+        "        self._has_grown = True\n        if self._has_payload:\n            pass\n",
         ("tests/loader/test_growth.py::test_batches_that_grow_come_right_and_old_room_is_given_up",),
     ),
     # ------------------------------------------------ R18: damaged files

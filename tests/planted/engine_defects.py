@@ -31,7 +31,7 @@ ENGINE_DEFECTS = [
     Defect(
         "N8",
         "rank= without seed= is ignored, so every rank reads everything",
-        "shmload/engine/builder.py",
+        "shmload/engine/argument_checks.py",
         "            has_ranks and not is_seeded and not is_named,\n",
         "            False,\n",
         ("tests/loader/test_idle_arguments.py::test_argument_without_effect_is_refused_by_name[rank]",),
@@ -113,9 +113,9 @@ ENGINE_DEFECTS = [
     Defect(
         "E4",
         "a ring that has ended stays mapped until the collector comes by",
-        "shmload/engine/parts.py",
-        "                    self.ring.let_go()\n",
-        "                    pass\n",
+        "shmload/engine/ring.py",
+        "            self.native.let_go()\n",
+        "            pass\n",
         ("tests/engine/test_memory.py::test_a_ring_is_unmapped_with_its_last_batch_and_waits_for_no_collector[1]",),
     ),
     Defect(
@@ -269,8 +269,8 @@ ENGINE_DEFECTS = [
     Defect(
         "G1",
         "the memory of a batch that was sent ahead is used again while the consumer reads it",
-        "shmload/engine/parts.py",
-        "                self._calls.keep_for(tensor, stream)\n",
+        "shmload/engine/device_feed.py",
+        "                self._device.keep_for(tensor, stream)\n",
         "                pass\n",
         ("tests/device/test_feed.py::test_a_device_that_stands_still_is_waited_for_when_the_slots_are_used_up[0--1]",),
     ),
@@ -285,7 +285,7 @@ ENGINE_DEFECTS = [
     Defect(
         "R15",
         "a late sample's stack is told twice",
-        "shmload/engine/parts.py",
+        "shmload/engine/supervisor.py",
         "logging.DEBUG if is_raised else logging.WARNING",
         "logging.WARNING",
         ("tests/loader/test_policies.py::test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker",),

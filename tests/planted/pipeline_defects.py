@@ -214,7 +214,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B1",
         "the stages of a pipeline do not come to its ring",
-        "shmload/engine/parts.py",
+        "shmload/engine/ring.py",
         "        os.pwrite(self.control_segment.fd, about, nbytes)\n",
         "",
         ("tests/top/test_stages.py::test_the_stages_of_a_pipeline_are_seen_from_outside",),

@@ -75,7 +75,7 @@ SHARING_DEFECTS = [
     Defect(
         "G1",
         "followers see what the leader writes into a batch",
-        "shmload/engine/parts.py",
+        "shmload/engine/ring.py",
         "            is_private=options.num_ranks > 1,\n",
         "",
         (f"{SAME}test_what_a_rank_writes_into_a_batch_no_other_sees",),

@@ -553,7 +553,7 @@ STORAGE_DEFECTS = [
     Defect(
         "A12",
         "a loader that deals takes no notice of the rank its dataset was given",
-        "shmload/engine/builder.py",
+        "shmload/loader.py",
         "    if own is not None and own != rank_and_world_size(*ranks):\n",
         "    if False:\n",
         ("tests/remote/test_loaders.py::test_a_dataset_of_another_rank_than_the_loaders_is_refused_where_the_loader_deals",),

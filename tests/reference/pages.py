@@ -29,7 +29,7 @@ PAGES = {  # page -> its title, what begins the places that stand on it (the fir
         ("packing", "stores"),
     ),
     "metrics.md": ("Metrics", ("shmload.metrics",), ("trace",)),
-    "debug.md": ("Debugging", ("shmload.debug", "shmload.engine.parts"), ("memory",)),
+    "debug.md": ("Debugging", ("shmload.debug", "shmload.engine.holders"), ("memory",)),
     "samples.md": ("Samples and batches", ("shmload",), ("samples", "shared_index")),
 }
 SECTIONS = ("Returns", "Yields", "Raises", "Cost", "Thread/process safety", "Source", "Example")

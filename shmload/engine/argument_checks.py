@@ -1,0 +1,311 @@
+"""Check the arguments of a loader, alone and together."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from shmload.device.cuda import check_device
+from shmload.engine.autotune import is_auto
+from shmload.schedule.keyed_batches import KeyedBatches
+from shmload.schedule.keyed_order import KeyedOrder
+from shmload.world import package_ability
+
+_CHOICES = {"backend": ("process", "ray"), "uneven": ("pad", "drop", "exact"), "on_error": ("raise", "skip", "substitute")}
+
+
+_LEAST = (
+    ("ring_bytes", 1, "a positive number of bytes"),
+    ("snapshot_every_n_steps", 0, "at least 0"),
+    ("max_bad", 0, "at least 0"),
+    ("max_restarts", 0, "at least 0"),
+    ("sample_timeout_s", sys.float_info.min, "a positive number of seconds"),
+    ("ship_timeout_s", sys.float_info.min, "a positive number of seconds"),
+)
+
+
+def check_arguments(given: Mapping[str, Any]) -> None:
+    """Raise unless the arguments are valid, alone and together.
+
+    Args:
+        given: the arguments of `ShmLoader` by name.
+    Raises:
+        ValueError: an argument is invalid, or excludes another.
+        ImportError: an argument needs a package that is not installed.
+    """
+    for name, choices in _CHOICES.items():
+        if given[name] not in choices:
+            *others, last = (f'"{choice}"' for choice in choices)
+            raise ValueError(f"{name} is {', '.join(others)} or {last}; got {given[name]!r}")
+    for name, least, what in _LEAST:
+        if given[name] is not None and not given[name] >= least:
+            raise ValueError(f"{name} is {what} or None; got {given[name]}")
+    for name in ("num_workers", "prefetch_factor"):
+        # in torch mode torch says, in its own words, what else is no number
+        if given["seed"] is not None and isinstance(given[name], str) and not is_auto(given[name]):
+            raise ValueError(f'{name} is a number or "auto"; got {given[name]!r}')
+    _check_backend(given)
+    _check_seed(given)
+    _check_orders(given)
+    _check_threads(given)
+    _check_policies(given)
+    _check_share(given)
+    _check_effects(given)
+    check_device(given["device"])
+    if given["after_batch"] is not None and not callable(given["after_batch"]):
+        raise TypeError(f"after_batch is a function of a batch, or None; got {given['after_batch']!r}")
+    if given["device"] is not None and given["audit"] is not None:
+        raise ValueError(
+            "audit and device exclude each other: what is recorded is a digest of the bytes, and those are on the device. Audit a "
+            "pass without device"
+        )
+
+
+_OURS = {"concurrency_groups", "get_if_exists", "lifetime", "max_concurrency", "max_restarts", "max_task_retries", "name"}
+
+
+def _check_backend(given: Mapping[str, Any]) -> None:
+    backend, num_local = given["backend"], given["num_local_workers"]
+    connect_s = given["connect_timeout_s"]
+    if not isinstance(num_local, int) or num_local < 0:
+        raise ValueError(
+            f"num_local_workers is the number of this machine's processes beside the actors, at least 0; got {num_local!r}"
+        )
+    if not isinstance(connect_s, int | float) or not connect_s > 0:
+        raise ValueError(f"connect_timeout_s is a number of seconds above 0; got {connect_s!r}")
+    if backend == "process":
+        if num_local:
+            raise ValueError(
+                f'num_local_workers={num_local} goes with backend="ray": without actors, num_workers is the number of this '
+                "machine's processes"
+            )
+        for name in ("address", "actor_options"):
+            if given[name] is not None:
+                raise ValueError(f'{name}={given[name]!r} is a Ray cluster\'s and needs backend="ray"')
+        return
+    if given["num_workers"] in (0, "auto"):
+        raise ValueError(
+            f'backend="ray" needs num_workers, the number of its actors (`ray status` shows the CPUs); got {given["num_workers"]!r}'
+        )
+    options = given["actor_options"]
+    if options is not None and (not isinstance(options, Mapping) or _OURS & options.keys()):
+        raise ValueError(
+            f"actor_options is a mapping of what Ray's .options takes, without {', '.join(sorted(_OURS))}, which the loader sets; "
+            f"got {options!r}"
+        )
+    if given["sample_timeout_s"] is not None and given["seed"] is None:
+        raise ValueError(
+            'sample_timeout_s with backend="ray" needs a seed: in torch mode the random streams of an actor end with it'
+        )
+    if importlib.util.find_spec("ray") is None:
+        raise ImportError('backend="ray" needs Ray, which is not installed: pip install "shmload[ray]"')
+
+
+def _check_seed(given: Mapping[str, Any]) -> None:
+    seed = given["seed"]
+    has_order = any(package_ability(given["dataset"], name) is not None for name in ("keyed_order", "epoch_schedule"))
+    if seed is None and has_order and given["sampler"] is None and given["batch_sampler"] is None:
+        raise ValueError(
+            f"a {type(given['dataset']).__name__} says in which order it is read, which only seed mode asks for: give ShmLoader a "
+            "seed, or a sampler of your own"
+        )
+    if seed is None:
+        if given["seed_samples"]:
+            raise ValueError("seed_samples=True needs a seed: without one randomness is torch's, per worker")
+        return
+    if not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise ValueError(f"seed is an int from 0 to 2**64 - 1; got {seed!r}")
+    if given["generator"] is not None:
+        raise ValueError("seed and generator exclude each other: in seed mode the seed orders everything")
+    if isinstance(given["dataset"], IterableDataset):
+        raise ValueError(
+            "seed mode orders samples by index, which an IterableDataset does not have: give it __getitem__ and "
+            "__len__, or leave out seed"
+        )
+
+
+def _check_orders(given: Mapping[str, Any]) -> None:
+    dataset = given["dataset"]
+    for name in ("sampler", "batch_sampler"):
+        order = given[name]
+        is_ours = isinstance(order, KeyedOrder | KeyedBatches)
+        if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedule") is not None:
+            raise ValueError(
+                f"a {type(dataset).__name__} that grows says itself what each epoch reads, and {name}={order!r} is an order of "
+                "fixed length: leave it out, and give shuffle=True for a random one"
+            )
+        if not is_ours or order.num_needed is None or isinstance(dataset, IterableDataset):
+            continue
+        try:
+            num_samples = len(dataset)
+        except (TypeError, NotImplementedError):
+            continue
+        if order.num_needed > num_samples:
+            raise ValueError(
+                f"{name}={order!r} names samples up to number {order.num_needed - 1} and needs a dataset of {order.num_needed}; "
+                f"this {type(dataset).__name__} has {num_samples}"
+            )
+
+
+def _check_threads(given: Mapping[str, Any]) -> None:
+    num_threads = given["threads_per_worker"]
+    kind = getattr(given["multiprocessing_context"], "Process", None)
+    if isinstance(kind, type) and issubclass(kind, threading.Thread):  # MONAI's ThreadDataLoader has such a context
+        raise ValueError(
+            f"a {type(given['multiprocessing_context']).__name__} starts threads, and a ShmLoader's workers are processes: leave "
+            "multiprocessing_context out, and give threads_per_worker to read several samples at once in each"
+        )
+    if not isinstance(num_threads, int) or num_threads < 1:
+        raise ValueError(f"threads_per_worker is a whole number from 1 up; got {num_threads!r}")
+    if num_threads == 1:
+        return
+    if given["num_workers"] == 0:
+        raise ValueError(f"threads_per_worker={num_threads} needs num_workers > 0: the trainer reads with its own thread")
+    if isinstance(given["dataset"], IterableDataset):
+        raise ValueError(f"threads_per_worker={num_threads} needs a map-style dataset: an iterator has one next sample")
+    if given["seed_samples"]:
+        raise ValueError(
+            f"seed_samples=True and threads_per_worker={num_threads} exclude each other: threads share the global generators. "
+            "Draw from shmload.sample_rng() in the dataset"
+        )
+
+
+def _check_policies(given: Mapping[str, Any]) -> None:
+    on_error, limit_s, max_restarts = given["on_error"], given["sample_timeout_s"], given["max_restarts"]
+    is_iterable = isinstance(given["dataset"], IterableDataset)
+    if on_error != "raise" and is_iterable:
+        raise ValueError(
+            f"on_error={on_error!r} needs a map-style dataset: what an iterable dataset's iterator raised is gone. Catch it in "
+            "the dataset's __iter__"
+        )
+    if limit_s is not None and given["num_workers"] == 0:
+        raise ValueError("sample_timeout_s needs num_workers > 0: nobody can interrupt a sample that the trainer reads itself")
+    if limit_s is not None and is_iterable:
+        raise ValueError(
+            f"sample_timeout_s={limit_s} needs a map-style dataset: an iterable one's position is lost with its worker, whose "
+            "successor would begin anew. timeout= bounds a batch"
+        )
+    if max_restarts and is_iterable:
+        raise ValueError(
+            f"max_restarts={max_restarts} needs a map-style dataset: an iterable one's position is lost with its worker"
+        )
+
+
+def _check_share(given: Mapping[str, Any]) -> None:
+    if given["share"] is None:
+        return
+    if given["share"] != "node":
+        raise ValueError(f'share is "node" or None; got {given["share"]!r}')
+    samplers = [given[name] for name in ("sampler", "batch_sampler") if given[name] is not None]
+    for is_refused, name, needed in (
+        (
+            given["seed"] is None,
+            "seed",
+            "a seed: torch mode's order and random streams are each rank's own. Give all ranks the same one",
+        ),
+        (
+            not all(isinstance(sampler, KeyedOrder | KeyedBatches) for sampler in samplers),
+            "sampler" if given["sampler"] is not None else "batch_sampler",
+            "an order that all ranks know: one of shmload's own samplers, or shuffle",
+        ),
+        (
+            given["num_workers"] == 0 or is_auto(given["num_workers"]) or is_auto(given["prefetch_factor"]),
+            "prefetch_factor" if is_auto(given["prefetch_factor"]) else "num_workers",
+            "a fixed size: num_workers as a number above 0, of the one worker pool, and prefetch_factor as a number or None",
+        ),
+        (given["backend"] != "process", "backend", "workers of this machine: leave backend out"),
+        (given["device"] is not None, "device", "batches on the host: leave device out, and copy them with pin_memory=True"),
+        (given["on_error"] != "raise", "on_error", 'on_error="raise": what a bad sample means is decided in each rank alone'),
+        (given["audit"] is not None, "audit", "no audit, where each sample stands once: audit a run without share"),
+        (
+            package_ability(given["dataset"], "epoch_schedule") is not None,
+            "dataset",
+            "a dataset of fixed length: one that grows is read by each rank for itself",
+        ),
+    ):
+        if is_refused:
+            what = type(given[name]).__name__ if name in ("dataset", "sampler", "batch_sampler") else repr(given[name])
+            raise ValueError(f'share="node" needs {needed}; got {name}={what}')
+
+
+def _divides(order: Any) -> bool:
+    """Return whether a sampler, or one inside it, divides the samples among ranks, as torch's DistributedSampler does."""
+    while order is not None:
+        if hasattr(order, "num_replicas"):
+            return True
+        order = getattr(order, "batch_sampler", None) or getattr(order, "sampler", None)
+    return False
+
+
+def _check_effects(given: Mapping[str, Any]) -> None:
+    """Refuse arguments of shmload's own that have no effect together with the others.
+
+    torch's own arguments are left alone: where they have no effect, torch decides whether that is an error.
+    """
+    is_seeded, has_workers, is_local = given["seed"] is not None, given["num_workers"] != 0, given["backend"] == "process"
+    orders = [given[name] for name in ("sampler", "batch_sampler") if given[name] is not None]
+    is_foreign = not all(isinstance(order, KeyedOrder | KeyedBatches) or _divides(order) for order in orders)
+    is_named = given["audit"] is not None and (
+        bool(orders) or isinstance(given["dataset"], IterableDataset)
+    )  # by its rank, in records
+    has_ranks = (given["rank"], given["world_size"]) not in ((None, None), (0, 1))  # one of one reads all, in every mode
+    ranks = f"rank={given['rank']} and world_size={given['world_size']}"
+    is_uneven, uneven = given["uneven"] != "pad", f"uneven={given['uneven']!r}"
+    of_ray = 'of a Ray cluster: give backend="ray", or leave it out'
+    for is_idle, what, remedy in (
+        (
+            has_ranks and not is_seeded and not is_named,
+            f"{ranks} have no effect without seed=",
+            "every rank would read all samples. Give a seed, or a torch.utils.data.DistributedSampler",
+        ),
+        (
+            has_ranks and is_seeded and is_foreign and not is_named and given["share"] is None,
+            f"{ranks} have no effect with a sampler of your own",
+            "the sampler decides what this rank reads. Leave them out, or give shuffle= in place of the sampler",
+        ),
+        (
+            is_uneven and not is_seeded,
+            f"{uneven} has no effect without seed=",
+            "it divides the last batch among the ranks of seed mode",
+        ),
+        (
+            is_uneven and given["drop_last"],
+            f"{uneven} has no effect with drop_last=True",
+            "the last batch is dropped. Give one of them",
+        ),
+        (
+            is_seeded and given["snapshot_every_n_steps"] != 1,
+            f"snapshot_every_n_steps={given['snapshot_every_n_steps']} has no effect with seed=",
+            "in seed mode a position needs no snapshots. Leave it out",
+        ),
+        (
+            given["max_bad"] is not None and given["on_error"] == "raise",
+            f'max_bad={given["max_bad"]} has no effect with on_error="raise"',
+            'the first bad sample is an error. Give on_error="skip" or on_error="substitute"',
+        ),
+        (
+            given["ring_bytes"] is not None and not has_workers,
+            f"ring_bytes={given['ring_bytes']} has no effect with num_workers=0",
+            "without workers there is no ring. Leave it out",
+        ),
+        (
+            given["max_restarts"] is not None and not has_workers,
+            f"max_restarts={given['max_restarts']} has no effect with num_workers=0",
+            "there are no workers to replace. Leave it out",
+        ),
+        *(
+            (
+                is_local and given[name] != default,
+                f"{name}={given[name]} has no effect without a cluster",
+                f"it is a time limit {of_ray}",
+            )
+            for name, default in (("connect_timeout_s", 60.0), ("ship_timeout_s", 600.0))
+        ),
+    ):
+        if is_idle:
+            raise ValueError(f"{what}: {remedy}")

@@ -1,0 +1,119 @@
+"""Skip or replace samples that cannot be read, as the loader's `on_error` says.
+
+A worker reports which rows of its batch it could not read. "raise" raises its error; "skip" orders the batch again without those
+rows, "substitute" with other indices in their place. The new order is read by the same code on the same path, so the outcome
+depends on the bad samples alone, not on workers or timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from shmload._core.trainer import Order
+from shmload.errors import SampleError
+from shmload.metrics import irregular_files
+
+LISTED_MAX = 1000  # bad samples that stats() lists singly
+
+
+SUBSTITUTES_MAX = 100  # indices tried in place of one bad sample
+
+
+OnError = Literal["raise", "skip", "substitute"]
+
+
+NextIndex: TypeAlias = Callable[[Order, int, int], Any]
+
+
+class BadSamples:
+    """Counts and replaces the bad samples of one loader, over its whole life.
+
+    Args:
+        max_bad: more bad samples than this raise SampleError; None allows any number.
+        next_index: (order, row, tries) -> the index that replaces a row at that try, counted from 1. Must be set before reading.
+
+    Attributes:
+        count: bad samples so far.
+        num_irregular: irregular files that this process has read itself; the ring counts those of workers.
+        listed: a dict for each of the first `LISTED_MAX` bad samples.
+    """
+
+    def __init__(self, on_error: OnError, max_bad: int | None, next_index: NextIndex | None = None) -> None:
+        self._on_error, self._max_bad, self.next_index = on_error, max_bad, next_index
+        self.count = 0
+        self.num_irregular = 0
+        self.listed: list[dict[str, Any]] = []
+
+    @contextmanager
+    def counting_irregular(self) -> Iterator[None]:
+        """Count the files that this process reads in the block although they break a rule of their format."""
+        before = irregular_files.value
+        try:
+            yield
+        finally:
+            self.num_irregular += irregular_files.value - before
+
+    @property
+    def are_tolerated(self) -> bool:
+        """Whether a bad sample is skipped or replaced instead of raised."""
+        return self._on_error != "raise"
+
+    def replaced(
+        self, order: Order, bad: Sequence[int], error: Callable[[], BaseException]
+    ) -> Sequence[Any] | np.ndarray[Any, Any]:
+        """Return the order's indices without its bad rows, or with other indices in their place.
+
+        Args:
+            bad: rows that could not be read.
+            error: returns the worker's error.
+        Raises:
+            the worker's error, if on_error is "raise".
+            SampleError: there are more bad samples than `max_bad`, or `SUBSTITUTES_MAX` substitutes were bad, too.
+        """
+        if not self.are_tolerated:
+            raise error()
+        if order.ordered is None:
+            order.ordered = order.indices
+        origins = order.origins or [(row, 0) for row in range(order.nrows)]
+        indices = list(order.indices)
+        cause = error()
+        for row in bad:
+            self._count(order, indices[row], cause)
+            first_row, tries = origins[row]
+            if self._on_error == "substitute":
+                if tries == SUBSTITUTES_MAX:
+                    raise SampleError(
+                        f"{SUBSTITUTES_MAX} substitutes for one bad sample of epoch {order.epoch} were bad, too: check the dataset"
+                    ) from cause
+                origins[row] = (first_row, tries + 1)
+                assert self.next_index is not None
+                indices[row] = self.next_index(order, first_row, tries + 1)
+        if self._on_error == "skip":
+            good = sorted(set(range(order.nrows)).difference(bad))
+            indices, origins = [indices[row] for row in good], [origins[row] for row in good]
+        order.origins = origins
+        return np.array(indices, np.int64) if isinstance(order.indices, np.ndarray) else indices
+
+    def _count(self, order: Order, index: Any, error: BaseException) -> None:
+        self.count += 1
+        if len(self.listed) < LISTED_MAX:
+            lines = str(error).strip().splitlines() or [""]
+            kind = type(error).__name__
+            self.listed.append(
+                {
+                    "epoch": order.epoch,
+                    "step": order.step,
+                    "index": int(index) if isinstance(index, np.integer) else index,
+                    # the last line of a worker's traceback, or the first line of an error raised here, without the type's module
+                    "error": f"{kind}: {lines[-1 if lines[0].startswith('Caught ') else 0].partition(f'{kind}: ')[2] or lines[0]}",
+                }
+            )
+        if self._max_bad is not None and self.count > self._max_bad:
+            raise SampleError(
+                f"{self.count} bad samples are more than max_bad={self._max_bad} allows; the last was sample {index} of epoch "
+                f"{order.epoch}. stats()['bad_samples'] lists them; repair the data, or raise max_bad"
+            ) from error

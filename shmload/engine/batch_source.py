@@ -1,0 +1,100 @@
+"""The protocol through which a mode orders batches: an engine, or another rank's ring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shmload._core.mapping import Mapping
+from shmload._core.trainer import Order
+from shmload.batch.layout import Layout
+from shmload.device.pending_copies import Releases
+from shmload.engine.holders import Holders
+from shmload.engine.turns import Turns
+from shmload.worker.pool import STOP_GRACE_S
+
+if TYPE_CHECKING:
+    from shmload.engine.outcome import Outcome
+
+
+class BatchSource(Protocol):
+    """A queue of orders whose batches come back in the same order.
+
+    Attributes:
+        turns: held by the thread that asks for a batch; the iterator uses the same object.
+        num_slots, control: size of the ring, and its control block.
+        shared_by: number of ranks that read the ring.
+        on_delivery: called after each batch; None: not called.
+    """
+
+    turns: Turns
+    num_slots: int
+    control: Mapping
+    shared_by: int
+    on_delivery: Callable[[], None] | None
+
+    @property
+    def num_queued(self) -> int:
+        """Number of orders submitted and not delivered."""
+
+    @property
+    def front(self) -> Order | None:
+        """The order that `next` will deliver."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """Offsets of the fields in a slot; None until they are known."""
+
+    @property
+    def wants_pinned(self) -> bool:
+        """Whether the loader must copy batches to pinned memory, because the ring is not pinned."""
+
+    @property
+    def releases(self) -> Releases | None:
+        """Streams to wait for when a lease ends; None if nothing is pinned."""
+
+    @property
+    def holders(self) -> Holders | None:
+        """Who holds batches; None if that is not recorded."""
+
+    def submit(self, order: Order) -> None:
+        """Queue an order after those submitted before.
+
+        Args:
+            order: which samples to read.
+        """
+
+    def next(self, *, in_order: bool = True) -> Outcome:
+        """Wait for the oldest order and return its outcome.
+
+        Args:
+            in_order: False: take any finished order, the oldest of them first.
+        """
+
+    def abandon(self) -> None:
+        """Drop every order."""
+
+    def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
+        """Publish the length of the pass that begins, for readers of stats.
+
+        Args:
+            num_steps: batches of the pass; 0: unknown.
+            step_stride: difference between the step numbers of successive batches.
+            epoch_base: added to the epoch of an order for display.
+        """
+
+    def leave_pass(self) -> None:
+        """Note that the pass was left before its end."""
+
+    def counters(self) -> dict[str, Any]:
+        """Return what `shmload top` shows of the ring."""
+
+    def totals(self) -> dict[str, Any]:
+        """Return the ring's counters since it was made, and `busy_s` of all workers."""
+
+    def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
+        """Stop the workers; live batches stay valid.
+
+        Args:
+            grace_s: seconds that a worker gets to finish its claim.
+        """

@@ -1,0 +1,153 @@
+"""The arguments of a loader, frozen for one pass.
+
+torch lets programs set some attributes of a loader between passes, so `ShmLoader` makes a `LoaderConfig` of its attributes when a
+pass begins. Everything that serves the loader (modes, builder, audit, autotune, ranks that share) gets this value and not the
+loader.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import IterableDataset, default_collate, default_convert
+
+from shmload.engine.bad_samples import OnError
+from shmload.worker.reader import Job, ReadPlan, plan_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderConfig:
+    """The arguments of a loader during one pass; `ShmLoader` documents each.
+
+    Attributes:
+        index_sampler: the sampler that torch made of shuffle, sampler and batch_sampler.
+        auto_collation: whether samples are collated into batches.
+        has_own_order: in seed mode: a sampler of the user's decides the order, not the schedule.
+    """
+
+    dataset: Any
+    batch_size: int | None
+    shuffle: bool | None
+    sampler: Any
+    batch_sampler: Any
+    num_workers: int
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    in_order: bool
+    seed: int | None
+    seed_samples: bool
+    rank: int | None
+    world_size: int | None
+    uneven: Literal["pad", "drop", "exact"]
+    ring_bytes: int | None
+    max_restarts: int | None
+    on_error: OnError
+    max_bad: int | None
+    sample_timeout_s: float | None
+    ragged: str | Mapping[str, str]
+    snapshot_every_n_steps: int
+    threads_per_worker: int
+    trust_state: bool
+    backend: str
+    num_local_workers: int
+    address: str | None
+    connect_timeout_s: float
+    ship_timeout_s: float | None
+    actor_options: Mapping[str, Any] | None
+    share: str | None
+    device: Any
+    after_batch: Callable[[Any], Any] | None
+    audit: str | os.PathLike[str] | None
+    index_sampler: Any
+    auto_collation: bool
+    has_own_order: bool
+
+    @property
+    def total_workers(self) -> int:
+        """Number of workers of all kinds."""
+        return self.num_workers + self.num_local_workers
+
+    @property
+    def is_iterable(self) -> bool:
+        """Whether the dataset is an IterableDataset."""
+        return isinstance(self.dataset, IterableDataset)
+
+    @cached_property
+    def plan(self) -> ReadPlan:
+        """How batches are read; decided once."""
+        return plan_of(
+            self.dataset,
+            collate_fn=self.custom_collate_fn,
+            auto_collation=self.auto_collation,
+            ragged=self.ragged,
+            is_torch=self.seed is None,
+        )
+
+    @property
+    def snapshot_every(self) -> int:
+        """Interval in batches at which workers report their positions; 0: never. Out of order, nothing else gives the position."""
+        if self.seed is not None:
+            return 0
+        return self.snapshot_every_n_steps if self.in_order else min(self.snapshot_every_n_steps, 1)
+
+    @property
+    def custom_collate_fn(self) -> Callable[[Any], Any] | None:
+        """The user's collate_fn; None if it is torch's default."""
+        default = default_collate if self.auto_collation else default_convert
+        return None if self.collate_fn is default else self.collate_fn
+
+    @property
+    def num_samples(self) -> int | None:
+        """Length of the dataset now; None if it has none."""
+        try:
+            return len(self.dataset)
+        except (TypeError, NotImplementedError):
+            return None
+
+    @property
+    def num_steps(self) -> int:
+        """Number of batches of a pass in torch mode; 0 if unknown."""
+        try:
+            return 0 if self.is_iterable else len(self.index_sampler)
+        except Exception:  # of the user's sampler, which may have no length
+            return 0
+
+    @property
+    def reads_inline(self) -> bool:
+        """Whether, without workers, shmload's reader reads the dataset, instead of torch's."""
+        if self.plan.layout is not None or self.on_error != "raise":
+            return True
+        if self.is_iterable or not self.auto_collation:
+            return False
+        # torch's reader would call the `__getitems__` that a wrapper forwards
+        return hasattr(self.dataset, "__getitems__") and not self.plan.has_getitems
+
+    def job(self) -> Job:
+        """Return what workers do with an order."""
+        return Job(
+            dataset=self.dataset,
+            collate_fn=self.custom_collate_fn,
+            worker_init_fn=self.worker_init_fn,
+            auto_collation=self.auto_collation,
+            seed=self.seed,
+            seed_samples=self.seed_samples,
+            is_iterable=self.is_iterable,
+            drop_last=bool(self.drop_last),
+            snapshot_every=self.snapshot_every,
+            num_steps=self.num_steps if self.persistent_workers and self.snapshot_every else 0,
+            tolerates_bad_samples=self.on_error != "raise",
+            plan=self.plan,
+            num_threads=self.threads_per_worker,
+        )

@@ -1,0 +1,138 @@
+"""Copy batches to a device ahead of their turn, on a stream of their own.
+
+    slot ready ──lease──▶ host batch ──copies on the side stream──▶ device batch ──the consumer's stream waits for them──▶ yielded
+                              └── dropped at once: its lease ends with the side stream current, so the slot is kept until then
+
+Each call copies up to `num_sent` ready batches ahead of the one it returns; the host waits neither for workers nor for the device
+to do so. A batch that was sent ahead still counts as ordered and can be abandoned, so the position, the state and torch's pace are
+the same with a device as without.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from shmload._core.trainer import Order
+from shmload.device.cuda import CudaDevice
+from shmload.device.pending_copies import Releases
+from shmload.device.sending import sent
+from shmload.engine.outcome import NOTHING, Outcome
+from shmload.errors import CopyFailed
+from shmload.worker.pool import interrupts_held
+
+
+class ReadyBatches(Protocol):
+    """The engine, as its device feed uses it.
+
+    Attributes:
+        releases: streams to wait for when a lease ends.
+    """
+
+    releases: Releases | None
+
+    def work(self) -> None:
+        """Run all pending work without blocking."""
+
+    def wait_for_next(self, in_order: bool) -> tuple[Order, Outcome | None]:
+        """Wait for the next order; return it with None once it is ready, or with its outcome if there is no batch."""
+
+    def first_ready(self, in_order: bool) -> Order | None:
+        """Return the next order if it is ready."""
+
+    def deliver(self, order: Order) -> Outcome:
+        """Return the outcome of a ready order."""
+
+
+@dataclass
+class SentBatch:
+    """A batch that was sent ahead.
+
+    Attributes:
+        outcome: the outcome to return in its turn.
+        tensors: the copies; they are allocated on the side stream.
+        event: recorded on the side stream after the copies; None if nothing was copied.
+    """
+
+    outcome: Outcome
+    tensors: Sequence[torch.Tensor] = ()
+    event: Any = None
+
+
+class DeviceFeed:
+    """Sends the batches of an engine to a device.
+
+    Args:
+        device: where to.
+        num_sent: batches to send ahead.
+
+    Attributes:
+        ahead: batches that were sent and are not delivered.
+    """
+
+    def __init__(self, device: CudaDevice, num_sent: int) -> None:
+        self._device, self._num_sent = device, num_sent
+        self.ahead: deque[SentBatch] = deque()
+        self._side: Any = None  # made with the first batch, because forked workers must find the device untouched
+
+    def next(self, batches: ReadyBatches, in_order: bool) -> Outcome:
+        """Return the next outcome; its tensors are on the device, and this thread's current stream waits for them.
+
+        Args:
+            batches: the engine.
+            in_order: False: take any finished order.
+        Returns:
+            an outcome whose error is CopyFailed if the batch could not be copied.
+        """
+        if self.ahead:
+            batches.work()
+        else:
+            order, outcome = batches.wait_for_next(in_order)
+            if outcome is not None:
+                return outcome
+            with interrupts_held():
+                self.ahead.append(self._send(batches, order))
+        while len(self.ahead) <= self._num_sent:
+            ready = batches.first_ready(in_order)
+            if ready is None:
+                break
+            with interrupts_held():
+                self.ahead.append(self._send(batches, ready))
+        arrival = self.ahead.popleft()
+        if arrival.event is not None:
+            stream = self._device.current_stream()
+            self._device.wait_on_stream(stream, arrival.event)
+            for tensor in arrival.tensors:  # else the side stream could reuse the memory while this stream still reads it
+                self._device.keep_for(tensor, stream)
+        return arrival.outcome
+
+    def _send(self, batches: ReadyBatches, order: Order) -> SentBatch:
+        """Take a ready batch and start its copies. An error is kept for the batch's turn."""
+        outcome = batches.deliver(order)
+        if outcome.error is not None or outcome.batch is NOTHING:
+            return SentBatch(outcome)
+        note, batch = outcome.note, outcome.batch
+        del outcome  # the host's batch must die below
+        device = self._device
+        try:
+            if self._side is None:
+                self._side = device.side_stream()
+            with device.using(self._side):
+                # the last reference to the host's batch goes away while the side stream is current
+                batch, tensors = sent(batch, device, is_slot=True)
+                return SentBatch(Outcome(order, batch, note), tensors, event=device.record(self._side))
+        except Exception as error:  # of the device, or of the user's named tuple when it is rebuilt
+            # the batch dies with another stream current, and a part of it may be on its way
+            if batches.releases is not None:
+                batches.releases.name_stream(order.slot, self._side)
+            error = error.with_traceback(None)  # its frames hold the batch
+            failure = CopyFailed(
+                f"batch {order.step} of epoch {order.epoch} could not be copied to {device.name}: {error}. If the device is out of "
+                "memory, lower batch_size"
+            )
+            failure.__cause__ = error
+            return SentBatch(Outcome(order, None, note, failure))

@@ -1,0 +1,54 @@
+"""The size and placement of one engine, which the builder derives from the loader's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shmload.device.cuda import CudaDevice
+from shmload.engine.config import LoaderConfig
+from shmload.worker.pool import Backend, processes
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How to build one engine.
+
+    Attributes:
+        config: arguments of the loader.
+        num_workers: largest number of workers.
+        num_ordered: largest number of batches in flight.
+        max_rows: rows of the largest batch expected; 0: unknown.
+        timeout_s: seconds that `next` waits for a batch; 0: no limit.
+        base_seed: torch's base seed of the workers.
+        resume: one snapshot for each worker to continue from, or empty.
+        first_workers, first_ordered: how many workers and slots to begin with; 0: all of them, and that never changes.
+        device: the device that the ring is pinned for; None: not pinned.
+        num_pending_copies: additional slots for batches whose copies to the device are in flight.
+        num_sent: batches copied to the device ahead of their turn; None: batches stay on the host.
+        num_ranks: ranks of this node that read the ring.
+        num_helpers: workers of other ranks that may fill chunks of the ring.
+        affinity: CPUs of the workers; empty: those of the trainer.
+        backend: starts the workers.
+        num_far: how many of the workers, the first ones, run on other machines.
+        about: (stage, where it runs) of a pipeline, shown to readers of the ring.
+    """
+
+    config: LoaderConfig
+    num_workers: int
+    num_ordered: int
+    max_rows: int
+    timeout_s: float
+    base_seed: int
+    resume: Sequence[bytes] = ()
+    first_workers: int = 0
+    first_ordered: int = 0
+    device: CudaDevice | None = None
+    num_pending_copies: int = 0
+    num_sent: int | None = None
+    num_ranks: int = 1
+    num_helpers: int = 0
+    affinity: tuple[int, ...] = ()
+    backend: Backend = processes
+    num_far: int = 0
+    about: Sequence[tuple[str, str]] = ()

@@ -1,0 +1,206 @@
+"""Handle the deaths of workers: recover their rows, replace them, or end the loader.
+
+In seed mode a worker is replaced as often as needed, but a sample that ends two workers is given up, and so is a loader whose
+workers keep dying with nothing to do. In torch mode the first death ends the loader, as in torch, unless `max_restarts` allows
+more: the dead worker's random stream cannot be recovered.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.util import is_exiting
+from time import monotonic_ns
+from typing import Any, TypeAlias
+
+from shmload._core.trainer import Order, TrainerRing
+from shmload.engine.config import LoaderConfig
+from shmload.engine.worker_set import WorkerSet
+from shmload.errors import SampleTimeout, ShmloadError, WorkerDied
+from shmload.worker.pool import Death, WorkerPool
+from shmload.worker.reader import REMEDY, sample_at, timeout_text
+
+log = logging.getLogger("shmload")
+
+# rows that must not be read again (none: unknown which), and the error to raise for them
+Fatal: TypeAlias = tuple[tuple[int, ...], Callable[[], ShmloadError]]
+
+
+VAIN_DEATHS = 10  # in a row, of workers without a claim and with no batch between: the next worker would die, too
+
+
+class Supervisor:
+    """Handles the deaths and timeouts of one worker pool.
+
+    Args:
+        workers: which workers are wanted and which are leaving.
+        order_in: returns the order in a slot, if there is one.
+        helpers: workers of other ranks, numbered after the pool's own (sharing/balancing.py); None if there are none. It has the
+            methods `stack`, `kill` and `replace` of a pool.
+
+    Attributes:
+        num_vain: deaths of workers with nothing to do since the last batch; the engine sets it to 0 with each batch.
+        num_taken_back: chunks that were recovered from dead workers.
+    """
+
+    def __init__(
+        self,
+        ring: TrainerRing,
+        pool: WorkerPool,
+        workers: WorkerSet,
+        config: LoaderConfig,
+        order_in: Callable[[int], Order | None],
+        helpers: Any = None,
+    ) -> None:
+        self._ring, self._pool, self._workers, self._order_in = ring, pool, workers, order_in
+        self._max_restarts = 0 if config.max_restarts is None and config.seed is None else config.max_restarts  # None: any number
+        self._sample_timeout_s, self._num_threads = config.sample_timeout_s, config.threads_per_worker
+        self._tolerates_bad_samples = config.on_error != "raise"
+        self._helpers = helpers
+        self._kills: Counter[tuple[str, int]] = Counter()  # deaths by what the worker was reading, in words, and its order number
+        self._poisoned: dict[int, Fatal] = {}  # by slot
+        self._unbegun: dict[int, int] = {}  # by worker that has timed out: the order of which it had begun no row at the last check
+        self._num_restarts = 0
+        self._last_pid = 0  # pid of the process that died last
+        self.num_vain = 0
+        self.num_taken_back = 0
+
+    def handle(self, death: Death) -> Callable[[], WorkerDied] | None:
+        """Recover a dead worker's rows and replace it. Return the error to end the loader with if it may not be replaced.
+
+        Args:
+            death: which worker, and how it died.
+        """
+        held = self._ring.held_by(death.worker_id)
+        if held is None and death.worker_id in self._workers.leaving:
+            self._ring.recover(death.worker_id)
+            self._workers.forget(death.worker_id)
+            return None
+        is_idle = held is None or not self._pool.reads_samples(death.worker_id)
+        slot, _, number, row = held or (-1, 0, 0, -1)
+        work, row, num_kills = (None, row, 0) if is_idle else self._blame(slot, row, number)
+        if self._max_restarts is not None and self._num_restarts >= self._max_restarts:
+            return _verdict(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
+        if is_idle and death.pid != self._last_pid:  # several workers may share a process, which dies once
+            self.num_vain += 1
+            if self.num_vain >= VAIN_DEATHS:
+                return _verdict(f"{death}; it is the {self.num_vain}th worker in a row to die with nothing to do", death, None)
+        self._last_pid = death.pid
+        is_deadly = num_kills >= 2
+        if is_deadly:
+            self._poisoned[slot] = (row,) if row >= 0 else (), partial(WorkerDied, f"{work} ended its worker twice: {death}")
+        while self._ring.recover(death.worker_id, poison=is_deadly) >= 0:  # a Ray actor holds several
+            self.num_taken_back += 1
+        fate = "it was about to leave" if death.worker_id in self._workers.leaving else "it is replaced"
+        if not is_exiting():  # during exit Python ends its children, while a thread of the program may still read
+            log.warning("%s%s; %s", death, "" if work is None else f" on {work}", fate)
+        self._replace(death.worker_id)
+        self._num_restarts += 1
+        return None
+
+    def end_if_timed_out(self, worker: int) -> bool:
+        """Kill and replace a worker whose sample takes too long; the sample is then bad. Return whether it was killed.
+
+        Args:
+            worker: number of the worker.
+        """
+        if not self._pool.reads_samples(worker):  # an actor is watched on its own machine
+            return False
+        held = self._ring.held_by(worker)
+        since_ns = self._ring.worker(worker)["since_ns"]
+        # 0: it is reading no sample, but waits for the trainer or collates
+        has_timed_out = held is not None and since_ns and (monotonic_ns() - since_ns) / 1e9 > (self._sample_timeout_s or 0)
+        if held is None or not has_timed_out:
+            self._unbegun.pop(worker, None)
+            return False
+        slot, _, number, row = held
+        if row < 0 and self._unbegun.get(worker) != number:
+            self._unbegun[worker] = number  # the time may be of an earlier claim, so check again
+            return False
+        order = self._order_in(slot)
+        if row < 0:
+            batch = "a batch" if order is None else self._work_of(order, row)
+            what = f"{batch} was claimed, and no single sample of it was begun, for"
+        else:
+            sample = f"sample {self._ring.worker(worker)['index']}" if order is None else self._work_of(order, row)
+            what = f"{sample} took longer than"
+        owner = self._owner_of(worker)
+        stack = owner.stack(worker)
+        death = owner.kill(worker)
+        text = timeout_text(what, self._sample_timeout_s, worker, death.pid, stack)
+        if row >= 0:  # else it hung before its first sample or among several, which are read one by one from now on
+            text += REMEDY
+            self._poisoned[slot] = (row,), partial(SampleTimeout, text)
+        is_raised = row >= 0 and not self._tolerates_bad_samples  # the error has the same text
+        log.log(logging.DEBUG if is_raised else logging.WARNING, "%s", text)
+        self._ring.recover(worker, poison=row >= 0)
+        self._replace(worker)
+        return True
+
+    def _replace(self, worker: int) -> None:
+        """Start a successor of a worker that has ended, unless it was about to leave."""
+        if worker in self._workers.leaving:
+            self._workers.forget(worker)
+        else:
+            self._owner_of(worker).replace(worker)
+        self._ring.count_restart(worker)
+
+    def _owner_of(self, worker: int) -> Any:
+        """Return the pool or the helpers, whichever the worker belongs to."""
+        return self._pool if self._helpers is None or worker < self._ring.num_wanted else self._helpers
+
+    def death_over(self, slot: int) -> Fatal:
+        """Return the bad rows and the error of a slot that was given up."""
+        return self._poisoned.pop(slot, ((), partial(WorkerDied, "a sample ended its worker twice")))
+
+    def _blame(self, slot: int, row: int, number: int) -> tuple[str | None, int, int]:
+        """Count the death of a worker that was reading a row of the slot (-1: the whole batch).
+
+        If several threads read rows at once, any of them may have been the cause. The first death then counts for the batch, whose
+        rows are read one by one afterwards. A batch that is ordered again without its bad rows has a new order number, so it starts
+        over with its rows read together.
+
+        Returns:
+            what the worker was reading, in words; the row, -1 if unknown; deaths over it so far.
+        """
+        order = self._order_in(slot)
+        if order is None:
+            return None, row, 0
+        of_batch = self._work_of(order, -1), number
+        if self._num_threads > 1 and not self._kills[of_batch]:
+            row = -1
+        over = of_batch if row < 0 else (self._work_of(order, row), 0)
+        self._kills[over] += 1
+        return over[0], row, self._kills[over]
+
+    def _work_of(self, order: Order, row: int) -> str:
+        batch = self._ring.batch_of(order.step)
+        if row < 0:
+            return f"batch {batch} of epoch {order.epoch}"
+        return sample_at(order.indices[row], order.epoch, row, batch)
+
+
+def _verdict(text: str, death: Death, work: str | None) -> Callable[[], WorkerDied]:
+    code = death.exitcode or 0
+    if code < 0:
+        cause = f"DataLoader worker (pid {death.pid}) is killed by signal: {signal.strsignal(-code)}. "
+        if -code == signal.SIGBUS:
+            cause += "It is possible that dataloader's workers are out of shared memory. "
+            cause += "Please try to raise your shared memory limit."
+    else:
+        cause = (
+            f"DataLoader worker (pid {death.pid}) exited unexpectedly with exit code {code}. Details are lost due to "
+            "multiprocessing. Rerunning with num_workers=0 may give better error trace."
+        )
+
+    def error() -> WorkerDied:
+        made = WorkerDied(text)
+        made.__cause__ = RuntimeError(cause)
+        if work is not None:
+            made.add_note(f"shmload: it was reading {work}")
+        return made
+
+    return error  # makes a new error each time, because a raised error keeps its frames alive

@@ -1,0 +1,85 @@
+"""Mutual exclusion for the callers of one iterator.
+
+Several threads may call `next` on one iterator: each gets its own batch, one thread after the other. A second call in the thread
+that is already inside (from a signal handler, a sampler or a callback) would wait for itself, so it raises. Waiting does not block
+KeyboardInterrupt.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any
+from weakref import WeakSet
+
+LEAVE_S = 1.0  # that a caller inside gets to return before the iterator is closed
+
+
+class Turns:
+    """A lock that refuses to be taken twice by one thread: `with turns: ...`.
+
+    Loaders write the same out, because method calls would double the cost of the lock:
+
+    with turns.lock:
+        if turns.is_taken:
+            raise turns.refusal()
+        turns.is_taken = True
+        try:
+            ...
+        finally:
+            turns.is_taken = False
+    """
+
+    __slots__ = ("__weakref__", "is_taken", "lock")
+
+    def __init__(self) -> None:
+        self.lock: Any = RLock()
+        self.is_taken = False  # by the thread that holds the lock
+        _all.add(self)
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        if self.is_taken:
+            self.lock.release()
+            raise self.refusal()
+        self.is_taken = True
+
+    def __exit__(self, *exc: object) -> None:
+        self.is_taken = False
+        self.lock.release()
+
+    def __reduce__(self) -> Any:
+        return Turns, ()  # a copy gets a lock of its own
+
+    @contextmanager
+    def others_out(self) -> Iterator[None]:
+        """Wait until no other thread is inside, at most `LEAVE_S` because one may be running the user's code."""
+        is_mine = self.lock.acquire(timeout=LEAVE_S)
+        try:
+            yield
+        finally:
+            if is_mine:
+                self.lock.release()
+
+    @staticmethod
+    def refusal() -> RuntimeError:
+        """Return the error of a call within a call."""
+        return RuntimeError(
+            "next() was called within next() of the same iterator, in the same thread. Samplers, datasets, callbacks and signal "
+            "handlers that run during next() cannot take the next batch; take it after the first call has returned"
+        )
+
+
+_all: WeakSet[Turns] = WeakSet()
+
+
+def _in_child() -> None:
+    for turns in list(_all):
+        if not turns.lock._is_owned():  # the thread that held it does not exist in this process
+            turns.lock._at_fork_reinit()
+            turns.is_taken = False
+
+
+os.register_at_fork(after_in_child=_in_child)

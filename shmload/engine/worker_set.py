@@ -1,0 +1,119 @@
+"""Start, stop and replace the workers of one engine, and adjust how many workers and slots are in use.
+
+A ring has records for the largest worker pool; its header says how many workers are wanted, and those are the first ones. A worker
+whose number is not below that reads the header between two chunks and leaves. Its finished chunks stay valid, so no batch changes.
+The set remembers which workers are leaving until their processes have ended, because only those exits are not deaths.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic_ns
+
+from shmload._core.trainer import TrainerRing
+from shmload.engine.ring_memory import LEAST_SLOTS, RingMemory
+from shmload.worker.pool import WorkerPool, interrupts_held
+
+log = logging.getLogger("shmload")
+
+
+class WorkerSet:
+    """The workers of one engine by number, and the slots that they fill.
+
+    Args:
+        num_pending_copies: slots in addition to those for batches in flight.
+
+    Attributes:
+        leaving: workers that were asked to leave; the end of their processes is not a death.
+        start_s: seconds from the start of the newest worker to its first look for work; 0 before any has started.
+    """
+
+    def __init__(self, ring: TrainerRing, pool: WorkerPool, memory: RingMemory, num_pending_copies: int) -> None:
+        self._ring, self._pool, self._memory = ring, pool, memory
+        self._num_spare = num_pending_copies + 2
+        self._called_ns: dict[int, int] = {}  # by worker: when it was started
+        self.leaving: set[int] = set()
+        self.start_s = 0.0
+
+    def start(self, num_workers: int) -> None:
+        """Start the first workers.
+
+        Args:
+            num_workers: how many.
+        """
+        self._ring.num_wanted = num_workers
+        now = monotonic_ns()
+        self._called_ns = dict.fromkeys(range(num_workers), now)
+        self._pool.start(num_workers)
+
+    def resize(self, num_wanted: int) -> bool:
+        """Change the number of workers without waiting, in seed mode: start processes, or ask workers to leave.
+
+        Args:
+            num_wanted: the new number.
+        Returns:
+            whether all new workers could be started. If not, the others stay.
+        """
+        with interrupts_held():
+            self.leaving |= {worker for worker in self._called_ns if worker >= num_wanted}
+            self._ring.num_wanted = num_wanted
+            return self._staff()
+
+    def make_room(self, num_ordered: int, budget: int) -> int:
+        """Bring slots into use for `num_ordered` batches in flight, or park free slots that are not needed.
+
+        Args:
+            num_ordered: wanted number of batches in flight.
+            budget: maximum bytes of all payloads after adding slots.
+        Returns:
+            number of batches in flight that there are slots for.
+        """
+        with interrupts_held():
+            return self._memory.use(num_slots(num_ordered) + self._num_spare - 2, budget) - self._num_spare
+
+    def room(self, budget: int) -> int:
+        """Return how many batches can be in flight if all payloads may take `budget` bytes."""
+        return self._memory.room(budget) - self._num_spare
+
+    @property
+    def payload_nbytes(self) -> int:
+        """Bytes of all payloads now."""
+        return self._memory.nbytes
+
+    def forget(self, worker: int) -> None:
+        """Forget a worker that has left, and start it again if it is wanted again."""
+        self._pool.reap(worker)
+        self._ring.forget(worker)
+        self.leaving.discard(worker)
+        del self._called_ns[worker]
+        self._staff()
+
+    def _staff(self) -> bool:
+        for worker in range(self._ring.num_wanted):
+            if worker in self._called_ns:
+                continue
+            began = monotonic_ns()
+            try:
+                self._pool.start_worker(worker)
+            except OSError as error:  # the system has no process or memory for it
+                log.warning("worker %d could not be started (%s); the loader continues with fewer workers", worker, error)
+                return False
+            self._called_ns[worker] = began
+        return True
+
+    def is_complete(self) -> bool:
+        """Return whether every wanted worker has started and looks for work."""
+        newest = 0
+        for worker in range(self._ring.num_wanted):
+            started_ns = self._ring.worker(worker)["started_ns"]
+            called_ns = self._called_ns.get(worker)
+            if called_ns is None or started_ns < called_ns:
+                return False
+            if called_ns > newest:
+                newest, self.start_s = called_ns, (started_ns - called_ns) / 1e9
+        return True
+
+
+def num_slots(num_ordered: int) -> int:
+    """Return the number of slots for `num_ordered` batches in flight: one more is the user's, and one more is free meanwhile."""
+    return max(num_ordered + 2, LEAST_SLOTS)

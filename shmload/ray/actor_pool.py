@@ -32,7 +32,7 @@ from shmload import faults
 from shmload._core.filler import ERROR
 from shmload.errors import ClusterUnreachable, StoreError, WorkerDied
 from shmload.ray import life_lock
-from shmload.ray.actors import NOTHING, ActorSetting, Decoder, Introduction, Outcome, Task, take_failure, versions
+from shmload.ray.actors import NOTHING, ActorSetting, Decoder, Introduction, Reply, Task, take_failure, versions
 from shmload.ray.placement import alive_nodes, draining, options_of
 from shmload.shm import owners, travel
 from shmload.shm.segment import Segment
@@ -456,7 +456,7 @@ class Cluster:
                 self._newest[worker] = place, number + 1
             return self._newest[worker][1]
 
-    def _timed_out(self, worker: int, call: Call) -> Outcome | None:
+    def _timed_out(self, worker: int, call: Call) -> Reply | None:
         """What came of a task whose sample took too long: its failure, and another actor. None where it may be any of several."""
         task = call.argument[0]
         if self._settings[worker].sample_timeout_s is None or not isinstance(task, Task):
@@ -466,9 +466,9 @@ class Cluster:
         self._replace(worker, call.actor, "a sample took too long" if failure.rows else "samples read at once took too long")
         if not failure.rows:  # they are read again, one by one
             return None
-        return Outcome(ERROR, error=failure.dumps(self._settings[worker].text_capacity))
+        return Reply(ERROR, error=failure.dumps(self._settings[worker].text_capacity))
 
-    def _blamed(self, worker: int, call: Call, reason: Exception, died: tuple[type[Exception], ...]) -> Outcome:
+    def _blamed(self, worker: int, call: Call, reason: Exception, died: tuple[type[Exception], ...]) -> Reply:
         """The failure of the first sample of a task that ends its actor when it is asked for by itself, too.
 
         Raises:
@@ -491,7 +491,7 @@ class Cluster:
                 num_deaths += 1 if is_own else 1 / MAX_DEATHS
             if num_deaths >= 1:
                 text = f"{sample_at(task.key(row), task.epoch, row, task.step)} ended its actor when it was read alone, too: {how}"
-                return Outcome(ERROR, error=Failure(WorkerDied, text, "", "", (row,)).dumps(text_capacity))
+                return Reply(ERROR, error=Failure(WorkerDied, text, "", "", (row,)).dumps(text_capacity))
         raise WorkerDied(how)
 
     def _see_to(self, worker: int, actor: Any, error: Exception) -> None:

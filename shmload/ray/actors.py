@@ -243,7 +243,7 @@ class Task(NamedTuple):
 NOTHING = np.empty(0, np.uint8)
 
 
-class Outcome(NamedTuple):
+class Reply(NamedTuple):
     """What an actor has made of a task.
 
     `own` is DONE or ERROR. `row_nbytes` has the bytes of one row for each field where the payload holds rows, and is None where it
@@ -427,7 +427,7 @@ class Decoder:
             threading.Thread(target=self._sample_timer.watch, daemon=True).start()
         return Introduction(self._place, socket.gethostname(), versions())
 
-    def work(self, task: Task) -> Outcome:
+    def work(self, task: Task) -> Reply:
         """Fills the task's rows."""
         local_ring, ring = self._local_ring, self._local_ring.trainer
         worker_id = local_ring.ring.worker_id
@@ -488,7 +488,7 @@ class Decoder:
             self._equal[text] = same_layout(self._local_ring.ring.layout_text, text)
         return self._equal[text]
 
-    def pack_rows(self, made: Outcome, nrows: int) -> Outcome:
+    def pack_rows(self, made: Reply, nrows: int) -> Reply:
         """The rows of an outcome, an actor's of this worker, as a packed batch: the trainer's ring has no places for such rows."""
         assert made.layout is not None
         memory = private(made.payload.nbytes)
@@ -499,9 +499,9 @@ class Decoder:
         packed.write(payload)
         return self._outcome(DONE, payload=payload, num_foreign=packed.num_foreign)
 
-    def _outcome(self, own: int, **made: Any) -> Outcome:
+    def _outcome(self, own: int, **made: Any) -> Reply:
         text = self._local_ring.ring.layout_text if self._local_ring.trainer.has_layout else None
-        return Outcome(own, layout=text, place=self._place, **made)
+        return Reply(own, layout=text, place=self._place, **made)
 
 
 def _part(task: Task) -> tuple[bytes, bool]:

@@ -49,7 +49,7 @@ from shmload._core.rows import copy_from
 from shmload._core.watch import die_with
 from shmload.batch.layout import aligned
 from shmload.ray.actor_pool import ARRIVED, Briefing, Call, Cluster
-from shmload.ray.actors import ActorSetting, Outcome, Slot, Task, same_layout
+from shmload.ray.actors import ActorSetting, Reply, Slot, Task, same_layout
 from shmload.shm import names
 from shmload.shm.segment import Doorbell, open_segment
 from shmload.worker.loop import process_begin_ns
@@ -181,9 +181,9 @@ class StandIn:
         own = self._write(outcome)
         return self._send_note(outcome.note) if own == DONE and outcome.note is not None else own
 
-    def _result(self, call: Call) -> Outcome:
+    def _result(self, call: Call) -> Reply:
         ring, cluster = self.ring, self._cluster
-        outcome: Outcome = cluster.result(ring.worker_id, call)
+        outcome: Reply = cluster.result(ring.worker_id, call)
         self._num_irregular += outcome.num_irregular
         if outcome.place is not None:
             ring.count_fetch(
@@ -217,7 +217,7 @@ class StandIn:
         self._equal.add(text)
         return True
 
-    def _write(self, outcome: Outcome) -> int:
+    def _write(self, outcome: Reply) -> int:
         ring, payload = self.ring, outcome.payload
         if outcome.row_nbytes is not None and self._fits(outcome.layout or b""):
             self._place(payload, outcome.row_nbytes)

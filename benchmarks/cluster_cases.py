@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, default_collate
 
-from shmload import ShmLoader
+from shmload import Ray, ShmLoader
 from shmload.tools.bench.measure import clock_s, descendants
 
 BATCH_SIZE = 8
@@ -68,7 +68,7 @@ def indices() -> Iterator[list[int]]:
 
 
 def on_the_cluster(dataset: Records | Heavy, num_workers: int, address: str) -> Any:
-    return ShmLoader(dataset, BATCH_SIZE, shuffle=True, seed=1, num_workers=num_workers, backend="ray", address=address)
+    return ShmLoader(dataset, BATCH_SIZE, shuffle=True, seed=1, num_workers=num_workers, backend=Ray(address=address))
 
 
 def locally(dataset: Records, num_workers: int, address: str) -> Any:

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_training --json gpu_training.json
 
 Method: the files of benchmarks.images, 95 kB each, to random crops of 224; batches of 256, bfloat16 by autocast, channels last,
-SGD; images cross the bus as bytes and are normalised on the device. Each loader and number of workers runs in a fresh process, in
+SGD; images cross the bus as bytes and are normalized on the device. Each loader and number of workers runs in a fresh process, in
 turn, round after round: torch's DataLoader with pin_memory=True and `non_blocking` copies, over simplejpeg and OpenCV as people
 write it, and over our ImageFolder; and ShmLoader over that ImageFolder, with device="cuda". The limit is the same step on a batch
 that lies on the device. Images/s are of steps that have ended there, the first 10 left out; CPU is that of all processes.
@@ -32,7 +32,7 @@ from benchmarks.common import Result, Row, Settings, main
 from benchmarks.gpu import fresh
 from benchmarks.images import CROP, ByHand, photographs
 from shmload import ShmLoader
-from shmload.formats import ImageDecoder, ImageFolder, Normalise
+from shmload.formats import ImageDecoder, ImageFolder, Normalize
 
 LIMIT, TORCH, TORCH_FOLDER, OURS = "resident", "torch", "torch and ImageFolder", "shmload"
 KINDS = (TORCH, TORCH_FOLDER, OURS)
@@ -71,8 +71,8 @@ class Photographs(ByHand):
 
 
 def _batches(training: Training, kind: str, num_workers: int, paths: Sequence[str]) -> Iterator[Any]:
-    """Batches on the device, epoch after epoch, normalised."""
-    normalise, num_samples = Normalise(*IMAGENET), NUM_BATCHES * training.batch_size
+    """Batches on the device, epoch after epoch, normalized."""
+    normalize, num_samples = Normalize(*IMAGENET), NUM_BATCHES * training.batch_size
     options: dict[str, Any] = {"batch_size": training.batch_size, "num_workers": num_workers}
     options |= {"multiprocessing_context": training.start_method, "persistent_workers": True}
     listed = [paths[n % len(paths)] for n in range(num_samples)]
@@ -81,13 +81,13 @@ def _batches(training: Training, kind: str, num_workers: int, paths: Sequence[st
         dataset = Photographs(paths, "opencv", num_samples)
     if kind == OURS:
         device = None if training.device == "cpu" else training.device
-        with ShmLoader(dataset, seed=0, device=device, after_batch=normalise, **options) as loader:
+        with ShmLoader(dataset, seed=0, device=device, after_batch=normalize, **options) as loader:
             while True:
                 yield from loader
     loader = torch.utils.data.DataLoader(dataset, pin_memory=training.device != "cpu", **options)
     while True:
         for batch in loader:
-            yield normalise({name: tensor.to(training.device, non_blocking=True) for name, tensor in batch.items()})
+            yield normalize({name: tensor.to(training.device, non_blocking=True) for name, tensor in batch.items()})
 
 
 def trained(training: Training, kind: str, num_workers: int, paths: Sequence[str], seconds: float) -> dict[str, float]:

@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.cluster import ROOT, cluster
 from benchmarks.common import Result, Row, Settings, main
-from shmload import ShmLoader
+from shmload import Ray, ShmLoader
 
 HERE = "SHMLOAD_BENCHMARK_HERE"  # in the environment of the trainer and its children alone: Ray gives actors its own
 WAIT_S = 0.010
@@ -39,7 +39,7 @@ SLOWNESSES = (1, 2, 4)
 POOLS: dict[str, dict[str, Any]] = {
     "processes": {"num_workers": 2},
     "actors": {"num_workers": 2, "backend": "ray"},
-    "both": {"num_workers": 2, "num_local_workers": 2, "backend": "ray"},
+    "both": {"num_workers": 2, "backend": Ray(num_local_workers=2)},
 }
 WARM_UP_S = 3.0
 

@@ -77,7 +77,7 @@ def rows(ctx: Ctx) -> ArrayDataset:
 def images(ctx: Ctx) -> ImageFolder:
     files = sorted(map(str, ctx.path("img").iterdir()))
     if ctx.out == "float":
-        image = ImageDecoder(RandomResizedCrop(224), flip=0.5, fast=True, normalise=((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+        image = ImageDecoder(RandomResizedCrop(224), flip=0.5, fast=True, normalize=((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     else:
         image = ImageDecoder(RandomResizedCrop(224), flip=0.5, fast=True)
     return ImageFolder(files, image, labels=[number % 1000 for number in range(len(files))])

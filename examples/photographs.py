@@ -61,7 +61,7 @@ class RandomCrop:
 def crops_of_photographs(crops_per_photo: int) -> ImageFolder:
     """{"image": float32 (3, 32, 32), "label": which photograph}. A sample is another crop in each epoch."""
     photos = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
-    decoder = ImageDecoder(RandomCrop(SIDE), normalise=((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)))
+    decoder = ImageDecoder(RandomCrop(SIDE), normalize=((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)))
     return ImageFolder(photos * crops_per_photo, decoder, labels=[*range(len(photos))] * crops_per_photo)
 
 

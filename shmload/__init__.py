@@ -1,7 +1,7 @@
 """shmload: a shared-memory, zero-copy data loader for PyTorch.
 
-Workers decode samples straight into the memory of the tensors that the trainer reads. `ShmLoader` takes the place of
-torch.utils.data.DataLoader. Names are imported at first use: `import shmload` alone imports neither torch nor numpy.
+Workers decode samples directly into the memory of the tensors that the trainer reads. `ShmLoader` replaces
+`torch.utils.data.DataLoader`. Names are imported at first use: `import shmload` alone imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shmload.formats.shared_index import SharedIndex
     from shmload.launch.spawning import spawn
     from shmload.loader import ShmLoader
+    from shmload.ray_options import Ray
     from shmload.schedule.block_shuffle import BlockShuffle
     from shmload.schedule.length_buckets import LengthBuckets
     from shmload.schedule.mix import Mix
@@ -53,6 +54,7 @@ _PLACES = {
     "LengthBuckets": "shmload.schedule.length_buckets",
     "Padded": "shmload.batch.deliver",
     "Permutation": "shmload.schedule.permutation",
+    "Ray": "shmload.ray_options",
     "Schedule": "shmload.schedule.schedule",
     "SharedIndex": "shmload.formats.shared_index",
     "ShmLoader": "shmload.loader",
@@ -77,6 +79,7 @@ __all__ = [
     "Permutation",
     "RankFailed",
     "RankLeft",
+    "Ray",
     "RingTooSmall",
     "SampleError",
     "SampleTimeout",

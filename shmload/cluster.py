@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from torch.utils.data import Dataset, Sampler
 
 from shmload.loader import ShmLoader
+from shmload.ray_options import Ray
 
 __all__ = ["DpexDataLoader"]
 
@@ -60,8 +61,9 @@ class DpexDataLoader(ShmLoader[T]):
         if num_workers == 0 and prefetch_factor == 2:
             prefetch_factor = None  # torch refuses it without workers, even Dpex's default
         is_distributed = bool(distribute_mode) and num_workers > 0
-        backend, address = ("ray", head_address) if is_distributed else ("process", None)
-        actor_options = {"num_cpus": 0} if is_distributed else None  # start all requested actors even if other work uses the CPUs
+        backend: Any = "process"
+        if is_distributed:
+            backend = Ray(address=head_address, actor_options={"num_cpus": 0})  # start all actors even if other work uses the CPUs
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__", "is_distributed")}
         self.distribute_mode, self.head_address = given.pop("distribute_mode"), given.pop("head_address")
         super().__init__(**given)

@@ -1,8 +1,7 @@
-"""ShmLoader: torch's DataLoader with a ring of shared memory in place of its queues.
+"""`ShmLoader`: torch's DataLoader with a ring of shared memory in place of its queues.
 
-Two characters over one engine. Without `seed` everything a program can observe is torch's: `torch_mode.py`. With it the
-deterministic schedule rules: `seed_mode.py`. This file holds the arguments, their checks, and what both share.
-"""
+Both modes use one engine: torch mode (`modes/torch_mode.py`) does everything that a program can observe as torch does, and seed
+mode (`modes/seed_mode.py`) follows the deterministic schedule. This module has the arguments and what both modes share."""
 
 from __future__ import annotations
 
@@ -35,6 +34,7 @@ from shmload.metrics import EpochCallback
 from shmload.modes.passes import EpochWatches, shown
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
+from shmload.ray_options import Ray
 from shmload.schedule.checks import own_int
 from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
@@ -47,101 +47,95 @@ if TYPE_CHECKING:
 
     from shmload.engine.trace import Trace
 
-T = TypeVar("T", covariant=True, default=Any)  # of datasets that only decode into rows nothing is known
+T = TypeVar("T", covariant=True, default=Any)  # Any: a dataset that decodes in place has no sample type
 
 
 class ShmLoader(DataLoader[T]):
     """torch's DataLoader, whose workers decode into shared memory that the yielded tensors alias.
 
-    Takes torch's arguments by name and position. A yielded tensor lies in a slot of the ring and is the user's for as long as any
-    alias of it lives; writing into it is fine. When a program holds almost the whole ring, further batches are copied out.
+    Takes torch's arguments by name and position. A yielded tensor is in a slot of a ring in shared memory and belongs to the
+    program as long as any alias of it lives; writing into it is allowed. If the program holds almost all slots, later batches are
+    copied out of the ring. Without `seed`, order and randomness are exactly torch's (*torch mode*). With `seed`, batch k of epoch
+    e is a pure function of (seed, e, k), for any number of workers and after any crash or resume (*seed mode*).
 
-    Args:
-        dataset: map-style, or in torch mode iterable. With a `schema` and `read_into(index, out)` or `read_batch_into(indices,
-            out)` it decodes straight into the batch.
-        batch_size: samples of a batch; in seed mode of one rank's. None: samples come as they are, one by one.
-        shuffle: a random order, anew in each epoch. None means False.
-        sampler, batch_sampler: torch mode: as torch's. Seed mode: shmload's own (KeyedOrder, KeyedBatches) are sharded over ranks,
-            and resumed in O(1); any other orders for this rank alone, and the seed only keys the randomness.
-        num_workers: processes that read, of each rank. 0: the trainer reads, into private memory; there is no ring. "auto": in seed
-            mode the worker pool grows and shrinks while it runs, and batches are the same whatever it does; in torch mode, where
-            what workers draw depends on their number, that is taken from this host's processors once: give a number for the same
-            draws on other hosts. docs/autotune.md says more.
-        collate_fn: makes a batch of a list of samples, in a worker; then nothing is decoded in place. None: torch's rules, straight
-            into the batch.
-        pin_memory, pin_memory_device: with CUDA and workers the ring itself is pinned, and batches lie in it as ever: a slot is
-            used again when copies on the stream that was current at its batch's end are done; name others by `record_stream`. Else,
-            as in torch, copies are pinned. docs/gpu.md says what is safe.
-        drop_last: leave out an epoch's last samples that make no whole batch (in seed mode: no whole global batch).
-        timeout: seconds to wait for a batch before RuntimeError; 0: as long as it takes. Of one sample: `sample_timeout_s`.
+    Args (data and order):
+        dataset: a map-style dataset or, in torch mode, an iterable one. If it has a `schema` and `read_into(index, out)` or
+            `read_batch_into(indices, out)`, it decodes directly into the batch; docs/samples.md.
+        batch_size: samples per batch, of this rank in seed mode. None: yield samples one by one, without a batch dimension.
+        shuffle: use a new random order in each epoch. None means False.
+        sampler, batch_sampler: torch mode: as in torch. Seed mode: shmload's samplers (`Mix`, `Weighted`, ...) are divided among
+            ranks and resumed in constant time; any other sampler decides what this rank reads, and the seed only keys the
+            randomness.
+        collate_fn: makes a batch of a list of samples, in a worker; the samples are then not decoded in place. None: torch's rules,
+            directly into the batch.
+        drop_last: leave out the last samples of an epoch that do not fill a batch (in seed mode: a global batch).
+        generator: torch mode only: draws the order and the workers' base seed, in place of torch's global generator.
+        in_order: torch mode: False yields batches as they become ready. Seed mode always keeps the order.
+        ragged: how to deliver fields whose rows differ in shape: "list", "pad" (a `Padded`), "nested" (`torch.nested`), "jagged" (a
+            `Jagged`), or a mapping of field names to these. A field is ragged if the schema or the mapping says so; with a single
+            mode other than "list", every array field is; with "list", those that differ. Also makes batches of samples that
+            torch's collate refuses (None, dataclasses, objects). By default, torch mode refuses them and seed mode uses "list".
+    Args (workers):
+        num_workers: number of worker processes per rank. 0: the trainer reads, into private memory, without a ring. "auto": in
+            seed mode, the pool grows and shrinks while it runs, and the batches stay the same; in torch mode, a number is chosen
+            once from this machine's CPUs, on which the workers' random numbers then depend; docs/autotune.md.
+        prefetch_factor: batches ordered ahead per worker; 2 by default, or "auto". With `num_workers` it sets the size of the ring.
+        persistent_workers: torch mode: keep the workers after a pass. Seed mode always keeps them.
+        threads_per_worker: samples that each worker reads at once, for datasets that wait for disks or networks or release the GIL.
+            The dataset must be thread-safe, and draw from `sample_rng()`, because global generators cannot be reseeded per sample
+            then. Readers of whole batches and of ragged fields in place use one thread.
         worker_init_fn: called in each worker with its number, after its generators are seeded.
-        multiprocessing_context: how workers start: "fork", "spawn", "forkserver" or a context. None: Python's default.
-        generator: torch mode: draws the order and the workers' base seed, in place of torch's global one. Not with `seed`.
-        prefetch_factor: batches ordered ahead for each worker, 2 by default, or "auto"; with `num_workers` it sets the ring's size.
-        persistent_workers: torch mode: keep the workers when a pass ends. In seed mode they always stay.
-        in_order: torch mode: False yields batches as they are ready. Seed mode keeps the order.
-        seed: None: torch mode, order and randomness are exactly torch's. An int: seed mode, batch k of epoch e is a pure function
-            of (seed, e, k), for any number of workers, after any crash or resume.
-        seed_samples: seed mode: reseed random, numpy and torch before every sample from (seed, epoch, index), and the generators
-            that the dataset or `collate_fn` keeps, each from a key of its own; those that cannot be are named. Default True.
-        rank, world_size: seed mode without a foreign sampler: which slice of each global batch, or batch of each step, is this
-            rank's. Default: torch.distributed's, else RANK and WORLD_SIZE, else 0 of 1.
-        uneven: seed mode, the last global batch without drop_last: "pad" repeats samples from the epoch's start so that ranks get
-            equal batches (`loader.valid` says how many rows are real), "drop" drops it, "exact" gives what is left. So too a last
-            step with fewer batches than ranks.
-        ring_bytes: the most memory the ring may take; a larger one is RingTooSmall. None: what `prefetch_factor` needs.
-        max_restarts: workers that may be replaced after dying. None: any number in seed mode, none in torch mode.
-        on_error: what a sample that cannot be read means. "raise": its error; "skip": a shorter batch; "substitute": the next index
-            of the same permutation (without one, the next of the dataset) in its place. Counted and listed in `stats()`.
-        max_bad: more bad samples than this raise SampleError. None: any number may be bad.
-        sample_timeout_s: seconds one sample may take; then its worker is ended and replaced, and the sample is bad by
-            SampleTimeout, which says where the worker was. Samples that the dataset reads several at once may take so long all
-            together, and are read one by one then. Needs workers and a map-style dataset.
-        ragged: how fields are delivered whose rows differ in shape: "list", "pad" (a `Padded`), "nested" (`torch.nested`, jagged),
-            "jagged" (a `Jagged`), or a mapping field name -> one of these. Fields are ragged that the dataset's schema or the
-            mapping says are; under a bare mode other than "list" every array of one or more dimensions; under "list" those that
-            differ. It also makes batches of samples that torch's collate refuses (None, dataclasses, objects). In torch mode,
-            unless it is given, these are refused as torch does. docs/samples.md shows each.
-        snapshot_every_n_steps: torch mode: how often workers and samplers are asked where they stand; a resume reads what came
-            since again. 0 or None: never. In seed mode a position needs no snapshot.
-        threads_per_worker: samples that each worker reads at once, for datasets that wait for a disk or a network or give up the
-            GIL. The dataset must allow it. The global generators cannot be reseeded per sample then: draw from sample_rng().
-            Readers of whole batches and of ragged fields in place take one thread.
-        trust_state: a state may hold pickles, which can run any code when they are loaded. They are in it only where a dataset,
-            iterator or sampler of yours has a state of other things than numbers, text, bytes, arrays, tensors and containers of
-            these. False: such a state is a StateMismatch.
-        backend: "process": workers are processes of this machine. "ray": they are actors on the nodes of a Ray cluster that this
-            machine belongs to, which needs the extra `shmload[ray]`; batches are the same. An actor that dies is replaced in seed
-            mode. It needs a fixed `num_workers`; `sample_timeout_s` needs a seed.
-            The numpy arrays of 1 MiB and more in a dataset lie there once for a node's actors, in Ray's store, and are read-only.
-        num_local_workers: with backend="ray", processes of this machine that read beside the `num_workers` actors, into the same
-            ring. For torch mode and `get_worker_info()` all of them together are the workers, the actors first.
-        address: of the cluster's head, with backend="ray"; None: "auto", the cluster that runs on this machine.
-        connect_timeout_s: with backend="ray", seconds that the cluster may take to answer. Once it has answered, it is asked again
-            before a break is an error.
-        ship_timeout_s: with backend="ray", seconds that it may take then until an actor has found a CPU and has the dataset, in
-            torch mode each of them. None: as long as it takes. What is waited for is said.
-        actor_options: with backend="ray", what actors ask of the cluster, as Ray's `.options` takes it: `{"num_cpus": 1}` and more.
-            With a `scheduling_strategy` Ray places them; else they stand near a `RayDataset`'s blocks, or are spread by CPUs.
-        share: "node": the ranks of this node that are given the same `rank` and `world_size`, as those of a tensor- or pipeline-
-            parallel group are, read one ring, filled by one worker pool of `num_workers`; each sample is decoded once. Where no two
-            ranks are given the same, as in data parallelism, each has ring and worker pool of its own, and idle workers help the
-            ranks whose trainers wait. Seed mode only; batches are the same without it. docs/launch.md says when to use it, and
-            what it asks of a program.
-        device: "cuda", "cuda:1" or such a torch.device: batches' tensors arrive there, copied from the pinned ring on a stream of
-            their own, two batches ahead; the stream that is current in `next()` waits for them. What is no tensor stays as it is.
-            Not with `audit`.
-        after_batch: a function of a batch, called in the trainer with each one when it has been delivered, with `device` on the
-            device; the loop is given what it returns. For what is dearer to move than to make: `shmload.formats.Normalise` has
-            images travel as bytes, a quarter of float32. Where it raises, that batch is lost and the next `next()` goes on.
-        audit: a folder where every rank records what it was delivered, batch by batch: `shmload verify` proves from it that each
-            sample came exactly once. docs/audit.md says how, and what it costs.
+        multiprocessing_context: how to start workers: "fork", "spawn", "forkserver" or a context. None: Python's default.
+        backend: "process": workers are processes of this machine. "ray", or a `shmload.Ray` with options: they are actors on the
+            nodes of a Ray cluster, which needs the extra `shmload[ray]`; batches are the same. `num_workers` is then the number
+            of actors. Arrays of 1 MiB and more in the dataset are stored once per node and are read-only; docs/cluster.md.
+        share: "node": ranks of this node that are given the same `rank` and `world_size`, as in tensor or pipeline parallelism,
+            read one ring, filled by one worker pool; each sample is decoded once. If no two ranks are given the same, each has a
+            ring of its own, and idle workers help the ranks whose trainers wait. Seed mode only; batches are the same without it;
+            docs/launch.md.
+    Args (memory and devices):
+        pin_memory, pin_memory_device: with CUDA and workers the ring itself is pinned. A slot is then reused after the copies have
+            finished that were queued on the stream current when the batch died; pass other streams to `record_stream`. Without
+            workers, batches are copied to pinned memory, as in torch; docs/gpu.md.
+        device: "cuda", "cuda:1" or a torch.device: copy the batches' tensors there from the pinned ring, on a stream of their
+            own, two batches ahead; the stream current in `next()` waits for them. Other leaves stay as they are. Not with
+            `audit`.
+        after_batch: a function of a batch, called in the trainer with each one before it is yielded (on the device, with
+            `device`); the loop gets what it returns. Use it for data that is cheaper to compute than to transfer: with
+            `shmload.formats.Normalize`, images travel as bytes, a quarter of float32. If it raises, the batch is lost.
+        ring_bytes: maximum size of the ring; RingTooSmall is raised if it needs more. None: as much as `prefetch_factor` needs.
+    Args (reproducibility and ranks):
+        seed: None: torch mode. An int from 0 to 2**64 - 1: seed mode.
+        seed_samples: seed mode: reseed `random`, numpy and torch before every sample from (seed, epoch, index), as well as
+            generators that the dataset or `collate_fn` keep; a warning names those that cannot be reseeded. None: True with one
+            thread per worker.
+        rank, world_size: seed mode: which part of each global batch this rank reads. Default: torch.distributed's, else RANK and
+            WORLD_SIZE, else 0 of 1.
+        uneven: seed mode, the last global batch without `drop_last`: "pad" repeats samples from the epoch's start so that all ranks
+            get equal batches (`loader.valid` is the number of real rows), "drop" drops it, "exact" delivers what is left.
+        snapshot_every_n_steps: torch mode: interval at which workers and samplers report their states; a resume reads the batches
+            since again. 0 or None: never. Seed mode needs none.
+        trust_state: allow pickles in states, which can run any code when they are loaded. A state has pickles only if a dataset,
+            iterator or sampler of yours has a state other than numbers, text, bytes, arrays, tensors and containers of these.
+    Args (errors):
+        timeout: seconds to wait for a batch before RuntimeError; 0: no limit.
+        sample_timeout_s: seconds that one sample may take. Its worker is then killed and replaced, and the sample is bad by
+            SampleTimeout, which has the worker's stack. A dataset that reads several samples at once gets this time for all of
+            them; they are read one by one afterwards. Needs workers and a map-style dataset; with "ray" also a seed.
+        on_error: what to do about a sample that cannot be read. "raise": raise its error; "skip": make a shorter batch;
+            "substitute": read the next index of the same permutation (without one, of the dataset). Bad samples are listed in
+            `stats()`.
+        max_bad: raise SampleError after more bad samples than this. None: no limit.
+        max_restarts: how many dead workers may be replaced. None: any number in seed mode, none in torch mode.
+    Args (observation):
+        audit: a folder in which every rank records what it delivers; `shmload verify` proves from it that each sample was delivered
+            exactly once; docs/audit.md.
     Raises:
-        ValueError, TypeError: as torch's DataLoader, and for arguments that do not go together.
-    Cost: about 14 us of the trainer's CPU a batch and 0.7 us a field (benchmarks/trainer_cpu.py); memory for
+        ValueError, TypeError: as torch's DataLoader, and for arguments that exclude each other or have no effect together.
+    Cost: about 14 us of the trainer's CPU per batch and 0.7 us per field (benchmarks/trainer_cpu.py); memory for
         `prefetch_factor * num_workers + 2` batches.
-    Thread/process safety: tensors may live and die in any thread. In a forked child a new iteration has workers of its own, and one
-        that runs is refused.
+    Thread/process safety: tensors may live and die in any thread. In a forked child a new iteration starts its own workers, and an
+        iteration that was running raises.
     Example:
         >>> from shmload import ShmLoader
         >>> with ShmLoader([(x, -x) for x in range(6)], batch_size=3, shuffle=True, seed=7) as loader:
@@ -180,13 +174,8 @@ class ShmLoader(DataLoader[T]):
         max_bad: int | None = None,
         sample_timeout_s: float | None = None,
         ragged: str | Mapping[str, str] = AS_TORCH_OR_LIST,
-        backend: str = "process",
-        num_local_workers: int = 0,
-        address: str | None = None,
-        connect_timeout_s: float = 60.0,
-        ship_timeout_s: float | None = 600.0,
-        actor_options: Mapping[str, Any] | None = None,
-        share: str | None = None,
+        backend: Literal["process", "ray"] | Ray = "process",
+        share: Literal["node"] | None = None,
         device: Any = None,
         after_batch: Callable[[Any], Any] | None = None,
         audit: str | os.PathLike[str] | None = None,
@@ -195,16 +184,15 @@ class ShmLoader(DataLoader[T]):
         trust_state: bool = False,
     ) -> None:
         seed, rank, world_size = map(own_int, (seed, rank, world_size))
-        threads_per_worker, num_local_workers = map(own_int, (threads_per_worker, num_local_workers))
+        threads_per_worker = own_int(threads_per_worker)
         dataset = _by_number(dataset, seed, rank, world_size)
         check_arguments(dict(locals()))
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
-        self.backend, self.address, self.num_local_workers, self.share = backend, address, num_local_workers, share
-        self.connect_timeout_s, self.ship_timeout_s, self.actor_options = connect_timeout_s, ship_timeout_s, actor_options
+        self.backend, self.share = backend, share
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch reads more than it names
             batch_size,
-            None if package_ability(dataset, "epoch_schedule") else shuffle,  # torch would ask for a length there is not yet
+            None if package_ability(dataset, "epoch_schedule") else shuffle,  # torch would ask for its length
             sampler,
             batch_sampler,
             first_workers,
@@ -234,7 +222,7 @@ class ShmLoader(DataLoader[T]):
         self.trust_state = trust_state
         is_keyed = seed is not None and (isinstance(sampler, KeyedOrder) or isinstance(batch_sampler, KeyedBatches))
         self._has_own_order = not is_keyed and (sampler is not None or batch_sampler is not None)
-        _ = self._config().plan  # says at once if ragged does not go with the dataset
+        _ = self._config().plan  # raises now if ragged does not fit the dataset
         self._recorder = Recorder(audit, has_indices=not isinstance(dataset, IterableDataset))
         if self.seed_samples and (own := OwnGenerators(dataset, collate_fn).unreachable):
             warnings.warn(
@@ -245,8 +233,8 @@ class ShmLoader(DataLoader[T]):
         self._set_up()
 
     def _set_up(self) -> None:
-        """What a copy of a loader has of its own."""
-        config, me = self._config(), weakref.ref(self)  # with no cycle workers end as soon as nobody has the loader
+        """Make what copies of a loader do not share."""
+        config, me = self._config(), weakref.ref(self)  # without a cycle, workers end as soon as the loader is deleted
         self._is_closed = False
         bad_samples = BadSamples(self.on_error, self.max_bad)
         self._builder = EngineBuilder(config, bad_samples, _kind_of_engine, lambda setting: _set_numbers(me(), setting))
@@ -254,10 +242,10 @@ class ShmLoader(DataLoader[T]):
         kind = TorchPasses if self.seed is None else SeedStream
         self._passes: TorchPasses | SeedStream = kind(config, self._builder, self._recorder, self._watches)
         passes = weakref.ref(self._passes)
-        bad_samples.next_index = lambda *place: passes().substitute(*place)  # type: ignore[union-attr]  # who reads has them
+        bad_samples.next_index = lambda *place: passes().substitute(*place)  # type: ignore[union-attr]  # alive while anything reads
 
     def _config(self) -> LoaderConfig:
-        """The arguments as they are now: some may be set between passes."""
+        """Return the current arguments; a program may set some of them between passes."""
         given = {name: getattr(self, name) for name in _ARGUMENTS}
         return LoaderConfig(
             **given, index_sampler=self._index_sampler, auto_collation=self._auto_collation, has_own_order=self._has_own_order
@@ -265,17 +253,17 @@ class ShmLoader(DataLoader[T]):
 
     @property
     def shuffle(self) -> bool | None:
-        """As it was given. Not in `vars(loader)`: who builds a loader again of these adds a sampler, which shuffle excludes."""
+        """The argument. Not in `vars(loader)`: programs rebuild loaders from these and add a sampler, which excludes shuffle."""
         return self._shuffle
 
-    # ------------------------------------------------------------ iterating
+    # Iteration
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
         if self._is_closed:
             raise RuntimeError("this loader is closed: make a new one")
         self._passes.config = self._config()
         if isinstance(self._passes, SeedStream):
-            return self._get_iterator()  # type: ignore[no-any-return]  # what a subclass has made of it, as in torch
+            return self._get_iterator()  # type: ignore[no-any-return]  # a subclass may override it, as in torch
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
@@ -290,31 +278,32 @@ class ShmLoader(DataLoader[T]):
             return len(self._passes)
         return super().__len__()
 
-    # ------------------------------------------------------------ position
+    # Position
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, between two batches. Legal at any time; later iteration does not change it.
+        """Return the position after the last yielded batch; prefetched batches do not count. May be called at any time.
 
-        Flat and JSON-able, with the same keys always. Seed mode: under 1 KiB, and good for all ranks, of which there may be another
-        number. Torch mode: under 16 KiB, apart from the own states of a stateful dataset, iterator or sampler, which are part
-        of it; each rank has its own. What is ordered ahead does not count: the place is behind the batch yielded last.
+        The dict is flat, has always the same keys, and can be written as JSON. Seed mode: under 1 KiB, valid for every rank and for
+        another number of ranks. Torch mode: under 16 KiB plus the states of a stateful dataset, iterator or sampler; each rank has
+        its own.
 
         Returns:
-            a new dict, which the loader does not keep.
+            a new dict, which later iteration does not change.
         """
         return self._passes.state_dict(self._config)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was taken: the next iteration yields the rest of that epoch.
+        """Continue where `state` was taken: the next iteration yields the rest of that epoch.
 
-        Seed mode: no consumed sample is read, and the world size may be another one if the global batch is the same. Torch mode:
-        torch's order, the workers' seeds and their random streams go on; the trainer's own generators are left alone.
+        Seed mode: no consumed sample is read again, and the world size may differ if the global batch is the same. Torch mode:
+        torch's order, the workers' seeds and their random streams continue; the trainer's own generators are left alone.
 
         Args:
-            state: what `state_dict()` gave, or that through JSON. No code is run by it, unless `trust_state` allows pickles.
+            state: what `state_dict()` returned, also after a round trip through JSON. Loading runs no code unless `trust_state`
+                allows pickles.
         Raises:
-            StateMismatch: the state belongs to another loader, is damaged, or needs `trust_state`; says which. Nothing is changed
-                then.
+            StateMismatch: the state belongs to another loader, is damaged, or needs `trust_state`; the message says which. The
+                loader is unchanged then.
         """
         self._passes.config = self._config()
         self._passes.load_state_dict(state)
@@ -323,58 +312,55 @@ class ShmLoader(DataLoader[T]):
             iterator._shutdown_workers()  # type: ignore[attr-defined]  # ours, of persistent workers
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration epoch `epoch`. Seldom needed: in seed mode each iteration is the next epoch by itself.
+        """Set the number of the next epoch. Rarely needed: in seed mode each iteration is the next epoch.
 
-        In torch mode it is passed on to the sampler, if that has a set_epoch (a DistributedSampler).
+        In torch mode the number is passed to the sampler's `set_epoch`, if it has one (as a DistributedSampler has).
 
         Args:
-            epoch: from 0 on; in seed mode an integer up to 2^62.
+            epoch: at least 0; in seed mode at most 2**62.
         Raises:
-            ValueError: it is below 0, or beyond 2^62 in seed mode.
-            TypeError: seed mode: it is no integer.
+            ValueError: `epoch` is out of range.
+            TypeError: seed mode: `epoch` is not an integer.
         """
         if epoch < 0:
-            raise ValueError(f"an epoch is at least 0; got {epoch}")
+            raise ValueError(f"epoch must be at least 0, got {epoch}")
         self._passes.set_epoch(epoch)
-
-    # ------------------------------------------------------------ looking at it
 
     @property
     def first_step(self) -> int:
-        """The step that the next iteration begins with: 0, or where a loaded state left off.
+        """Step at which the next iteration begins: 0, or where a loaded state continues.
 
-        A bar over a resumed loader begins there: `tqdm(loader, initial=loader.first_step)`.
+        A progress bar of a resumed loader begins there: `tqdm(loader, initial=loader.first_step)`.
         """
         return self._passes.first_step
 
     @property
     def valid(self) -> int | None:
-        """Seed mode: how many rows of the batch just yielded are real and not padding; None before the first."""
+        """Seed mode: number of rows of the last batch that are not padding; None before the first batch."""
         return self._passes.valid
 
     @property
     def last_indices(self) -> NDArray[np.int64] | list[Any] | None:
-        """Which samples the batch just yielded is made of, row by row; None before the first, and for an iterable dataset.
+        """Indices of the samples in the last batch, row by row; None before the first batch and for an iterable dataset.
 
-        An int64 array, or the list of keys as the sampler gave it; after skipped and substituted samples. It is the loader's own:
-        copy it before changing it. With batch_size=None a list of one key.
-        """
+        An int64 array, or the sampler's list of keys, after skipping and substitution; a list of one key with batch_size=None. It
+        is not a copy, so do not change it."""
         return self._recorder.last_indices
 
-    # ------------------------------------------------------------ looking at it
+    # Observation
 
     def stats(self) -> dict[str, Any]:
-        """What `shmload top` shows of this loader, over the life of the ring last used; docs/top.md names every key with its unit.
+        """Return what `shmload top` shows of this loader, counted since its newest ring was made; docs/top.md lists every key.
 
-        These are: `batches`, `samples`, `nbytes` delivered and their rates a second; `epoch`, `step`, `num_steps`; `slots` by
-        state; `orders` under way; `time`: in how many per cent of it the trainer waited, the workers waited, nobody did, and
-        workers started; `limit`, `waits_for`, `is_hung`; `workers`, one record each, with its process, sample and busy share;
-        `memory`; counts of restarts, foreign objects, copies. Absent before the first iteration and with num_workers=0. Always
-        there: `num_bad_samples` and `bad_samples`, a list of `epoch`, `step`, `index`, `error`, over the life of the loader; and
-        `num_irregular`, how many image files were read although they break a rule of their format. With
-        "auto" for a number, `autotune` says what is set, what holds the pipeline back, and what was changed and why.
+        Always present: `num_bad_samples`, `bad_samples` (a list of `epoch`, `step`, `index`, `error`) and `num_irregular` (image
+        files that were read although they break a rule of their format), counted since the loader was made. With workers, after
+        the first iteration began: `batches`, `samples`, `nbytes` delivered and their rates per second; `epoch`, `step`,
+        `num_steps`; `slots` by state; `orders` in flight; `time`: percentages in which the trainer waited, the workers waited,
+        nobody waited, and workers started; `limit`, `waits_for`, `is_hung`; `workers`, a record for each with its process, sample
+        and busy share; `memory`; counts of restarts, foreign objects and copies. With "auto" for a number, `autotune` has the
+        current numbers, the bottleneck, and every change with its reason.
 
-        Cost: about 0.1 ms with a few workers; the files of their processes under /proc are read.
+        Cost: about 0.1 ms with a few workers; reads the files of their processes under /proc.
         """
         builder = self._builder
         found: dict[str, Any] = {"num_bad_samples": builder.bad_samples.count, "bad_samples": list(builder.bad_samples.listed)}
@@ -388,68 +374,70 @@ class ShmLoader(DataLoader[T]):
         return {**counters, **found}
 
     def holders(self) -> list[Holder]:
-        """The batches whose slots are still held: which, how old, how large, and the line that took each. The oldest first.
+        """Return the batches that still hold slots, the oldest first, with the line of the program that took each.
 
         Returns:
             a list of `shmload.debug.Holder`.
         Raises:
-            RuntimeError: nothing is noted of that, because `shmload.debug` was not enabled when the workers started.
+            RuntimeError: `shmload.debug` was not enabled when the workers started.
         """
         watched = [engine.holders for engine in self._builder.engines if engine.holders is not None]
         if self._builder.engines and not watched:
             raise RuntimeError(
-                "nobody has noted who takes this loader's batches: call shmload.debug.enable() before its workers start, or set "
-                "SHMLOAD_DEBUG_BATCHES=1"
+                "this loader does not record which code takes its batches: call shmload.debug.enable() before its workers start, "
+                "or set SHMLOAD_DEBUG_BATCHES=1"
             )
         return sorted((holder for holders in watched for holder in holders.held()), key=lambda h: -h.age_s)
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
-        """Records, in a `with` block, what trainer and workers do, and writes it for Perfetto at the block's end; docs/trace.md.
+        """Return a context manager that records what trainer and workers do, and writes it for Perfetto at its end; docs/trace.md.
 
         Args:
-            path: of the JSON file. It is written also if the block ends with an exception.
+            path: JSON file to write. It is also written if the block ends with an exception.
         Raises:
             ValueError: the loader has no workers.
-            FileNotFoundError: the file's folder does not exist.
-            RuntimeError: in the `with`: the loader is being traced already.
+            FileNotFoundError: the folder of `path` does not exist.
+            RuntimeError: on entering: the loader is already being traced.
         """
         from shmload.engine.trace import Trace
 
         return Trace(self._builder, self.num_workers, path)
 
     def on_epoch_end(self, callback: EpochCallback) -> EpochCallback:
-        """Has `callback` called with what each epoch was like (`shmload.metrics.EpochMetrics`), from the next pass on.
+        """Call `callback` with a `shmload.metrics.EpochMetrics` after each epoch, from the next pass on.
 
-        A pass that is broken off is reported when its iterator is gone. A callback that fails is logged, and training goes on.
+        An unfinished pass is reported when its iterator is deleted. An exception of a callback is logged, and training continues.
 
+        Args:
+            callback: a function of the metrics.
         Returns:
-            the callback, so that this can decorate it.
+            the callback, so that this method can be used as a decorator.
         """
         self._watches.callbacks.append(callback)
         return callback
 
     def progress(self, description: str = "", *, console: Console | None = None) -> Iterator[T]:
-        """Iterates like the loader itself, with a bar on stderr: batches, samples/s, share of waiting. No bar if it is piped.
+        """Yield the batches and show a progress bar on stderr with batches, samples/s and share of waiting, if it is a terminal.
 
         Args:
-            description: what stands before the bar.
-            console: rich's, to draw elsewhere.
+            description: text before the bar.
+            console: a rich Console to draw on instead of stderr.
         """
         try:
             total: int | None = len(self)
-        except TypeError:  # it has none
+        except TypeError:  # of an iterable dataset without a length
             total = None
         done = self.first_step
         yield from shown(iter(self), total, done, self._recorder, description, console)
 
     def record_stream(self, batch: Any, stream: Any) -> None:
-        """Has a batch's memory not be used again before what `stream` has been given, by the time the batch dies, is done.
+        """Keep the memory of a batch until the work that is queued on `stream` when the batch dies has finished.
 
-        Needed where a batch of a pinned ring is copied, or a batch on the device is used, on a stream that is not the current one
-        when the batch dies. What lies in no slot of this loader needs none of it, and is left alone.
+        Needed if a batch of a pinned ring is copied, or a batch on the device is used, on another stream than the one that is
+        current when the batch dies. Tensors outside this loader's slots are ignored.
 
         Args:
-            batch: what the loader yielded, or any part of it.
+            batch: a batch of this loader, or any part of one.
             stream: a `torch.cuda.Stream`.
         """
         self._builder.record_stream(self.device, batch, stream)
@@ -459,8 +447,8 @@ class ShmLoader(DataLoader[T]):
         engine = self._builder.last
         ring = "no ring yet" if engine is None else f"{engine.num_slots} slots, {engine.layout or 'packed batches'}"
         workers = f"num_workers={self.num_workers}"
-        if self.num_local_workers:
-            workers += f", num_local_workers={self.num_local_workers}"
+        if isinstance(self.backend, Ray) and self.backend.num_local_workers:
+            workers += f" + {self.backend.num_local_workers} local"
         return (
             f"ShmLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, {workers}, {mode}{self._rank_text()}, "
             f"read by {self._config().plan.path}, {ring})"
@@ -478,14 +466,14 @@ class ShmLoader(DataLoader[T]):
         return f", rank {rank} of {world_size}{source}" if world_size > 1 else ""
 
     def check_worker_number_rationality(self) -> None:
-        """Warns, as torch does, of more workers than there are cores; actors have the cluster's, a shared pool all ranks'."""
-        if self.backend != "ray" and self.share is None:
+        """Warn of more workers than cores, as torch does, but not of actors, nor of a pool that ranks with other cores share."""
+        if self.backend == "process" and self.share is None:
             super().check_worker_number_rationality()
 
-    # ------------------------------------------------------------ copies
+    # Copies
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has the arguments and the position; workers and batches stay here."""
+        """Return the state of a copy: the arguments and the position, without workers and batches."""
         state = self.__dict__.copy()
         passes = state.pop("_passes")
         for name in ("_builder", "_watches", "_is_closed"):
@@ -500,11 +488,11 @@ class ShmLoader(DataLoader[T]):
         self._set_up()
         self._passes.go_on_as_copy(position)
 
-    # ------------------------------------------------------------ ends
+    # End
 
     def close(self) -> None:
-        """Ends the workers and frees the ring's name; batches still held stay valid. A closed loader cannot be iterated again."""
-        if sys is None or sys.is_finalizing():  # by a generator that outlives the program: what runs at exit has ended all
+        """Stop the workers and release the ring; batches still held stay valid. A closed loader cannot be iterated again."""
+        if sys is None or sys.is_finalizing():  # called by a generator that outlives the program; atexit has closed everything
             return
         self._is_closed = True
         self._watches.close()
@@ -519,8 +507,8 @@ class ShmLoader(DataLoader[T]):
         self.close()
 
 
-_OF_TORCH = ("index_sampler", "auto_collation", "has_own_order")  # of a LoaderConfig, no arguments
-_ARGUMENTS = tuple(field.name for field in fields(LoaderConfig) if field.name not in _OF_TORCH)
+_DERIVED = ("index_sampler", "auto_collation", "has_own_order")  # fields of a LoaderConfig that are not arguments
+_ARGUMENTS = tuple(field.name for field in fields(LoaderConfig) if field.name not in _DERIVED)
 
 
 def _by_number(dataset: Any, seed: int | None, *ranks: int | None) -> Any:
@@ -541,18 +529,12 @@ def _by_number(dataset: Any, seed: int | None, *ranks: int | None) -> Any:
 
 
 def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make, dict[str, Any]]:
-    """What makes the engines that the arguments ask for, and options of theirs: where workers run."""
+    """Return the function that makes this loader's engines, and the engine options that say where its workers run."""
     options: dict[str, Any] = {}
-    if config.backend == "ray":
+    if config.ray is not None:
         from shmload.ray.actor_pool import OnCluster  # few loaders have a cluster
 
-        options["backend"] = OnCluster(
-            config.address or "auto",
-            config.num_local_workers,
-            config.connect_timeout_s,
-            config.ship_timeout_s,
-            dict(config.actor_options or {}),
-        )
+        options["backend"] = OnCluster(config.ray)
         options["num_far"] = config.num_workers
     if config.share is not None:
         from shmload.sharing.choice import shared_engine  # few loaders share
@@ -562,7 +544,7 @@ def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make,
 
 
 def _set_numbers(loader: ShmLoader[Any] | None, setting: Setting) -> None:
-    """Lets the attributes be the numbers of now; one that was given stays as it was given."""
+    """Set the attributes that are "auto" to the current numbers."""
     if loader is not None and is_auto(loader.num_workers):
         loader.num_workers = AutoNumber(setting.num_workers)
     if loader is not None and is_auto(loader.prefetch_factor):

@@ -1,4 +1,4 @@
-"""A part of an RGB image, resampled, mirrored, normalised and laid out, straight into the row of a batch: one pass, without the GIL.
+"""A part of an RGB image, resampled, mirrored, normalized and laid out, straight into the row of a batch: one pass, without the GIL.
 
 src/resample.h has the definition and the loops; here are the checks that make them safe.
 """

@@ -1,4 +1,4 @@
-"""A part of an RGB image, resampled, mirrored, normalised and laid out, straight into the row of a batch."""
+"""A part of an RGB image, resampled, mirrored, normalized and laid out, straight into the row of a batch."""
 
 from typing import Any
 

@@ -12,11 +12,12 @@ from torch.utils.data import IterableDataset
 
 from shmload.device.cuda import check_device
 from shmload.engine.autotune import is_auto
+from shmload.ray_options import Ray
 from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.world import package_ability
 
-_CHOICES = {"backend": ("process", "ray"), "uneven": ("pad", "drop", "exact"), "on_error": ("raise", "skip", "substitute")}
+_CHOICES = {"uneven": ("pad", "drop", "exact"), "on_error": ("raise", "skip", "substitute")}
 
 
 _LEAST = (
@@ -25,7 +26,6 @@ _LEAST = (
     ("max_bad", 0, "at least 0"),
     ("max_restarts", 0, "at least 0"),
     ("sample_timeout_s", sys.float_info.min, "a positive number of seconds"),
-    ("ship_timeout_s", sys.float_info.min, "a positive number of seconds"),
 )
 
 
@@ -66,37 +66,15 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         )
 
 
-_OURS = {"concurrency_groups", "get_if_exists", "lifetime", "max_concurrency", "max_restarts", "max_task_retries", "name"}
-
-
 def _check_backend(given: Mapping[str, Any]) -> None:
-    backend, num_local = given["backend"], given["num_local_workers"]
-    connect_s = given["connect_timeout_s"]
-    if not isinstance(num_local, int) or num_local < 0:
-        raise ValueError(
-            f"num_local_workers is the number of this machine's processes beside the actors, at least 0; got {num_local!r}"
-        )
-    if not isinstance(connect_s, int | float) or not connect_s > 0:
-        raise ValueError(f"connect_timeout_s is a number of seconds above 0; got {connect_s!r}")
+    backend = given["backend"]
     if backend == "process":
-        if num_local:
-            raise ValueError(
-                f'num_local_workers={num_local} goes with backend="ray": without actors, num_workers is the number of this '
-                "machine's processes"
-            )
-        for name in ("address", "actor_options"):
-            if given[name] is not None:
-                raise ValueError(f'{name}={given[name]!r} is a Ray cluster\'s and needs backend="ray"')
         return
+    if backend != "ray" and not isinstance(backend, Ray):
+        raise ValueError(f'backend must be "process", "ray" or a shmload.Ray; got {backend!r}')
     if given["num_workers"] in (0, "auto"):
         raise ValueError(
             f'backend="ray" needs num_workers, the number of its actors (`ray status` shows the CPUs); got {given["num_workers"]!r}'
-        )
-    options = given["actor_options"]
-    if options is not None and (not isinstance(options, Mapping) or _OURS & options.keys()):
-        raise ValueError(
-            f"actor_options is a mapping of what Ray's .options takes, without {', '.join(sorted(_OURS))}, which the loader sets; "
-            f"got {options!r}"
         )
     if given["sample_timeout_s"] is not None and given["seed"] is None:
         raise ValueError(
@@ -247,7 +225,7 @@ def _check_effects(given: Mapping[str, Any]) -> None:
 
     torch's own arguments are left alone: where they have no effect, torch decides whether that is an error.
     """
-    is_seeded, has_workers, is_local = given["seed"] is not None, given["num_workers"] != 0, given["backend"] == "process"
+    is_seeded, has_workers = given["seed"] is not None, given["num_workers"] != 0
     orders = [given[name] for name in ("sampler", "batch_sampler") if given[name] is not None]
     is_foreign = not all(isinstance(order, KeyedOrder | KeyedBatches) or _divides(order) for order in orders)
     is_named = given["audit"] is not None and (
@@ -256,7 +234,6 @@ def _check_effects(given: Mapping[str, Any]) -> None:
     has_ranks = (given["rank"], given["world_size"]) not in ((None, None), (0, 1))  # one of one reads all, in every mode
     ranks = f"rank={given['rank']} and world_size={given['world_size']}"
     is_uneven, uneven = given["uneven"] != "pad", f"uneven={given['uneven']!r}"
-    of_ray = 'of a Ray cluster: give backend="ray", or leave it out'
     for is_idle, what, remedy in (
         (
             has_ranks and not is_seeded and not is_named,
@@ -297,14 +274,6 @@ def _check_effects(given: Mapping[str, Any]) -> None:
             given["max_restarts"] is not None and not has_workers,
             f"max_restarts={given['max_restarts']} has no effect with num_workers=0",
             "there are no workers to replace. Leave it out",
-        ),
-        *(
-            (
-                is_local and given[name] != default,
-                f"{name}={given[name]} has no effect without a cluster",
-                f"it is a time limit {of_ray}",
-            )
-            for name, default in (("connect_timeout_s", 60.0), ("ship_timeout_s", 600.0))
         ),
     ):
         if is_idle:

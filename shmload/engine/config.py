@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from shmload.engine.bad_samples import OnError
+from shmload.ray_options import Ray
 from shmload.worker.reader import Job, ReadPlan, plan_of
 
 
@@ -60,12 +61,7 @@ class LoaderConfig:
     snapshot_every_n_steps: int
     threads_per_worker: int
     trust_state: bool
-    backend: str
-    num_local_workers: int
-    address: str | None
-    connect_timeout_s: float
-    ship_timeout_s: float | None
-    actor_options: Mapping[str, Any] | None
+    backend: Literal["process", "ray"] | Ray
     share: str | None
     device: Any
     after_batch: Callable[[Any], Any] | None
@@ -77,7 +73,14 @@ class LoaderConfig:
     @property
     def total_workers(self) -> int:
         """Number of workers of all kinds."""
-        return self.num_workers + self.num_local_workers
+        return self.num_workers + (0 if self.ray is None else self.ray.num_local_workers)
+
+    @property
+    def ray(self) -> Ray | None:
+        """Options of the Ray cluster that the workers run on; None: they are processes of this machine."""
+        if self.backend == "process":
+            return None
+        return Ray() if self.backend == "ray" else self.backend
 
     @property
     def is_iterable(self) -> bool:

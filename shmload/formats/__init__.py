@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shmload.formats.columns import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
     from shmload.formats.images.decoder import CenterCrop, ImageDecoder, RandomResizedCrop, Resize, with_restart_markers
     from shmload.formats.images.image_folder import ImageFolder
-    from shmload.formats.images.normalise import Normalise
+    from shmload.formats.images.normalize import Normalize
     from shmload.formats.ray_blocks import RayDataset, RayStream
     from shmload.formats.tar.shards import TarDataset
     from shmload.formats.tar.stream import TarStream
@@ -23,7 +23,7 @@ _MODULES = {
     "arrays": ("ArrayDataset",),
     "images.decoder": ("CenterCrop", "ImageDecoder", "RandomResizedCrop", "Resize", "with_restart_markers"),
     "images.image_folder": ("ImageFolder",),
-    "images.normalise": ("Normalise",),
+    "images.normalize": ("Normalize",),
     "columns": ("HDF5Dataset", "ParquetDataset", "SafetensorsDataset", "ZarrDataset"),
     "ray_blocks": ("RayDataset", "RayStream"),
     "tar.shards": ("TarDataset",),
@@ -39,7 +39,7 @@ __all__ = [
     "HDF5Dataset",
     "ImageDecoder",
     "ImageFolder",
-    "Normalise",
+    "Normalize",
     "ParquetDataset",
     "RandomResizedCrop",
     "RayDataset",

@@ -354,7 +354,7 @@ class TorchIterator(_Iterator):
 
     def _lost(self, engine: Engine, order: Order, note: Note | None, error: BaseException) -> None:
         """Count a batch that an error has replaced, at torch's pace."""
-        if isinstance(error, WorkerDied) and self._passes.config.backend == "ray":  # its actor has no successor
+        if isinstance(error, WorkerDied) and self._passes.config.ray is not None:  # its actor has no successor
             engine.break_off(functools.partial(WorkerDied, str(error)))
             return
         self.progress.last_worker = order.worker

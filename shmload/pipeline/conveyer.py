@@ -38,20 +38,7 @@ MOST = 64
 
 
 OF_BATCHES = frozenset({"max_bad", "on_error"})
-OPTIONS = OF_BATCHES | {
-    "actor_options",
-    "address",
-    "audit",
-    "backend",
-    "connect_timeout_s",
-    "max_restarts",
-    "multiprocessing_context",
-    "num_local_workers",
-    "pin_memory",
-    "ring_bytes",
-    "ship_timeout_s",
-    "worker_init_fn",
-}
+OPTIONS = OF_BATCHES | {"audit", "backend", "max_restarts", "multiprocessing_context", "pin_memory", "ring_bytes", "worker_init_fn"}
 
 
 def stages_of(given: Any) -> list[Any]:
@@ -75,8 +62,8 @@ class Conveyer:
             batches; or a pipeline as methods make it. docs/pipelines.md has the grammar.
         block_size: where stages make more or fewer items (Filter, FlatMap, Pack, ...), how many items before them are expanded
             together: part of which pipeline it is, and the most that a resume reads again.
-        options: some of ShmLoader's arguments: actor_options, address, audit, backend, connect_timeout_s, max_bad, max_restarts,
-            multiprocessing_context, num_local_workers, on_error, pin_memory, ring_bytes, ship_timeout_s, worker_init_fn.
+        options: some of ShmLoader's arguments: audit, backend, max_bad, max_restarts, multiprocessing_context, on_error,
+            pin_memory, ring_bytes, worker_init_fn.
 
     Attributes:
         is_endless: it never ends.

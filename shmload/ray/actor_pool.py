@@ -34,6 +34,7 @@ from shmload.errors import ClusterUnreachable, StoreError, WorkerDied
 from shmload.ray import life_lock
 from shmload.ray.actors import NOTHING, ActorSetting, Decoder, Introduction, Reply, Task, take_failure, versions
 from shmload.ray.placement import alive_nodes, draining, options_of
+from shmload.ray_options import Ray
 from shmload.shm import owners, travel
 from shmload.shm.segment import Segment
 from shmload.storage.transport import Retry, RetryPolicy, TransientError
@@ -841,25 +842,17 @@ class JointPool:
 
 @dataclasses.dataclass(frozen=True)
 class OnCluster:
-    """Workers on a Ray cluster, and some of this machine beside them.
+    """Starts workers on a Ray cluster, and some on this machine beside them.
 
     Args:
-        address: of the cluster's head, or "auto".
-        num_local_workers: of the workers, how many, the last ones, are this machine's.
-        connect_timeout_s: how long the cluster may take to answer.
-        ship_timeout_s: how long it may take until an actor can begin; None: as long as it takes.
-        actor_options: as Ray's `.options` takes them.
+        ray: options of the cluster. The last `num_local_workers` of the workers are this machine's.
     """
 
-    address: str
-    num_local_workers: int
-    connect_timeout_s: float
-    ship_timeout_s: float | None
-    actor_options: Mapping[str, Any]
+    ray: Ray
 
     def __call__(self, called: PreparedWorkers) -> RayPool | JointPool:
-        """The worker pool, not started."""
-        num_far = len(called.posts) - self.num_local_workers
+        """Return the worker pool, not started."""
+        num_far = len(called.posts) - self.ray.num_local_workers
         parcel = pickled_by_value(called.job)
         segment = called.group.segment("pickled_job", parcel.nbytes, num_reserved=0)
         posts = named(called.posts[:num_far], segment)
@@ -867,21 +860,21 @@ class OnCluster:
         goes_in_turn = called.job.seed is None and called.job.tolerates_bad_samples
         briefing = Briefing(
             tuple(posts),
-            own_cluster() if self.address == "auto" else self.address,
+            own_cluster() if self.ray.address == "auto" else self.ray.address,
             tuple(path or os.getcwd() for path in sys.path),
             is_seeded=called.job.seed is not None,
             num_ahead=1 if goes_in_turn else max(1, min(called.num_ahead, MAX_AHEAD)),
-            num_beside=self.num_local_workers,
+            num_beside=self.ray.num_local_workers,
             num_ordered=called.num_ahead * len(called.posts),
-            connect_timeout_s=self.connect_timeout_s,
-            ship_timeout_s=self.ship_timeout_s,
-            actor_options=self.actor_options,
+            connect_timeout_s=self.ray.connect_timeout_s,
+            ship_timeout_s=self.ray.ship_timeout_s,
+            actor_options=dict(self.ray.actor_options),
             near=locate() if locate is not None else {},
             sample_timeout_s=called.sample_timeout_s,
             goes_in_turn=goes_in_turn,
         )
         assert called.group.control is not None
         actors = RayPool(briefing, parcel, segment, called.group.control)
-        if not self.num_local_workers:
+        if not self.ray.num_local_workers:
             return actors
         return JointPool(actors, processes(dataclasses.replace(called, posts=called.posts[num_far:])), num_far)

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic, thread_time
 from typing import Any
+from weakref import WeakSet
 
 import psutil
 import torch
@@ -162,6 +163,7 @@ class Trial:
         self._timers: list[threading.Timer] = []
         self._loose: list[tuple[Any, Any]] = []  # batches whose order is free
         self._costs: list[float] = []  # CPU seconds of this thread for each batch
+        self._begun: WeakSet[Any] = WeakSet()  # iterators that have given a batch
         self._decoys: list[int] = []  # descriptors of the program's
         self.open_loaders: set[Loaders] = set()
         self.order: Any = None
@@ -406,7 +408,9 @@ class Trial:
         began = thread_time()
         try:
             got = self.watch.timed(lambda: next(iterator))
-            self._costs.append(thread_time() - began)
+            if iterator in self._begun:  # else the call has started workers, which costs what a fork costs
+                self._costs.append(thread_time() - began)
+            self._begun.add(iterator)
         except AfterFailed as failed:
             got = failed.marked
         return self._unmarked(got)

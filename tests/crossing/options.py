@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from shmload import Ray
 from tests.crossing.cases import BY_BATCH, Case
 from tests.crossing.datasets import COLLATE, size_of
 from tests.crossing.values import length
@@ -70,7 +71,6 @@ IDLE: dict[str, dict[str, Any]] = {  # arguments by the letter of a case, which 
     "u": {"uneven": "exact"},
     "m": {"max_bad": 3},
     "n": {"snapshot_every_n_steps": 10},
-    "c": {"connect_timeout_s": 5.0},
     "b": {"ring_bytes": 1 << 20},
     "x": {"max_restarts": 2},
     "d": {"uneven": "exact"},
@@ -167,10 +167,8 @@ def loader_options(case: Case, *, rank: int = 0, ranks: int | None = None, worke
         if case.persistent:
             options["persistent_workers"] = True
         if case.backend == "ray":
-            options["backend"], options["address"] = "ray", os.environ["CROSSING_RAY"]
+            options["backend"] = Ray(address=os.environ["CROSSING_RAY"], actor_options=ACTORS[case.actors] if case.actors else {})
             del options["multiprocessing_context"]
-            if case.actors:
-                options["actor_options"] = ACTORS[case.actors]
     if not case.in_order:
         options["in_order"] = False
     if case.on_error != "raise":

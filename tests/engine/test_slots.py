@@ -161,9 +161,7 @@ def test_ring_bytes_is_kept_and_slots_that_do_not_fit_stay_out_of_use(monkeypatc
 
 
 def test_fewer_than_four_slots_are_an_error() -> None:
-    words = (
-        f"the ring needs 4 slots of {SLOT} bytes, {4 * SLOT} in total; ring_bytes={3 * SLOT} has {3 * SLOT} left, enough for 3 slots"
-    )
+    words = f"the ring needs 4 slots of {SLOT} bytes, {4 * SLOT} in total; ring_bytes={3 * SLOT} has {3 * SLOT} left, enough for 3 slots"
     with auto_loader(Wide(), ring_bytes=3 * SLOT) as loader, pytest.raises(RingTooSmall, match=words):
         next(iter(loader))
 

@@ -243,7 +243,7 @@ def test_an_epoch_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"sampler": [0, 1, 1]}])
 def test_integers_of_numpy_are_taken_as_pythons(options: dict[str, Any]) -> None:
-    numbers = {"seed": 4, "rank": 0, "world_size": 1, "threads_per_worker": 1, "num_local_workers": 0}
+    numbers = {"seed": 4, "rank": 0, "world_size": 1, "threads_per_worker": 1}
     one, other = (ShmLoader([1, 2, 3], 2, **of, **options) for of in (numbers, {name: np.uint8(n) for name, n in numbers.items()}))
     assert [batch.tolist() for batch in one] == [batch.tolist() for batch in other]
     assert json.dumps(one.state_dict()) == json.dumps(other.state_dict())

@@ -22,8 +22,6 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
     "max_bad": ({"max_bad": 3}, 'max_bad=3 has no effect with on_error="raise"'),
     "snapshots": ({"seed": 7, "snapshot_every_n_steps": 10}, "snapshot_every_n_steps=10 has no effect with seed="),
     "no snapshots": ({"seed": 7, "snapshot_every_n_steps": None}, "snapshot_every_n_steps=None has no effect with seed="),
-    "connect_timeout_s": ({"connect_timeout_s": 5.0}, "connect_timeout_s=5.0 has no effect without a cluster"),
-    "ship_timeout_s": ({"ship_timeout_s": None}, "ship_timeout_s=None has no effect without a cluster"),
     "ring_bytes": ({"ring_bytes": 1 << 20}, "ring_bytes=1048576 has no effect with num_workers=0"),
     "max_restarts": ({"max_restarts": 0}, "max_restarts=0 has no effect with num_workers=0"),
 }
@@ -43,12 +41,7 @@ def test_argument_without_effect_is_refused_by_name(name: str) -> None:
         {"seed": 7, "rank": 1, "world_size": 2},
         {"seed": 7, "rank": 1, "world_size": 2, "sampler": Weighted([1.0] * 10)},
         {"seed": 7, "rank": 1, "world_size": 2, "uneven": "exact", "batch_sampler": LengthBuckets([1] * 10, batch_size=2)},
-        {
-            "uneven": "pad",
-            "snapshot_every_n_steps": 1,
-            "connect_timeout_s": 60.0,
-            "ship_timeout_s": 600.0,
-        },  # the defaults, written out
+        {"uneven": "pad", "snapshot_every_n_steps": 1},  # the defaults, written out
         {"on_error": "skip", "max_bad": 3},
         {"seed": 7, "drop_last": True},
         {"rank": 0, "world_size": 1},  # one of one reads all

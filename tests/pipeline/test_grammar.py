@@ -109,7 +109,7 @@ def test_numpys_integers_will_do_and_states_stay_json() -> None:
 
 
 def test_options_are_some_of_shmloaders() -> None:
-    with pytest.raises(TypeError, match="Conveyer takes of ShmLoader's arguments actor_options, address, audit, backend"):
+    with pytest.raises(TypeError, match="Conveyer takes of ShmLoader's arguments audit, backend, max_bad"):
         Conveyer([Range(3)], shuffle=True)
     with pytest.raises(ValueError, match="max_bad, on_error is for batches: a single item that fails raises at its turn"):
         Conveyer([Range(3)], on_error="skip", max_bad=3)

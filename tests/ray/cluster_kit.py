@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmload import ShmLoader
+from shmload import Ray, ShmLoader
 
 START_S = 60
 ELSEWHERE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -95,9 +95,13 @@ def started(program: str = "ray_host.py", memory: str = OWN_MEMORY) -> Iterator[
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def on(cluster: Cluster) -> dict[str, Any]:
-    """A loader's arguments for workers there."""
-    return {"backend": "ray", "address": cluster.address}
+def on(cluster: Cluster, **options: Any) -> dict[str, Any]:
+    """Return a loader's arguments for actors on this cluster.
+
+    Args:
+        options: other options of `shmload.Ray`.
+    """
+    return {"backend": Ray(address=cluster.address, **options)}
 
 
 def kill_worker(loader: ShmLoader[Any], worker: int) -> None:

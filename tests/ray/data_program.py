@@ -15,7 +15,7 @@ import ray
 import ray.data
 import torch
 
-from shmload import ShmLoader
+from shmload import Ray, ShmLoader
 from shmload.formats import RayDataset, RayStream
 from tests.ray.cluster_kit import kept
 
@@ -99,7 +99,7 @@ def main(address: str) -> None:
         here.set_epoch(0)
         begun = kept(islice(iter(here), 2))
         state = here.state_dict()
-    actors = {"num_workers": 2, "backend": "ray", "address": address}
+    actors = {"num_workers": 2, "backend": Ray(address=address)}
     with ShmLoader(dataset, **options, **actors) as far:
         far.load_state_dict(state)
         check(begun + kept(islice(iter(far), 2)), expected[:4])

@@ -7,33 +7,24 @@ from typing import Any
 
 import pytest
 
-from shmload import ShmLoader
+from shmload import Ray, ShmLoader
 
 
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"backend": "threads"}, 'backend is "process" or "ray"; got \'threads\''),
-        ({"address": "head:6379"}, "address='head:6379' is a Ray cluster's and needs backend=\"ray\""),
+        ({"backend": "threads"}, 'backend must be "process", "ray" or a shmload.Ray; got \'threads\''),
         ({"backend": "ray"}, 'backend="ray" needs num_workers, the number of its actors (`ray status` shows the CPUs); got 0'),
         (
             {"backend": "ray", "num_workers": "auto"},
             "backend=\"ray\" needs num_workers, the number of its actors (`ray status` shows the CPUs); got 'auto'",
         ),
         (
-            {"num_workers": 1, "num_local_workers": 2},
-            'num_local_workers=2 goes with backend="ray": without actors, num_workers is the number of this machine\'s processes',
-        ),
-        (
-            {"backend": "ray", "num_workers": 1, "num_local_workers": "auto"},
-            "num_local_workers is the number of this machine's processes beside the actors, at least 0; got 'auto'",
-        ),
-        (
             {"backend": "ray", "num_workers": 1, "sample_timeout_s": 1.0},
             'sample_timeout_s with backend="ray" needs a seed: in torch mode the random streams of an actor end with it',
         ),
         (
-            {"backend": "ray", "num_local_workers": 1},
+            {"backend": Ray(num_local_workers=1)},
             'backend="ray" needs num_workers, the number of its actors (`ray status` shows the CPUs); got 0',
         ),
     ],
@@ -42,6 +33,28 @@ def test_what_does_not_go_together_is_refused(keywords: dict[str, Any], message:
     with pytest.raises(ValueError) as caught:
         ShmLoader([1, 2, 3], **keywords)
     assert message == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"address": None}, 'address must be the address of the cluster\'s head, or "auto"; got None'),
+        ({"num_local_workers": "auto"}, "num_local_workers must be an int of at least 0; got 'auto'"),
+        ({"num_local_workers": -1}, "num_local_workers must be an int of at least 0; got -1"),
+        ({"connect_timeout_s": 0}, "connect_timeout_s must be a positive number of seconds; got 0"),
+        ({"connect_timeout_s": None}, "connect_timeout_s must be a positive number of seconds; got None"),
+        ({"ship_timeout_s": -1.0}, "ship_timeout_s must be a positive number of seconds; got -1.0"),
+        (
+            {"actor_options": {"name": "mine"}},
+            "actor_options must be a mapping of what Ray's .options takes, without what the loader sets itself (concurrency_groups, "
+            "get_if_exists, lifetime, max_concurrency, max_restarts, max_task_retries, name); got {'name': 'mine'}",
+        ),
+    ],
+)
+def test_invalid_option_of_ray_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        Ray(**options)
+    assert str(caught.value) == message
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from shmload import ClusterUnreachable, ShmLoader, WorkerDied
+from shmload import ClusterUnreachable, Ray, ShmLoader, WorkerDied
 from shmload.formats import ArrayDataset
 from tests.ray.cluster_kit import Cluster, assert_same, kept, kill_worker, on
 from tests.ray.ray_datasets import Deadly, Failing, Gated, Held, Rows
@@ -162,9 +162,9 @@ def test_a_trainer_that_is_killed_leaves_nothing_in_the_cluster(cluster: Cluster
     code = f"""
 import sys
 sys.path[:0] = {sys.path!r}
-from shmload import ShmLoader
+from shmload import Ray, ShmLoader
 from tests.ray.ray_datasets import Rows
-batches = iter(ShmLoader(Rows(), 4, seed=1, num_workers=2, backend="ray", address={cluster.address!r}))
+batches = iter(ShmLoader(Rows(), 4, seed=1, num_workers=2, backend=Ray(address={cluster.address!r})))
 next(batches)
 print("begun", flush=True)
 sys.stdin.read()
@@ -192,7 +192,7 @@ def test_a_sample_that_cannot_be_read_is_its_own_error_or_is_skipped(cluster: Cl
 
 @pytest.mark.slow(reason="an agent imports Ray, and finds no cluster")
 def test_a_head_that_is_not_there_is_an_error_that_says_what_to_do(running_cluster: Cluster) -> None:
-    with ShmLoader(Rows(), **SEEDED, backend="ray", address="127.0.0.1:1") as far:
+    with ShmLoader(Rows(), **SEEDED, backend=Ray(address="127.0.0.1:1")) as far:
         for _ in range(2):
             with pytest.raises(ClusterUnreachable, match=r"there is no Ray cluster at address='127.0.0.1:1' .*ray start --head"):
                 next(iter(far))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmload import SampleTimeout, ShmLoader
+from shmload import Ray, SampleTimeout, ShmLoader
 from shmload.ray.actors import SampleTimer, Task, failure_in
 from tests.ray.cluster_kit import Cluster
 from tests.ray.stuck_datasets import AtOnce, RowsAtOnce, Stuck
@@ -78,7 +78,7 @@ def test_a_word_about_another_task_is_none_about_this() -> None:
 @pytest.mark.slow(reason="a sample's time limit runs out on a Ray cluster, and its actor is replaced")
 def test_a_late_sample_is_its_batchs_error_and_the_rest_comes(cluster: Cluster) -> None:
     wanted: dict[str, Any] = {"batch_size": 4, "seed": 3, "num_workers": 1, "sample_timeout_s": 0.5}
-    with ShmLoader(Stuck(16), **wanted, backend="ray", address=cluster.address) as far:
+    with ShmLoader(Stuck(16), **wanted, backend=Ray(address=cluster.address)) as far:
         batches = iter(far)
         assert next(batches)["index"].tolist() == [0, 1, 2, 3]
         with pytest.raises(SampleTimeout) as caught:
@@ -95,6 +95,6 @@ def test_a_late_sample_is_its_batchs_error_and_the_rest_comes(cluster: Cluster) 
 def test_of_samples_that_an_actor_reads_at_once_only_the_bad_one_is_skipped(cluster: Cluster, kind: Any, harm: str) -> None:
     wanted: dict[str, Any] = {"batch_size": 4, "seed": 3, "num_workers": 1, "on_error": "skip"}
     wanted |= {"sample_timeout_s": 0.5} if harm == "waits" else {}
-    with ShmLoader(kind(harm), **wanted, backend="ray", address=cluster.address) as far:
+    with ShmLoader(kind(harm), **wanted, backend=Ray(address=cluster.address)) as far:
         assert [batch["index"].tolist() for batch in far] == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
         assert [bad["index"] for bad in far.stats()["bad_samples"]] == [5]

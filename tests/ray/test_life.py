@@ -24,7 +24,7 @@ def expected() -> list[Any]:
 
 @slow
 def test_actors_for_which_there_is_no_room_hold_up_nothing_and_start_on_a_node_that_comes(cluster: Cluster) -> None:
-    with ShmLoader(Rows(), **SEEDED, num_workers=3, **on(cluster), actor_options={"num_cpus": 3}) as far:
+    with ShmLoader(Rows(), **SEEDED, num_workers=3, **on(cluster, actor_options={"num_cpus": 3})) as far:
         assert_same(expected(), kept(far))
         before = cluster.ask("wait_for_nodes", 2, 20.0)
         cluster.ask("add_node")
@@ -57,7 +57,7 @@ def test_actors_that_ask_for_cpus_bring_a_node_and_stand_there(running_cluster: 
 def test_actors_that_find_no_room_in_time_are_an_error_that_says_what_they_ask_for(cluster: Cluster, seed: int | None) -> None:
     asked = {"resources": {"nowhere": 1}}
     with (
-        ShmLoader(Rows(), 4, seed=seed, num_workers=1, ship_timeout_s=0.5, actor_options=asked, **on(cluster)) as far,
+        ShmLoader(Rows(), 4, seed=seed, num_workers=1, **on(cluster, ship_timeout_s=0.5, actor_options=asked)) as far,
         pytest.raises(ClusterUnreachable) as caught,
     ):
         next(iter(far))
@@ -72,7 +72,7 @@ def test_a_node_with_other_versions_is_said_before_the_first_batch(cluster: Clus
     paths = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
     environment = {"runtime_env": {"env_vars": {"PYTHONPATH": paths}}}
     with (
-        ShmLoader(Rows(), **SEEDED, num_workers=1, actor_options=environment, **on(cluster)) as far,
+        ShmLoader(Rows(), **SEEDED, num_workers=1, **on(cluster, actor_options=environment)) as far,
         pytest.raises(ClusterUnreachable, match=r"of the Ray cluster \(.*\) has torch 1\.2\.3 where the trainer has"),
     ):
         next(iter(far))
@@ -80,7 +80,7 @@ def test_a_node_with_other_versions_is_said_before_the_first_batch(cluster: Clus
 
 @pytest.mark.slow(reason="starts a Ray cluster of its own, whose head is killed")
 def test_a_head_that_is_killed_costs_no_batch_or_is_one_error(running_cluster: Cluster) -> None:
-    with started() as own, ShmLoader(Rows(), **SEEDED, num_workers=2, connect_timeout_s=2.0, **on(own)) as far:
+    with started() as own, ShmLoader(Rows(), **SEEDED, num_workers=2, **on(own, connect_timeout_s=2.0)) as far:
         batches, got = iter(far), []
         got += kept(next(batches) for _ in range(2))
         own.ask("kill_head")

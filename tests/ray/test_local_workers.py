@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shmload import SampleTimeout, ShmLoader, WorkerDied
-from tests.ray.cluster_kit import Cluster, assert_same, generator, kept, kill_worker
+from tests.ray.cluster_kit import Cluster, assert_same, generator, kept, kill_worker, on
 from tests.ray.ray_datasets import Rows, Texts
 from tests.ray.torch_datasets import Counting, Drawing, seed_worker
 from tests.ray.uneven_datasets import HERE, DyingThere, StuckHere
@@ -22,7 +22,7 @@ MOST_EPOCHS = 2000  # far more than are read until an actor has come up
 
 
 def both(cluster: Cluster, num_local_workers: int) -> dict[str, Any]:
-    return {"num_workers": 1, "num_local_workers": num_local_workers, "backend": "ray", "address": cluster.address}
+    return {"num_workers": 1, **on(cluster, num_local_workers=num_local_workers)}
 
 
 def read_until(is_enough: Callable[[dict[str, Any]], bool], local: ShmLoader[Any], joint: ShmLoader[Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shmload import ShmLoader
+from shmload import Ray, ShmLoader
 from shmload.ray.agent import Beside, Dispatcher
 from tests.ray.cluster_kit import Cluster, assert_same, generator, kept
 from tests.ray.ray_datasets import Deadly, Rows
@@ -128,7 +128,7 @@ def test_only_workers_with_nothing_under_way_are_said_to_wait() -> None:
 @slow
 def test_tasks_behind_a_deadly_one_are_not_blamed_for_it(cluster: Cluster, tmp_path: Path) -> None:
     ordered: dict[str, Any] = {"batch_size": 4, "seed": 3, "num_workers": 1, "prefetch_factor": 4}
-    far = ShmLoader(Deadly(str(tmp_path), {5: 3}, 32), **ordered, backend="ray", address=cluster.address)
+    far = ShmLoader(Deadly(str(tmp_path), {5: 3}, 32), **ordered, backend=Ray(address=cluster.address))
     with far, ShmLoader(Rows(32), **ordered) as local:
         assert_same(kept(local), kept(far))
     assert len(list(tmp_path.iterdir())) == 3
@@ -139,7 +139,7 @@ def test_persistent_workers_keep_their_actors_and_streams_from_pass_to_pass(clus
     def make(**pool: Any) -> ShmLoader[Any]:
         return ShmLoader(Drawing(), 4, shuffle=True, num_workers=1, persistent_workers=True, generator=generator(), **pool)
 
-    with make() as local, make(backend="ray", address=cluster.address) as far:
+    with make() as local, make(backend=Ray(address=cluster.address)) as far:
         assert_same(kept(local), kept(far))
         actors = cluster.ask("actors")
         assert_same(kept(local), kept(far))

@@ -42,9 +42,12 @@ def beside(shared: Cluster) -> Iterator[Cluster]:
 class Halted:
     """A loader one of whose actors stands still in the middle of a row."""
 
-    def __init__(self, folder: Path, cluster: Cluster, dataset: HalfWritten, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, cluster: Cluster, dataset: HalfWritten, connect_timeout_s: float = 60.0, **options: Any
+    ) -> None:
         self.folder, self.cluster = folder, cluster
-        self.loader = ShmLoader(dataset, **{**SEEDED, "prefetch_factor": 8, **options}, **on(cluster))
+        given = {**SEEDED, "prefetch_factor": 8, **options}
+        self.loader = ShmLoader(dataset, **given, **on(cluster, connect_timeout_s=connect_timeout_s))
         self.batches: Any = iter(self.loader)
 
     def __enter__(self) -> Halted:
@@ -169,7 +172,7 @@ def test_a_loader_is_closed_while_an_actor_writes_and_what_it_gave_stays(beside:
 @slow
 @pytest.mark.parametrize("dataset", [Rows(), InPlace(), Changing(), Texts()], ids=lambda dataset: type(dataset).__name__)
 def test_batches_are_the_local_ones_and_no_node_sends_any_of_fixed_rows(dataset: Any, beside: Cluster) -> None:
-    options = {**SEEDED, "shuffle": True, "num_local_workers": 0}
+    options = {**SEEDED, "shuffle": True}
     with ShmLoader(dataset, **options, **on(beside)) as far, ShmLoader(dataset, **SEEDED, shuffle=True) as local:
         for _ in range(2):
             assert_same(kept(local), kept(far))

@@ -20,7 +20,7 @@ import ray.train
 from ray.train import Checkpoint, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from shmload import ShmLoader
+from shmload import Ray, ShmLoader
 from shmload.formats import RayStream
 from shmload.integrations.ray import prepare
 from tests.ray.ray_datasets import Rows
@@ -69,7 +69,7 @@ def run(folder: str, name: str, num_workers: int, **config: Any) -> str:
 
 def main(address: str, folder: str) -> None:
     ray.init(address=address, logging_level="ERROR", log_to_driver=False)
-    actors = {"backend": "ray", "actor_options": {"num_cpus": 0.1}}
+    actors = {"backend": Ray(actor_options={"num_cpus": 0.1})}
     state = run(folder, "two", 2, pool=actors, stop=STOP, state=None)
     run(folder, "one", 1, pool={}, stop=None, state=state)
 

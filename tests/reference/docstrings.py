@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Cost", "Thread/process safety", "Source", "Example")
-_HEAD = re.compile(rf"({'|'.join(SECTIONS)}):(.*)")
+_HEAD = re.compile(rf"({'|'.join(SECTIONS)})(?: \(([^)]+)\))?:(.*)")  # Args (of one group): there may be several
 _ITEM = re.compile(r"([\w*]+(?:, [\w*]+)*): (.*)")
 _CODE = re.compile(r"(`+[^`]+`+)")
 _SPECIAL = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])|\*")
@@ -18,11 +18,18 @@ _AS_IT_IS = ("|", "    ")  # tables, and what is indented, which is code
 
 @dataclass
 class Docstring:
-    """One docstring. `items` are sections of `name: text`, `texts` those of prose; names that share a text stand in one item."""
+    """One docstring.
+
+    Attributes:
+        items: sections of `name: text`; names that share a text are one item.
+        groups: the heading before an item, if a new group of arguments begins with it.
+        texts: sections of prose.
+    """
 
     summary: str = ""
     prose: str = ""
     items: dict[str, dict[tuple[str, ...], str]] = field(default_factory=dict)
+    groups: dict[tuple[str, ...], str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
 
     def names(self, *sections: str) -> set[str]:
@@ -46,14 +53,14 @@ def parse(raw: str | None) -> Docstring:
         while at < len(lines) and (not lines[at] or lines[at].startswith(" ")):
             body.append(lines[at])
             at += 1
-        _add(found, head[1], head[2].strip(), inspect.cleandoc("\n" + "\n".join(body)).splitlines())
+        _add(found, head[1], head[2] or "", head[3].strip(), inspect.cleandoc("\n" + "\n".join(body)).splitlines())
     paragraphs = "\n".join(prose).strip().split("\n\n", 1)
     found.summary = " ".join(paragraphs[0].split())
     found.prose = paragraphs[1].strip("\n") if len(paragraphs) > 1 else ""
     return found
 
 
-def _add(found: Docstring, section: str, beside: str, body: list[str]) -> None:
+def _add(found: Docstring, section: str, group: str, beside: str, body: list[str]) -> None:
     if section in ("Args", "Attributes", "Raises"):
         items: dict[tuple[str, ...], str] = {}
         for line in body:
@@ -63,7 +70,9 @@ def _add(found: Docstring, section: str, beside: str, body: list[str]) -> None:
                 items[names] = item[2]
             elif line:
                 items[names] += " " + line.strip()
-        found.items[section] = items
+        if group and items:
+            found.groups[next(iter(items))] = group
+        found.items.setdefault(section, {}).update(items)
     elif section == "Example":
         found.texts[section] = "\n".join(body)
     else:

@@ -127,7 +127,7 @@ def _parts(found: Docstring) -> Iterator[str]:
         yield markdown(found.prose)
     for section in ("Args", "Attributes"):
         if items := found.items.get(section):
-            yield "\n".join(f"* {', '.join(f'`{n}`' for n in listed)}: {markdown(text)}" for listed, text in items.items())
+            yield "\n".join(_heading(found, listed) + _item(listed, text) for listed, text in items.items())
     for section in SECTIONS:
         if items := found.items.get(section):
             lines = [f"* {', '.join(f'`{n}`' for n in listed)}: {markdown(text)}" for listed, text in items.items()]
@@ -136,3 +136,13 @@ def _parts(found: Docstring) -> Iterator[str]:
             yield f"**Example**\n\n```pycon\n{found.texts[section]}\n```"
         elif section in found.texts:
             yield f"**{section}**: {markdown(found.texts[section])}"
+
+
+def _item(listed: tuple[str, ...], text: str) -> str:
+    return f"* {', '.join(f'`{n}`' for n in listed)}: {markdown(text)}"
+
+
+def _heading(found: Docstring, listed: tuple[str, ...]) -> str:
+    """Return the heading of the group of arguments that begins with this item, if one does."""
+    group = found.groups.get(listed)
+    return f"\n**{group.capitalize()}**\n\n" if group else ""

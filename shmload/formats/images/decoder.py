@@ -1,7 +1,7 @@
 """ImageDecoder: from the bytes of an image file to a row of a batch, in two passes over the pixels.
 
 The library decodes, at a half, a quarter or an eighth where that is exact enough, and if it can only what the window needs;
-`_core.resample` takes the window out of that and resizes, mirrors, normalises and lays it out where it is delivered. It reckons in
+`_core.resample` takes the window out of that and resizes, mirrors, normalizes and lays it out where it is delivered. It reckons in
 pixels of the whole image either way, so that what was left out changes no byte. Parameters are drawn from the sample's own
 generator.
 
@@ -785,9 +785,9 @@ class ImageDecoder:
     Args:
         crop: RandomResizedCrop, CenterCrop, Resize or one's own; None: the image as it is.
         flip: probability of a mirror image, left to right.
-        normalise: (mean, standard deviation), each three numbers on the scale from 0 to 1; makes float32.
+        normalize: (mean, standard deviation), each three numbers on the scale from 0 to 1; makes float32.
         layout: "CHW", as torch's layers want it, or "HWC".
-        dtype: "uint8", or "float32": from 0 to 1, or normalised. Default: float32 if normalised.
+        dtype: "uint8", or "float32": from 0 to 1, or normalized. Default: float32 if normalized.
         decoder: "auto", "libjpeg" (Pillow's, which decodes only what the crop needs), "simplejpeg" or "pillow".
         scaled: let the JPEG decoder shrink large images to a half, a quarter or an eighth, as long as the crop stays twice as large
             as the result: mean deviation below 2 levels of 255. Without it, and for smaller images, no level is further than one
@@ -812,7 +812,7 @@ class ImageDecoder:
 
     crop: Crop | None = None
     flip: float = 0.0
-    normalise: tuple[Sequence[float], Sequence[float]] | None = None
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None
     layout: Literal["CHW", "HWC"] = "CHW"
     dtype: Literal["uint8", "float32"] | None = None
     decoder: Literal["auto", "libjpeg", "simplejpeg", "pillow"] = "auto"
@@ -830,8 +830,8 @@ class ImageDecoder:
         for name, choices in (("layout", ("CHW", "HWC")), ("dtype", (None, "uint8", "float32")), ("decoder", LIBRARIES)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} needs to be one of {choices}; got {getattr(self, name)!r}")
-        if self.normalise is not None and self.dtype == "uint8":
-            raise ValueError("normalise makes float32; leave dtype away or give dtype='float32'")
+        if self.normalize is not None and self.dtype == "uint8":
+            raise ValueError("normalize makes float32; leave dtype away or give dtype='float32'")
         object.__setattr__(self, "_crop", self.crop or Whole())
         object.__setattr__(self, "_levels", self._table())
 
@@ -918,16 +918,16 @@ class ImageDecoder:
 
     def _table(self) -> NDArray[np.float32] | None:
         """What each level of each channel becomes; None if they stay."""
-        if self.normalise is None and self.dtype != "float32":
+        if self.normalize is None and self.dtype != "float32":
             return None
-        mean, deviation = ((0,) * 3, (1,) * 3) if self.normalise is None else self.normalise
+        mean, deviation = ((0,) * 3, (1,) * 3) if self.normalize is None else self.normalize
         if len(mean) != 3 or len(deviation) != 3 or not all(each > 0 for each in deviation):
-            raise ValueError(f"normalise needs three means and three standard deviations above 0; got {self.normalise}")
+            raise ValueError(f"normalize needs three means and three standard deviations above 0; got {self.normalize}")
         return levels_of(mean, deviation)
 
 
 def levels_of(mean: Sequence[float], deviation: Sequence[float]) -> NDArray[np.float32]:
-    """What each level of each channel becomes, normalised by torchvision's arithmetic: shape (channels, 256)."""
+    """What each level of each channel becomes, normalized by torchvision's arithmetic: shape (channels, 256)."""
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
     return (levels - np.array(mean, np.float32)[:, None]) / np.array(deviation, np.float32)[:, None]
 

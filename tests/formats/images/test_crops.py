@@ -134,10 +134,10 @@ def test_the_middle_of_an_image_is_torchvisions_however_small_the_image_is(
 
 
 @pytest.mark.parametrize("layout", ["CHW", "HWC"])
-def test_black_around_a_small_image_is_normalised_too(photo: Image.Image, layout: Any) -> None:
+def test_black_around_a_small_image_is_normalized_too(photo: Image.Image, layout: Any) -> None:
     file = io.BytesIO()
     photo.save(file, "PNG")
-    decoder = ImageDecoder(CenterCrop(130), normalise=((0.5, 0.4, 0.3), (0.2, 0.2, 0.1)), layout=layout)
+    decoder = ImageDecoder(CenterCrop(130), normalize=((0.5, 0.4, 0.3), (0.2, 0.2, 0.1)), layout=layout)
     corner = decoder(file.getvalue())[:, 0, 0] if layout == "CHW" else decoder(file.getvalue())[0, 0]
     np.testing.assert_allclose(corner, [-2.5, -2.0, -3.0], rtol=1e-6)
 

@@ -127,7 +127,7 @@ def test_the_fast_dct_stays_near(photos: list[Path]) -> None:
     assert 0 < np.abs(exact - fast).mean() < SCALED_TOLERANCE
 
 
-def test_layout_type_and_normalisation_are_torchvisions(photo: Image.Image, encode: Encode) -> None:
+def test_layout_type_and_normalization_are_torchvisions(photo: Image.Image, encode: Encode) -> None:
     import torch
 
     data = encode(photo)
@@ -137,8 +137,8 @@ def test_layout_type_and_normalisation_are_torchvisions(photo: Image.Image, enco
     assert torch.equal(unit, torch.from_numpy(ImageDecoder(dtype="float32")(data)))
     mean, deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     expected = unit.sub(torch.tensor(mean)[:, None, None]).div(torch.tensor(deviation)[:, None, None])
-    assert torch.equal(expected, torch.from_numpy(ImageDecoder(normalise=(mean, deviation))(data)))
-    assert torch.equal(expected.permute(1, 2, 0), torch.from_numpy(ImageDecoder(normalise=(mean, deviation), layout="HWC")(data)))
+    assert torch.equal(expected, torch.from_numpy(ImageDecoder(normalize=(mean, deviation))(data)))
+    assert torch.equal(expected.permute(1, 2, 0), torch.from_numpy(ImageDecoder(normalize=(mean, deviation), layout="HWC")(data)))
 
 
 def test_flips_come_as_often_as_they_are_to(photo: Image.Image, encode: Encode) -> None:
@@ -244,9 +244,9 @@ def test_a_bomb_costs_nothing(encode: Encode, photo: Image.Image) -> None:
         ({"layout": "NCHW"}, r"layout needs to be one of \('CHW', 'HWC'\); got 'NCHW'"),
         ({"dtype": "float16"}, "dtype needs to be one of"),
         ({"decoder": "magick"}, "decoder needs to be one of"),
-        ({"dtype": "uint8", "normalise": ((0,) * 3, (1,) * 3)}, "normalise makes float32; leave dtype away"),
-        ({"normalise": ((0, 0), (1, 1))}, "normalise needs three means and three standard deviations above 0; got"),
-        ({"normalise": ((0, 0, 0), (1, 1, 0))}, "normalise needs three means"),
+        ({"dtype": "uint8", "normalize": ((0,) * 3, (1,) * 3)}, "normalize makes float32; leave dtype away"),
+        ({"normalize": ((0, 0), (1, 1))}, "normalize needs three means and three standard deviations above 0; got"),
+        ({"normalize": ((0, 0, 0), (1, 1, 0))}, "normalize needs three means"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:

@@ -1,7 +1,7 @@
-"""Normalise: float images of a delivered batch's bytes, in the trainer, on the device where they lie.
+"""Normalize: float images of a delivered batch's bytes, in the trainer, on the device where they lie.
 
 uint8 is a quarter of float32: that much less is written to the ring by the workers, and copied to a device. The numbers are
-those that `ImageDecoder(normalise=...)` makes in a worker: torchvision's arithmetic, (level / 255 - mean) / deviation in float32.
+those that `ImageDecoder(normalize=...)` makes in a worker: torchvision's arithmetic, (level / 255 - mean) / deviation in float32.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from shmload._core.resample import look_up
 from shmload.formats.images.decoder import levels_of
 
 
-class Normalise:
-    """Makes normalised floats of the images in a batch; for `after_batch` of ShmLoader, or a Map behind Collate of a pipeline.
+class Normalize:
+    """Makes normalized floats of the images in a batch; for `after_batch` of ShmLoader, or a Map behind Collate of a pipeline.
 
     Args:
         mean, std: a number for each channel, on the scale from 0 to 1.
@@ -30,9 +30,9 @@ class Normalise:
     Thread/process safety: any number of callers. Pickles.
     Example:
         >>> import torch
-        >>> from shmload.formats import Normalise
+        >>> from shmload.formats import Normalize
         >>> batch = {"image": torch.full((2, 3, 1, 1), 255, dtype=torch.uint8), "label": torch.arange(2)}
-        >>> Normalise([0.5, 0.5, 0.5], [0.5, 0.5, 0.25])(batch)["image"].flatten().tolist()
+        >>> Normalize([0.5, 0.5, 0.5], [0.5, 0.5, 0.25])(batch)["image"].flatten().tolist()
         [1.0, 1.0, 2.0, 1.0, 1.0, 2.0]
     """
 
@@ -71,7 +71,7 @@ class Normalise:
             images = batch[self.field]
         except (KeyError, IndexError, TypeError) as error:
             has = f"has {list(batch)}" if isinstance(batch, MutableMapping) else f"is {type(batch).__name__}"
-            raise ValueError(f"Normalise(field={self.field!r}) needs a batch with that field; this one {has}") from error
+            raise ValueError(f"Normalize(field={self.field!r}) needs a batch with that field; this one {has}") from error
         if isinstance(batch, tuple):
             fields = list(batch)
             fields[self.field] = self._images(images)  # type: ignore[index]  # a tuple has taken it
@@ -86,10 +86,10 @@ class Normalise:
         channels = len(self.mean)
         axis = -3 if self.layout == "CHW" else -1
         if not isinstance(images, torch.Tensor) or images.is_nested:
-            raise TypeError(f"Normalise needs a tensor, or a list of them; got {type(images).__name__}")
+            raise TypeError(f"Normalize needs a tensor, or a list of them; got {type(images).__name__}")
         if images.dtype != torch.uint8 or images.ndim < 3 or images.shape[axis] != channels:
             raise ValueError(
-                f"Normalise needs uint8 images of {channels} channels, laid out as {self.layout}; got {images.dtype} of shape "
+                f"Normalize needs uint8 images of {channels} channels, laid out as {self.layout}; got {images.dtype} of shape "
                 f"{tuple(images.shape)}"
             )
         if images.device.type == "cpu":
@@ -116,4 +116,4 @@ class Normalise:
         return vars(self) | {"_constants": {}}
 
     def __repr__(self) -> str:
-        return f"Normalise({self.mean}, {self.std}, field={self.field!r}, layout={self.layout!r}, dtype={self.dtype})"
+        return f"Normalize({self.mean}, {self.std}, field={self.field!r}, layout={self.layout!r}, dtype={self.dtype})"

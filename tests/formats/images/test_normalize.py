@@ -1,4 +1,4 @@
-"""Normalise: the numbers of torchvision's arithmetic, and those that the decoder makes in a worker, whatever the batch looks like."""
+"""Normalize: the numbers of torchvision's arithmetic, and those that the decoder makes in a worker, whatever the batch looks like."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 import shmload
 from shmload import ShmLoader
 from shmload._core.resample import look_up
-from shmload.formats import CenterCrop, ImageDecoder, ImageFolder, Normalise
+from shmload.formats import CenterCrop, ImageDecoder, ImageFolder, Normalize
 from shmload.pipeline import Collate, Conveyer, Map, Range
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -35,15 +35,15 @@ def by_hand(images: torch.Tensor, layout: str = "CHW") -> torch.Tensor:
 def test_every_number_is_that_of_the_formula(layout: str, shape: tuple[int, ...]) -> None:
     sides = (3, 130, 150) if layout == "CHW" else (130, 150, 3)  # several parts, the last one smaller
     images = torch.from_numpy(np.random.default_rng(7).integers(0, 256, (*shape, *sides), np.uint8))
-    made = Normalise(MEAN, STD, field=None, layout=layout)(images)
+    made = Normalize(MEAN, STD, field=None, layout=layout)(images)
     assert made.dtype == torch.float32
     assert torch.equal(made, by_hand(images, layout))
-    assert torch.equal(Normalise(MEAN, STD, field=None, layout=layout, dtype=torch.float16)(images), made.to(torch.float16))
+    assert torch.equal(Normalize(MEAN, STD, field=None, layout=layout, dtype=torch.float16)(images), made.to(torch.float16))
 
 
 def test_images_that_do_not_lie_in_a_row_are_taken() -> None:
     images = torch.arange(256, dtype=torch.uint8).reshape(4, 1, 8, 8)[::2, :, 1:, ::3].expand(2, 3, 7, 3)
-    assert torch.equal(Normalise(MEAN, STD, field=None)(images), by_hand(images))
+    assert torch.equal(Normalize(MEAN, STD, field=None)(images), by_hand(images))
 
 
 IMAGES = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 2, 2)
@@ -62,7 +62,7 @@ LABELS = torch.arange(2)
     ids=["dict", "OrderedDict", "list", "tuple", "namedtuple"],
 )
 def test_a_batch_of_any_kind_keeps_it_and_is_not_changed(batch: Any, field: Any) -> None:
-    made = Normalise(MEAN, STD, field=field)(batch)
+    made = Normalize(MEAN, STD, field=field)(batch)
     assert type(made) is type(batch)
     assert torch.equal(made[field], by_hand(IMAGES))
     assert batch[field] is IMAGES
@@ -72,14 +72,14 @@ def test_a_batch_of_any_kind_keeps_it_and_is_not_changed(batch: Any, field: Any)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_folders_images_are_those_that_workers_normalise(num_workers: int) -> None:
+def test_a_folders_images_are_those_that_workers_normalize(num_workers: int) -> None:
     def batches(image: ImageDecoder, **options: Any) -> list[Any]:
         dataset = ImageFolder(PHOTOS, image, labels=range(len(PHOTOS)))
         with ShmLoader(dataset, 3, shuffle=True, seed=1, num_workers=num_workers, **options) as loader:
             return list(loader)
 
-    there = batches(ImageDecoder(CenterCrop(48), normalise=(MEAN, STD)))
-    here = batches(ImageDecoder(CenterCrop(48)), after_batch=Normalise(MEAN, STD))
+    there = batches(ImageDecoder(CenterCrop(48), normalize=(MEAN, STD)))
+    here = batches(ImageDecoder(CenterCrop(48)), after_batch=Normalize(MEAN, STD))
     for a, b in zip(there, here, strict=True):
         assert torch.equal(a["image"], b["image"])
         assert torch.equal(a["label"], b["label"])
@@ -88,7 +88,7 @@ def test_a_folders_images_are_those_that_workers_normalise(num_workers: int) -> 
 def test_ragged_images_are_a_list_of_floats() -> None:
     with ShmLoader(ImageFolder(PHOTOS[:2]), 2, num_workers=1, ragged="list") as loader:
         (batch,) = loader
-    made = Normalise(MEAN, STD)(batch)["image"]
+    made = Normalize(MEAN, STD)(batch)["image"]
     assert [torch.equal(each, by_hand(image)) for each, image in zip(made, batch["image"], strict=True)] == [True, True]
 
 
@@ -97,8 +97,8 @@ def picture(index: int) -> dict[str, Any]:
     return {"image": np.full((3, 4, 5), index, np.uint8)}
 
 
-def test_a_pipeline_normalises_whole_batches() -> None:
-    stages = [Range(6, repeating=False), Map(picture), Collate(3), Map(Normalise(MEAN, STD))]
+def test_a_pipeline_normalizes_whole_batches() -> None:
+    stages = [Range(6, repeating=False), Map(picture), Collate(3), Map(Normalize(MEAN, STD))]
     with Conveyer(stages) as pipeline:
         batches = [batch["image"] for batch in pipeline]
     expected = torch.stack([torch.from_numpy(picture(index)["image"]) for index in range(6)])
@@ -106,11 +106,11 @@ def test_a_pipeline_normalises_whole_batches() -> None:
 
 
 def test_it_pickles_without_what_lies_on_a_device() -> None:
-    normalise = Normalise(MEAN, STD, field=None, layout="HWC", dtype=torch.bfloat16)
+    normalize = Normalize(MEAN, STD, field=None, layout="HWC", dtype=torch.bfloat16)
     images = torch.ones(1, 2, 2, 3, dtype=torch.uint8)
-    made = normalise(images)
-    copied = pickle.loads(pickle.dumps(normalise))
-    assert repr(copied) == repr(normalise)
+    made = normalize(images)
+    copied = pickle.loads(pickle.dumps(normalize))
+    assert repr(copied) == repr(normalize)
     assert copied._constants == {}
     assert torch.equal(copied(images), made)
 
@@ -129,7 +129,7 @@ def test_it_pickles_without_what_lies_on_a_device() -> None:
 )
 def test_what_are_no_such_images_is_refused(batch: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, TypeError), match=said):
-        Normalise(MEAN, STD, **options)(batch)
+        Normalize(MEAN, STD, **options)(batch)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_what_are_no_such_images_is_refused(batch: Any, options: dict[str, Any],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Normalise(*arguments, **options)
+        Normalize(*arguments, **options)
 
 
 @pytest.mark.parametrize(

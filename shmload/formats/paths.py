@@ -50,9 +50,16 @@ def check_local(path: str | os.PathLike[str], reader: str) -> None:
         )
 
 
-def check_file(path: str | os.PathLike[str], reader: str) -> None:
+_JOIN = "give the path of a file; several are joined by torch.utils.data.ConcatDataset"
+
+
+def check_file(path: str | os.PathLike[str], reader: str, remedy: str = _JOIN) -> None:
     """Raise if `path` is a URL or a folder, of which the reader takes one file.
 
+    Args:
+        path: what the user gave.
+        reader: the class that was to read it, for the error.
+        remedy: what the error advises instead of a folder.
     Raises:
         ValueError: it is one of these; names some of the folder's files.
     """
@@ -60,10 +67,7 @@ def check_file(path: str | os.PathLike[str], reader: str) -> None:
     if os.path.isdir(path):
         names = sorted(name for name in os.listdir(path) if not is_hidden(name))
         there = f"it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else "it is empty"
-        raise ValueError(
-            f"{reader} reads one file, and {os.fspath(path)} is a folder ({there}): give the path of a file; several are joined by "
-            "torch.utils.data.ConcatDataset"
-        )
+        raise ValueError(f"{reader} reads one file, and {os.fspath(path)} is a folder ({there}): {remedy}")
 
 
 def is_hidden(key: str) -> bool:

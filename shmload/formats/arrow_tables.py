@@ -140,6 +140,24 @@ class ArrowColumn:
         return chunk, rows - self.starts[chunk]
 
 
+@dataclass(frozen=True, eq=False)
+class TextLists:
+    """A column whose rows are lists of text, which only pyarrow reads.
+
+    Attributes:
+        name: of the column.
+        table: a ChunkedArray of the rows.
+    """
+
+    name: str
+    table: Any = field(repr=False)
+
+    def read(self, rows: Indices) -> list[Any]:
+        """Return rows as pyarrow's `to_pylist` does: lists of str or bytes; nulls within them are None."""
+        found: list[Any] = self.table.take(pa.array(rows)).to_pylist()
+        return found
+
+
 def _strip_nul(addresses: Indices, lengths: Indices) -> None:
     """Shortens the values that end with NUL."""
     left = np.flatnonzero(lengths)
@@ -295,13 +313,16 @@ def spec_of(field: Any, path: str, asked: Any) -> Any:
         kind = kind.value_type
     stored = _dtype_of(kind)
     is_text = stored in (str, bytes)
+    if is_text and extents and not isinstance(field.type, pa.BaseExtensionType):
+        spec = stored, (None,) * len(extents)
+        return spec if asked in (None, spec) else _refuse(field, path, asked)
     is_permuted = getattr(field.type, "permutation", None) is not None
     if stored is None or None in extents[1:] or is_permuted or (extents and (is_text or stored == np.bool_)):
         is_picture = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
         decode = f"RemoteDataset.from_urls(folder).indexed(decode={{{field.name!r}: ImageDecoder()}})"
         remedy = f", or read its pictures with {decode}" if is_picture else ""
         raise NoField(
-            f"{path}: column {field.name!r} of {field.type} is no field of a batch: those are numbers, text, and lists of numbers; "
+            f"{path}: column {field.name!r} of {field.type} is no field of a batch: those are numbers, text, and lists of these; "
             f"name the others in columns={remedy}"
         )
     if is_text:
@@ -344,7 +365,7 @@ def plain_values(values: Any) -> Any:
     return values if wanted == values.type else values.cast(wanted)
 
 
-Table = dict[str, ArrowColumn]
+Table = dict[str, ArrowColumn | TextLists]
 
 
 class Groups(ABC):
@@ -385,7 +406,9 @@ class Groups(ABC):
         table, numbers = self._table(rows)
         for name, spec in self.schema.items():
             column = table[name]
-            if spec in (str, bytes):
+            if isinstance(column, TextLists):
+                out[name] = column.read(numbers)
+            elif spec in (str, bytes):
                 out[name] = column.text(numbers, strips_nul=False)
             elif spec[1] and spec[1][0] is None:
                 column.read_ragged(numbers, out)
@@ -527,13 +550,15 @@ def schema_of(
     return {field.name: spec_of(field, first, asked.get(field.name)) for field in fields}
 
 
-def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn:
+def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn | TextLists:
     """A column of a row group, or of some of its rows, as the schema's `spec` has it."""
     if values.null_count:
         raise SampleError(
             f"{where}: column {name!r} has {values.null_count} nulls, which no array holds: give fill_null={{{name!r}: value}}, or "
             "leave it out of columns="
         )
+    if isinstance(spec, tuple) and spec[0] in (str, bytes):
+        return TextLists(name, values)
     found = column_of(name, values)
     if found is None:
         raise SampleError(
@@ -556,8 +581,10 @@ def _joined(tables: Sequence[Table]) -> Table:
     return tables[0] if len(tables) == 1 else {name: _one_column([table[name] for table in tables]) for name in tables[0]}
 
 
-def _one_column(columns: Sequence[ArrowColumn]) -> ArrowColumn:
-    first = columns[0]
+def _one_column(columns: Sequence[Any]) -> ArrowColumn | TextLists:
+    first: ArrowColumn | TextLists = columns[0]
+    if isinstance(first, TextLists):
+        return TextLists(first.name, pa.chunked_array([chunk for column in columns for chunk in column.table.chunks]))
     is_alike = len({column.extents for column in columns}) == 1
     lengths = np.concatenate([np.diff(column.starts) for column in columns])
     return replace(

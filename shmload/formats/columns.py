@@ -480,8 +480,8 @@ class ParquetDataset(GroupedDataset):
     cache: read in blocks instead, with a `BlockShuffle` of `block_size` rows whose window fits the cache. Every worker reads
     of every window, and each has a cache of its own.
 
-    Numbers and booleans become numbers, strings text, lists of numbers ragged arrays, fixed-size lists arrays; dates, times and
-    durations int64 in their own unit. Dictionaries are expanded.
+    Numbers and booleans become numbers, strings text, lists of numbers ragged arrays, fixed-size lists arrays, lists of strings
+    lists; dates, times and durations int64 in their own unit. Dictionaries are expanded.
 
     Args:
         paths: files, folders or patterns with * ? [ ]. The files of a folder or a pattern are sorted by name; those whose name, or

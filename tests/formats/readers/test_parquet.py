@@ -282,3 +282,37 @@ def test_rows_beside_a_row_group_of_other_lengths_are_read(tmp_path: Path) -> No
         with pytest.raises(SampleError, match="the schema says rows of shape"):
             dataset[8]
         assert [dataset[row]["x"].tolist() for row in (0, 7, 4)] == [[1, 2]] * 3
+
+
+LISTS_OF_TEXT = {
+    "strings": (pa.list_(pa.string()), [["a", "", "ü"], [], ["b"], [None, "c"], ["d"] * 5, ["e"]]),
+    "large": (pa.large_list(pa.large_string()), [["a"], [], [None], ["b", "c"], [], ["d"]]),
+    "binary": (pa.list_(pa.binary()), [[b"a", b""], [b"\x00\xff"], [], [None], [b"b"], []]),
+    "pairs": (pa.list_(pa.string(), 2), [["a", "b"], ["c", "d"], ["e", "f"], ["g", None], ["h", "i"], ["j", "k"]]),
+    "nested": (pa.list_(pa.list_(pa.string())), [[["a"], []], [], [["b", "c"]], [None], [[]], [["d"]]]),
+}
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("mode", [{"seed": 1}, {}, {"ragged": "pad"}])
+def test_lists_of_text_are_what_pyarrow_makes_of_them(tmp_path: Path, mode: dict[str, Any], cache_bytes: int) -> None:
+    columns = {name: pa.array(values, kind) for name, (kind, values) in LISTS_OF_TEXT.items()}
+    columns |= {"x": pa.array(range(6)), "text": pa.array("uvwxyz"), "runs": pa.array([[1], [2, 3], [], [4], [5], [6]])}
+    path = written(tmp_path / "t.parquet", 2, **columns)
+    wanted = pq.read_table(path, columns=list(LISTS_OF_TEXT)).to_pylist()
+    dataset = ParquetDataset(path, cache_bytes=cache_bytes)
+    assert [{name: sample[name] for name in LISTS_OF_TEXT} for sample in dataset] == wanted
+    with ShmLoader(dataset, batch_size=4, sampler=[5, 0, 3, 1, 2, 4], num_workers=0, **mode) as loader:
+        rows = [
+            dict(zip(LISTS_OF_TEXT, values, strict=True))
+            for batch in loader
+            for values in zip(*(batch[name] for name in LISTS_OF_TEXT), strict=True)
+        ]
+        assert rows == [wanted[i] for i in ([5, 0, 3, 1, 2, 4])]
+
+
+def test_null_in_place_of_a_list_of_text_is_filled(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.parquet", x=pa.array([["a"], None], pa.list_(pa.string())))
+    with pytest.raises(SampleError, match=r"column 'x' has 1 nulls, .* give fill_null"):
+        ParquetDataset(path)[0]
+    assert ParquetDataset(path, fill_null={"x": []})[1] == {"x": []}

@@ -196,8 +196,8 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | str | None = 
 
     Args:
         schema: a None in a shape is a ragged dimension; `str` and `bytes` are dtypes of text, and `(str, (None,))` is a list
-            of text, in which values may be None. It may be an object with a true attribute `zero_fill`: rows are zeroed before the dataset
-            writes them.
+            of text, in which values may be None. It may be an object with a true attribute `zero_fill`: rows are zeroed before the
+            dataset writes them.
         batch_type: what a batch is: dict (default), tuple, list, a named tuple class with the schema's fields; or "single",
             the one field by itself.
     """

@@ -38,6 +38,7 @@ from shmload.batch.layout import of_any
 from shmload.batch.ragged import TextRuns
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats.columns import BlockCache, Indices, NoField
+from shmload.formats.hive import partition_columns, with_partitions
 from shmload.formats.parquet_footer import check_file
 
 Chunk = tuple[int, int, int, int]  # address of element 0, of the first offset (0: rows of one length), first, last element
@@ -467,11 +468,21 @@ class Groups(ABC):
 
 
 class RowGroups(Groups):
-    """The row groups of Parquet files."""
+    """The row groups of Parquet files.
+
+    Args:
+        paths: of the files.
+        folders: for each, the folder below which names of folders are columns (hive.py).
+        names: of the columns; None: all.
+        asked: the user's own entries of the schema.
+        fill_null: values in place of nulls, by column.
+        cache_bytes: of decoded row groups.
+    """
 
     def __init__(
         self,
         paths: Sequence[str],
+        folders: Sequence[str],
         names: Sequence[str] | None,
         asked: Mapping[str, Any],
         fill_null: Mapping[str, Any],
@@ -479,12 +490,14 @@ class RowGroups(Groups):
     ) -> None:
         self._files = [_file(path) for path in paths]
         self._paths = paths
-        schemas = {path: file.schema_arrow for path, file in zip(paths, self._files, strict=True)}
+        said = partition_columns(paths, folders, names)
+        schemas = {path: with_partitions(file.schema_arrow, said, path) for path, file in zip(paths, self._files, strict=True)}
         schema = schema_of(schemas, names, asked, fill_null, "files")
-        self._names = list(schema)
+        self._said = {name: values for name, values in said.items() if name in schema}
+        self._stored = [name for name in schema if name not in said]
         for path, file in zip(paths, self._files, strict=True):
             try:
-                check_file(path, file.metadata, self._names, "name the others in columns=")
+                check_file(path, file.metadata, self._stored, "name the others in columns=")
             except NoField as error:
                 raise NoField(f"{path}: {error}") from None
         every = [(f, g, file.metadata.row_group(g)) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
@@ -499,13 +512,15 @@ class RowGroups(Groups):
     def _load(self, group: int) -> Mapping[str, Any]:
         file, number = self._places[group]
         try:
-            table = self._files[file].read_row_group(number, columns=self._names, use_threads=False)
-            columns = {name: plain_values(table.column(name)) for name in self._names}
+            table = self._files[file].read_row_group(number, columns=self._stored, use_threads=False)
+            columns = {name: plain_values(table.column(name)) for name in self._stored}
             for values in columns.values():
                 values.validate(full=True)  # UTF-8, and that offsets are in order
         except (pa.ArrowException, OSError, ValueError) as error:
             raise ShardCorrupt(f"{self._where(group)}: {error}") from error
-        return columns
+        num_rows = int(self.starts[group + 1] - self.starts[group])
+        said = {name: pa.chunked_array([pa.repeat(values[file], num_rows)]) for name, values in self._said.items()}
+        return columns | said
 
 
 def _file(path: str) -> Any:

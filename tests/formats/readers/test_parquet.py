@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -316,3 +317,73 @@ def test_null_in_place_of_a_list_of_text_is_filled(tmp_path: Path) -> None:
     with pytest.raises(SampleError, match=r"column 'x' has 1 nulls, .* give fill_null"):
         ParquetDataset(path)[0]
     assert ParquetDataset(path, fill_null={"x": []})[1] == {"x": []}
+
+
+def partitioned(folder: Path, files: dict[str, dict[str, Any]]) -> Path:
+    for name, columns in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        written(folder / name, **columns)
+    return folder
+
+
+HIVE: list[list[str]] = [
+    ["year=2024/month=01", "year=2024/month=02", "year=2023/month=12"],
+    ["y=a%20b%2Fc", "y=1"],
+    ["y=1/z=2", "y=3/z=x"],
+    ["y=3000000000"],
+    ["y=-5", "y=007", "y=-0", "y=2147483647", "y=-2147483648", "y=0x10"],
+    *(
+        [f"y={value}"]
+        for value in ("+1", " 1", "1 ", "1.5", "true", "2024-01-01", "a=b", "2147483648", "%31", "%zz", "-", "1_0", "\u0661")
+    ),
+    ["y=", "y=1"],
+    ["other/y=1"],
+    ["y=1/y=2"],
+    ["a%20b=1"],
+]
+
+
+@pytest.mark.parametrize("folders", HIVE, ids=" ".join)
+@pytest.mark.parametrize("by", ["folder", "pattern"])
+def test_partitions_are_columns_as_pyarrow_has_them(tmp_path: Path, folders: list[str], by: str) -> None:
+    partitioned(tmp_path / "lr=0.1", {f"{folder}/{i}.parquet": {"x": [i, i + 100]} for i, folder in enumerate(folders)})
+    root = tmp_path / "lr=0.1"
+    theirs = ds.dataset(root, partitioning="hive")
+    dataset = ParquetDataset(root if by == "folder" else f"{root}/**/*.parquet")
+    samples = [{k: v if isinstance(v, str) else v.item() for k, v in sample.items()} for sample in dataset]
+    assert sorted(samples, key=lambda s: s["x"]) == sorted(theirs.to_table().to_pylist(), key=lambda s: s["x"])
+    kinds = {"int32": ("int32", ()), "int64": ("int64", ()), "string": str}
+    assert dataset.schema == {field.name: kinds[str(field.type)] for field in theirs.schema}
+    batch = batch_of(ParquetDataset(root, columns=[theirs.schema.names[-1]]))  # nothing of the files themselves
+    assert len(batch[theirs.schema.names[-1]]) == len(samples)
+
+
+def test_partition_that_is_null_needs_a_value(tmp_path: Path) -> None:
+    null = "y=__HIVE_DEFAULT_PARTITION__"
+    root = partitioned(tmp_path / "t", {"y=1/a.parquet": {"x": [1]}, f"{null}/b.parquet": {"x": [2]}, "c.parquet": {"x": [3]}})
+    wanted = sorted(ds.dataset(root, partitioning="hive").to_table().to_pylist(), key=lambda s: s["x"])
+    assert [row["y"] for row in wanted] == [1, None, None]
+    with pytest.raises(SampleError, match=r"column 'y' has 1 nulls, .* give fill_null"):
+        list(ParquetDataset(root))
+    filled = sorted((int(s["x"]), int(s["y"])) for s in ParquetDataset(root, fill_null={"y": -1}))
+    assert filled == [(1, 1), (2, -1), (3, -1)]
+    only = partitioned(tmp_path / "only", {f"{null}/b.parquet": {"x": [2]}})
+    with pytest.raises(
+        ValueError, match=r"b\.parquet: the folders' names give column 'y' the value .* only, so its type is unknown"
+    ):
+        len(ParquetDataset(only))
+    assert [sample["x"] for sample in ParquetDataset(only, columns=["x"])] == [2]
+
+
+def test_partition_and_column_of_one_name(tmp_path: Path) -> None:
+    same = partitioned(tmp_path / "same", {"y=1/a.parquet": {"y": pa.array([7, 8], pa.int32()), "x": [1, 2]}})
+    rows = [{name: value.item() for name, value in sample.items()} for sample in ParquetDataset(same)]
+    assert rows == ds.dataset(same, partitioning="hive").to_table().to_pylist() == [{"y": 1, "x": 1}, {"y": 1, "x": 2}]
+    other = partitioned(tmp_path / "other", {"y=1/a.parquet": {"y": [7, 8], "x": [1, 2]}})
+    with pytest.raises(ValueError, match=r"column 'y' is int64 in the file, and int32 by the name of its folder"):
+        len(ParquetDataset(other))
+    assert [sample["x"] for sample in ParquetDataset(other, columns=["x"])] == [1, 2]
+    assert [sample["y"] for sample in ParquetDataset(other / "y=1" / "a.parquet")] == [7, 8]
+    bad = partitioned(tmp_path / "bad", {"y=%ff/a.parquet": {"x": [1]}})
+    with pytest.raises(ValueError, match=r"the folder name 'y=%ff' is not UTF-8 after URL decoding"):
+        len(ParquetDataset(bad))

@@ -19,7 +19,7 @@ import copy
 import math
 import pickle
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -281,6 +281,27 @@ def filled(like: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]
             return made
         make: Any = type(like)
         return cast(Mapping[Any, Any], make(values))
+    except TypeError:  # it cannot be made so
+        return values
+
+
+def is_sequence(value: Any) -> bool:
+    """Return whether samples like this one are transposed, as torch's collate does: any sequence but text and runs of bytes."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
+
+
+def sequence_like(like: Sequence[Any], values: list[Any]) -> Any:
+    """Return a sequence of the same kind as `like`, around other values: as torch's collate makes batches of sequences."""
+    if isinstance(like, tuple):
+        return values
+    try:
+        if isinstance(like, MutableSequence):
+            made = copy.copy(like)
+            for i, value in enumerate(values):
+                made[i] = value
+            return made
+        make: Any = type(like)
+        return make(values)
     except TypeError:  # it cannot be made so
         return values
 

@@ -24,6 +24,7 @@ A batch of any structure in a slot: text, ragged fields, objects, what a custom 
     ("tupled", node)  what is a list, as a tuple
     ("list", nodes)  ("tuple", nodes)  ("dict", keys, nodes)  ("named", pickled class, nodes)
     ("filled", keys, nodes, node)  a mapping of another kind than dict, like that of the last node
+    ("sequence", nodes, node)  a sequence of another kind than list, like that of the last node
     ("record", pickled class, names, nodes)  a dataclass
     ("tensor" or "array", dtype, shape, strides or None, offset)
     ("rows", dtype, elements of each, shape of each or None, offset)  a list of tensors, end to end

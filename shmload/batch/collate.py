@@ -470,7 +470,9 @@ class _Columns:
         except (TypeError, ValueError, RuntimeError):
             return self._list(values, name)
         element = of_torch(tensors.dtype)
-        return self._list(values, name) if element is None else self._rows(Rows(list(tensors), element.name), name)
+        if element is not None:
+            return self._rows(Rows(list(tensors), element.name), name)
+        return self._packer.node(tensors) if self._ragged.mode(name or "data") is None else self._list(values, name)
 
     def _rows(self, rows: Rows, name: str) -> Node:
         """Rows of one dtype: stacked if they are equal in shape and nothing else was asked for."""

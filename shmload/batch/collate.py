@@ -447,7 +447,7 @@ class _Columns:
         rule, first = self._ragged, values[0]
         if rule is None:
             raise _UnusualError
-        if all(is_plain_tensor(v) for v in values):
+        if all(type(v).__name__ == "Tensor" and is_plain_tensor(v) for v in values):
             return self._promoted(values, name)
         is_strided = all(str(v.layout) == "torch.strided" and not v.is_nested for v in values)
         if rule.mode(name or "data") is not None or not is_strided or any(v.shape != first.shape for v in values):

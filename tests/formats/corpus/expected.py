@@ -34,6 +34,4 @@ FORMATS = (
     Expected("HDF5Dataset", r"not in this machine's byte order", "h5py leaves them so"),
 )
 
-DEFECTS: tuple[Expected, ...] = (
-    Expected("ImageFolder", r"bad ICC marker", "simplejpeg takes a warning about an ICC profile for damage"),
-)
+DEFECTS: tuple[Expected, ...] = ()

@@ -56,18 +56,38 @@ cdef void _pad(void *to, int64_t value, bint is_long, size_t n) noexcept nogil:
             (<int32_t *>to)[i] = <int32_t>value
 
 
+cdef Py_ssize_t _last_begun(const int64_t[::1] begins, int64_t at) noexcept nogil:
+    """The last file that begins at or before `at`, which is one that is not empty; `begins` ends with the end of all."""
+    cdef Py_ssize_t low = 0, high = begins.shape[0] - 1, middle
+    while high - low > 1:
+        middle = (low + high) // 2
+        if begins[middle] <= at:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
 cdef class WindowReader:
     """Reads windows of tokens.
 
+    Tokens may lie in several files. They are numbered through: a window or a piece belongs to one file.
+
     Args:
-        address, num_tokens, kind: the tokens; kind is numpy's letter and size, such as "u2".
+        addresses: of each file's first token.
+        file_begins: number of each file's first token, and the number of all tokens.
+        window_begins: number of each file's first window, and the number of all windows; not used with a plan.
+        kind: numpy's letter and size of a token, such as "u2".
         window: tokens of a row.
-        stride: from one window to the next, or 0 where a plan (`ends`, `starts`, `lengths`) says where they are.
+        num_windows: rows there are.
+        stride: from one window of a file to the next, or 0 where a plan (`ends`, `starts`, `lengths`) says where they are.
+        pad: the token that fills what a window has left.
+        is_long: write int64, not int32.
         keeper: keeps the tokens mapped.
     """
 
-    cdef const uint8_t *_tokens
-    cdef int64_t _num_tokens, _window, _stride, _pad_value
+    cdef const int64_t[::1] _addresses, _file_begins, _window_begins
+    cdef int64_t _window, _stride, _pad_value
     cdef readonly int64_t num_windows
     cdef int _size
     cdef bint _is_signed, _is_long
@@ -76,11 +96,12 @@ cdef class WindowReader:
     cdef object _keeper
 
     def __cinit__(
-        self, uintptr_t address, int64_t num_tokens, str kind, int64_t window, int64_t num_windows, int64_t stride,
-        const int64_t[::1] ends, const int64_t[::1] starts, const int32_t[::1] lengths, int64_t pad, bint is_long, keeper,
+        self, const int64_t[::1] addresses, const int64_t[::1] file_begins, const int64_t[::1] window_begins, str kind,
+        int64_t window, int64_t num_windows, int64_t stride, const int64_t[::1] ends, const int64_t[::1] starts,
+        const int32_t[::1] lengths, int64_t pad, bint is_long, keeper,
     ):
-        self._tokens = <const uint8_t *>address
-        self._num_tokens, self._window, self._stride, self._pad_value = num_tokens, window, stride, pad
+        self._addresses, self._file_begins, self._window_begins = addresses, file_begins, window_begins
+        self._window, self._stride, self._pad_value = window, stride, pad
         self._ends, self._starts, self._lengths = ends, starts, lengths
         self.num_windows = num_windows
         self._size, self._is_signed, self._is_long = int(kind[1]), kind[0] == "i", is_long
@@ -118,7 +139,7 @@ cdef class WindowReader:
 
     cdef void _ask(self, int64_t at) noexcept nogil:
         """Has a window brought near that is copied soon: they lie anywhere, and waiting for one costs more than widening it."""
-        cdef const uint8_t *window = self._tokens + (at + self.num_windows if at < 0 else at) * self._stride * self._size
+        cdef const uint8_t *window = self._at_stride(at + self.num_windows if at < 0 else at)
         cdef int64_t line = 0, nbytes = min(self._window * self._size, <int64_t>NBYTES_ASKED)
         while line < nbytes:
             ask_for(window + line)
@@ -129,11 +150,11 @@ cdef class WindowReader:
         cdef int64_t length
         cdef size_t width = 8 if self._is_long else 4
         if self._stride:
-            self._copy(at * self._stride, to, self._window)
+            self._write(self._at_stride(at), to, self._window)
             return
         for piece in range(self._ends[at - 1] if at else 0, self._ends[at]):
             length = self._lengths[piece]
-            self._copy(self._starts[piece], to + used * width, length)
+            self._write(self._token(self._starts[piece]), to + used * width, length)
             segment += 1
             if segments != NULL:
                 for j in range(length):
@@ -146,8 +167,16 @@ cdef class WindowReader:
                 segments[j] = 0
                 positions[j] = 0
 
-    cdef void _copy(self, int64_t start, void *to, size_t n) noexcept nogil:
-        cdef const uint8_t *at = self._tokens + start * self._size
+    cdef const uint8_t *_at_stride(self, int64_t window) noexcept nogil:
+        """The first token of a window that lies at the stride."""
+        cdef Py_ssize_t file = _last_begun(self._window_begins, window)
+        return <const uint8_t *><uintptr_t>self._addresses[file] + (window - self._window_begins[file]) * self._stride * self._size
+
+    cdef const uint8_t *_token(self, int64_t number) noexcept nogil:
+        cdef Py_ssize_t file = _last_begun(self._file_begins, number)
+        return <const uint8_t *><uintptr_t>self._addresses[file] + (number - self._file_begins[file]) * self._size
+
+    cdef void _write(self, const uint8_t *at, void *to, size_t n) noexcept nogil:
         if self._size == 2:
             if self._is_signed:
                 _widen(<const int16_t *>at, to, self._is_long, n)

@@ -6,8 +6,9 @@ class WindowReader:
     num_windows: int
     def __new__(
         cls,
-        address: int,
-        num_tokens: int,
+        addresses: NDArray[Any],
+        file_begins: NDArray[Any],
+        window_begins: NDArray[Any],
         kind: str,
         window: int,
         num_windows: int,

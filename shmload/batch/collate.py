@@ -37,7 +37,19 @@ from numpy.typing import NDArray
 from shmload._core.array_rows import RowGather
 from shmload._core.mapping import Mapping as Memory
 from shmload._core.rows import ArrayColumn, BoolColumn, Column, DictPart, FloatColumn, IntColumn, Part, SequencePart, TensorColumn
-from shmload.batch.layout import NUMBERS, Field, Layout, array_over, filled, is_plain_tensor, of_any, of_numpy, of_torch, structure
+from shmload.batch.layout import (
+    NUMBERS,
+    Field,
+    Layout,
+    array_over,
+    filled,
+    is_plain_tensor,
+    is_sequence,
+    of_any,
+    of_numpy,
+    of_torch,
+    structure,
+)
 from shmload.batch.ragged import ATOMS, Node, PackedBatch, Packer, Ragged, Rows, check_rows, is_record, ragged_node, stacked
 from shmload.errors import SampleError
 
@@ -382,7 +394,7 @@ class _Columns:
             return self._unusual_tensors(values, name)
         if self._ragged is None:
             raise _UnusualError
-        if len(kinds) == 1 and isinstance(head, Mapping):
+        if all(isinstance(value, Mapping) for value in values):
             return self._mappings(values, name)
         if len(kinds) == 1 and is_record(kind):
             names = [f.name for f in dataclasses.fields(head)]
@@ -390,6 +402,10 @@ class _Columns:
             return "record", pickle.dumps(kind), names, columns
         if all(isinstance(value, _ANY_NUMBER) for value in values):
             return self._unlike_numbers(values, name)
+        if isinstance(head, np.ndarray) and all(isinstance(value, np.ndarray) or is_tensor(value) for value in values):
+            return self._promoted(values, name)
+        if all(map(is_sequence, values)):
+            return self._sequences(values, name)
         return self._list(values, name)
 
     # ------------------------------------------------------------ leaves
@@ -414,7 +430,7 @@ class _Columns:
         dtype = values[0].dtype
         element = of_numpy(dtype)
         if element is None or [v.dtype for v in values].count(dtype) != len(values):
-            return self._list(values, name)
+            return self._promoted(values, name)
         if isinstance(values[0], np.generic):
             return self._packer.tensor(np.array(values, dtype))
         return self._rows(Rows(values, element.name), name)
@@ -431,11 +447,32 @@ class _Columns:
         rule, first = self._ragged, values[0]
         if rule is None:
             raise _UnusualError
-        is_alike = all(v.dtype is first.dtype and v.shape == first.shape for v in values if not v.is_nested)
+        if all(type(v).__name__ == "Tensor" and is_plain_tensor(v) for v in values):
+            return self._promoted(values, name)
         is_strided = all(str(v.layout) == "torch.strided" and not v.is_nested for v in values)
-        if rule.mode(name or "data") is not None or not (is_strided and is_alike):
+        if rule.mode(name or "data") is not None or not is_strided or any(v.shape != first.shape for v in values):
             return self._list(values, name)
-        return self._packer.node(sys.modules["torch"].stack(values))
+        try:
+            return self._packer.node(sys.modules["torch"].stack(values))
+        except RuntimeError:  # of dtypes that have none in common
+            return self._list(values, name)
+
+    def _promoted(self, values: list[Any], name: str) -> Node:
+        """Arrays or tensors of one shape and several dtypes, as torch's collate promotes them; a list if it refuses them."""
+        if self._ragged is None:
+            raise _UnusualError
+        import torch
+
+        if any(v.shape != values[0].shape for v in values):
+            return self._list(values, name)
+        try:
+            tensors = torch.stack([torch.as_tensor(_writable(v)) for v in values])
+        except (TypeError, ValueError, RuntimeError):
+            return self._list(values, name)
+        element = of_torch(tensors.dtype)
+        if element is not None:
+            return self._rows(Rows(list(tensors), element.name), name)
+        return self._packer.node(tensors) if self._ragged.mode(name or "data") is None else self._list(values, name)
 
     def _rows(self, rows: Rows, name: str) -> Node:
         """Rows of one dtype: stacked if they are equal in shape and nothing else was asked for."""
@@ -499,15 +536,26 @@ class _Columns:
         is_asked = rule is not None and rule.mode(name or "data") is not None
         is_even = len(set(map(len, values))) == 1
         if is_even and not is_asked:
-            return "list", self._transposed(values, name)
+            return self._sequence(values, name)
         if rule is None:
             raise _UnusualError
         arrays = _as_arrays(values)
         if arrays is not None:
             return self._rows(Rows(arrays, str(arrays[0].dtype)), name)
         if is_even:
-            return "list", self._transposed(values, name)
+            return self._sequence(values, name)
         return "list", [self._packer.node(v) for v in values]
+
+    def _sequence(self, values: list[Any], name: str) -> Node:
+        """Sequences of one length: one of the first one's kind, with columns in it."""
+        columns, head = self._transposed(values, name), values[0]
+        if isinstance(head, tuple) and hasattr(head, "_fields"):
+            return "named", pickle.dumps(type(head)), columns
+        return (
+            ("list", columns)
+            if type(head) is list or isinstance(head, tuple)
+            else ("sequence", columns, self._packer.foreign(head))
+        )
 
     def _transposed(self, values: list[Any], name: str) -> list[Node]:
         columns = [self.node(list(column), _joined(name, i), is_tuple=True) for i, column in enumerate(zip(*values, strict=True))]
@@ -524,6 +572,17 @@ def _as_arrays(values: list[Any]) -> list[np.ndarray[Any, Any]] | None:
         return [np.array(value, dtype) for value in values]
     except OverflowError:
         return None
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a torch tensor, without an import of torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _writable(value: Any) -> Any:
+    """Return an array that torch takes without a warning; a tensor as it is."""
+    return np.array(value) if isinstance(value, np.ndarray) and not value.flags.writeable else value
 
 
 def _joined(name: str, key: Any) -> str:

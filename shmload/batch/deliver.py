@@ -11,6 +11,7 @@ import io
 import marshal
 import math
 import pickle
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -21,7 +22,17 @@ import torch
 from shmload import faults
 from shmload._core.text import read_text
 from shmload._core.trainer import Lease
-from shmload.batch.layout import ELEMENT_TYPES, FLOAT8_CODE, UINT_CODE, ElementType, Layout, filled, structure
+from shmload.batch.layout import (
+    ELEMENT_TYPES,
+    FLOAT8_CODE,
+    UINT_CODE,
+    ElementType,
+    Layout,
+    filled,
+    is_sequence,
+    sequence_like,
+    structure,
+)
 from shmload.batch.ragged import INDICES_OF, PackedBatch, is_plain_record
 from shmload.torch_names import DLPACK_HAS_FLOAT8, NestedTensor, from_dlpack, without_torch_function
 
@@ -213,6 +224,9 @@ def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_lea
     if isinstance(batch, Mapping):
         like = of_leaf(filled(batch, dict.fromkeys(batch)))  # what else it has
         return filled(like, {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()})
+    if is_sequence(batch) and not isinstance(batch, (tuple, range, array)):
+        like = of_leaf(sequence_like(batch, [None] * len(batch)))
+        return sequence_like(like, [mapped(v, of_tensor, of_leaf) for v in batch])
     if is_plain_record(batch):
         record = copy.copy(batch)
         for name in vars(batch):
@@ -290,6 +304,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "tupled": lambda source, node: tuple(_built(source, node)),
     "dict": lambda source, keys, nodes: dict(zip(keys, _all(source, nodes), strict=True)),
     "filled": lambda source, keys, nodes, like: filled(_built(source, like), dict(zip(keys, _all(source, nodes), strict=True))),
+    "sequence": lambda source, nodes, like: sequence_like(_built(source, like), _all(source, nodes)),
     "named": lambda source, kind, nodes: pickle.loads(kind)(*_all(source, nodes)),
     "record": _record,
     "rows": _rows,

@@ -19,7 +19,7 @@ import copy
 import math
 import pickle
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -112,7 +112,7 @@ class Field:
     """One array of a batch: name, element type, shape of a row, and what kind of object the samples carry.
 
     `kind` is "array", "tensor", "scalar" (numpy's), "int", "float", "bool", "view" where the dataset writes into the row, or "text"
-    for a schema's str and bytes. A ragged dimension of a schema is None in the shape.
+    for a schema's str and bytes. A ragged dimension of a schema is None in the shape; text has it where a row is a list of text.
     """
 
     name: str
@@ -195,8 +195,9 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | str | None = 
     """The layout a dataset declares: mapping name -> (dtype, shape), or -> dtype for a scalar.
 
     Args:
-        schema: a None in a shape is a ragged dimension; `str` and `bytes` are dtypes of text. It may be an object with a true
-            attribute `zero_fill`: rows are zeroed before the dataset writes them.
+        schema: a None in a shape is a ragged dimension; `str` and `bytes` are dtypes of text, and `(str, (None,))` is a list
+            of text, in which values may be None. It may be an object with a true attribute `zero_fill`: rows are zeroed before the
+            dataset writes them.
         batch_type: what a batch is: dict (default), tuple, list, a named tuple class with the schema's fields; or "single",
             the one field by itself.
     """
@@ -208,9 +209,12 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | str | None = 
         if any(extent is not None and int(extent) < 0 for extent in shape):
             raise ValueError(f"schema field {name!r} has shape {shape}: extents are at least 0, or None for a ragged dimension")
         if dtype in (str, bytes):
-            if shape != ():
-                raise ValueError(f"schema field {name!r} is text of shape {shape}: a row of text is one value, shape ()")
-            fields.append(Field(str(name), dtype.__name__, (), "text"))
+            if any(extent is not None for extent in shape):
+                raise ValueError(
+                    f"schema field {name!r} is text of shape {shape}: a row of text is one value, shape (), or a list, shape "
+                    "(None,)"
+                )
+            fields.append(Field(str(name), dtype.__name__, tuple(shape), "text"))
             continue
         extents = tuple(None if extent is None else int(extent) for extent in shape)
         fields.append(Field(str(name), of_any(dtype).name, extents, "view"))
@@ -277,6 +281,27 @@ def filled(like: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]
             return made
         make: Any = type(like)
         return cast(Mapping[Any, Any], make(values))
+    except TypeError:  # it cannot be made so
+        return values
+
+
+def is_sequence(value: Any) -> bool:
+    """Return whether samples like this one are transposed, as torch's collate does: any sequence but text and runs of bytes."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
+
+
+def sequence_like(like: Sequence[Any], values: list[Any]) -> Any:
+    """Return a sequence of the same kind as `like`, around other values: as torch's collate makes batches of sequences."""
+    if isinstance(like, tuple):
+        return values
+    try:
+        if isinstance(like, MutableSequence):
+            made = copy.copy(like)
+            for i, value in enumerate(values):
+                made[i] = value
+            return made
+        make: Any = type(like)
+        return make(values)
     except TypeError:  # it cannot be made so
         return values
 

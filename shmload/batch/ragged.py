@@ -24,6 +24,7 @@ A batch of any structure in a slot: text, ragged fields, objects, what a custom 
     ("tupled", node)  what is a list, as a tuple
     ("list", nodes)  ("tuple", nodes)  ("dict", keys, nodes)  ("named", pickled class, nodes)
     ("filled", keys, nodes, node)  a mapping of another kind than dict, like that of the last node
+    ("sequence", nodes, node)  a sequence of another kind than list, like that of the last node
     ("record", pickled class, names, nodes)  a dataclass
     ("tensor" or "array", dtype, shape, strides or None, offset)
     ("rows", dtype, elements of each, shape of each or None, offset)  a list of tensors, end to end
@@ -367,7 +368,11 @@ def ragged_of(asked: str | Mapping[str, str], schema: Mapping[str, Any] | None, 
         raise ValueError(f'ragged is "list", "pad", "nested", "jagged", or a mapping of field names to these; got {asked!r}')
     specs = {name: spec if isinstance(spec, tuple) else (spec, ()) for name, spec in (schema or {}).items()}
     shapes = {name: tuple(shape) for name, (_, shape) in specs.items()}
-    dims = {name: tuple(i for i, extent in enumerate(shape) if extent is None) for name, shape in shapes.items() if None in shape}
+    dims = {
+        name: tuple(i for i, extent in enumerate(shape) if extent is None)
+        for name, shape in shapes.items()
+        if None in shape and specs[name][0] not in (str, bytes)
+    }
     of_field = {**dict.fromkeys(dims, "list"), **asked} if isinstance(asked, Mapping) else dict.fromkeys(dims, str(asked))
     for name, mode in of_field.items():
         if mode in ("nested", "jagged") and dims.get(name, (0,)) != (0,):
@@ -600,6 +605,8 @@ class RaggedRows:
 
     def _node(self, field: Field, packer: Packer, *, is_there: bool) -> Node:
         name = field.name
+        if field.kind == "text" and field.shape:
+            return self._lists(field, packer)
         if field.kind == "text":
             try:
                 return packer.text(self.text_runs.get(name, self.texts[name]))
@@ -614,6 +621,17 @@ class RaggedRows:
         arena, mode = self.arenas[name], self._ragged.of_field[name]
         at = arena.at if is_there else -1
         return ragged_node(packer, Rows(arena.rows, field.dtype), mode, self._ragged.dims[name], at=at)
+
+    def _lists(self, field: Field, packer: Packer) -> Node:
+        """The node of a field whose rows are lists of text, perhaps of lists."""
+        rows = self.texts[field.name]
+        wrong = next((row for row in rows if type(row) is not list), None)
+        if wrong is not None:
+            raise SampleError(
+                f"field {field.name!r} is lists of {field.dtype} in the schema, and a row of it is a {type(wrong).__name__}; write "
+                "a list"
+            )
+        return packer.node(rows)
 
 
 class RaggedOut(Mapping[str, Any]):

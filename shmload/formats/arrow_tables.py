@@ -38,6 +38,7 @@ from shmload.batch.layout import of_any
 from shmload.batch.ragged import TextRuns
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats.columns import BlockCache, Indices, NoField
+from shmload.formats.hive import partition_columns, with_partitions
 from shmload.formats.parquet_footer import check_file
 
 Chunk = tuple[int, int, int, int]  # address of element 0, of the first offset (0: rows of one length), first, last element
@@ -138,6 +139,24 @@ class ArrowColumn:
             return np.zeros(len(rows), np.int64), rows
         chunk = np.searchsorted(self.starts, rows, "right") - 1
         return chunk, rows - self.starts[chunk]
+
+
+@dataclass(frozen=True, eq=False)
+class TextLists:
+    """A column whose rows are lists of text, which only pyarrow reads.
+
+    Attributes:
+        name: of the column.
+        table: a ChunkedArray of the rows.
+    """
+
+    name: str
+    table: Any = field(repr=False)
+
+    def read(self, rows: Indices) -> list[Any]:
+        """Return rows as pyarrow's `to_pylist` does: lists of str or bytes; nulls within them are None."""
+        found: list[Any] = self.table.take(pa.array(rows)).to_pylist()
+        return found
 
 
 def _strip_nul(addresses: Indices, lengths: Indices) -> None:
@@ -295,13 +314,16 @@ def spec_of(field: Any, path: str, asked: Any) -> Any:
         kind = kind.value_type
     stored = _dtype_of(kind)
     is_text = stored in (str, bytes)
+    if is_text and extents and not isinstance(field.type, pa.BaseExtensionType):
+        spec = stored, (None,) * len(extents)
+        return spec if asked in (None, spec) else _refuse(field, path, asked)
     is_permuted = getattr(field.type, "permutation", None) is not None
     if stored is None or None in extents[1:] or is_permuted or (extents and (is_text or stored == np.bool_)):
         is_picture = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
         decode = f"RemoteDataset.from_urls(folder).indexed(decode={{{field.name!r}: ImageDecoder()}})"
         remedy = f", or read its pictures with {decode}" if is_picture else ""
         raise NoField(
-            f"{path}: column {field.name!r} of {field.type} is no field of a batch: those are numbers, text, and lists of numbers; "
+            f"{path}: column {field.name!r} of {field.type} is no field of a batch: those are numbers, text, and lists of these; "
             f"name the others in columns={remedy}"
         )
     if is_text:
@@ -344,7 +366,7 @@ def plain_values(values: Any) -> Any:
     return values if wanted == values.type else values.cast(wanted)
 
 
-Table = dict[str, ArrowColumn]
+Table = dict[str, ArrowColumn | TextLists]
 
 
 class Groups(ABC):
@@ -385,7 +407,9 @@ class Groups(ABC):
         table, numbers = self._table(rows)
         for name, spec in self.schema.items():
             column = table[name]
-            if spec in (str, bytes):
+            if isinstance(column, TextLists):
+                out[name] = column.read(numbers)
+            elif spec in (str, bytes):
                 out[name] = column.text(numbers, strips_nul=False)
             elif spec[1] and spec[1][0] is None:
                 column.read_ragged(numbers, out)
@@ -444,11 +468,21 @@ class Groups(ABC):
 
 
 class RowGroups(Groups):
-    """The row groups of Parquet files."""
+    """The row groups of Parquet files.
+
+    Args:
+        paths: of the files.
+        folders: for each, the folder below which names of folders are columns (hive.py).
+        names: of the columns; None: all.
+        asked: the user's own entries of the schema.
+        fill_null: values in place of nulls, by column.
+        cache_bytes: of decoded row groups.
+    """
 
     def __init__(
         self,
         paths: Sequence[str],
+        folders: Sequence[str],
         names: Sequence[str] | None,
         asked: Mapping[str, Any],
         fill_null: Mapping[str, Any],
@@ -456,12 +490,14 @@ class RowGroups(Groups):
     ) -> None:
         self._files = [_file(path) for path in paths]
         self._paths = paths
-        schemas = {path: file.schema_arrow for path, file in zip(paths, self._files, strict=True)}
+        said = partition_columns(paths, folders, names)
+        schemas = {path: with_partitions(file.schema_arrow, said, path) for path, file in zip(paths, self._files, strict=True)}
         schema = schema_of(schemas, names, asked, fill_null, "files")
-        self._names = list(schema)
+        self._said = {name: values for name, values in said.items() if name in schema}
+        self._stored = [name for name in schema if name not in said]
         for path, file in zip(paths, self._files, strict=True):
             try:
-                check_file(path, file.metadata, self._names, "name the others in columns=")
+                check_file(path, file.metadata, self._stored, "name the others in columns=")
             except NoField as error:
                 raise NoField(f"{path}: {error}") from None
         every = [(f, g, file.metadata.row_group(g)) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
@@ -476,13 +512,15 @@ class RowGroups(Groups):
     def _load(self, group: int) -> Mapping[str, Any]:
         file, number = self._places[group]
         try:
-            table = self._files[file].read_row_group(number, columns=self._names, use_threads=False)
-            columns = {name: plain_values(table.column(name)) for name in self._names}
+            table = self._files[file].read_row_group(number, columns=self._stored, use_threads=False)
+            columns = {name: plain_values(table.column(name)) for name in self._stored}
             for values in columns.values():
                 values.validate(full=True)  # UTF-8, and that offsets are in order
         except (pa.ArrowException, OSError, ValueError) as error:
             raise ShardCorrupt(f"{self._where(group)}: {error}") from error
-        return columns
+        num_rows = int(self.starts[group + 1] - self.starts[group])
+        said = {name: pa.chunked_array([pa.repeat(values[file], num_rows)]) for name, values in self._said.items()}
+        return columns | said
 
 
 def _file(path: str) -> Any:
@@ -527,13 +565,15 @@ def schema_of(
     return {field.name: spec_of(field, first, asked.get(field.name)) for field in fields}
 
 
-def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn:
+def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn | TextLists:
     """A column of a row group, or of some of its rows, as the schema's `spec` has it."""
     if values.null_count:
         raise SampleError(
             f"{where}: column {name!r} has {values.null_count} nulls, which no array holds: give fill_null={{{name!r}: value}}, or "
             "leave it out of columns="
         )
+    if isinstance(spec, tuple) and spec[0] in (str, bytes):
+        return TextLists(name, values)
     found = column_of(name, values)
     if found is None:
         raise SampleError(
@@ -556,8 +596,10 @@ def _joined(tables: Sequence[Table]) -> Table:
     return tables[0] if len(tables) == 1 else {name: _one_column([table[name] for table in tables]) for name in tables[0]}
 
 
-def _one_column(columns: Sequence[ArrowColumn]) -> ArrowColumn:
-    first = columns[0]
+def _one_column(columns: Sequence[Any]) -> ArrowColumn | TextLists:
+    first: ArrowColumn | TextLists = columns[0]
+    if isinstance(first, TextLists):
+        return TextLists(first.name, pa.chunked_array([chunk for column in columns for chunk in column.table.chunks]))
     is_alike = len({column.extents for column in columns}) == 1
     lengths = np.concatenate([np.diff(column.starts) for column in columns])
     return replace(

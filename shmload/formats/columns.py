@@ -50,7 +50,7 @@ from shmload._core.gather import gather_rows
 from shmload.batch.collate import ArrayRows, OneSample, TypedArray, typed_array
 from shmload.batch.layout import ELEMENT_TYPES, of_numpy
 from shmload.errors import ShardCorrupt
-from shmload.formats.paths import Paths, check_file, check_local, expanded
+from shmload.formats.paths import Paths, check_file, check_local, expanded_below
 from shmload.world import ForkLock
 
 
@@ -480,8 +480,12 @@ class ParquetDataset(GroupedDataset):
     cache: read in blocks instead, with a `BlockShuffle` of `block_size` rows whose window fits the cache. Every worker reads
     of every window, and each has a cache of its own.
 
-    Numbers and booleans become numbers, strings text, lists of numbers ragged arrays, fixed-size lists arrays; dates, times and
-    durations int64 in their own unit. Dictionaries are expanded.
+    Numbers and booleans become numbers, strings text, lists of numbers ragged arrays, fixed-size lists arrays, lists of strings
+    lists; dates, times and durations int64 in their own unit. Dictionaries are expanded.
+
+    Below a folder, or below the fixed part of a pattern, folders named `year=2024` (Hive's partitions) are columns, by the rules of
+    `pyarrow.dataset(folder, partitioning="hive")`: int32 if all values are integers, else text; null where a folder does not say.
+    They replace a column of the same name and type in the files.
 
     Args:
         paths: files, folders or patterns with * ? [ ]. The files of a folder or a pattern are sorted by name; those whose name, or
@@ -510,7 +514,9 @@ class ParquetDataset(GroupedDataset):
         fill_null: Mapping[str, Any] | None = None,
         cache_bytes: int = 1 << 28,
     ) -> None:
-        self.paths = expanded(paths, "Parquet", endings=(".parquet", ".pq", ".parq"))
+        found = expanded_below(paths, "Parquet", endings=(".parquet", ".pq", ".parq"))
+        self.paths = [path for path, _ in found]
+        self._folders = [folder for _, folder in found]
         super().__init__(f"{len(self.paths)} Parquet files")
         self._columns = None if columns is None else names_of(columns, "columns")
         self._asked = dict(schema or {})
@@ -523,7 +529,7 @@ class ParquetDataset(GroupedDataset):
         library("pyarrow.parquet", "parquet")
         from shmload.formats.arrow_tables import RowGroups
 
-        return RowGroups(self.paths, self._columns, self._asked, self._fill_null, self._cache_bytes)
+        return RowGroups(self.paths, self._folders, self._columns, self._asked, self._fill_null, self._cache_bytes)
 
 
 ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")  # one of them makes a folder a store
@@ -702,6 +708,13 @@ class HDF5Dataset(ArrayTreeDataset):
         if not isinstance(found, h5py.Dataset) or not found.shape:
             what = "not there" if found is None else "a group" if isinstance(found, h5py.Group) else "a single value"
             raise NoField(f"{self.path}: {place!r} is {what}; a field is a dataset whose first axis counts samples")
+        try:
+            _ = found.dtype
+        except TypeError as error:
+            raise NoField(
+                f"{self.path}, {found.name!r}: rows stored as {_stored_as(found, h5py)} have no numpy dtype ({error}); name "
+                "the other datasets in fields=, or write this one anew as numbers"
+            ) from error
         return found
 
     def _column(self, name: str, dataset: Any, cache: BlockCache, h5py: Any) -> Column:
@@ -719,8 +732,8 @@ class HDF5Dataset(ArrayTreeDataset):
         dtype = native(ragged or dataset.dtype)
         if dtype is None or (ragged and len(dataset.shape) > 1):
             raise NoField(
-                f"{where}: rows of {dataset.dtype}, shape {dataset.shape[1:]}, are no field of a batch: those are numbers, text, "
-                "and runs of numbers; name the others in fields="
+                f"{where}: rows of {dataset.dtype}, shape {dataset.shape[1:]}, stored as {_stored_as(dataset, h5py)}, are no "
+                "field of a batch: those are numbers, text, and runs of numbers; name the others in fields="
             )
         if ragged and not ragged.isnative:
             raise NoField(
@@ -746,6 +759,22 @@ class HDF5Dataset(ArrayTreeDataset):
             return MappedColumn(name, typed_array(name, mapped.view(np.ndarray)))
         row_nbytes = dataset.nbytes // max(length, 1)
         return FixedColumn(blocks(lambda a, b: dataset[a:b], row_nbytes), dtype, dataset.shape[1:])
+
+
+_KINDS = ("integer", "float", "time", "string", "bit field", "opaque", "compound", "reference", "enum", "vlen", "array")
+
+
+def _stored_as(dataset: Any, h5py: Any) -> str:
+    """Return the name of a dataset's HDF5 type, and its size: "vlen of float of 4 bytes"."""
+    return _kind_of(dataset.id.get_type(), h5py)
+
+
+def _kind_of(kind: Any, h5py: Any) -> str:
+    number = kind.get_class()
+    name = next((known for known in _KINDS if getattr(h5py.h5t, known.replace(" ", "").upper()) == number), f"class {number}")
+    if name in ("vlen", "array"):
+        return f"{name} of {_kind_of(kind.get_super(), h5py)}"
+    return f"{name} of {kind.get_size()} bytes"
 
 
 def _all_of(file: Any, h5py: Any) -> dict[str, str]:

@@ -50,9 +50,16 @@ def check_local(path: str | os.PathLike[str], reader: str) -> None:
         )
 
 
-def check_file(path: str | os.PathLike[str], reader: str) -> None:
+_JOIN = "give the path of a file; several are joined by torch.utils.data.ConcatDataset"
+
+
+def check_file(path: str | os.PathLike[str], reader: str, remedy: str = _JOIN) -> None:
     """Raise if `path` is a URL or a folder, of which the reader takes one file.
 
+    Args:
+        path: what the user gave.
+        reader: the class that was to read it, for the error.
+        remedy: what the error advises instead of a folder.
     Raises:
         ValueError: it is one of these; names some of the folder's files.
     """
@@ -60,10 +67,7 @@ def check_file(path: str | os.PathLike[str], reader: str) -> None:
     if os.path.isdir(path):
         names = sorted(name for name in os.listdir(path) if not is_hidden(name))
         there = f"it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else "it is empty"
-        raise ValueError(
-            f"{reader} reads one file, and {os.fspath(path)} is a folder ({there}): give the path of a file; several are joined by "
-            "torch.utils.data.ConcatDataset"
-        )
+        raise ValueError(f"{reader} reads one file, and {os.fspath(path)} is a folder ({there}): {remedy}")
 
 
 def is_hidden(key: str) -> bool:
@@ -151,25 +155,38 @@ def expanded(paths: Paths, kind: str, *, endings: tuple[str, ...] = (), beside: 
         FileNotFoundError: a pattern or a folder has no such file.
         ValueError: there is no path, or one is a URL.
     """
+    return [path for path, _ in expanded_below(paths, kind, endings=endings, beside=beside)]
+
+
+def expanded_below(
+    paths: Paths, kind: str, *, endings: tuple[str, ...] = (), beside: tuple[str, ...] = ()
+) -> list[tuple[str, str]]:
+    """Return each file as `expanded`, and the folder it was found below.
+
+    That is the folder that was given, the part of a pattern before its first * ? [, or the folder of a file that was named.
+    Arguments and errors are those of `expanded`.
+    """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    found: list[str] = []
+    found: list[tuple[str, str]] = []
     for path in [os.fspath(p) for p in given]:
         check_local(path, f"{kind}Dataset")
+        whole = os.path.abspath(path)
         if endings and os.path.isdir(path):
-            found += files_below(os.path.abspath(path), kind, endings, beside)
+            found += ((file, whole) for file in files_below(whole, kind, endings, beside))
             continue
         if os.path.exists(path):
-            found.append(os.path.abspath(path))
+            found.append((whole, os.path.dirname(whole)))
             continue
         most = _num_hidden(path)
         matching = sorted(p for p in glob(path, recursive=True) if not p.endswith(beside) and _num_hidden(p) <= most)
         if not matching:
             raise FileNotFoundError(f"no {kind} file is named, or matches, {path!r}")
+        base = os.path.abspath(os.path.dirname(re.split(r"[*?[]", path)[0]))
         for match in map(os.path.abspath, matching):
             if not endings or not os.path.isdir(match):
-                found.append(match)
+                found.append((match, base))
             elif "**" not in path:  # which names the files in it, too
-                found += files_below(match, kind, endings, beside)
+                found += ((file, base) for file in files_below(match, kind, endings, beside))
     if not found:
         raise ValueError(f"{kind}Dataset needs at least one path")
     return found

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from glob import has_magic
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ from shmload._core.tokens import pack as _pack
 from shmload.batch.collate import place_of
 from shmload.errors import ShardCorrupt
 from shmload.formats.arrays import HeldArrays, HeldDataset
-from shmload.formats.paths import check_file, check_local
+from shmload.formats.paths import check_file, check_local, expanded
 from shmload.schedule.permutation import Permutation
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -119,16 +120,22 @@ class TokenDataset(HeldDataset):
     number those of a window from 1 (0 is padding), `position_ids` begin at 0 in each. Where a window cuts a document, positions
     begin again in each part.
 
+    Several files (shards) are read one after the other, as llm.c reads them: no window and no document crosses from one file to the
+    next, and with `pack` documents of different files may share a window. The last tokens of each file that fill no window are
+    left out, as those of a single file are.
+
     Args:
         tokens: a `.npy` path, the path of a raw little-endian file with its `dtype`, a memmap or an array of integers, one axis.
-            Megatron-LM's `.bin` needs no dtype if `document_index` is its `.idx`, and files with llm.c's header never do.
+            Megatron-LM's `.bin` needs no dtype if `document_index` is its `.idx`, and files with llm.c's header never do. Or
+            several of these: a list, or a pattern with `*`, `?` or `[` such as "fineweb_train_*.bin"; its files are sorted by name.
         window: tokens of a sample: one more than a model that predicts the next token sees.
         stride: tokens from one window to the next; the window's length by default. With documents at most that.
         dtype: of a raw file's tokens, "uint16" say; 8 to 64 bits.
         out_dtype: "int64" or "int32" of the batch.
         separator: the token that ends a document.
         document_index: offsets of tokens where documents begin, and behind them the last one's end: an array, a `.npy` path, or the
-            path of Megatron-LM's `.idx`. What lies before and behind them is left out.
+            path of Megatron-LM's `.idx`. What lies before and behind them is left out. Of several files, one for each: a list, or a
+            pattern.
         cross_documents: let windows go on over the ends of documents.
         pack: put whole documents together into windows.
         pad: the token that fills what a window has left.
@@ -137,7 +144,7 @@ class TokenDataset(HeldDataset):
     Raises:
         ShardCorrupt: a file is not what its head or its size says.
         ValueError, TypeError: arguments that do not go together, or tokens that are no run of integers.
-    Cost: one pass over the tokens for separators; planning is linear in the documents.
+    Cost: one pass over the tokens for separators; planning is linear in the documents. Each file is open while the dataset lives.
     Thread/process safety: any number of readers; a pickled dataset of an array lives as long as the one it was made of.
     Source: H. Ding et al., Fewer truncations improve language modeling, ICML 2024 (packing).
     Example:
@@ -168,27 +175,35 @@ class TokenDataset(HeldDataset):
         has_documents = separator is not None or document_index is not None
         _check(locals())
         self._has_segments = has_documents and (pack or cross_documents)
-        source = ""
-        if isinstance(document_index, (str, os.PathLike)) and os.fspath(document_index).endswith(".idx"):
-            source = os.fspath(document_index)
-            check_local(source, "TokenDataset")
-            stored, document_index = read_index(source)
-            dtype = dtype or stored
         self.window, self.stride, self.pad, self.out_dtype = window, stride, pad, out_dtype
-        self._held = HeldArrays({"tokens": _opened(tokens, dtype)})
-        flat = self._held.arrays["tokens"].array
-        _check_tokens(flat, out_dtype)
+        files, indexes = _paired(tokens, document_index)
+        stored: list[Any] = [None] * len(files)
+        for i, index in enumerate(indexes):
+            if isinstance(index, (str, os.PathLike)) and os.fspath(index).endswith(".idx"):
+                check_local(index, "TokenDataset")
+                stored[i], offsets = read_index(index)
+                indexes[i] = _IndexFile(os.fspath(index), offsets)
+        self._names = [f"tokens of file {i}" for i in range(len(files))] if len(files) > 1 else ["tokens"]
+        opened = (_opened(file, dtype or kind) for file, kind in zip(files, stored, strict=True))
+        self._held = HeldArrays(dict(zip(self._names, opened, strict=True)))
+        flats = [self._held.arrays[name].array for name in self._names]
+        _check_tokens(flats, files, out_dtype)
         if has_documents:
-            offsets = (
-                document_offsets(flat, separator) if separator is not None else checked_offsets(document_index, len(flat), source)
-            )
+            offsets_of = [
+                document_offsets(flat, separator) if separator is not None else _offsets_of(index, len(flat))
+                for flat, index in zip(flats, indexes, strict=True)
+            ]
+            begins = _begins(map(len, flats))
             if cross_documents:
-                plan = cross(offsets, window, stride)
+                plan = _joined([cross(offsets, window, stride) for offsets in offsets_of], begins)
             else:
-                order = np.arange(len(offsets) - 1)
+                # numbers of the documents: what is between two files' offsets is none
+                order = np.delete(np.arange(sum(map(len, offsets_of))), _begins(map(len, offsets_of))[1:] - 1)
                 if seed is not None and len(order):
-                    order = np.asarray(Permutation(len(order), seed=seed).take(order), np.int64)
-                starts, lengths = cut(offsets, order, window, stride)
+                    order = order[np.asarray(Permutation(len(order), seed=seed).take(np.arange(len(order))), np.int64)]
+                starts, lengths = cut(
+                    np.concatenate([o + b for o, b in zip(offsets_of, begins, strict=False)]), order, window, stride
+                )
                 plan = np.arange(1, len(starts) + 1), starts, lengths
                 if pack:
                     plan = by_window(*_pack(lengths, window, block), starts, lengths)
@@ -197,15 +212,17 @@ class TokenDataset(HeldDataset):
 
     def _bind(self) -> None:
         arrays = {name: a.array for name, a in self._held.arrays.items()}
-        flat = arrays["tokens"]
+        flats = [arrays[name] for name in self._names]
         if "ends" in arrays:
-            num_windows, stride = len(arrays["ends"]), 0
+            window_begins, num_windows, stride = _NONE, len(arrays["ends"]), 0
         else:
-            num_windows, stride = max((len(flat) - self.window) // self.stride + 1, 0), self.stride
+            window_begins = _begins(max((len(flat) - self.window) // self.stride + 1, 0) for flat in flats)
+            num_windows, stride = int(window_begins[-1]), self.stride
         self._reader = WindowReader(
-            flat.__array_interface__["data"][0],
-            len(flat),
-            flat.dtype.kind + str(flat.dtype.itemsize),
+            np.array([flat.__array_interface__["data"][0] for flat in flats], np.int64),
+            _begins(map(len, flats)),
+            window_begins,
+            flats[0].dtype.kind + str(flats[0].dtype.itemsize),
             self.window,
             num_windows,
             stride,
@@ -214,7 +231,7 @@ class TokenDataset(HeldDataset):
             arrays.get("lengths", np.empty(0, np.int32)),
             self.pad,
             self.out_dtype == "int64",
-            flat,
+            flats,
         )
         fields = {"tokens": self.out_dtype}
         if self._has_segments:
@@ -283,10 +300,71 @@ def _check(given: Mapping[str, Any]) -> None:
         raise ValueError(f"windows of {window} tokens cover documents at strides up to {window}; got {stride}")
 
 
+class _IndexFile(NamedTuple):
+    """The offsets of a .idx file."""
+
+    path: str
+    offsets: NDArray[np.int64]
+
+
+def _offsets_of(index: Any, num_tokens: int) -> NDArray[np.int64]:
+    return (
+        checked_offsets(index.offsets, num_tokens, index.path)
+        if isinstance(index, _IndexFile)
+        else checked_offsets(index, num_tokens)
+    )
+
+
+def _paired(tokens: Any, document_index: Any) -> tuple[list[Any], list[Any]]:
+    """Return the token files, or arrays, and the document index of each.
+
+    Raises:
+        FileNotFoundError: a pattern matches no file.
+        ValueError: no file was given, or not one index for each.
+    """
+    files = _several(tokens)
+    if files is None:
+        return [tokens], [document_index]
+    if not files:
+        raise ValueError("tokens is an empty list; give at least one file")
+    if document_index is None:
+        return files, [None] * len(files)
+    indexes = _several(document_index)
+    if indexes is None or len(indexes) != len(files):
+        found = "a single index" if indexes is None else f"{len(indexes)} indexes"
+        raise ValueError(f"document_index must have one index for each of the {len(files)} token files, as a list; got {found}")
+    return files, indexes
+
+
+def _several(given: Any) -> list[Any] | None:
+    """Return the files that a list or a pattern names; None if `given` is one file or one array."""
+    if isinstance(given, (str, os.PathLike)):
+        path = os.fspath(given)
+        return list(expanded(path, "Token")) if has_magic(path) and not os.path.exists(path) else None
+    if isinstance(given, (list, tuple)) and not any(isinstance(one, (int, float, np.number)) for one in given):
+        return list(given)
+    return None
+
+
+def _begins(lengths: Iterable[int]) -> NDArray[np.int64]:
+    """Return where each of several runs begins among all, and where the last one ends."""
+    return np.cumsum([0, *lengths], dtype=np.int64)
+
+
+def _joined(plans: list[Any], begins: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+    """Return one plan of several files' plans; `begins` are the numbers of the files' first tokens."""
+    if len(plans) == 1:
+        return tuple(plans[0])
+    pieces = _begins(len(lengths) for _, _, lengths in plans)
+    ends = np.concatenate([ends + before for (ends, _, _), before in zip(plans, pieces, strict=False)])
+    starts = np.concatenate([starts + begin for (_, starts, _), begin in zip(plans, begins, strict=False)])
+    return ends, starts, np.concatenate([lengths for _, _, lengths in plans])
+
+
 def _opened(tokens: Any, dtype: Any) -> Any:
     if not isinstance(tokens, (str, os.PathLike)) or os.fspath(tokens).endswith(".npy"):
         return tokens
-    check_file(tokens, "TokenDataset")
+    check_file(tokens, "TokenDataset", 'give a pattern such as "train_*.bin", or a list of paths')
     if (after_header := _after_header(tokens, dtype)) is not None:
         return after_header
     if dtype is None:
@@ -333,12 +411,18 @@ def _after_header(path: str | os.PathLike[str], dtype: Any) -> Any:
     return np.memmap(path, kind, "r", _LLMC_NBYTES, (count,))
 
 
-def _check_tokens(flat: Any, out_dtype: str) -> None:
-    is_known = flat.dtype.kind in "iu" and flat.dtype.isnative and flat.dtype != np.uint64
-    if flat.ndim != 1 or not is_known or not flat.flags.c_contiguous or not flat.flags.aligned:
-        raise TypeError(
-            f"tokens are one aligned run of int8 to int64 or uint8 to uint32 in this machine's byte order; got {flat.dtype.str}, "
-            f"shape {flat.shape}, strides {flat.strides}"
+def _check_tokens(flats: Sequence[Any], files: Sequence[Any], out_dtype: str) -> None:
+    for i, (flat, file) in enumerate(zip(flats, files, strict=True)):
+        name = (
+            "tokens" if len(flats) == 1 else f"file {i} of tokens" if not isinstance(file, (str, os.PathLike)) else os.fspath(file)
         )
-    if not np.can_cast(flat.dtype, out_dtype):
-        raise TypeError(f"tokens of {flat.dtype} do not all fit {out_dtype}: leave out_dtype at 'int64'")
+        is_known = flat.dtype.kind in "iu" and flat.dtype.isnative and flat.dtype != np.uint64
+        if flat.ndim != 1 or not is_known or not flat.flags.c_contiguous or not flat.flags.aligned:
+            raise TypeError(
+                f"{name}: tokens are one aligned run of int8 to int64 or uint8 to uint32 in this machine's byte order; got "
+                f"{flat.dtype.str}, shape {flat.shape}, strides {flat.strides}"
+            )
+        if not np.can_cast(flat.dtype, out_dtype):
+            raise TypeError(f"{name}: tokens of {flat.dtype} do not all fit {out_dtype}: leave out_dtype at 'int64'")
+        if flat.dtype != flats[0].dtype:
+            raise TypeError(f"{name}: tokens are {flat.dtype}, and those of the first file {flats[0].dtype}; files need one dtype")

@@ -24,7 +24,7 @@ import torch
 
 from shmload._core.trainer import Order
 from shmload.batch.collate import RowOut, pack_samples, private_rows, private_tensors, registered_functions
-from shmload.batch.deliver import PrivateBatch, unpack
+from shmload.batch.deliver import Jagged, Padded, PrivateBatch, unpack
 from shmload.batch.layout import structure
 from shmload.batch.ragged import Arenas, Ragged, RaggedRows
 from shmload.engine.bad_samples import BadSamples
@@ -81,6 +81,8 @@ class EpochWatch:
         self._engine = builder.last
         self._totals = NO_TOTALS if self._engine is None else self._engine.totals()
         self._is_iterable = config.is_iterable
+        # the end of an iterable dataset, and `__getitems__`, may give another number of samples than was ordered
+        self._shows_rows = config.is_iterable or (config.plan.has_getitems and config.custom_collate_fn is None)
         self._waits: deque[int] = deque(maxlen=WAITS_KEPT)
         self._num_batches = self._waited_ns = self._samples = self._nbytes = 0
         self._asked_ns = self._began_ns = self._last_ns = 0
@@ -104,7 +106,8 @@ class EpochWatch:
         self._waited_ns += now - self._asked_ns
         order = self._deliveries.last
         assert order is not None
-        self._samples += rows_of(batch, order.nrows) if self._is_iterable else order.nrows
+        rows = rows_of(batch) if self._shows_rows else None
+        self._samples += order.nrows if rows is None else min(rows, order.nrows) if self._is_iterable else rows
         if self._num_workers == 0:
             self._nbytes += nbytes_of(batch)
 
@@ -184,15 +187,25 @@ def nbytes_of(batch: Any) -> int:
     return 0
 
 
-def rows_of(batch: Any, ordered: int) -> int:
-    """Rows of an iterable dataset's batch, whose last one may hold fewer than were ordered: its first tensor's."""
-    if isinstance(batch, torch.Tensor) and batch.ndim:
-        return min(len(batch), ordered)
+def rows_of(batch: Any) -> int | None:
+    """Return the number of samples in a batch, as default collation makes it; None if it does not show.
+
+    A list is either the columns of tuples, which have equally many rows, or the rows of a column: text, or arrays that differ in
+    shape.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.size(0) if batch.ndim else None
+    if isinstance(batch, Jagged):
+        return len(batch.offsets) - 1
+    if isinstance(batch, Padded):
+        return len(batch.values)
     if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple) and batch:
-        return rows_of(batch[0], ordered)
-    return ordered
+        return next((rows for rows in map(rows_of, batch.values()) if rows is not None), None)
+    if isinstance(batch, list | tuple):
+        counts = {rows_of(part) for part in batch}
+        rows = counts.pop() if len(counts) == 1 else None
+        return len(batch) if rows is None else rows
+    return None
 
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import chain
 from typing import Any, Protocol, SupportsIndex, get_args
 
 import numpy as np
@@ -141,24 +142,31 @@ class Mix(ConcatDataset[Any]):
 
     @property
     def __getitems__(self) -> Callable[[Sequence[int]], list[Any]] | None:
-        """Return a function that reads several samples, or None if no member has `__getitems__`."""
+        """Return a function that reads several samples, or None if no member has `__getitems__`.
+
+        A member whose `__getitems__` returns another number of samples than indices is read again, one index a call, so that
+        samples keep their order; it has to decide about each sample by itself.
+        """
         return self._read_several if any(ability_of(each, "__getitems__") for each in self.datasets) else None
 
     def _read_several(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples of indices: fewer, or more, where a member's `__getitems__` filters or adds samples."""
         rows_of: dict[int, list[tuple[int, int]]] = {}
         for row, index in enumerate(indices):
             member, place = self.place_of(index)
             rows_of.setdefault(member, []).append((row, place))
-        samples: list[Any] = [None] * len(indices)
+        samples: list[Sequence[Any]] = [()] * len(indices)  # of each index
         for member, rows in rows_of.items():
             dataset, places = self.datasets[member], [place for _, place in rows]
             read = ability_of(dataset, "__getitems__")
             several = read(places) if read else [dataset[place] for place in places]
-            if len(several) != len(places):
-                raise ValueError(f"__getitems__ of member {member} must return {len(places)} samples, it returned {len(several)}")
-            for (row, _), sample in zip(rows, several, strict=True):
-                samples[row] = sample
-        return samples
+            if len(several) == len(places):
+                found: list[Sequence[Any]] = [[sample] for sample in several]
+            else:  # one call for each place says which index a sample belongs to
+                found = [read([place]) for place in places]
+            for (row, _), of_index in zip(rows, found, strict=True):
+                samples[row] = of_index
+        return list(chain.from_iterable(samples))
 
     def keyed_order(self, *, shuffle: bool, global_batch: int) -> KeyedOrder:
         """Return the order in which a loader in seed mode reads this Mix."""

@@ -48,6 +48,16 @@ Order = Callable[[Iterator[Kept]], Iterable[Kept]]
 _CONTROL_NBYTES = 4096  # what a lease or a control file takes of the disk, about
 
 
+def _mapped_below(folder: str) -> set[int]:
+    """Return the inodes of files in a folder that a process has mapped, as far as this process may see others."""
+    found: set[int] = set()
+    wanted = os.fsencode(os.path.realpath(folder)) + b"/"
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as maps:
+            found.update(int(line.split(maxsplit=5)[4]) for line in maps if wanted in line)
+    return found
+
+
 def repeated(
     try_once: Callable[[], T], timeout_s: float | None, waits_out: tuple[type[Exception], ...] = (CacheFull, TimeoutError)
 ) -> T:
@@ -633,12 +643,14 @@ class BudgetedFolder:
                     disk = os.statvfs(self.path)
                     raise CacheFull(
                         f"the disk of {self.path} has no room for {nbytes} bytes more: {disk.f_bavail * disk.f_frsize} bytes are "
-                        f"free, and nothing more of the cache's budget of {self.capacity_bytes} bytes may be evicted: free some, "
-                        f"or make the budget smaller"
+                        f"free, and nothing more of the cache's budget of {self.capacity_bytes} bytes may be evicted, as it is "
+                        f"leased or mapped: free some, or make the budget smaller"
                     ) from error
 
     def free_disk(self, nbytes: int, order: Order | None = None) -> bool:
         """Evict files that are not leased, whatever the budget, until `nbytes` are free or none is left.
+
+        Files that a process has mapped stay, because their blocks are free only once nobody maps them any more.
 
         Args:
             nbytes: bytes to free.
@@ -647,11 +659,12 @@ class BudgetedFolder:
             whether any was evicted.
         """
         session, order = self._session(), order or self.order
+        mapped = _mapped_below(self.path)
         with session.locked() as ledger:
             session.sweep()
             leased = session.process_leases.leased()
             freed = 0
-            for kept in list(order(kept for kept in ledger.files.values() if kept.ino not in leased)):
+            for kept in list(order(kept for kept in ledger.files.values() if kept.ino not in leased and kept.ino not in mapped)):
                 if freed >= nbytes:
                     break
                 self._remove(ledger, kept)

@@ -162,7 +162,7 @@ def described(spec: Any) -> str:
     """A schema's field in words."""
     if not isinstance(spec, tuple):
         return spec.__name__ if isinstance(spec, type) else str(spec)
-    dtype, shape = spec
+    dtype, shape = described(spec[0]), spec[1]
     extents = ", ".join("any" if extent is None else str(extent) for extent in shape)
     return f"{dtype} ({extents}{',' if len(shape) == 1 else ''})" if shape else str(dtype)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
+from collections import OrderedDict, UserList, deque
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any
@@ -281,3 +281,94 @@ def test_objects_that_only_pickle_can_move_are_counted() -> None:
         assert loader.stats()["num_foreign"] == 4
     assert batches[1]["o"] == [Opaque(2), Opaque(3)]
     assert all(torch.equal(one.to_dense(), torch.eye(3)) for one in batches[0]["s"])
+
+
+class Names(list):  # type: ignore[type-arg]
+    """A list with something more."""
+
+    note = ""
+
+
+class Twin(tuple):  # type: ignore[type-arg]
+    """A tuple without names."""
+
+
+def _names(values: list[Any], note: str) -> Names:
+    made = Names(values)
+    made.note = note
+    return made
+
+
+AS_TORCH: dict[str, list[Any]] = {
+    "list subclass": [_names([i, np.ones(2) * i, f"x{i}"], f"note {i}") for i in range(3)],
+    "tuple subclass": [Twin((i, f"x{i}")) for i in range(3)],
+    "deque": [deque([i, {"a": np.float32(i)}]) for i in range(3)],
+    "range": [range(i, i + 3) for i in range(3)],
+    "user list": [UserList([i, "x"]) for i in range(3)],
+    "torch size": [torch.Size([i, 4]) for i in range(3)],
+    "list, then deque": [[1, "a"], deque([2, "b"]), (3, "c")],
+    "deque, then list": [deque([1, "a"]), [2, "b"], (3, "c")],
+    "named tuple, then tuple": [Pair(1, "a"), (2, "b"), [3, "c"]],
+    "dict, then ordered dict": [{"a": 1}, OrderedDict(a=2), OrderedDict(a=3)],
+    "sequences in a dict": [{"a": deque([i]), "b": [range(2)]} for i in range(3)],
+    "no elements": [deque(), deque(), deque()],
+    "float32, then float64": [np.ones(2, np.float32), np.ones(2), np.ones(2, np.float32)],
+    "int64, then float32": [np.ones((2, 1), np.int64), np.full((2, 1), 0.5, np.float32)],
+    "uint8, then int8": [np.full(2, 200, np.uint8), np.full(2, -1, np.int8)],
+    "bool, then int": [np.ones(2, bool), np.full(2, 7)],
+    "0-d arrays of two dtypes": [np.array(1), np.array(0.5)],
+    "tensors of two dtypes": [torch.ones(2, dtype=torch.int32), torch.full((2,), 0.5)],
+    "bfloat16, then float16": [torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.float16)],
+    "array, then tensor": [np.ones(2), torch.ones(2)],
+    "array, then memmap": [np.ones(2), np.ones(2).view(np.matrix).A1],
+    "two dtypes in a dict": [{"x": np.ones(2, np.float32)}, {"x": np.ones(2)}],
+    "two dtypes in a tuple": [(np.ones(2, np.float32), 1), (np.ones(2), 2)],
+}
+
+
+def assert_alike(expected: Any, found: Any) -> None:
+    assert type(expected) is type(found)
+    if isinstance(expected, torch.Tensor):
+        assert expected.dtype == found.dtype
+        assert torch.equal(expected, found)
+    elif isinstance(expected, dict):
+        assert list(expected) == list(found)
+        for key in expected:
+            assert_alike(expected[key], found[key])
+    elif isinstance(expected, list | tuple | deque | UserList):
+        assert len(expected) == len(found)
+        assert getattr(expected, "note", None) == getattr(found, "note", None)
+        for one, other in zip(expected, found, strict=True):
+            assert_alike(one, other)
+    else:
+        assert expected == found
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow(reason="starts a worker for each kind"))])
+@pytest.mark.parametrize("kind", AS_TORCH)
+def test_seed_mode_collates_sequences_and_mixed_dtypes_as_torch(kind: str, num_workers: int) -> None:
+    samples = AS_TORCH[kind]
+    with ShmLoader(samples, len(samples), seed=0, num_workers=num_workers) as loader:
+        (batch,) = loader
+        assert_alike(default_collate(samples), batch)
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [deque([1]), deque([1, 2])],  # of two lengths
+        [range(2), 1],
+        [bytearray(b"ab"), bytearray(b"cd")],  # runs of bytes, which are no columns of numbers
+        [torch.ones(2, dtype=torch.uint16), torch.ones(2, dtype=torch.int64)],  # without a common dtype
+        [np.ones(2), np.ones(3, np.float32)],
+        [torch.ones(2), np.ones(2)],  # torch takes them in the other order only
+    ],
+    ids=str,
+)
+def test_samples_that_torch_refuses_are_a_list(samples: list[Any]) -> None:
+    with ShmLoader(samples, 2, seed=0) as loader:
+        (batch,) = loader
+        assert isinstance(batch, list)
+        assert [list(one) if isinstance(one, torch.Tensor) or hasattr(one, "__len__") else one for one in batch] == [
+            list(one) if hasattr(one, "__len__") else one for one in samples
+        ]

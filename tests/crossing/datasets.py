@@ -11,6 +11,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -501,8 +502,10 @@ def _tokens(case: Case, folder: Path) -> Any:
 
     tokens = _tokens_at(0, case.n * max(case.size, 1)).astype(np.uint16 if case.extra else np.int64)
     if case.extra:
-        tokens.tofile(folder / "tokens.bin")
-        return TokenDataset(str(folder / "tokens.bin"), max(case.size, 1), dtype="uint16")
+        ends = sorted({case.n // 3, case.n // 3 * 2, case.n} - {0})  # windows before the end of each file
+        for i, (first, end) in enumerate(pairwise([0, *ends])):
+            tokens[first * max(case.size, 1) : end * max(case.size, 1)].tofile(folder / f"tokens-{i}.bin")
+        return TokenDataset(str(folder / "tokens-*.bin"), max(case.size, 1), dtype="uint16")
     return TokenDataset(tokens, max(case.size, 1))
 
 

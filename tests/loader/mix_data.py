@@ -51,13 +51,6 @@ class Several(Tagged):
         return [self[index] for index in indices]
 
 
-class Short(Tagged):
-    """Forgets a sample."""
-
-    def __getitems__(self, indices: list[int]) -> list[int]:
-        return indices[1:]
-
-
 class Decoding(Tagged):
     """Decodes into rows."""
 

@@ -14,7 +14,7 @@ import pytest
 from shmload import Mix, ShmLoader, StateMismatch
 from shmload.schedule.state_checksum import with_checksum
 from shmload.tools.audit.verify import read_folder, verify
-from tests.loader.mix_data import Decoding, DecodingBatches, KillsOnce, Several, Short, Tagged
+from tests.loader.mix_data import Decoding, DecodingBatches, KillsOnce, Several, Tagged
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
 
@@ -165,8 +165,35 @@ def test_members_that_read_several_at_once_are_asked_so(num_workers: int, expect
     if num_workers == 0:
         assert max(map(len, several.asked)) > 1
     assert mix_of().__getitems__ is None  # so that torch reads sample by sample
-    with pytest.raises(ValueError, match="__getitems__ of member 1 must return 2 samples, it returned 1"):
-        Mix([(range(3), 1), (Short(1, 3), 1)]).__getitems__([0, 3, 4])
+
+
+class Even:
+    """Numbers from `first` on, of which a batch has the even ones, each `times`."""
+
+    def __init__(self, first: int, n: int, times: int = 1) -> None:
+        self.first, self.n, self.times = first, n, times
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        return self.first + index
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices if self[index] % 2 == 0 for _ in range(self.times)]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_member_that_filters_or_adds_samples_does_so_in_a_mix(num_workers: int, times: int) -> None:
+    mix = Mix([(range(12), 2), (Even(100, 6, times), 1)])
+    wanted = [
+        [sample for index in indices for sample in ([index] if index < 12 else Even(88, 30, times).__getitems__([index]))]
+        for indices in ([0, 12, 1, 2, 13, 3], [4, 14, 5, 6, 15, 7], [8, 16, 9, 10, 17, 11])
+    ]
+    assert [mix.__getitems__(indices) for indices in ([0, 12, 1, 2, 13, 3], [17, 16])] == [wanted[0], [104] * times]
+    with ShmLoader(mix, batch_size=6, seed=0, num_workers=num_workers) as loader:
+        assert [sorted(batch.tolist()) for batch in loader] == [sorted(batch) for batch in wanted]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -53,6 +53,14 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
+        "a full disk evicts files that readers have mapped",
+        "shmload/storage/folder.py",
+        "        mapped = _mapped_below(self.path)\n",
+        "        mapped = set[int]()\n",
+        (f"{DISK}test_full_disk_evicts_no_file_whose_blocks_a_reader_keeps_by_a_map",),
+    ),
+    Defect(
+        "S4",
         "an epoch's snapshot has no room reserved on a disk that fills up",
         "shmload/growing/library.py",
         "        self._reserve(2 * len(data))\n",

@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 import shmload.metrics
 from shmload import ShmLoader
+from shmload.batch.deliver import Jagged, Padded
 from shmload.metrics import EpochMetrics, summary_line, to_log, to_tensorboard
 from shmload.modes.passes import nbytes_of, rows_of
 from tests.trace.trace_kit import Broken, Growing, Plain, Rows, Stream, run
@@ -348,8 +350,50 @@ def test_batches_of_any_kind_are_measured(dataset: Any) -> None:
     assert epochs[0]["nbytes"] > 0
 
 
-def test_rows_are_those_of_the_first_tensor() -> None:
-    assert rows_of({"x": [torch.zeros(3)]}, 8) == 3
-    assert rows_of(torch.zeros(12), 8) == 8
-    assert rows_of(torch.zeros(()), 8) == 8
-    assert rows_of("text", 8) == 8
+@pytest.mark.parametrize(
+    ("batch", "rows"),
+    [
+        (torch.zeros(12), 12),
+        (torch.zeros(()), None),
+        ("text", None),
+        ({"x": [torch.zeros(3)]}, 3),
+        ([torch.zeros(3, 2), torch.zeros(3), ("a", "b", "c")], 3),
+        (["a", "b"], 2),
+        ({"x": [torch.zeros(0), torch.zeros(2)]}, 2),
+        (Padded(torch.zeros(2, 5), torch.tensor([1, 5])), 2),
+        (Jagged(torch.zeros(6), torch.tensor([0, 1, 6])), 2),
+        (torch.nested.nested_tensor_from_jagged(torch.zeros(6), torch.tensor([0, 1, 6])), 2),
+        ({"a": {}, "b": torch.zeros(4)}, 4),
+    ],
+    ids=str,
+)
+def test_rows_of_a_batch_are_its_samples(batch: Any, rows: int | None) -> None:
+    assert rows_of(batch) == rows
+
+
+class Filtering:
+    """Numbers; a batch has the even ones, in the form that `form` makes of them."""
+
+    def __init__(self, form: Callable[[int], Any]) -> None:
+        self.form = form
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        return self.form(index)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        if 10 in indices:
+            raise ValueError("a bad sample")
+        return [self.form(index) for index in indices if index % 2 == 0]
+
+
+@WORKERS
+@pytest.mark.parametrize("form", [int, str, np.arange, lambda i: (i, str(i))], ids=["number", "text", "ragged", "tuple"])
+@pytest.mark.parametrize("ragged", ["list", "pad", "jagged"])
+def test_samples_that_a_dataset_filters_are_not_counted(num_workers: int, form: Callable[[int], Any], ragged: Any) -> None:
+    with ShmLoader(Filtering(form), 4, seed=1, num_workers=num_workers, on_error="skip", ragged=ragged) as loader:
+        epochs = told(loader)
+        run(loader)
+    assert [(e["samples"], e["num_bad_samples"]) for e in epochs] == [(5, 1)]  # 0 to 8, and not 10

@@ -519,6 +519,9 @@ def checked(read: Callable[[], T]) -> T:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
+_BAD_PROFILE = "bad ICC marker"  # of libjpeg-turbo's warning
+
+
 class _Jpeg(_LibraryJpeg):
     """A JPEG that simplejpeg decodes."""
 
@@ -536,13 +539,18 @@ class _Jpeg(_LibraryJpeg):
         try:
             found: Pixels = simplejpeg.decode_jpeg(self.data, "RGB", strict=True, **options)
         except ValueError as error:
-            if self.is_strict or (self.is_strict is None and not is_remark(str(error))):
-                raise
-            self.is_irregular = True
-            if is_remark(str(error)):  # an error to simplejpeg even if it is not strict, and the next warning may be of damage
+            is_of_profile = _BAD_PROFILE in str(error)  # which the other libraries do not look at
+            if not is_of_profile:
+                if self.is_strict or (self.is_strict is None and not is_remark(str(error))):
+                    raise
+                self.is_irregular = True
+            # an error to simplejpeg even if it is not strict, and the next warning may be of damage
+            if is_of_profile or is_remark(str(error)):
                 library = "pillow" if unbound() else "libjpeg"
                 other = open_image(self.data, library, self.height * self.width, is_strict=self.is_strict, is_fast=self.is_fast)
-                return other.pixels(reduction, into=into)
+                found = other.pixels(reduction, into=into)
+                self.is_irregular |= other.is_irregular
+                return found
             into.fill(0)  # where it gives up it says nothing, and leaves what was in the memory: an image before
             found = simplejpeg.decode_jpeg(self.data, "RGB", strict=False, **options)
         if found.shape != into.shape:

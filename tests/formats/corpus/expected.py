@@ -22,7 +22,6 @@ FORMATS = (
     Expected("ArrayDataset", r"has dtype (<U|\|S|datetime64|timedelta64)\S*, which no tensor has", "no type of torch"),
     Expected("RemoteDataset", r"this is (<U|\|S|datetime64|timedelta64)", "no type of torch"),
     Expected("RemoteDataset", r"in Fortran order: save it again", "arrays in Fortran order are not read: docs/layouts.md"),
-    Expected("ParquetDataset", r"column 'array_unicode' of list<item: string> is no field of a batch", "lists of text"),
     Expected("ParquetDataset", r"column 'null' of null is no field of a batch", "a column of nothing but nulls has no type"),
     Expected(
         "RemoteDataset", r"gz stream .*incorrect header check", "the name says how an object is compressed: this is xz, named .gz"
@@ -35,6 +34,4 @@ FORMATS = (
     Expected("HDF5Dataset", r"not in this machine's byte order", "h5py leaves them so"),
 )
 
-DEFECTS: tuple[Expected, ...] = (
-    Expected("ImageFolder", r"bad ICC marker", "simplejpeg takes a warning about an ICC profile for damage"),
-)
+DEFECTS: tuple[Expected, ...] = ()

@@ -198,3 +198,33 @@ def test_four_channels_become_what_pillow_makes_of_them(photo: Image.Image, colo
     data = imagecodecs.jpeg8_encode(np.asarray(photo.convert("CMYK")), colorspace="CMYK", outcolorspace=colors)
     for decoder in DECODERS:
         assert np.array_equal(by_pillow(data), ImageDecoder(layout="HWC", decoder=decoder)(data))
+
+
+PROFILES = {
+    "twice": [(1, 1), (1, 1)],
+    "number 0": [(0, 1)],
+    "one of two": [(1, 2)],
+    "beyond the last": [(3, 2)],
+    "of two profiles": [(1, 2), (2, 3)],
+}
+
+
+@pytest.mark.parametrize("strict", [None, True, False])
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_jpeg_whose_color_profile_is_damaged_is_read_alike_by_every_decoder(
+    photo: Image.Image, encode: Encode, profile: str, decoder: Any, strict: bool | None
+) -> None:
+    parts = [b"ICC_PROFILE\0" + bytes(numbers) + b"abc" for numbers in PROFILES[profile]]
+    damaged = behind_app0(encode(photo), b"".join(b"\xff\xe2" + (len(part) + 2).to_bytes(2) + part for part in parts))
+    read = ImageDecoder(layout="HWC", decoder=decoder, strict=strict)
+    assert np.array_equal(by_pillow(encode(photo)), read(damaged))
+    assert not is_counted(lambda: read(damaged))
+
+
+def test_damage_in_a_jpeg_whose_color_profile_is_damaged_is_an_error(photo: Image.Image, encode: Encode) -> None:
+    part = b"\xff\xe2\x00\x13ICC_PROFILE\0\0\1abc"
+    jpeg = behind_app0(encode(photo), part)
+    for decoder in DECODERS:
+        with pytest.raises(ValueError, match=r"\S"):
+            ImageDecoder(decoder=decoder)(jpeg[: len(jpeg) // 2])

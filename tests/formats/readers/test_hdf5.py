@@ -113,3 +113,37 @@ def test_enums_are_their_integers_and_booleans_are_bool(tmp_path: Path, base: st
     assert dataset.schema == {"enum": (np.dtype(base).newbyteorder("=").name, ()), "flag": ("bool", ())}
     assert [sample["enum"] for sample in dataset] == stored.tolist()
     assert [sample["flag"] for sample in dataset] == (stored == 1).tolist()
+
+
+def unusual(kind: str) -> Any:
+    """A type that HDF5 stores and numpy lacks, or that no tensor has."""
+    h5t = h5py.h5t
+    if kind == "int128":
+        made = h5t.STD_I64LE.copy()
+        made.set_size(16)
+        made.set_precision(128)
+        return made
+    if kind == "compound":
+        made = h5t.create(h5t.COMPOUND, 8)
+        made.insert(b"at", 0, h5t.UNIX_D32LE)
+        return made
+    return {"time": h5t.UNIX_D32LE, "times": h5t.vlen_create(h5t.UNIX_D32LE), "references": h5t.STD_REF_OBJ}[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "reason"),
+    [
+        ("time", "time of 4 bytes", "have no numpy dtype"),
+        ("times", "vlen of time of 4 bytes", "have no numpy dtype"),
+        ("compound", "compound of 8 bytes", "have no numpy dtype"),
+        ("int128", "integer of 16 bytes", "have no numpy dtype"),
+        ("references", "reference of 8 bytes", "are no field of a batch"),
+    ],
+)
+def test_type_that_no_field_has_is_named_with_its_dataset_and_a_remedy(tmp_path: Path, kind: str, stored: str, reason: str) -> None:
+    path = written(tmp_path / "a.h5", x=ROWS)
+    with h5py.File(path, "a") as file:
+        h5py.h5d.create(file.id, b"odd", unusual(kind), h5py.h5s.create_simple((len(ROWS),)))
+    with pytest.raises(ValueError, match=rf"a\.h5, '/odd': rows .*stored as {stored},? {reason}.* name the other.* in fields="):
+        len(HDF5Dataset(path))
+    assert len(HDF5Dataset(path, ["x"])) == len(ROWS)

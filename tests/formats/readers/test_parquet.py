@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -282,3 +283,107 @@ def test_rows_beside_a_row_group_of_other_lengths_are_read(tmp_path: Path) -> No
         with pytest.raises(SampleError, match="the schema says rows of shape"):
             dataset[8]
         assert [dataset[row]["x"].tolist() for row in (0, 7, 4)] == [[1, 2]] * 3
+
+
+LISTS_OF_TEXT = {
+    "strings": (pa.list_(pa.string()), [["a", "", "ü"], [], ["b"], [None, "c"], ["d"] * 5, ["e"]]),
+    "large": (pa.large_list(pa.large_string()), [["a"], [], [None], ["b", "c"], [], ["d"]]),
+    "binary": (pa.list_(pa.binary()), [[b"a", b""], [b"\x00\xff"], [], [None], [b"b"], []]),
+    "pairs": (pa.list_(pa.string(), 2), [["a", "b"], ["c", "d"], ["e", "f"], ["g", None], ["h", "i"], ["j", "k"]]),
+    "nested": (pa.list_(pa.list_(pa.string())), [[["a"], []], [], [["b", "c"]], [None], [[]], [["d"]]]),
+}
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("mode", [{"seed": 1}, {}, {"ragged": "pad"}])
+def test_lists_of_text_are_what_pyarrow_makes_of_them(tmp_path: Path, mode: dict[str, Any], cache_bytes: int) -> None:
+    columns = {name: pa.array(values, kind) for name, (kind, values) in LISTS_OF_TEXT.items()}
+    columns |= {"x": pa.array(range(6)), "text": pa.array("uvwxyz"), "runs": pa.array([[1], [2, 3], [], [4], [5], [6]])}
+    path = written(tmp_path / "t.parquet", 2, **columns)
+    wanted = pq.read_table(path, columns=list(LISTS_OF_TEXT)).to_pylist()
+    dataset = ParquetDataset(path, cache_bytes=cache_bytes)
+    assert [{name: sample[name] for name in LISTS_OF_TEXT} for sample in dataset] == wanted
+    with ShmLoader(dataset, batch_size=4, sampler=[5, 0, 3, 1, 2, 4], num_workers=0, **mode) as loader:
+        rows = [
+            dict(zip(LISTS_OF_TEXT, values, strict=True))
+            for batch in loader
+            for values in zip(*(batch[name] for name in LISTS_OF_TEXT), strict=True)
+        ]
+        assert rows == [wanted[i] for i in ([5, 0, 3, 1, 2, 4])]
+
+
+def test_null_in_place_of_a_list_of_text_is_filled(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.parquet", x=pa.array([["a"], None], pa.list_(pa.string())))
+    with pytest.raises(SampleError, match=r"column 'x' has 1 nulls, .* give fill_null"):
+        ParquetDataset(path)[0]
+    assert ParquetDataset(path, fill_null={"x": []})[1] == {"x": []}
+
+
+def partitioned(folder: Path, files: dict[str, dict[str, Any]]) -> Path:
+    for name, columns in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        written(folder / name, **columns)
+    return folder
+
+
+HIVE: list[list[str]] = [
+    ["year=2024/month=01", "year=2024/month=02", "year=2023/month=12"],
+    ["y=a%20b%2Fc", "y=1"],
+    ["y=1/z=2", "y=3/z=x"],
+    ["y=3000000000"],
+    ["y=-5", "y=007", "y=-0", "y=2147483647", "y=-2147483648", "y=0x10"],
+    *(
+        [f"y={value}"]
+        for value in ("+1", " 1", "1 ", "1.5", "true", "2024-01-01", "a=b", "2147483648", "%31", "%zz", "-", "1_0", "\u0661")
+    ),
+    ["y=", "y=1"],
+    ["other/y=1"],
+    ["y=1/y=2"],
+    ["a%20b=1"],
+]
+
+
+@pytest.mark.parametrize("folders", HIVE, ids=" ".join)
+@pytest.mark.parametrize("by", ["folder", "pattern"])
+def test_partitions_are_columns_as_pyarrow_has_them(tmp_path: Path, folders: list[str], by: str) -> None:
+    partitioned(tmp_path / "lr=0.1", {f"{folder}/{i}.parquet": {"x": [i, i + 100]} for i, folder in enumerate(folders)})
+    root = tmp_path / "lr=0.1"
+    theirs = ds.dataset(root, partitioning="hive")
+    dataset = ParquetDataset(root if by == "folder" else f"{root}/**/*.parquet")
+    samples = [{k: v if isinstance(v, str) else v.item() for k, v in sample.items()} for sample in dataset]
+    assert sorted(samples, key=lambda s: s["x"]) == sorted(theirs.to_table().to_pylist(), key=lambda s: s["x"])
+    kinds = {"int32": ("int32", ()), "int64": ("int64", ()), "string": str}
+    assert dataset.schema == {field.name: kinds[str(field.type)] for field in theirs.schema}
+    batch = batch_of(ParquetDataset(root, columns=[theirs.schema.names[-1]]))  # nothing of the files themselves
+    assert len(batch[theirs.schema.names[-1]]) == len(samples)
+
+
+def test_partition_that_is_null_needs_a_value(tmp_path: Path) -> None:
+    null = "y=__HIVE_DEFAULT_PARTITION__"
+    root = partitioned(tmp_path / "t", {"y=1/a.parquet": {"x": [1]}, f"{null}/b.parquet": {"x": [2]}, "c.parquet": {"x": [3]}})
+    wanted = sorted(ds.dataset(root, partitioning="hive").to_table().to_pylist(), key=lambda s: s["x"])
+    assert [row["y"] for row in wanted] == [1, None, None]
+    with pytest.raises(SampleError, match=r"column 'y' has 1 nulls, .* give fill_null"):
+        list(ParquetDataset(root))
+    filled = sorted((int(s["x"]), int(s["y"])) for s in ParquetDataset(root, fill_null={"y": -1}))
+    assert filled == [(1, 1), (2, -1), (3, -1)]
+    only = partitioned(tmp_path / "only", {f"{null}/b.parquet": {"x": [2]}})
+    with pytest.raises(
+        ValueError, match=r"b\.parquet: the folders' names give column 'y' the value .* only, so its type is unknown"
+    ):
+        len(ParquetDataset(only))
+    assert [sample["x"] for sample in ParquetDataset(only, columns=["x"])] == [2]
+
+
+def test_partition_and_column_of_one_name(tmp_path: Path) -> None:
+    same = partitioned(tmp_path / "same", {"y=1/a.parquet": {"y": pa.array([7, 8], pa.int32()), "x": [1, 2]}})
+    rows = [{name: value.item() for name, value in sample.items()} for sample in ParquetDataset(same)]
+    assert rows == ds.dataset(same, partitioning="hive").to_table().to_pylist() == [{"y": 1, "x": 1}, {"y": 1, "x": 2}]
+    other = partitioned(tmp_path / "other", {"y=1/a.parquet": {"y": [7, 8], "x": [1, 2]}})
+    with pytest.raises(ValueError, match=r"column 'y' is int64 in the file, and int32 by the name of its folder"):
+        len(ParquetDataset(other))
+    assert [sample["x"] for sample in ParquetDataset(other, columns=["x"])] == [1, 2]
+    assert [sample["y"] for sample in ParquetDataset(other / "y=1" / "a.parquet")] == [7, 8]
+    bad = partitioned(tmp_path / "bad", {"y=%ff/a.parquet": {"x": [1]}})
+    with pytest.raises(ValueError, match=r"the folder name 'y=%ff' is not UTF-8 after URL decoding"):
+        len(ParquetDataset(bad))

@@ -340,3 +340,75 @@ def test_header_of_llmc_that_does_not_fit_its_file_is_an_error(tmp_path: Path) -
     path.write_bytes(whole[:11])  # too short for a header: raw tokens
     with pytest.raises(ShardCorrupt, match="11 bytes are no whole number of uint16 tokens"):
         TokenDataset(path, 10, dtype="uint16")
+
+
+FILES = [np.arange(23), np.arange(100, 102), np.arange(200, 217), np.arange(300, 310)]  # the second is shorter than a window
+
+
+@pytest.mark.parametrize("stride", [5, 3, 1])
+@pytest.mark.parametrize("given", ["pattern", "paths", "arrays", "headers"])
+def test_windows_of_several_files_are_those_of_each_file_in_turn(given: str, stride: int, tmp_path: Path) -> None:
+    tokens: Any = [file.astype(np.uint16) for file in FILES]
+    for i, file in enumerate(tokens):
+        path = tmp_path / f"train_{i:06}.bin"
+        file.tofile(path) if given != "headers" else write_llmc(path, file, 1)
+    dtype = None if given in ("headers", "arrays") else "uint16"
+    if given != "arrays":
+        tokens = str(tmp_path / "train_*.bin") if given != "paths" else sorted(tmp_path.iterdir())
+    dataset = TokenDataset(tokens, 5, stride=stride, dtype=dtype)
+    expected = [file[i : i + 5].tolist() for file in FILES for i in range(0, len(file) - 4, stride)]
+    assert [dataset[i]["tokens"].tolist() for i in range(len(dataset))] == expected
+    again = pickle.loads(pickle.dumps(dataset))
+    with ShmLoader(again, batch_size=7, shuffle=True, seed=1, num_workers=0) as loader:
+        assert sorted(row for batch in loader for row in batch["tokens"].tolist()) == sorted(expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"cross_documents": True}, {"pack": True}, {"pack": True, "seed": 3}])
+@pytest.mark.parametrize("by", ["separator", "index", "megatron"])
+def test_documents_of_several_files_end_with_their_file(by: str, options: dict[str, Any], tmp_path: Path) -> None:
+    files = [np.array([1, 2, 0, 3, 4, 5, 6, 7, 0, 8], np.uint16), np.array([11, 12, 13, 14, 15, 16, 17, 0, 18, 19], np.uint16)]
+    offsets = [[0, 3, 9, 10], [0, 8, 10]]
+    given: dict[str, Any] = {"separator": 0}
+    tokens: Any = files
+    if by == "index":
+        given = {"document_index": [np.array(one) for one in offsets]}
+    if by == "megatron":
+        for i, (file, starts) in enumerate(zip(files, offsets, strict=True)):
+            file.tofile(tmp_path / f"{i}.bin")
+            (tmp_path / f"{i}.idx").write_bytes(megatron(np.diff(starts).tolist(), list(range(len(starts)))))
+        tokens, given = str(tmp_path / "*.bin"), {"document_index": str(tmp_path / "*.idx")}
+    dataset = TokenDataset(tokens, 5, pad=-1, **given, **options)
+    found = [{name: row.tolist() for name, row in dataset[i].items()} for i in range(len(dataset))]
+    if "pack" not in options:
+        of_each = [TokenDataset(file, 5, pad=-1, separator=0, **options) for file in files]
+        assert found == [{name: row.tolist() for name, row in one[i].items()} for one in of_each for i in range(len(one))]
+        return
+    pieces = [
+        [t for t, s in zip(row["tokens"], row["segment_ids"], strict=True) if s == segment]
+        for row in found
+        for segment in range(1, max(row["segment_ids"]) + 1)
+    ]
+    expected = [[1, 2, 0], [3, 4, 5, 6, 7], [0], [8], [11, 12, 13, 14, 15], [16, 17, 0], [18, 19]]
+    assert sorted(pieces) == sorted(expected)
+
+
+def test_an_index_of_part_of_each_file_leaves_out_what_is_between() -> None:
+    files = [np.arange(10), np.arange(100, 110)]
+    dataset = TokenDataset(files, 4, document_index=[[0, 4], [3, 5, 9]], pad=-1)
+    assert [dataset[i]["tokens"].tolist() for i in range(len(dataset))] == [[0, 1, 2, 3], [103, 104, -1, -1], [105, 106, 107, 108]]
+
+
+def test_files_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(10, dtype=np.uint16))
+    np.save(tmp_path / "b.npy", np.arange(10, dtype=np.int32))
+    with pytest.raises(TypeError, match=r"b\.npy: tokens are int32, and those of the first file uint16; files need one dtype"):
+        TokenDataset(str(tmp_path / "*.npy"), 2)
+    with pytest.raises(FileNotFoundError, match=r"no Token file is named, or matches"):
+        TokenDataset(str(tmp_path / "*.bin"), 2)
+    with pytest.raises(ValueError, match=r'is a folder .*: give a pattern such as "train_\*\.bin", or a list of paths'):
+        TokenDataset(tmp_path, 2, dtype="uint16")
+    with pytest.raises(ValueError, match="tokens is an empty list"):
+        TokenDataset([], 2)
+    for index, found in (("x.npy", "a single index"), ([np.array([0, 1])], "1 indexes")):
+        with pytest.raises(ValueError, match=f"one index for each of the 2 token files, as a list; got {found}"):
+            TokenDataset([np.arange(3)] * 2, 2, document_index=index)

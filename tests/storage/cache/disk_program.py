@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 from typing import Any
 
 from shmload import CacheFull
+from shmload._core.mapped_file import MappedFile
 from shmload.storage.folder import BudgetedFolder
 from tests.storage.cache.folder_kit import being_written, names, put, really_there
 
@@ -54,6 +56,38 @@ def leaves_no_room_for_a_ledger(folder: BudgetedFolder) -> dict[str, Any]:
         put(folder, f"{number}", 100 * KIB)
         seen.append(names(other) == names(folder))
     return {"names": names(other), "seen": seen, "bytes": other.statistics().nbytes}
+
+
+def is_mapped(folder: BudgetedFolder) -> dict[str, Any]:
+    """Some of what is on the disk is mapped by this process and by another one, then all of it."""
+    maps = []
+    for number in range(5):
+        put(folder, f"{number}", 400 * KIB)
+    child = subprocess.Popen([sys.executable, "-c", READER, f"{folder.path}/0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdout.readline()
+    maps.append(MappedFile(os.fsencode(f"{folder.path}/1")))
+    for number in (5, 6, 7):
+        put(folder, f"{number}", 400 * KIB)
+    some = names(folder)
+    maps += [MappedFile(os.fsencode(f"{folder.path}/{name}")) for name in some if name != "0"]
+    told = ""
+    try:
+        put(folder, "8", 3000 * KIB)
+    except CacheFull as error:
+        told = str(error)
+    every = names(folder)
+    maps.clear()
+    child.communicate()
+    put(folder, "9", 400 * KIB)
+    put(folder, "a", 2400 * KIB)
+    return {"some": some, "told": told, "every": every, "then": names(folder)}
+
+
+READER = (
+    "import mmap, sys; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, prot=1); f.close(); print(flush=True); input()"
+)
 
 
 if __name__ == "__main__":

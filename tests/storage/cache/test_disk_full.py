@@ -47,7 +47,8 @@ def test_a_disk_full_of_leased_files_is_told_with_figures_and_waited_for(tmp_pat
     for text in found["told"]:
         assert text.startswith(f"the disk of {tmp_path} has no room for 3072000 bytes more: ")
         assert text.endswith(
-            "bytes are free, and nothing more of the cache's budget of 104857600 bytes may be evicted: free some, or make the budget smaller"
+            "bytes are free, and nothing more of the cache's budget of 104857600 bytes may be evicted, as it is leased or mapped: "
+            "free some, or make the budget smaller"
         )
     assert (len(found["told"]), found["before"]) == (2, [{}, 5 * 400 * 1024])
     assert found["names"] == ["01", "02", "03", "04", "waited"]
@@ -59,3 +60,12 @@ def test_a_disk_without_room_for_the_ledger_is_listed_each_time(tmp_path: Path) 
     assert found["names"][-1] == "7"
     assert 3 <= len(found["names"]) <= 6
     assert found["bytes"] == len(found["names"]) * 100 * 1024
+
+
+def test_full_disk_evicts_no_file_whose_blocks_a_reader_keeps_by_a_map(tmp_path: Path) -> None:
+    found = on_a_disk("3m", tmp_path, "is_mapped")
+    assert {"0", "1"} < set(found["some"])
+    assert "2" not in found["some"]
+    assert found["some"] == found["every"]
+    assert "may be evicted, as it is leased or mapped" in found["told"]
+    assert found["then"] == ["9", "a"]

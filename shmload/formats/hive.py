@@ -1,0 +1,82 @@
+"""Columns that the names of folders say, as Hive, Spark and pyarrow write partitioned data: `year=2024/month=01/part-0.parquet`.
+
+The rules are those of `pyarrow.dataset(folder, partitioning="hive")`: names and values are URL-decoded; a column is int32 if all of
+its values are, else a string; `__HIVE_DEFAULT_PARTITION__`, and a folder that does not say a column which others say, is null.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import pyarrow as pa
+
+from shmload.formats.columns import NoField
+
+__all__ = ["partition_columns", "with_partitions"]
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+def partition_columns(paths: Sequence[str], folders: Sequence[str], wanted: Sequence[str] | None) -> dict[str, Any]:
+    """Return the columns that folders say: by name, an arrow array with one value for each file.
+
+    Args:
+        paths: of the files, absolute.
+        folders: for each, the folder below which names of folders count.
+        wanted: the columns that are to be read; None: all.
+    Raises:
+        NoField: a name is not UTF-8, or a column has no value at all.
+    """
+    said = [_said(path, os.path.relpath(path, folder)) for path, folder in zip(paths, folders, strict=True)]
+    names = dict.fromkeys(name for one in said for name in one if wanted is None or name in wanted)
+    return {name: _typed(name, [one.get(name) for one in said], paths[0]) for name in names}
+
+
+def with_partitions(schema: Any, said: dict[str, Any], path: str) -> Any:
+    """Return the arrow schema of a file with the columns that folders say, after its own.
+
+    Args:
+        schema: the file's own.
+        said: what `partition_columns` returned.
+        path: of the file, for the error.
+    Raises:
+        NoField: the file has a column of the same name and of another type.
+    """
+    for name, values in said.items():
+        if name not in schema.names:
+            schema = schema.append(pa.field(name, values.type))
+        elif schema.field(name).type != values.type:
+            raise NoField(
+                f"{path}: column {name!r} is {schema.field(name).type} in the file, and {values.type} by the name of its folder; "
+                "name the others in columns=, or give the paths of the files, of which folders' names are no columns"
+            )
+    return schema
+
+
+def _said(path: str, below: str) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for segment in below.split("/")[:-1]:
+        name, sign, value = segment.partition("=")
+        if sign:
+            try:
+                name, value = (unquote_to_bytes(part).decode() for part in (name, value))
+            except UnicodeDecodeError:
+                raise NoField(f"{path}: the folder name {segment!r} is not UTF-8 after URL decoding; rename the folder") from None
+            found.setdefault(name, None if value == _NULL else value)
+    return found
+
+
+def _typed(name: str, values: list[str | None], path: str) -> Any:
+    if all(value is None for value in values):
+        raise NoField(
+            f"{path}: the folders' names give column {name!r} the value {_NULL} only, so its type is unknown; name the others in "
+            "columns="
+        )
+    texts = pa.array(values, pa.string())
+    try:
+        return texts.cast(pa.int32())
+    except pa.ArrowInvalid:
+        return texts

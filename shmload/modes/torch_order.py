@@ -52,15 +52,16 @@ from shmload.schedule.state_checksum import CHECK, with_checksum
 from shmload.schedule.state_codec import UsersOwn, opened, sealed
 from shmload.shm import travel
 from shmload.torch_names import InfiniteConstantSampler
-from shmload.worker.snapshot import SAME, Note, Snapshot, own_states
-from shmload.worker.torch_side import Origin, origin_of, randperm, replayed
+from shmload.worker.snapshot import OWN_STATES, SAME, BeginsAgain, Note, Snapshot, own_states
+from shmload.worker.torch_side import Origin, origin_of, randperm, replayed, torch_origin
 from shmload.world import is_stateful
 
 log = logging.getLogger("shmload")
 
-TORCH_STATE_VERSION = 1
+TORCH_STATE_VERSION = 2  # 2: `generators`, `ahead`, and what a pass through an iterable dataset is drawn from; 1 is still read
 
 TorchState = dict[str, Any]
+SamplerState = dict[str, Any]
 
 OWN, SAMPLER, DATASET = "by a sampler's own state", "by a sampler", "by an iterable dataset"  # how a pass is resumed
 
@@ -69,19 +70,20 @@ _IDENTITY = ("version", "mode", "n", "batch_size", "drop_last")
 _OUTSIDE = (*_IDENTITY, "position", "is_finished")
 _LISTS = ("beyond", "workers", "counts", "counted")
 _KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("position", "snapshot", "done", "num_workers", "last_worker", "passes"), (int,)),
+    **dict.fromkeys(("position", "snapshot", "done", "num_workers", "last_worker", "passes", "ahead"), (int,)),
     **dict.fromkeys(("base_seed", "shared_seed"), (int, type(None))),
     **dict.fromkeys(_LISTS, (list,)),
     "is_finished": (bool,),
-    "sampler": (dict,),
+    **dict.fromkeys(("sampler", "generators"), (dict,)),
 }
+_OPTIONAL = ("counts", "counted", "ahead", "generators")
 _OF_SAMPLER = {"taken": int, "epoch": object, "own": dict, "origin": dict, "seed_between": bool}
 
 
 def packed_state(state: TorchState) -> TorchState:
     """As it is handed out."""
     sampler, workers = dict(state["sampler"]), [dict(s) for s in state["workers"]]
-    for holder, name in [(sampler, "own"), *((s, name) for s in workers for name in ("dataset", "iterator"))]:
+    for holder, name in [(sampler, "own"), *((s, name) for s in workers for name in OWN_STATES)]:
         if name in holder:
             holder[name] = UsersOwn(holder[name])
     inside = {name: value for name, value in state.items() if name not in _OUTSIDE}
@@ -164,7 +166,7 @@ class PassProgress:
     def workers_at_end(self) -> list[Snapshot]:
         """Where workers stand between two passes, however seldom they are asked on the way."""
         notes = [pickle.loads(note) if note else {} for note in self._notes] or [self._read_here()]
-        return [{name: of[name] for name in ("dataset", "streams") if name in of} for of in notes]
+        return [after_pass(note) for note in notes]
 
     @contextmanager
     def reading_again(self) -> Iterator[None]:
@@ -216,6 +218,8 @@ class PassProgress:
             "shared_seed": self._shared_seed,
             "sampler": sampler,
         }
+        if order_kind(sampler) == SAMPLER:
+            state["ahead"] = self.sampler.num_ahead
         if self._is_iterable:
             state.update(counts=list(self._counts), counted=counted, last_worker=self.last_worker, beyond=[])
         state["workers"] = [pickle.loads(note) if note else {} for note in notes] or [self._read_here()]
@@ -224,7 +228,17 @@ class PassProgress:
     def _read_here(self) -> Snapshot:
         fetcher = self.fetcher
         iterator, has_ended = getattr(fetcher, "dataset_iter", None), getattr(fetcher, "ended", False)
+        if isinstance(iterator, BeginsAgain):
+            iterator = iterator.iterator
         return copy.deepcopy(own_states(fetcher.dataset, iterator, has_ended=has_ended))
+
+
+def after_pass(snapshot: Snapshot) -> Snapshot:
+    """Return a worker's snapshot for the pass after the one that it was taken in."""
+    after: Snapshot = {name: snapshot[name] for name in ("dataset", "streams") if name in snapshot}
+    if "iterator" in snapshot:
+        after["last_iterator"] = snapshot["iterator"]
+    return {**after, "is_over": True} if "dataset" in after else after
 
 
 def between_passes(note: bytes) -> bytes:
@@ -245,10 +259,11 @@ def identity(config: LoaderConfig) -> dict[str, Any]:
     }
 
 
-def fresh_state(config: LoaderConfig, finished: PassProgress | None) -> TorchState:
-    """The state before a pass: the next one would draw its order from the generators as they stand now.
+def fresh_state(config: LoaderConfig, finished: PassProgress | None, origin: Origin) -> TorchState:
+    """Return the state before a pass.
 
     Args:
+        origin: the generators' states that the pass would be drawn from.
         finished: the pass before, if there was one: a stateful dataset goes on from there if its workers do, too.
     """
     workers: list[Snapshot] = []
@@ -260,7 +275,7 @@ def fresh_state(config: LoaderConfig, finished: PassProgress | None) -> TorchSta
     elif not config.num_workers and is_stateful(config.dataset):
         workers = [{"dataset": copy.deepcopy(config.dataset.state_dict())}]
     own = None if finished is None else copy.deepcopy(finished.sampler.own_at_end)
-    sampler = state_before(config.index_sampler, config.generator, own)
+    sampler = state_before(config.index_sampler, origin, own)
     return {
         **identity(config),
         "position": 0,
@@ -288,10 +303,10 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
         raise StateMismatch(f"a state is a dict as state_dict() returns it, got {shown}")
     states.check_head(state, "torch", TORCH_STATE_VERSION, f"give ShmLoader the seed {state.get('seed')!r} it was saved with")
     state_checksum.check_checksum(state)
-    differing = states.differences(state, identity(config))
+    differing = states.differences(state, {**identity(config), "version": state.get("version")})
     loaded = _unpacked(state, config.trust_state)
     sampler = loaded["sampler"]
-    saved = OWN if "own" in sampler else SAMPLER if "origin" in sampler else DATASET
+    saved = order_kind(sampler)
     own_states = any("dataset" in s or "iterator" in s for s in loaded["workers"])
     if (own_states or saved == DATASET) and loaded["num_workers"] != config.total_workers and not state["is_finished"]:
         differing.append(f"num_workers: saved {loaded['num_workers']!r}, now {config.total_workers!r}")
@@ -304,6 +319,11 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
             "start a new run without this state"
         )
     return loaded
+
+
+def order_kind(sampler: SamplerState) -> str:
+    """Return how a pass is resumed whose sampler has this state: OWN, SAMPLER or DATASET."""
+    return OWN if "own" in sampler else SAMPLER if {"origin", "seed_between"} <= sampler.keys() else DATASET
 
 
 def _kinds_now(config: LoaderConfig) -> list[str]:
@@ -330,7 +350,7 @@ def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
         raise StateMismatch(f"the state's details cannot be read: {error!r}. Load what state_dict() returned") from error
     del loaded["details"], loaded[CHECK]
     found = {name: value for name, value in loaded.items() if name not in _IDENTITY}
-    faults = states.faults_in(found, _KINDS, optional=("counts", "counted"), signed=("last_worker", "base_seed", "shared_seed"))
+    faults = states.faults_in(found, _KINDS, optional=_OPTIONAL, signed=("last_worker", "base_seed", "shared_seed"))
     if not faults:
         sampler = loaded["sampler"]
         is_sampler = all(isinstance(sampler[name], _OF_SAMPLER.get(name, ())) for name in sampler)
@@ -344,9 +364,6 @@ def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
     if faults:
         raise StateMismatch(f"this is no state of a loader in torch mode: {'; '.join(faults)}. Load what state_dict() returned")
     return loaded
-
-
-SamplerState = dict[str, Any]
 
 
 def not_once(keys: Any) -> Any:
@@ -364,13 +381,28 @@ class SamplerReader:
         iterator: of the sampler, just begun as torch begins it.
         origin: where the generators stood before that.
         seed_between: whether torch draws its workers' base seed after beginning the iterator, not before.
+        keeps_places: record the generators' states along with a stateful sampler's.
+
+    Attributes:
+        place: after a resume, the generators' states in the saved run; None if they are unknown.
     """
 
     def __init__(
-        self, sampler: Any, generator: Generator | None, *, every: int, iterator: Iterator[Any], origin: Origin, seed_between: bool
+        self,
+        sampler: Any,
+        generator: Generator | None,
+        *,
+        every: int,
+        iterator: Iterator[Any],
+        origin: Origin,
+        seed_between: bool,
+        keeps_places: bool = False,
     ) -> None:
         self._sampler, self._generator, self._every = sampler, generator, every
-        self._origin, self._is_seed_between = origin, seed_between
+        self._origin, self._is_seed_between, self._keeps_places = origin, seed_between, keeps_places
+        self._origin_texts: dict[str, str] | None = None
+        self.place: Origin | None = None
+        self._num_drawn = 0
         faster = self._faster(0)
         self._iterator: Any = faster or iterator
         # whether batches are arrays of ours, not what the sampler gives
@@ -383,7 +415,8 @@ class SamplerReader:
     def _begin(self) -> None:
         self._epoch = getattr(_innermost(self._sampler), "epoch", None)
         self._is_stateful = is_stateful(self._sampler) or is_stateful(self._iterator) or self._ended is not None
-        self._states: deque[tuple[int, Any]] = deque()  # (batches taken, the sampler's own state)
+        # (batches taken, the sampler's own state, the generators')
+        self._states: deque[tuple[int, Any, Origin | None]] = deque()
         self.own_at_end: SamplerState | None = None  # however seldom they are asked on the way; None: they have no state
         self._note_state()
 
@@ -395,24 +428,40 @@ class SamplerReader:
             return batches if batches.is_stateful else iter(batches)
         return batches_of(sampler, num_skipped)
 
-    def resume(self, state: SamplerState) -> None:
-        """Goes to where an earlier pass gave its state."""
+    def resume(self, state: SamplerState, num_early: int = 1) -> None:
+        """Continue where an earlier pass gave its state.
+
+        Args:
+            num_early: take so many batches while the generators are the saved run's. A sampler that draws when its first batch is
+                taken must draw then, unless the program has restored its generators itself.
+        """
         self.num_taken = state["taken"]
         sampler = _innermost(self._sampler)
         if "epoch" in state and hasattr(sampler, "set_epoch"):
             sampler.set_epoch(state["epoch"])
         own = state.get("own")
         if own is not None:
+            if "origin" in state:
+                self.place = self._go_to(Origin.loads(state["origin"]))
             self._load(own)
             if self.num_taken == length_hint(self._sampler, -1) and list(islice(self._iterator, 1)):
                 self._load(own)  # a sampler that begins its next pass by itself is put back to this one's end
                 self._iterator, self._ended = iter(()), own
-        elif not is_endless(self._sampler):
-            self._origin = Origin.loads(state["origin"])
-            self._is_seed_between = state["seed_between"]
-            with replayed(self._origin, self._generator):
-                self._replay()
+        elif "origin" in state:
+            self._origin, self._origin_texts = Origin.loads(state["origin"]), None
+            if is_endless(self._sampler):
+                self.place = self._go_to(self._origin)
+            else:
+                self._is_seed_between = state["seed_between"]
+                with replayed(self._origin, self._generator):
+                    self._replay(num_early)
+                    self.place = origin_of(None)
         self._begin()
+
+    def _go_to(self, place: Origin) -> Origin:
+        if self._generator is not None and place.own is not None:
+            self._generator.set_state(place.own)
+        return place
 
     def _load(self, own: SamplerState) -> None:
         if own["sampler"] is not None:
@@ -421,11 +470,13 @@ class SamplerReader:
         if own["iterator"] is not None:
             self._iterator.load_state_dict(own["iterator"])
 
+    def take_first(self) -> None:
+        """Take the first batch now, so that a sampler which draws for it uses the generators as they are now."""
+        self._iterator = chain(list(islice(self._iterator, 1)), self._iterator)
+
     def start_after(self, state: SamplerState) -> None:
-        """Begins the pass after one that gave this state at its end."""
+        """Begin the pass after the one that gave this state at its end."""
         if "own" not in state:
-            # one that draws at its first index must do so now, while the generators stand where they are to
-            self._iterator = chain(list(islice(self._iterator, 1)), self._iterator)
             return
         self._load(state["own"])
         self.num_taken = 0
@@ -435,22 +486,27 @@ class SamplerReader:
             self._iterator = self._faster(0) or iter(self._sampler)
             self._begin()
 
-    def _replay(self) -> None:
+    @property
+    def num_ahead(self) -> int:
+        """Number of batches that the sampler has been asked for so far."""
+        return max(self.num_taken, self._num_drawn)
+
+    def _replay(self, num_early: int) -> None:
         iterator = iter(self._sampler)
         if self._is_seed_between:
             torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         faster = self._faster(self.num_taken)
         if faster is not None and is_torchs_own(self._sampler):
-            iterator = faster
+            iterator, num_early = faster, max(num_early, int(self.num_taken > 0))  # an order is drawn whole with its first batch
         else:
             iterator = faster or iterator
             next(islice(iterator, self.num_taken, self.num_taken), None)
-        # as in start_after
-        self._iterator = chain(list(islice(iterator, 1)), iterator)
+        self._num_drawn = self.num_taken + num_early
+        self._iterator = chain(list(islice(iterator, num_early)), iterator)
 
     def batches(self) -> Iterator[Any]:
-        """The batches from here on; a stateful sampler's must be taken from the reader itself, which counts them."""
-        return self if self._is_stateful or self._taken_early else self._iterator
+        """Return an iterator over the remaining batches: the reader, which counts them, unless the sampler is torch's own."""
+        return self if self._is_stateful or self._taken_early or not is_torchs_own(self._sampler) else self._iterator
 
     def __iter__(self) -> SamplerReader:
         return self
@@ -468,7 +524,8 @@ class SamplerReader:
 
     def _note_state(self) -> None:
         if self._is_stateful and (not self._states or (self._every and self.num_taken % self._every == 0)):
-            self._states.append((self.num_taken, self._own()))
+            place = torch_origin(self._generator) if self._keeps_places else None
+            self._states.append((self.num_taken, self._own(), place))
 
     def _own(self) -> SamplerState | None:
         """The state of the sampler and of its iterator now."""
@@ -493,10 +550,15 @@ class SamplerReader:
             state["epoch"] = self._epoch
         if self._is_stateful:
             self.forget(num_delivered)
-            state["taken"], own = self._states[0]
+            state["taken"], own, place = self._states[0]
             state["own"] = copy.deepcopy(own)
-        elif not is_endless(self._sampler):
-            state["origin"] = self._origin.dumps(is_torchs_own(self._sampler))
+            if place is not None:
+                state["origin"] = place.dumps(is_torch_enough=True)
+            return state
+        if self._origin_texts is None:
+            self._origin_texts = self._origin.dumps(is_torchs_own(self._sampler))
+        state["origin"] = self._origin_texts
+        if not is_endless(self._sampler):
             state["seed_between"] = self._is_seed_between
         return state
 
@@ -511,15 +573,17 @@ def own_state(index_sampler: Any) -> SamplerState | None:
     return None
 
 
-def state_before(index_sampler: Any, generator: torch.Generator | None, own: SamplerState | None = None) -> SamplerState:
-    """The state before a pass over it.
+def state_before(index_sampler: Any, origin: Origin, own: SamplerState | None = None) -> SamplerState:
+    """Return the state before a pass over a sampler.
 
     Args:
+        index_sampler: the loader's.
+        origin: the generators' states that the pass would be drawn from.
         own: what a stateful sampler gave at the end of the pass before.
     """
-    state: SamplerState = {"taken": 0, "seed_between": False}
+    state: SamplerState = {"taken": 0, "origin": origin.dumps(is_torchs_own(index_sampler))}
     if not is_endless(index_sampler):
-        state["origin"] = origin_of(generator).dumps(is_torchs_own(index_sampler))
+        state["seed_between"] = False
     if own is None:
         own = own_state(index_sampler)
     return state if own is None else {**state, "own": own}

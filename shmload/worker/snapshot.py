@@ -21,6 +21,7 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from shmload.shm import travel
@@ -35,10 +36,12 @@ class IterablePass:
     Args:
         has_ended: the first pass is at its end already, its iterator is not begun.
         iterator_state: what the first pass's iterator gets by its `load_state_dict`; None: nothing.
+        is_over: the dataset's state was saved at the end of a pass, and the first pass is the one after it.
     """
 
-    def __init__(self, dataset: Any, iterator_state: Any = None, *, has_ended: bool = False) -> None:
+    def __init__(self, dataset: Any, iterator_state: Any = None, *, has_ended: bool = False, is_over: bool = False) -> None:
         self.dataset, self._iterator_state, self.has_ended = dataset, iterator_state, has_ended
+        self._begins_again = is_over or has_ended
         self._epoch: int | None = None
         self.iterator: Any = None
 
@@ -55,7 +58,8 @@ class IterablePass:
             return
         if self._epoch is not None:
             self.dataset = with_shared_seed(self.dataset, shared_seed)
-        self.iterator = iter(self.dataset)
+        self.iterator = BeginsAgain(self.dataset) if self._begins_again else iter(self.dataset)
+        self._begins_again = False
         if self._iterator_state is not None:
             self.iterator.load_state_dict(self._iterator_state)
             self._iterator_state = None
@@ -73,6 +77,41 @@ class IterablePass:
             raise
 
 
+class BeginsAgain:
+    """An iterator over a dataset, which begins again if it turns out to be at its end at once.
+
+    A dataset whose state was saved at the end of a pass may make of that state an iterator with nothing left, though its next pass
+    is whole. Another dataset begins its next pass by itself; then this is an ordinary iterator.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset: Any = dataset
+        self.iterator = iter(dataset)
+
+    def __iter__(self) -> BeginsAgain:
+        return self
+
+    def __next__(self) -> Any:
+        dataset, self._dataset = self._dataset, None
+        if dataset is not None:
+            with suppress(StopIteration):
+                return next(self.iterator)
+            self.iterator = iter(dataset)
+        return next(self.iterator)
+
+
+def load_own_states(dataset: Any, snapshot: Snapshot) -> None:
+    """Load a dataset's state, and before it that of the last pass's iterator, which may have changed more than itself."""
+    if "dataset" in snapshot:
+        dataset.load_state_dict(snapshot["dataset"])
+    if "last_iterator" in snapshot:
+        last = iter(dataset)
+        if is_stateful(last):
+            last.load_state_dict(snapshot["last_iterator"])
+        if "dataset" in snapshot:
+            dataset.load_state_dict(snapshot["dataset"])
+
+
 def with_shared_seed(dataset: Any, shared_seed: int) -> Any:
     """A DataPipe with its shufflers seeded; any other dataset as it is."""
     import torch
@@ -88,8 +127,13 @@ def with_shared_seed(dataset: Any, shared_seed: int) -> Any:
 
 SAME = b""  # nothing has changed since the worker's last snapshot
 
-Snapshot = dict[str, Any]  # "dataset", "iterator": the user's own states; "streams": see Streams.positions. Absent: none.
+# "dataset", "iterator": the user's own states, if they have any
+# "streams": see Streams.positions
 # "has_ended": the last batch has used up the iterator
+# between passes: "last_iterator": the state of the last pass's iterator; "is_over": see IterablePass
+Snapshot = dict[str, Any]
+
+OWN_STATES = ("dataset", "iterator", "last_iterator")  # the parts of a snapshot that the user's objects have made
 
 
 def own_states(dataset: Any, iterator: Any, *, has_ended: bool) -> Snapshot:
@@ -104,12 +148,13 @@ class Snapshots:
 
     Args:
         source: the way through an iterable dataset, if it is one.
+        streams: of this process's generators, at their places in the saved run.
     """
 
-    def __init__(self, job: Job, source: IterablePass | None, num_workers: int) -> None:
+    def __init__(self, job: Job, source: IterablePass | None, num_workers: int, streams: Streams) -> None:
         self._every, self._num_steps, self._dataset = job.snapshot_every, job.num_steps, job.dataset
         self._source, self._num_workers = source, num_workers
-        self._streams = Streams()
+        self._streams = streams
         self._last_streams = self._streams.positions()
         self._last: bytes | None = None  # of those that were sent; None: there is none that later ones may be the same as
         self._last_iterator: Any = None
@@ -120,10 +165,6 @@ class Snapshots:
         """Whether the loader's next snapshot, or a pass's end, is near enough that it needs this worker's."""
         is_last = 0 < self._num_steps <= step + self._num_workers
         return self._every > 0 and (is_last or step % self._every + self._num_workers >= self._every)
-
-    def resume(self, snapshot: Snapshot) -> None:
-        """Makes the process stand where a snapshot was taken; its dataset and iterator have been seen to."""
-        self._streams.go_to(snapshot.get("streams", {}))
 
     def forget(self) -> None:
         """The last one could not be sent."""
@@ -136,6 +177,8 @@ class Snapshots:
             return SAME
         self._last_streams = streams
         iterator = None if self._source is None else self._source.iterator
+        if isinstance(iterator, BeginsAgain):
+            iterator = iterator.iterator
         dataset = self._dataset if self._source is None else self._source.dataset
         snapshot = own_states(dataset, iterator, has_ended=self._source is not None and self._source.has_ended)
         if streams:

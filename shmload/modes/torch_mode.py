@@ -33,6 +33,7 @@ from shmload.modes.torch_order import (
     TorchState,
     check_torch_state,
     fresh_state,
+    has_own_states,
     is_endless,
     is_torchs_own,
     not_once,
@@ -537,7 +538,7 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
         if state is None and is_early:
             reader.take_first()
         self.place = reader.place
-        if passes.is_over and state is None and self._dataset_kind == DatasetKind.Iterable:
+        if passes.is_over and "iterator" not in resumed and self._dataset_kind == DatasetKind.Iterable:
             self._dataset_fetcher.dataset_iter = BeginsAgain(config.dataset)
         passes.is_over = state is not None and "has_ended" in resumed
         if state is not None:
@@ -555,10 +556,10 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
             log.warning("%s", first)
             self._read_again(sum(state["counts"]))
             return
+        if "iterator" in resumed:
+            self._dataset_fetcher.dataset_iter.load_state_dict(resumed["iterator"])
         if "has_ended" in resumed:
             self._dataset_fetcher.ended = True
-        elif "iterator" in resumed:
-            self._dataset_fetcher.dataset_iter.load_state_dict(resumed["iterator"])
         if self._dataset_kind == DatasetKind.Iterable:
             self._read_again(sum(state["counts"]) - sum(state["counted"]))
         else:
@@ -623,7 +624,7 @@ def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
             state["num_workers"],
             num_workers,
         )
-    if fast_forward(state) or state["num_workers"] != num_workers:
+    if state["num_workers"] != num_workers or (fast_forward(state) and state["version"] < 2):
         return []
     return [travel.dumps(snapshot) if snapshot else b"" for snapshot in state["workers"]]
 
@@ -631,8 +632,7 @@ def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
 def fast_forward(state: TorchState) -> str:
     """Why all of the pass up to the state must be read again; empty if it need not be."""
     is_iterable = order_kind(state["sampler"]) == DATASET
-    is_kept = any("dataset" in s or "iterator" in s for s in state.get("workers", []) if s)
-    if not is_iterable or is_kept or not state["position"] or state["is_finished"]:
+    if not is_iterable or has_own_states(state["workers"]) or not state["position"] or state["is_finished"]:
         return ""
     return (
         f"neither the iterable dataset nor its iterator has state_dict and load_state_dict: the first {state['position']} batches "

@@ -131,6 +131,7 @@ class PassProgress:
         self.is_always_current = self._every == 1 or self._goes_by_number
         self.sampler, self.base_seed, self._shared_seed = sampler, base_seed, shared_seed
         self._notes: list[bytes] = [SAME] * self._num_workers
+        self._first_notes = list(self._notes)  # of the pass's beginning
         self._is_current = [True] * self._num_workers
         self.fetcher: Any = None
         self.last_worker = self._num_workers - 1  # whose batch was delivered last
@@ -148,6 +149,8 @@ class PassProgress:
         self.done = Done(state["done" if self._goes_by_number else "snapshot"], state["beyond"])
         if state["num_workers"] == self._num_workers > 0:
             self._notes = [travel.dumps(s) if s else SAME for s in state["workers"]]
+            if not has_own_states(state["workers"]):
+                self._first_notes = list(self._notes)
             self.last_worker = state["last_worker"]
         if self._is_iterable:
             self._counts = list(state["counted"])
@@ -161,6 +164,7 @@ class PassProgress:
     def follows(self, last: PassProgress) -> None:
         """The same workers have made another pass before."""
         self._notes = [between_passes(note) for note in last._notes] if self._is_iterable else last._notes
+        self._first_notes = list(self._notes)
         self._take_snapshot()
 
     def workers_at_end(self) -> list[Snapshot]:
@@ -223,6 +227,8 @@ class PassProgress:
         if self._is_iterable:
             state.update(counts=list(self._counts), counted=counted, last_worker=self.last_worker, beyond=[])
         state["workers"] = [pickle.loads(note) if note else {} for note in notes] or [self._read_here()]
+        if self._is_iterable and notes and not has_own_states(state["workers"]):  # all of the pass is read again
+            state["workers"] = [pickle.loads(note) if note else {} for note in self._first_notes]
         return state
 
     def _read_here(self) -> Snapshot:
@@ -230,22 +236,28 @@ class PassProgress:
         iterator, has_ended = getattr(fetcher, "dataset_iter", None), getattr(fetcher, "ended", False)
         if isinstance(iterator, BeginsAgain):
             iterator = iterator.iterator
-        return copy.deepcopy(own_states(fetcher.dataset, iterator, has_ended=has_ended))
+        snapshot = copy.deepcopy(own_states(fetcher.dataset, iterator, has_ended=has_ended))
+        if self._is_iterable and self.sampler.num_taken == 0 and "dataset" in snapshot:
+            snapshot["is_over"] = True  # the dataset may still have the state of the last pass's end
+        return snapshot
+
+
+def has_own_states(workers: list[Snapshot]) -> bool:
+    """Return whether any worker's snapshot has a state of the user's objects."""
+    return any(name in snapshot for snapshot in workers for name in OWN_STATES)
 
 
 def after_pass(snapshot: Snapshot) -> Snapshot:
     """Return a worker's snapshot for the pass after the one that it was taken in."""
-    after: Snapshot = {name: snapshot[name] for name in ("dataset", "streams") if name in snapshot}
+    after: Snapshot = {name: snapshot[name] for name in ("dataset", "streams", "last_iterator") if name in snapshot}
     if "iterator" in snapshot:
         after["last_iterator"] = snapshot["iterator"]
     return {**after, "is_over": True} if "dataset" in after else after
 
 
 def between_passes(note: bytes) -> bytes:
-    """A worker's snapshot without what it says of a pass through its iterable dataset."""
-    snapshot: Snapshot = pickle.loads(note) if note else {}
-    of_pass = snapshot.keys() & {"iterator", "has_ended"}
-    return travel.dumps({name: snapshot[name] for name in snapshot.keys() - of_pass}) if of_pass else note
+    """Return a worker's pickled snapshot as `after_pass` makes it."""
+    return travel.dumps(after_pass(pickle.loads(note))) if note else note
 
 
 def identity(config: LoaderConfig) -> dict[str, Any]:
@@ -307,8 +319,8 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
     loaded = _unpacked(state, config.trust_state)
     sampler = loaded["sampler"]
     saved = order_kind(sampler)
-    own_states = any("dataset" in s or "iterator" in s for s in loaded["workers"])
-    if (own_states or saved == DATASET) and loaded["num_workers"] != config.total_workers and not state["is_finished"]:
+    is_by_worker = saved == DATASET or has_own_states(loaded["workers"])
+    if is_by_worker and loaded["num_workers"] != config.total_workers and not state["is_finished"]:
         differing.append(f"num_workers: saved {loaded['num_workers']!r}, now {config.total_workers!r}")
     possible = _kinds_now(config)
     if saved not in possible:

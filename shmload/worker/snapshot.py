@@ -54,6 +54,8 @@ class IterablePass:
         if epoch == self._epoch:
             return
         if self._epoch is None and self.has_ended:
+            if self._iterator_state is not None:  # it may have changed more than itself
+                iter(self.dataset).load_state_dict(self._iterator_state)
             self._epoch, self._iterator_state = epoch, None
             return
         if self._epoch is not None:

@@ -1,28 +1,31 @@
-"""Torch mode's order: the batches of the user's sampler, and how to come to any of them again.
+"""The order of a pass in torch mode, its state, and how a pass is resumed.
 
-torch's own samplers in torch's own BatchSampler are read as arrays: indices of Python int cost more than the whole rest of a
-batch of tiny rows. A random order is drawn whole, by the same calls at the same moments as torch draws it, so global generators
-and `generator` stand as after torch, the one more permutation that RandomSampler draws when it is exhausted included. One that is
-no more than counting is never made whole, and any place of it is come to at once.
+torch's own samplers in torch's own BatchSampler are read as arrays, because indices that are Python ints cost more than the
+rest of a batch of tiny rows. A random order is drawn whole, by the same calls at the same moments as in torch, so global
+generators and `generator` end where torch leaves them; this includes the extra permutation that an exhausted RandomSampler
+draws. A sequential order is never built, and any place in it is reached at once.
 
-A position in such an order is: where the generators stood when it was begun, and how many batches were taken. A sampler that
-keeps the Stateful contract (`state_dict`, `load_state_dict`, on itself or on its iterator) is asked for its own state instead.
+A place in such an order is the generators' states before it was begun and the number of batches taken. A sampler that
+implements the Stateful contract (`state_dict`, `load_state_dict`, on itself or on its iterator) is asked for its own state
+instead.
 
-Where a pass in torch mode stands: what is saved, and the checks when it is loaded.
+A state contains:
 
-    {"version", "mode": "torch", "batch_size", "drop_last", "n",    which loader it was
-     "position", "is_finished",                                     batches delivered
-     "check",                                                       schedule/state_checksum.py
-     "details"}                                                     the rest, as one string (schedule/state_codec.py):
+    {"version", "mode": "torch", "batch_size", "drop_last", "n",    which loader it belongs to
+     "position", "is_finished",                                     batches delivered; whether the pass has ended
+     "check",                                                       see schedule/state_checksum.py
+     "details"}                                                     the rest, as one string (see schedule/state_codec.py):
 
-     "snapshot", "num_workers", "last_worker", "base_seed", "shared_seed",  from where a resumed loader makes batches again
-     "done", "beyond",                                              all orders before `done` are behind, and these after it
-     "counts", "counted"                                            of an iterable dataset: orders behind, by worker, now and then
-     "sampler": {...}, "workers": [...]                             see torch_order.py and worker/snapshot.py
+     "snapshot", "num_workers", "last_worker", "base_seed", "shared_seed",  where a resumed loader starts reading
+     "done", "beyond",                                              all orders before `done` are complete, and these after it
+     "counts", "counted"                                     of an iterable dataset: complete orders of each worker, now and at `snapshot`
+     "ahead"                                                        batches that the sampler had been asked for
+     "generators"                                                   checksums of the global generators (see continuation.py)
+     "sampler": {...}, "workers": [...]                             see SamplerReader and worker/snapshot.py
 
-A resumed loader puts workers and sampler where they stood at `snapshot` and reads what came between there and now again, unseen:
-nothing, with `snapshot_every_n_steps=1`. An order is behind when its batch was yielded, was lost to an error or had no sample left.
-How many batches were yielded says no place: some orders gave none, and with in_order=False they come as they are ready.
+A resumed loader restores workers and sampler to `snapshot` and reads the batches between that and now again without yielding them:
+none with `snapshot_every_n_steps=1`. An order is complete when its batch was yielded, was lost to an error, or had no sample left.
+The number of yielded batches is not a place, because some orders yield none and with in_order=False they come in another order.
 """
 
 from __future__ import annotations
@@ -81,7 +84,7 @@ _OF_SAMPLER = {"taken": int, "epoch": object, "own": dict, "origin": dict, "seed
 
 
 def packed_state(state: TorchState) -> TorchState:
-    """As it is handed out."""
+    """Return a state as it is given to the user."""
     sampler, workers = dict(state["sampler"]), [dict(s) for s in state["workers"]]
     for holder, name in [(sampler, "own"), *((s, name) for s in workers for name in OWN_STATES)]:
         if name in holder:
@@ -92,13 +95,13 @@ def packed_state(state: TorchState) -> TorchState:
 
 
 class Done:
-    """Which of a pass's orders are behind: all before `first`, and those in `beyond`."""
+    """The complete orders of a pass: all before `first`, and those in `beyond`."""
 
     def __init__(self, first: int = 0, beyond: Iterable[int] = ()) -> None:
         self.first, self.beyond = first, set(beyond)
 
     def add(self, step: int) -> None:
-        """One more is."""
+        """Add an order."""
         if step != self.first:
             self.beyond.add(step)
             return
@@ -112,13 +115,13 @@ class Done:
 
 
 class PassProgress:
-    """How far one pass has come. The loader keeps it when the iterator is gone: a loop that was left is resumed, too.
+    """The progress of one pass. The loader keeps it after the iterator is gone, because a loop that was left can be resumed.
 
     Args:
         sampler: the pass over its sampler.
 
     Attributes:
-        fetcher: torch's own reader, which knows the dataset and its iterator, with num_workers=0.
+        fetcher: with num_workers=0, torch's own reader, which has the dataset and its iterator.
     """
 
     def __init__(self, config: LoaderConfig, sampler: SamplerReader, base_seed: int, shared_seed: int | None) -> None:
@@ -127,24 +130,24 @@ class PassProgress:
         self._identity = identity(config)
         self._is_iterable = is_endless(config.index_sampler)
         self._goes_by_number = not self._is_iterable and not config.in_order and config.total_workers > 1
-        # then the snapshot is of now, whenever someone asks; what is read out of order is not read again up to a place
+        # a snapshot is then taken when a state is asked for: batches read out of order are not read again up to a place
         self.is_always_current = self._every == 1 or self._goes_by_number
         self.sampler, self.base_seed, self._shared_seed = sampler, base_seed, shared_seed
         self._notes: list[bytes] = [SAME] * self._num_workers
         self._first_notes = list(self._notes)  # of the pass's beginning
         self._is_current = [True] * self._num_workers
         self.fetcher: Any = None
-        self.last_worker = self._num_workers - 1  # whose batch was delivered last
+        self.last_worker = self._num_workers - 1  # the one whose batch was delivered last
         self.num_delivered = 0
         self.is_finished = False
         self.done = Done()
-        self._counts = [0] * max(self._num_workers, 1)  # orders behind that were no iterator's end, by worker
-        # (step, notes, last worker, counts, the sampler's state); the last is made when it is asked for
+        self._counts = [0] * max(self._num_workers, 1)  # complete orders of each worker, without those that ended its iterator
+        # (step, notes, last worker, counts, the sampler's state, which is made when it is asked for)
         self._snapshot: tuple[int, list[bytes], int, list[int], SamplerState | None]
         self._take_snapshot(sampler.state(0))
 
     def resumed(self, state: TorchState) -> None:
-        """Stands where that state's snapshot was taken."""
+        """Continue from the snapshot of a state."""
         self.num_delivered = state["position"]
         self.done = Done(state["done" if self._goes_by_number else "snapshot"], state["beyond"])
         if state["num_workers"] == self._num_workers > 0:
@@ -156,25 +159,25 @@ class PassProgress:
             self._counts = list(state["counted"])
         self._take_snapshot(self.sampler.state(self.done.first))
         if self._is_iterable:
-            self._counts = list(state["counts"])  # what comes between is read again by worker, and not counted again
+            self._counts = list(state["counts"])  # batches that are read again are not counted again
 
     def _take_snapshot(self, sampler: SamplerState | None = None) -> None:
         self._snapshot = (self.done.first, list(self._notes), self.last_worker, list(self._counts), sampler)
 
     def follows(self, last: PassProgress) -> None:
-        """The same workers have made another pass before."""
+        """Take over the notes of workers that have made another pass before."""
         self._notes = [between_passes(note) for note in last._notes] if self._is_iterable else last._notes
         self._first_notes = list(self._notes)
         self._take_snapshot()
 
     def workers_at_end(self) -> list[Snapshot]:
-        """Where workers stand between two passes, however seldom they are asked on the way."""
+        """Return the workers' snapshots between two passes, however rare snapshots are during a pass."""
         notes = [pickle.loads(note) if note else {} for note in self._notes] or [self._read_here()]
         return [after_pass(note) for note in notes]
 
     @contextmanager
     def reading_again(self) -> Iterator[None]:
-        """A while in which batches are read that have been counted."""
+        """Do not count the batches that are read meanwhile, because they were counted before."""
         num_delivered, counts = self.num_delivered, self._counts
         self._counts = list(counts)
         yield
@@ -182,28 +185,28 @@ class PassProgress:
 
     @property
     def num_behind(self) -> int:
-        """Orders behind which a record goes on; of an iterable dataset, whose iterators' ends were ordered, too, without these."""
+        """Number of complete orders that a record counts: of an iterable dataset, without those that ended an iterator."""
         return sum(self._counts) if self._is_iterable else self.done.first
 
     def noted(self, worker: int, note: Note | None) -> None:
-        """What came with the newest batch of a worker."""
+        """Keep the note of a worker's newest batch."""
         self._is_current[worker] = note is not None
         if note is not None and note.snapshot != SAME:
             self._notes[worker] = note.snapshot
 
     def ended(self, step: int, worker: int) -> None:
-        """An order is behind, and was not the end of its worker's iterator."""
+        """Record an order as complete that did not end its worker's iterator."""
         self.done.add(step)
         self._counts[worker] += 1
         self.sampler.forget(self.done.first if self.is_always_current else self._snapshot[0])
 
     def delivered(self) -> None:
-        """One more batch has been handed to the user, and counted; asked for unless `is_always_current`."""
+        """Take a snapshot if one is due after a batch was yielded. Need not be called if `is_always_current`."""
         if self._every and self.done.first - self._snapshot[0] >= self._every and all(self._is_current):
             self._take_snapshot()
 
     def state(self) -> TorchState:
-        """The state now; later iteration does not change it."""
+        """Return the state now; later iteration does not change it."""
         if self.is_always_current or self._num_workers == 0:
             self._take_snapshot()
         step, notes, last_worker, counted, sampler = self._snapshot
@@ -261,7 +264,7 @@ def between_passes(note: bytes) -> bytes:
 
 
 def identity(config: LoaderConfig) -> dict[str, Any]:
-    """Which order it is, as far as numbers say."""
+    """Return the fields that identify a loader's order."""
     return {
         "version": TORCH_STATE_VERSION,
         "mode": "torch",
@@ -276,14 +279,14 @@ def fresh_state(config: LoaderConfig, finished: PassProgress | None, origin: Ori
 
     Args:
         origin: the generators' states that the pass would be drawn from.
-        finished: the pass before, if there was one: a stateful dataset goes on from there if its workers do, too.
+        finished: the last pass, if there was one: a stateful dataset continues from it if its workers do.
     """
     workers: list[Snapshot] = []
-    base_seed = None  # drawn when the pass begins
+    base_seed = None  # it is drawn when the pass begins
     if finished is not None and (config.persistent_workers or not config.num_workers):
         workers = finished.workers_at_end()
         if config.num_workers and not isinstance(config.dataset, IterDataPipe | MapDataPipe):
-            base_seed = finished.base_seed  # workers that stay are not seeded anew
+            base_seed = finished.base_seed  # workers that stay are not seeded again
     elif not config.num_workers and is_stateful(config.dataset):
         workers = [{"dataset": copy.deepcopy(config.dataset.state_dict())}]
     own = None if finished is None else copy.deepcopy(finished.sampler.own_at_end)
@@ -305,10 +308,10 @@ def fresh_state(config: LoaderConfig, finished: PassProgress | None, origin: Ori
 
 
 def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
-    """The state itself, if this loader can go on from it.
+    """Return the state with its details unpacked, if this loader can continue from it.
 
     Raises:
-        StateMismatch: it cannot; says what differs.
+        StateMismatch: it cannot; the message lists what differs.
     """
     if not isinstance(state, Mapping) or "mode" not in state or (state["mode"] == "torch" and "details" not in state):
         shown = f"a dict with the keys {sorted(map(str, state))}" if isinstance(state, dict) else type(state).__name__
@@ -339,7 +342,7 @@ def order_kind(sampler: SamplerState) -> str:
 
 
 def _kinds_now(config: LoaderConfig) -> list[str]:
-    """What this loader's may be; whether an iterator of a sampler's has a state is not known before there is one."""
+    """Return the kinds that this loader's order may have: a sampler's iterator may turn out to have a state."""
     sampler = config.index_sampler
     if is_endless(sampler):
         return [DATASET]
@@ -349,10 +352,10 @@ def _kinds_now(config: LoaderConfig) -> list[str]:
 
 
 def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
-    """All of a state, side by side.
+    """Return a state with its details beside the other fields.
 
     Raises:
-        StateMismatch: it is not made as `packed_state` makes one, or holds a pickle and is not trusted.
+        StateMismatch: `packed_state` did not make it, or it contains a pickle and is not trusted.
     """
     try:
         loaded: TorchState = {**state, **opened(state["details"], is_trusted=is_trusted)}
@@ -379,7 +382,7 @@ def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
 
 
 def not_once(keys: Any) -> Any:
-    """What a batch is made of, so that it can be counted and read again: a batch sampler may yield iterators."""
+    """Return a batch's keys so that they can be counted and read twice: a batch sampler may yield iterators."""
     return list(keys) if hasattr(keys, "__next__") else keys
 
 
@@ -387,11 +390,11 @@ class SamplerReader:
     """One pass over a loader's index sampler.
 
     Args:
-        sampler: yields what one batch is made of.
+        sampler: yields the keys of one batch.
         generator: the loader's own, if it was given one.
-        every: a stateful sampler is asked for its state at every so many batches; 0: only at the pass's start.
+        every: ask a stateful sampler for its state every so many batches; 0: only when the pass begins.
         iterator: of the sampler, just begun as torch begins it.
-        origin: where the generators stood before that.
+        origin: the generators' states before that.
         seed_between: whether torch draws its workers' base seed after beginning the iterator, not before.
         keeps_places: record the generators' states along with a stateful sampler's.
 
@@ -417,9 +420,9 @@ class SamplerReader:
         self._num_drawn = 0
         faster = self._faster(0)
         self._iterator: Any = faster or iterator
-        # whether batches are arrays of ours, not what the sampler gives
+        # whether batches are slices of an array, not what the sampler yields
         self.is_sliced = faster is not None and type(sampler) is BatchSampler and is_torchs_own(sampler)
-        self._ended: SamplerState | None = None  # what a stateful iterator was loaded with that is at its end for good
+        self._ended: SamplerState | None = None  # the state of a stateful iterator that has ended
         self.num_taken = 0
         self._taken_early: list[Any] = []
         self._begin()
@@ -429,11 +432,11 @@ class SamplerReader:
         self._is_stateful = is_stateful(self._sampler) or is_stateful(self._iterator) or self._ended is not None
         # (batches taken, the sampler's own state, the generators')
         self._states: deque[tuple[int, Any, Origin | None]] = deque()
-        self.own_at_end: SamplerState | None = None  # however seldom they are asked on the way; None: they have no state
+        self.own_at_end: SamplerState | None = None  # however rare snapshots are; None: sampler and iterator have no state
         self._note_state()
 
     def _faster(self, num_skipped: int) -> Iterator[Any] | None:
-        """The same batches from an iterator that can seek, or has a state; None: torch's own serves."""
+        """Return an iterator over the same batches that can seek or has a state; None: torch's own is used."""
         sampler = self._sampler
         if type(sampler) is BatchSampler and not is_torchs_own(sampler):
             batches = _Batches(sampler)
@@ -457,7 +460,7 @@ class SamplerReader:
                 self.place = self._go_to(Origin.loads(state["origin"]))
             self._load(own)
             if self.num_taken == length_hint(self._sampler, -1) and list(islice(self._iterator, 1)):
-                self._load(own)  # a sampler that begins its next pass by itself is put back to this one's end
+                self._load(own)  # the sampler has begun its next pass by itself: back to this one's end
                 self._iterator, self._ended = iter(()), own
         elif "origin" in state:
             self._origin, self._origin_texts = Origin.loads(state["origin"]), None
@@ -540,7 +543,7 @@ class SamplerReader:
             self._states.append((self.num_taken, self._own(), place))
 
     def _own(self) -> SamplerState | None:
-        """The state of the sampler and of its iterator now."""
+        """Return the present state of the sampler and of its iterator."""
         if not self._is_stateful:
             return None
         sampler = self._sampler.state_dict() if is_stateful(self._sampler) else None
@@ -551,12 +554,12 @@ class SamplerReader:
         return copy.deepcopy({"sampler": sampler, "iterator": iterator})
 
     def forget(self, num_delivered: int) -> None:
-        """No state is asked for any more of before so many batches had been taken."""
+        """Drop the states from before so many batches were taken."""
         while len(self._states) > 1 and self._states[1][0] <= num_delivered:
             self._states.popleft()
 
     def state(self, num_delivered: int) -> SamplerState:
-        """Where the pass stood when so many batches had been taken, or at the last state before; what is older is forgotten."""
+        """Return the state when so many batches had been taken, or the last one before that; drop older ones."""
         state: SamplerState = {"taken": num_delivered}
         if self._epoch is not None:
             state["epoch"] = self._epoch
@@ -576,7 +579,7 @@ class SamplerReader:
 
 
 def own_state(index_sampler: Any) -> SamplerState | None:
-    """The state of a stateful sampler between two passes; None if it is none."""
+    """Return a stateful sampler's state between two passes; None if the sampler has no state."""
     if is_stateful(index_sampler):
         return {"sampler": copy.deepcopy(index_sampler.state_dict()), "iterator": None}
     inner = _innermost(index_sampler)
@@ -606,18 +609,18 @@ def _innermost(index_sampler: Any) -> Any:
 
 
 def is_endless(index_sampler: Any) -> bool:
-    """Whether it is what torch puts in the place of a sampler for an iterable dataset."""
+    """Return whether this is the sampler that torch uses for an iterable dataset."""
     return isinstance(_innermost(index_sampler), InfiniteConstantSampler)
 
 
 def is_torchs_own(index_sampler: Any) -> bool:
-    """Whether the order depends on torch's generators alone."""
+    """Return whether the order depends on torch's generators alone."""
     kinds = (type(index_sampler), type(_innermost(index_sampler)))
     return all(kind.__module__.startswith("torch.utils.data") for kind in kinds)
 
 
 class _Batches:
-    """torch's BatchSampler over a sampler of the user's, which may have a state, or its iterator may."""
+    """torch's BatchSampler over a user's sampler that may have a state, or whose iterator may."""
 
     def __init__(self, batches: BatchSampler) -> None:
         self._batches = batches
@@ -625,7 +628,7 @@ class _Batches:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether one of the two has."""
+        """Whether the sampler or its iterator has a state."""
         return is_stateful(self._batches.sampler) or is_stateful(self._iterator)
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -639,12 +642,12 @@ class _Batches:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's state and its iterator's; None for one that has none."""
+        """Return the states of the sampler and of its iterator; None for one that has no state."""
         parts: dict[str, Any] = {"sampler": self._batches.sampler, "iterator": self._iterator}
         return {name: part.state_dict() if is_stateful(part) else None for name, part in parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of `state_dict`."""
+        """Load what `state_dict` returned."""
         sampler: Any = self._batches.sampler
         if state["sampler"] is not None:
             sampler.load_state_dict(state["sampler"])
@@ -654,7 +657,12 @@ class _Batches:
 
 
 def batches_of(index_sampler: Any, num_skipped: int = 0) -> Iterator[Any] | None:
-    """What the sampler yields, without the first few, if it is one of torch's own; batches as arrays. Else None."""
+    """Return an iterator over what one of torch's own samplers yields, with batches as arrays; None for another sampler.
+
+    Args:
+        index_sampler: the loader's.
+        num_skipped: leave out so many at the beginning.
+    """
     if type(index_sampler) is SequentialSampler:  # samples come one by one
         return iter(range(len(index_sampler))[num_skipped:])
     if type(index_sampler) is not BatchSampler:
@@ -668,7 +676,7 @@ def batches_of(index_sampler: Any, num_skipped: int = 0) -> Iterator[Any] | None
 
 
 def _slices(batch_sampler: BatchSampler, random: RandomSampler | None, num_skipped: int) -> Iterator[NDArray[np.int64]]:
-    """The batches of an order that is drawn when the first is asked for, as torch's samplers draw it."""
+    """Yield the batches of an order, which is drawn when the first is asked for, as torch's samplers do."""
     n, batch_size = len(batch_sampler.sampler), batch_sampler.batch_size  # type: ignore[arg-type]  # both have a length
     generator, order = None, None
     if random is not None:
@@ -685,7 +693,7 @@ def _slices(batch_sampler: BatchSampler, random: RandomSampler | None, num_skipp
     for first in range(num_skipped * batch_size, n - batch_size + 1, batch_size):
         yield indices(first, first + batch_size)
     if random is not None and random.generator is not None:
-        # torch's sampler draws an order it then takes nothing of, which moves the user's
+        # torch's sampler draws one more order and does not use it, which moves the user's generator
         randperm(n, generator)
     rest = n % batch_size
     if rest and not batch_sampler.drop_last and num_skipped * batch_size < n:

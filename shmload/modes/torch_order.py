@@ -18,7 +18,7 @@ A state contains:
 
      "snapshot", "num_workers", "last_worker", "base_seed", "shared_seed",  where a resumed loader starts reading
      "done", "beyond",                                              all orders before `done` are complete, and these after it
-     "counts", "counted"                                     of an iterable dataset: complete orders of each worker, now and at `snapshot`
+     "counts", "counted"                                            of an iterable dataset: complete orders by worker, now and then
      "ahead"                                                        batches that the sampler had been asked for
      "generators"                                                   checksums of the global generators (see continuation.py)
      "sampler": {...}, "workers": [...]                             see SamplerReader and worker/snapshot.py

@@ -140,7 +140,7 @@ class SampledOrder:
         elif self._loaded_at == (epoch, step):
             sampler = self._loaded
         else:
-            sampler = state_before(self._sampler, None)
+            sampler = state_before(self._sampler, origin_of(None))
         if "own" in sampler:
             sampler = {**sampler, "own": UsersOwn(sampler["own"])}
         return state_checksum.with_checksum({**self._identity, "epoch": epoch, "step": step, "sampler": sealed(sampler)})

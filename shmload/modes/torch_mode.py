@@ -27,14 +27,20 @@ from shmload.engine.engine import Engine
 from shmload.engine.outcome import NOTHING
 from shmload.engine.turns import Turns
 from shmload.errors import WorkerDied
+from shmload.modes.continuation import Continuation, restored
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, after_batch, collated, next_of_dataset
 from shmload.modes.torch_order import (
+    DATASET,
     PassProgress,
     SamplerReader,
     TorchState,
     check_torch_state,
     fresh_state,
+    has_own_states,
+    is_endless,
+    is_torchs_own,
     not_once,
+    order_kind,
     packed_state,
 )
 from shmload.shm import travel
@@ -47,8 +53,8 @@ from shmload.torch_names import (
     sharding_worker_init_fn,
 )
 from shmload.worker.sample_rng import kept_generators
-from shmload.worker.snapshot import NO_NEWS, Note, with_shared_seed
-from shmload.worker.torch_side import Origin, origin_of, replayed
+from shmload.worker.snapshot import NO_NEWS, BeginsAgain, Note, load_own_states, with_shared_seed
+from shmload.worker.torch_side import GENERATORS, Origin, origin_of
 
 log = logging.getLogger("shmload")
 
@@ -67,6 +73,8 @@ class TorchPasses:
         self.config, self.builder, self.log, self.watches = config, builder, log, watches
         self.progress: PassProgress | None = None
         self._loaded: TorchState | None = None  # what the next pass goes on from
+        self.generators = Continuation()
+        self.is_over = False  # whether a dataset's state, loaded into this process, was saved at the end of a pass through it
 
     @property
     def first_step(self) -> int:
@@ -80,15 +88,37 @@ class TorchPasses:
             loader: as torch's own iterators know it.
         """
         state, self._loaded = self._loaded, None
-        kind = TorchIterator if self.config.num_workers else TorchInlineIterator
-        if state is None or not state["is_finished"] or "origin" not in state["sampler"]:
+        config, generator = self.config, self.config.generator
+        kind = TorchIterator if config.num_workers else TorchInlineIterator
+        if state is None:
+            with self.generators.drawing(generator) as is_early:
+                return kind(loader, self, is_early=is_early)
+        if not config.num_workers and not state["num_workers"]:
+            snapshot = (state["workers"] or [{}])[0]
+            load_own_states(config.dataset, snapshot)
+            self.is_over = "is_over" in snapshot
+        if not state["is_finished"]:
+            return self._resumed(kind, loader, state)
+        self.generators.forget()
+        if "origin" not in state["sampler"]:
             return kind(loader, self, state)
-        origin, generator = Origin.loads(state["sampler"]["origin"]), self.config.generator
+        origin = Origin.loads(state["sampler"]["origin"])
         if generator is not None and origin.own is not None:
             generator.set_state(origin.own)
-        # where a program restores its generators itself, they move on, as they did
-        with nullcontext() if origin.is_now() else replayed(origin, generator):
-            return kind(loader, self, state)
+        with self.generators.drawing_from(origin) as is_early:
+            return kind(loader, self, state, is_early=is_early)
+
+    def _resumed(self, kind: type[TorchIterator | TorchInlineIterator], loader: DataLoader[Any], state: TorchState) -> _Iterator:
+        """Return the rest of a pass. Generators that the program has restored itself are used as they are."""
+        marks = state.get("generators", {})
+        found = restored(marks)
+        iterator = kind(loader, self, state, is_early=not marks or found != marks.keys())
+        found |= restored(marks)  # an iterator of a dataset restores them when it loads its state
+        self.generators.forget()
+        moved = [name for name in GENERATORS if name in marks and name not in found]
+        if iterator.place is not None and moved:
+            self.generators.keep(origin_of(None).replaced(iterator.place, moved))
+        return iterator
 
     def state_dict(self, now: Callable[[], LoaderConfig]) -> dict[str, Any]:
         """Where the newest pass stands, or the next one would begin.
@@ -99,9 +129,11 @@ class TorchPasses:
         if self._loaded is not None:
             return packed_state(self._loaded)
         if self.progress is None or self.progress.is_finished:
-            state = fresh_state(now(), self.progress)
+            config = now()
+            state = fresh_state(config, self.progress, self.generators.place(config.generator))
         else:
             state = self.progress.state()
+            state["generators"] = self.generators.marks(is_torch_enough=is_torchs_own(self.config.index_sampler))
         return packed_state({**state, "passes": self.log.num_passes})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -154,6 +186,7 @@ class _Iterator(BaseIterator):
     _watch: EpochWatch | None = None
     _after_batch: Callable[[Any], Any] | None = None  # so here
     _pass = 0
+    place: Origin | None = None  # after a resume: SamplerReader.place
 
     def _next_data(self) -> Any:
         raise NotImplementedError
@@ -216,7 +249,11 @@ class _Iterator(BaseIterator):
 
     def _reader_of_sampler(self, origin: Origin, generator: torch.Generator | None, **options: Any) -> SamplerReader:
         """Stands from now on in the place of the sampler's iterator, which torch has just begun; before, generators stood there."""
-        reader = SamplerReader(self._index_sampler, generator, iterator=self._sampler_iter, origin=origin, **options)
+        if is_endless(self._index_sampler):  # all has been drawn that a pass draws
+            origin = origin_of(generator)
+        reader = SamplerReader(
+            self._index_sampler, generator, iterator=self._sampler_iter, origin=origin, keeps_places=True, **options
+        )
         self._sampler_iter: Any = reader
         return reader
 
@@ -248,7 +285,9 @@ class TorchIterator(_Iterator):
         state: where an earlier pass stood; this one goes on from there.
     """
 
-    def __init__(self, loader: DataLoader[Any], passes: TorchPasses, state: TorchState | None = None) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], passes: TorchPasses, state: TorchState | None = None, *, is_early: bool = False
+    ) -> None:
         self._engine: Engine | None = None
         self._passes, config = passes, passes.config
         self.turns = Turns()
@@ -302,7 +341,8 @@ class TorchIterator(_Iterator):
         with self.turns.lock:
             if self.turns.is_taken:
                 raise self.turns.refusal()
-            self._begin_pass(loader, first_iter, state)
+            with nullcontext() if first_iter else self._passes.generators.drawing(self._generator):
+                self._begin_pass(loader, first_iter, state)
 
     def _begin_pass(self, loader: DataLoader[Any], first_iter: bool, state: TorchState | None) -> None:
         engine = self._engine
@@ -318,7 +358,8 @@ class TorchIterator(_Iterator):
         self._num_sent = 0
         self._num_active = [0] * self._num_workers  # orders under way, by worker; -1: its iterator has ended
         self._turns: Iterator[int] = cycle(range(self._num_workers))
-        state = _put_at(reader, state)
+        state = _put_at(reader, state, is_early=True)  # batches are ordered at once
+        self.place = reader.place
         if state is not None and (first := fast_forward(state)):
             log.warning("%s", first)
         self._batches = reader.batches()
@@ -471,14 +512,14 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
         state: where an earlier pass stood; this one goes on from there.
     """
 
-    def __init__(self, loader: DataLoader[Any], passes: TorchPasses, state: TorchState | None = None) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], passes: TorchPasses, state: TorchState | None = None, *, is_early: bool = False
+    ) -> None:
         config = passes.config
         origin = origin_of(config.generator)
         self.turns = Turns()
         self._calls = passes.builder.device(config.device)
         resumed = ((state or {}).get("workers") or [{}])[0]
-        if "dataset" in resumed:
-            config.dataset.load_state_dict(resumed["dataset"])
         is_resumed = state is not None and not state["is_finished"]
         with kept_generators() if is_resumed else nullcontext():
             super().__init__(loader)
@@ -489,7 +530,13 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
         if job.plan.ragged is not None and job.collate_fn is None and self._auto_collation:
             self._dataset_fetcher.collate_fn = functools.partial(collated, ragged=job.plan.ragged)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-        state = _put_at(reader, state)
+        state = _put_at(reader, state, is_early=is_early)
+        if state is None and is_early:
+            reader.take_first()
+        self.place = reader.place
+        if passes.is_over and "iterator" not in resumed and self._dataset_kind == DatasetKind.Iterable:
+            self._dataset_fetcher.dataset_iter = BeginsAgain(config.dataset)
+        passes.is_over = state is not None and "has_ended" in resumed
         if state is not None:
             self._base_seed = state["base_seed"]
         self.progress = passes.progress = PassProgress(config, reader, int(self._base_seed), self._shared_seed)
@@ -505,10 +552,10 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
             log.warning("%s", first)
             self._read_again(sum(state["counts"]))
             return
+        if "iterator" in resumed:
+            self._dataset_fetcher.dataset_iter.load_state_dict(resumed["iterator"])
         if "has_ended" in resumed:
             self._dataset_fetcher.ended = True
-        elif "iterator" in resumed:
-            self._dataset_fetcher.dataset_iter.load_state_dict(resumed["iterator"])
         if self._dataset_kind == DatasetKind.Iterable:
             self._read_again(sum(state["counts"]) - sum(state["counted"]))
         else:
@@ -547,14 +594,19 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
             self._nothing_came(order)
 
 
-def _put_at(reader: SamplerReader, state: TorchState | None) -> TorchState | None:
-    """Goes to where a state says. Returns the state if it is of the middle of a pass."""
+def _put_at(reader: SamplerReader, state: TorchState | None, *, is_early: bool) -> TorchState | None:
+    """Move a sampler to where a state was taken. Return the state if that is in the middle of a pass.
+
+    Args:
+        is_early: have a sampler draw now that draws when its first batch is taken.
+    """
     if state is None:
         return None
     if state["is_finished"]:
         reader.start_after(state["sampler"])
         return None
-    reader.resume(state["sampler"])
+    taken = state["sampler"]["taken"]
+    reader.resume(state["sampler"], max(state.get("ahead", taken) - taken, int(is_early)))
     return state
 
 
@@ -568,16 +620,15 @@ def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
             state["num_workers"],
             num_workers,
         )
-    if fast_forward(state) or state["num_workers"] != num_workers:
+    if state["num_workers"] != num_workers or (fast_forward(state) and state["version"] < 2):
         return []
     return [travel.dumps(snapshot) if snapshot else b"" for snapshot in state["workers"]]
 
 
 def fast_forward(state: TorchState) -> str:
     """Why all of the pass up to the state must be read again; empty if it need not be."""
-    is_iterable = "origin" not in state["sampler"] and "own" not in state["sampler"]
-    is_kept = any("dataset" in s or "iterator" in s for s in state.get("workers", []) if s)
-    if not is_iterable or is_kept or not state["position"] or state["is_finished"]:
+    is_iterable = order_kind(state["sampler"]) == DATASET
+    if not is_iterable or has_own_states(state["workers"]) or not state["position"] or state["is_finished"]:
         return ""
     return (
         f"neither the iterable dataset nor its iterator has state_dict and load_state_dict: the first {state['position']} batches "

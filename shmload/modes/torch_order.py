@@ -1,28 +1,31 @@
-"""Torch mode's order: the batches of the user's sampler, and how to come to any of them again.
+"""The order of a pass in torch mode, its state, and how a pass is resumed.
 
-torch's own samplers in torch's own BatchSampler are read as arrays: indices of Python int cost more than the whole rest of a
-batch of tiny rows. A random order is drawn whole, by the same calls at the same moments as torch draws it, so global generators
-and `generator` stand as after torch, the one more permutation that RandomSampler draws when it is exhausted included. One that is
-no more than counting is never made whole, and any place of it is come to at once.
+torch's own samplers in torch's own BatchSampler are read as arrays, because indices that are Python ints cost more than the
+rest of a batch of tiny rows. A random order is drawn whole, by the same calls at the same moments as in torch, so global
+generators and `generator` end where torch leaves them; this includes the extra permutation that an exhausted RandomSampler
+draws. A sequential order is never built, and any place in it is reached at once.
 
-A position in such an order is: where the generators stood when it was begun, and how many batches were taken. A sampler that
-keeps the Stateful contract (`state_dict`, `load_state_dict`, on itself or on its iterator) is asked for its own state instead.
+A place in such an order is the generators' states before it was begun and the number of batches taken. A sampler that
+implements the Stateful contract (`state_dict`, `load_state_dict`, on itself or on its iterator) is asked for its own state
+instead.
 
-Where a pass in torch mode stands: what is saved, and the checks when it is loaded.
+A state contains:
 
-    {"version", "mode": "torch", "batch_size", "drop_last", "n",    which loader it was
-     "position", "is_finished",                                     batches delivered
-     "check",                                                       schedule/state_checksum.py
-     "details"}                                                     the rest, as one string (schedule/state_codec.py):
+    {"version", "mode": "torch", "batch_size", "drop_last", "n",    which loader it belongs to
+     "position", "is_finished",                                     batches delivered; whether the pass has ended
+     "check",                                                       see schedule/state_checksum.py
+     "details"}                                                     the rest, as one string (see schedule/state_codec.py):
 
-     "snapshot", "num_workers", "last_worker", "base_seed", "shared_seed",  from where a resumed loader makes batches again
-     "done", "beyond",                                              all orders before `done` are behind, and these after it
-     "counts", "counted"                                            of an iterable dataset: orders behind, by worker, now and then
-     "sampler": {...}, "workers": [...]                             see torch_order.py and worker/snapshot.py
+     "snapshot", "num_workers", "last_worker", "base_seed", "shared_seed",  where a resumed loader starts reading
+     "done", "beyond",                                              all orders before `done` are complete, and these after it
+     "counts", "counted"                                            of an iterable dataset: complete orders by worker, now and then
+     "ahead"                                                        batches that the sampler had been asked for
+     "generators"                                                   checksums of the global generators (see continuation.py)
+     "sampler": {...}, "workers": [...]                             see SamplerReader and worker/snapshot.py
 
-A resumed loader puts workers and sampler where they stood at `snapshot` and reads what came between there and now again, unseen:
-nothing, with `snapshot_every_n_steps=1`. An order is behind when its batch was yielded, was lost to an error or had no sample left.
-How many batches were yielded says no place: some orders gave none, and with in_order=False they come as they are ready.
+A resumed loader restores workers and sampler to `snapshot` and reads the batches between that and now again without yielding them:
+none with `snapshot_every_n_steps=1`. An order is complete when its batch was yielded, was lost to an error, or had no sample left.
+The number of yielded batches is not a place, because some orders yield none and with in_order=False they come in another order.
 """
 
 from __future__ import annotations
@@ -52,15 +55,16 @@ from shmload.schedule.state_checksum import CHECK, with_checksum
 from shmload.schedule.state_codec import UsersOwn, opened, sealed
 from shmload.shm import travel
 from shmload.torch_names import InfiniteConstantSampler
-from shmload.worker.snapshot import SAME, Note, Snapshot, own_states
-from shmload.worker.torch_side import Origin, origin_of, randperm, replayed
+from shmload.worker.snapshot import OWN_STATES, SAME, BeginsAgain, Note, Snapshot, own_states
+from shmload.worker.torch_side import Origin, origin_of, randperm, replayed, torch_origin
 from shmload.world import is_stateful
 
 log = logging.getLogger("shmload")
 
-TORCH_STATE_VERSION = 1
+TORCH_STATE_VERSION = 2  # 2: `generators`, `ahead`, and what a pass through an iterable dataset is drawn from; 1 is still read
 
 TorchState = dict[str, Any]
+SamplerState = dict[str, Any]
 
 OWN, SAMPLER, DATASET = "by a sampler's own state", "by a sampler", "by an iterable dataset"  # how a pass is resumed
 
@@ -69,19 +73,20 @@ _IDENTITY = ("version", "mode", "n", "batch_size", "drop_last")
 _OUTSIDE = (*_IDENTITY, "position", "is_finished")
 _LISTS = ("beyond", "workers", "counts", "counted")
 _KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("position", "snapshot", "done", "num_workers", "last_worker", "passes"), (int,)),
+    **dict.fromkeys(("position", "snapshot", "done", "num_workers", "last_worker", "passes", "ahead"), (int,)),
     **dict.fromkeys(("base_seed", "shared_seed"), (int, type(None))),
     **dict.fromkeys(_LISTS, (list,)),
     "is_finished": (bool,),
-    "sampler": (dict,),
+    **dict.fromkeys(("sampler", "generators"), (dict,)),
 }
+_OPTIONAL = ("counts", "counted", "ahead", "generators")
 _OF_SAMPLER = {"taken": int, "epoch": object, "own": dict, "origin": dict, "seed_between": bool}
 
 
 def packed_state(state: TorchState) -> TorchState:
-    """As it is handed out."""
+    """Return a state as it is given to the user."""
     sampler, workers = dict(state["sampler"]), [dict(s) for s in state["workers"]]
-    for holder, name in [(sampler, "own"), *((s, name) for s in workers for name in ("dataset", "iterator"))]:
+    for holder, name in [(sampler, "own"), *((s, name) for s in workers for name in OWN_STATES)]:
         if name in holder:
             holder[name] = UsersOwn(holder[name])
     inside = {name: value for name, value in state.items() if name not in _OUTSIDE}
@@ -90,13 +95,13 @@ def packed_state(state: TorchState) -> TorchState:
 
 
 class Done:
-    """Which of a pass's orders are behind: all before `first`, and those in `beyond`."""
+    """The complete orders of a pass: all before `first`, and those in `beyond`."""
 
     def __init__(self, first: int = 0, beyond: Iterable[int] = ()) -> None:
         self.first, self.beyond = first, set(beyond)
 
     def add(self, step: int) -> None:
-        """One more is."""
+        """Add an order."""
         if step != self.first:
             self.beyond.add(step)
             return
@@ -110,13 +115,13 @@ class Done:
 
 
 class PassProgress:
-    """How far one pass has come. The loader keeps it when the iterator is gone: a loop that was left is resumed, too.
+    """The progress of one pass. The loader keeps it after the iterator is gone, because a loop that was left can be resumed.
 
     Args:
         sampler: the pass over its sampler.
 
     Attributes:
-        fetcher: torch's own reader, which knows the dataset and its iterator, with num_workers=0.
+        fetcher: with num_workers=0, torch's own reader, which has the dataset and its iterator.
     """
 
     def __init__(self, config: LoaderConfig, sampler: SamplerReader, base_seed: int, shared_seed: int | None) -> None:
@@ -125,50 +130,54 @@ class PassProgress:
         self._identity = identity(config)
         self._is_iterable = is_endless(config.index_sampler)
         self._goes_by_number = not self._is_iterable and not config.in_order and config.total_workers > 1
-        # then the snapshot is of now, whenever someone asks; what is read out of order is not read again up to a place
+        # a snapshot is then taken when a state is asked for: batches read out of order are not read again up to a place
         self.is_always_current = self._every == 1 or self._goes_by_number
         self.sampler, self.base_seed, self._shared_seed = sampler, base_seed, shared_seed
         self._notes: list[bytes] = [SAME] * self._num_workers
+        self._first_notes = list(self._notes)  # of the pass's beginning
         self._is_current = [True] * self._num_workers
         self.fetcher: Any = None
-        self.last_worker = self._num_workers - 1  # whose batch was delivered last
+        self.last_worker = self._num_workers - 1  # the one whose batch was delivered last
         self.num_delivered = 0
         self.is_finished = False
         self.done = Done()
-        self._counts = [0] * max(self._num_workers, 1)  # orders behind that were no iterator's end, by worker
-        # (step, notes, last worker, counts, the sampler's state); the last is made when it is asked for
+        self._counts = [0] * max(self._num_workers, 1)  # complete orders of each worker, without those that ended its iterator
+        # (step, notes, last worker, counts, the sampler's state, which is made when it is asked for)
         self._snapshot: tuple[int, list[bytes], int, list[int], SamplerState | None]
         self._take_snapshot(sampler.state(0))
 
     def resumed(self, state: TorchState) -> None:
-        """Stands where that state's snapshot was taken."""
+        """Continue from the snapshot of a state."""
         self.num_delivered = state["position"]
         self.done = Done(state["done" if self._goes_by_number else "snapshot"], state["beyond"])
         if state["num_workers"] == self._num_workers > 0:
             self._notes = [travel.dumps(s) if s else SAME for s in state["workers"]]
+            if not has_own_states(state["workers"]):
+                self._first_notes = list(self._notes)
             self.last_worker = state["last_worker"]
         if self._is_iterable:
             self._counts = list(state["counted"])
         self._take_snapshot(self.sampler.state(self.done.first))
         if self._is_iterable:
-            self._counts = list(state["counts"])  # what comes between is read again by worker, and not counted again
+            self._counts = list(state["counts"])  # batches that are read again are not counted again
 
     def _take_snapshot(self, sampler: SamplerState | None = None) -> None:
         self._snapshot = (self.done.first, list(self._notes), self.last_worker, list(self._counts), sampler)
 
     def follows(self, last: PassProgress) -> None:
-        """The same workers have made another pass before."""
+        """Take over the notes of workers that have made another pass before."""
         self._notes = [between_passes(note) for note in last._notes] if self._is_iterable else last._notes
+        self._first_notes = list(self._notes)
         self._take_snapshot()
 
     def workers_at_end(self) -> list[Snapshot]:
-        """Where workers stand between two passes, however seldom they are asked on the way."""
+        """Return the workers' snapshots between two passes, however rare snapshots are during a pass."""
         notes = [pickle.loads(note) if note else {} for note in self._notes] or [self._read_here()]
-        return [{name: of[name] for name in ("dataset", "streams") if name in of} for of in notes]
+        return [after_pass(note) for note in notes]
 
     @contextmanager
     def reading_again(self) -> Iterator[None]:
-        """A while in which batches are read that have been counted."""
+        """Do not count the batches that are read meanwhile, because they were counted before."""
         num_delivered, counts = self.num_delivered, self._counts
         self._counts = list(counts)
         yield
@@ -176,28 +185,28 @@ class PassProgress:
 
     @property
     def num_behind(self) -> int:
-        """Orders behind which a record goes on; of an iterable dataset, whose iterators' ends were ordered, too, without these."""
+        """Number of complete orders that a record counts: of an iterable dataset, without those that ended an iterator."""
         return sum(self._counts) if self._is_iterable else self.done.first
 
     def noted(self, worker: int, note: Note | None) -> None:
-        """What came with the newest batch of a worker."""
+        """Keep the note of a worker's newest batch."""
         self._is_current[worker] = note is not None
         if note is not None and note.snapshot != SAME:
             self._notes[worker] = note.snapshot
 
     def ended(self, step: int, worker: int) -> None:
-        """An order is behind, and was not the end of its worker's iterator."""
+        """Record an order as complete that did not end its worker's iterator."""
         self.done.add(step)
         self._counts[worker] += 1
         self.sampler.forget(self.done.first if self.is_always_current else self._snapshot[0])
 
     def delivered(self) -> None:
-        """One more batch has been handed to the user, and counted; asked for unless `is_always_current`."""
+        """Take a snapshot if one is due after a batch was yielded. Need not be called if `is_always_current`."""
         if self._every and self.done.first - self._snapshot[0] >= self._every and all(self._is_current):
             self._take_snapshot()
 
     def state(self) -> TorchState:
-        """The state now; later iteration does not change it."""
+        """Return the state now; later iteration does not change it."""
         if self.is_always_current or self._num_workers == 0:
             self._take_snapshot()
         step, notes, last_worker, counted, sampler = self._snapshot
@@ -216,26 +225,46 @@ class PassProgress:
             "shared_seed": self._shared_seed,
             "sampler": sampler,
         }
+        if order_kind(sampler) == SAMPLER:
+            state["ahead"] = self.sampler.num_ahead
         if self._is_iterable:
             state.update(counts=list(self._counts), counted=counted, last_worker=self.last_worker, beyond=[])
         state["workers"] = [pickle.loads(note) if note else {} for note in notes] or [self._read_here()]
+        if self._is_iterable and notes and not has_own_states(state["workers"]):  # all of the pass is read again
+            state["workers"] = [pickle.loads(note) if note else {} for note in self._first_notes]
         return state
 
     def _read_here(self) -> Snapshot:
         fetcher = self.fetcher
         iterator, has_ended = getattr(fetcher, "dataset_iter", None), getattr(fetcher, "ended", False)
-        return copy.deepcopy(own_states(fetcher.dataset, iterator, has_ended=has_ended))
+        if isinstance(iterator, BeginsAgain):
+            iterator = iterator.iterator
+        snapshot = copy.deepcopy(own_states(fetcher.dataset, iterator, has_ended=has_ended))
+        if self._is_iterable and self.sampler.num_taken == 0 and "dataset" in snapshot:
+            snapshot["is_over"] = True  # the dataset may still have the state of the last pass's end
+        return snapshot
+
+
+def has_own_states(workers: list[Snapshot]) -> bool:
+    """Return whether any worker's snapshot has a state of the user's objects."""
+    return any(name in snapshot for snapshot in workers for name in OWN_STATES)
+
+
+def after_pass(snapshot: Snapshot) -> Snapshot:
+    """Return a worker's snapshot for the pass after the one that it was taken in."""
+    after: Snapshot = {name: snapshot[name] for name in ("dataset", "streams", "last_iterator") if name in snapshot}
+    if "iterator" in snapshot:
+        after["last_iterator"] = snapshot["iterator"]
+    return {**after, "is_over": True} if "dataset" in after else after
 
 
 def between_passes(note: bytes) -> bytes:
-    """A worker's snapshot without what it says of a pass through its iterable dataset."""
-    snapshot: Snapshot = pickle.loads(note) if note else {}
-    of_pass = snapshot.keys() & {"iterator", "has_ended"}
-    return travel.dumps({name: snapshot[name] for name in snapshot.keys() - of_pass}) if of_pass else note
+    """Return a worker's pickled snapshot as `after_pass` makes it."""
+    return travel.dumps(after_pass(pickle.loads(note))) if note else note
 
 
 def identity(config: LoaderConfig) -> dict[str, Any]:
-    """Which order it is, as far as numbers say."""
+    """Return the fields that identify a loader's order."""
     return {
         "version": TORCH_STATE_VERSION,
         "mode": "torch",
@@ -245,22 +274,23 @@ def identity(config: LoaderConfig) -> dict[str, Any]:
     }
 
 
-def fresh_state(config: LoaderConfig, finished: PassProgress | None) -> TorchState:
-    """The state before a pass: the next one would draw its order from the generators as they stand now.
+def fresh_state(config: LoaderConfig, finished: PassProgress | None, origin: Origin) -> TorchState:
+    """Return the state before a pass.
 
     Args:
-        finished: the pass before, if there was one: a stateful dataset goes on from there if its workers do, too.
+        origin: the generators' states that the pass would be drawn from.
+        finished: the last pass, if there was one: a stateful dataset continues from it if its workers do.
     """
     workers: list[Snapshot] = []
-    base_seed = None  # drawn when the pass begins
+    base_seed = None  # it is drawn when the pass begins
     if finished is not None and (config.persistent_workers or not config.num_workers):
         workers = finished.workers_at_end()
         if config.num_workers and not isinstance(config.dataset, IterDataPipe | MapDataPipe):
-            base_seed = finished.base_seed  # workers that stay are not seeded anew
+            base_seed = finished.base_seed  # workers that stay are not seeded again
     elif not config.num_workers and is_stateful(config.dataset):
         workers = [{"dataset": copy.deepcopy(config.dataset.state_dict())}]
     own = None if finished is None else copy.deepcopy(finished.sampler.own_at_end)
-    sampler = state_before(config.index_sampler, config.generator, own)
+    sampler = state_before(config.index_sampler, origin, own)
     return {
         **identity(config),
         "position": 0,
@@ -278,22 +308,22 @@ def fresh_state(config: LoaderConfig, finished: PassProgress | None) -> TorchSta
 
 
 def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
-    """The state itself, if this loader can go on from it.
+    """Return the state with its details unpacked, if this loader can continue from it.
 
     Raises:
-        StateMismatch: it cannot; says what differs.
+        StateMismatch: it cannot; the message lists what differs.
     """
     if not isinstance(state, Mapping) or "mode" not in state or (state["mode"] == "torch" and "details" not in state):
         shown = f"a dict with the keys {sorted(map(str, state))}" if isinstance(state, dict) else type(state).__name__
         raise StateMismatch(f"a state is a dict as state_dict() returns it, got {shown}")
     states.check_head(state, "torch", TORCH_STATE_VERSION, f"give ShmLoader the seed {state.get('seed')!r} it was saved with")
     state_checksum.check_checksum(state)
-    differing = states.differences(state, identity(config))
+    differing = states.differences(state, {**identity(config), "version": state.get("version")})
     loaded = _unpacked(state, config.trust_state)
     sampler = loaded["sampler"]
-    saved = OWN if "own" in sampler else SAMPLER if "origin" in sampler else DATASET
-    own_states = any("dataset" in s or "iterator" in s for s in loaded["workers"])
-    if (own_states or saved == DATASET) and loaded["num_workers"] != config.total_workers and not state["is_finished"]:
+    saved = order_kind(sampler)
+    is_by_worker = saved == DATASET or has_own_states(loaded["workers"])
+    if is_by_worker and loaded["num_workers"] != config.total_workers and not state["is_finished"]:
         differing.append(f"num_workers: saved {loaded['num_workers']!r}, now {config.total_workers!r}")
     possible = _kinds_now(config)
     if saved not in possible:
@@ -306,8 +336,13 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
     return loaded
 
 
+def order_kind(sampler: SamplerState) -> str:
+    """Return how a pass is resumed whose sampler has this state: OWN, SAMPLER or DATASET."""
+    return OWN if "own" in sampler else SAMPLER if {"origin", "seed_between"} <= sampler.keys() else DATASET
+
+
 def _kinds_now(config: LoaderConfig) -> list[str]:
-    """What this loader's may be; whether an iterator of a sampler's has a state is not known before there is one."""
+    """Return the kinds that this loader's order may have: a sampler's iterator may turn out to have a state."""
     sampler = config.index_sampler
     if is_endless(sampler):
         return [DATASET]
@@ -317,10 +352,10 @@ def _kinds_now(config: LoaderConfig) -> list[str]:
 
 
 def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
-    """All of a state, side by side.
+    """Return a state with its details beside the other fields.
 
     Raises:
-        StateMismatch: it is not made as `packed_state` makes one, or holds a pickle and is not trusted.
+        StateMismatch: `packed_state` did not make it, or it contains a pickle and is not trusted.
     """
     try:
         loaded: TorchState = {**state, **opened(state["details"], is_trusted=is_trusted)}
@@ -330,7 +365,7 @@ def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
         raise StateMismatch(f"the state's details cannot be read: {error!r}. Load what state_dict() returned") from error
     del loaded["details"], loaded[CHECK]
     found = {name: value for name, value in loaded.items() if name not in _IDENTITY}
-    faults = states.faults_in(found, _KINDS, optional=("counts", "counted"), signed=("last_worker", "base_seed", "shared_seed"))
+    faults = states.faults_in(found, _KINDS, optional=_OPTIONAL, signed=("last_worker", "base_seed", "shared_seed"))
     if not faults:
         sampler = loaded["sampler"]
         is_sampler = all(isinstance(sampler[name], _OF_SAMPLER.get(name, ())) for name in sampler)
@@ -346,11 +381,8 @@ def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
     return loaded
 
 
-SamplerState = dict[str, Any]
-
-
 def not_once(keys: Any) -> Any:
-    """What a batch is made of, so that it can be counted and read again: a batch sampler may yield iterators."""
+    """Return a batch's keys so that they can be counted and read twice: a batch sampler may yield iterators."""
     return list(keys) if hasattr(keys, "__next__") else keys
 
 
@@ -358,24 +390,39 @@ class SamplerReader:
     """One pass over a loader's index sampler.
 
     Args:
-        sampler: yields what one batch is made of.
+        sampler: yields the keys of one batch.
         generator: the loader's own, if it was given one.
-        every: a stateful sampler is asked for its state at every so many batches; 0: only at the pass's start.
+        every: ask a stateful sampler for its state every so many batches; 0: only when the pass begins.
         iterator: of the sampler, just begun as torch begins it.
-        origin: where the generators stood before that.
+        origin: the generators' states before that.
         seed_between: whether torch draws its workers' base seed after beginning the iterator, not before.
+        keeps_places: record the generators' states along with a stateful sampler's.
+
+    Attributes:
+        place: after a resume, the generators' states in the saved run; None if they are unknown.
     """
 
     def __init__(
-        self, sampler: Any, generator: Generator | None, *, every: int, iterator: Iterator[Any], origin: Origin, seed_between: bool
+        self,
+        sampler: Any,
+        generator: Generator | None,
+        *,
+        every: int,
+        iterator: Iterator[Any],
+        origin: Origin,
+        seed_between: bool,
+        keeps_places: bool = False,
     ) -> None:
         self._sampler, self._generator, self._every = sampler, generator, every
-        self._origin, self._is_seed_between = origin, seed_between
+        self._origin, self._is_seed_between, self._keeps_places = origin, seed_between, keeps_places
+        self._origin_texts: dict[str, str] | None = None
+        self.place: Origin | None = None
+        self._num_drawn = 0
         faster = self._faster(0)
         self._iterator: Any = faster or iterator
-        # whether batches are arrays of ours, not what the sampler gives
+        # whether batches are slices of an array, not what the sampler yields
         self.is_sliced = faster is not None and type(sampler) is BatchSampler and is_torchs_own(sampler)
-        self._ended: SamplerState | None = None  # what a stateful iterator was loaded with that is at its end for good
+        self._ended: SamplerState | None = None  # the state of a stateful iterator that has ended
         self.num_taken = 0
         self._taken_early: list[Any] = []
         self._begin()
@@ -383,36 +430,53 @@ class SamplerReader:
     def _begin(self) -> None:
         self._epoch = getattr(_innermost(self._sampler), "epoch", None)
         self._is_stateful = is_stateful(self._sampler) or is_stateful(self._iterator) or self._ended is not None
-        self._states: deque[tuple[int, Any]] = deque()  # (batches taken, the sampler's own state)
-        self.own_at_end: SamplerState | None = None  # however seldom they are asked on the way; None: they have no state
+        # (batches taken, the sampler's own state, the generators')
+        self._states: deque[tuple[int, Any, Origin | None]] = deque()
+        self.own_at_end: SamplerState | None = None  # however rare snapshots are; None: sampler and iterator have no state
         self._note_state()
 
     def _faster(self, num_skipped: int) -> Iterator[Any] | None:
-        """The same batches from an iterator that can seek, or has a state; None: torch's own serves."""
+        """Return an iterator over the same batches that can seek or has a state; None: torch's own is used."""
         sampler = self._sampler
         if type(sampler) is BatchSampler and not is_torchs_own(sampler):
             batches = _Batches(sampler)
             return batches if batches.is_stateful else iter(batches)
         return batches_of(sampler, num_skipped)
 
-    def resume(self, state: SamplerState) -> None:
-        """Goes to where an earlier pass gave its state."""
+    def resume(self, state: SamplerState, num_early: int = 1) -> None:
+        """Continue where an earlier pass gave its state.
+
+        Args:
+            num_early: take so many batches while the generators are the saved run's. A sampler that draws when its first batch is
+                taken must draw then, unless the program has restored its generators itself.
+        """
         self.num_taken = state["taken"]
         sampler = _innermost(self._sampler)
         if "epoch" in state and hasattr(sampler, "set_epoch"):
             sampler.set_epoch(state["epoch"])
         own = state.get("own")
         if own is not None:
+            if "origin" in state:
+                self.place = self._go_to(Origin.loads(state["origin"]))
             self._load(own)
             if self.num_taken == length_hint(self._sampler, -1) and list(islice(self._iterator, 1)):
-                self._load(own)  # a sampler that begins its next pass by itself is put back to this one's end
+                self._load(own)  # the sampler has begun its next pass by itself: back to this one's end
                 self._iterator, self._ended = iter(()), own
-        elif not is_endless(self._sampler):
-            self._origin = Origin.loads(state["origin"])
-            self._is_seed_between = state["seed_between"]
-            with replayed(self._origin, self._generator):
-                self._replay()
+        elif "origin" in state:
+            self._origin, self._origin_texts = Origin.loads(state["origin"]), None
+            if is_endless(self._sampler):
+                self.place = self._go_to(self._origin)
+            else:
+                self._is_seed_between = state["seed_between"]
+                with replayed(self._origin, self._generator):
+                    self._replay(num_early)
+                    self.place = origin_of(None)
         self._begin()
+
+    def _go_to(self, place: Origin) -> Origin:
+        if self._generator is not None and place.own is not None:
+            self._generator.set_state(place.own)
+        return place
 
     def _load(self, own: SamplerState) -> None:
         if own["sampler"] is not None:
@@ -421,11 +485,13 @@ class SamplerReader:
         if own["iterator"] is not None:
             self._iterator.load_state_dict(own["iterator"])
 
+    def take_first(self) -> None:
+        """Take the first batch now, so that a sampler which draws for it uses the generators as they are now."""
+        self._iterator = chain(list(islice(self._iterator, 1)), self._iterator)
+
     def start_after(self, state: SamplerState) -> None:
-        """Begins the pass after one that gave this state at its end."""
+        """Begin the pass after the one that gave this state at its end."""
         if "own" not in state:
-            # one that draws at its first index must do so now, while the generators stand where they are to
-            self._iterator = chain(list(islice(self._iterator, 1)), self._iterator)
             return
         self._load(state["own"])
         self.num_taken = 0
@@ -435,22 +501,27 @@ class SamplerReader:
             self._iterator = self._faster(0) or iter(self._sampler)
             self._begin()
 
-    def _replay(self) -> None:
+    @property
+    def num_ahead(self) -> int:
+        """Number of batches that the sampler has been asked for so far."""
+        return max(self.num_taken, self._num_drawn)
+
+    def _replay(self, num_early: int) -> None:
         iterator = iter(self._sampler)
         if self._is_seed_between:
             torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         faster = self._faster(self.num_taken)
         if faster is not None and is_torchs_own(self._sampler):
-            iterator = faster
+            iterator, num_early = faster, max(num_early, int(self.num_taken > 0))  # an order is drawn whole with its first batch
         else:
             iterator = faster or iterator
             next(islice(iterator, self.num_taken, self.num_taken), None)
-        # as in start_after
-        self._iterator = chain(list(islice(iterator, 1)), iterator)
+        self._num_drawn = self.num_taken + num_early
+        self._iterator = chain(list(islice(iterator, num_early)), iterator)
 
     def batches(self) -> Iterator[Any]:
-        """The batches from here on; a stateful sampler's must be taken from the reader itself, which counts them."""
-        return self if self._is_stateful or self._taken_early else self._iterator
+        """Return an iterator over the remaining batches: the reader, which counts them, unless the sampler is torch's own."""
+        return self if self._is_stateful or self._taken_early or not is_torchs_own(self._sampler) else self._iterator
 
     def __iter__(self) -> SamplerReader:
         return self
@@ -468,10 +539,11 @@ class SamplerReader:
 
     def _note_state(self) -> None:
         if self._is_stateful and (not self._states or (self._every and self.num_taken % self._every == 0)):
-            self._states.append((self.num_taken, self._own()))
+            place = torch_origin(self._generator) if self._keeps_places else None
+            self._states.append((self.num_taken, self._own(), place))
 
     def _own(self) -> SamplerState | None:
-        """The state of the sampler and of its iterator now."""
+        """Return the present state of the sampler and of its iterator."""
         if not self._is_stateful:
             return None
         sampler = self._sampler.state_dict() if is_stateful(self._sampler) else None
@@ -482,27 +554,32 @@ class SamplerReader:
         return copy.deepcopy({"sampler": sampler, "iterator": iterator})
 
     def forget(self, num_delivered: int) -> None:
-        """No state is asked for any more of before so many batches had been taken."""
+        """Drop the states from before so many batches were taken."""
         while len(self._states) > 1 and self._states[1][0] <= num_delivered:
             self._states.popleft()
 
     def state(self, num_delivered: int) -> SamplerState:
-        """Where the pass stood when so many batches had been taken, or at the last state before; what is older is forgotten."""
+        """Return the state when so many batches had been taken, or the last one before that; drop older ones."""
         state: SamplerState = {"taken": num_delivered}
         if self._epoch is not None:
             state["epoch"] = self._epoch
         if self._is_stateful:
             self.forget(num_delivered)
-            state["taken"], own = self._states[0]
+            state["taken"], own, place = self._states[0]
             state["own"] = copy.deepcopy(own)
-        elif not is_endless(self._sampler):
-            state["origin"] = self._origin.dumps(is_torchs_own(self._sampler))
+            if place is not None:
+                state["origin"] = place.dumps(is_torch_enough=True)
+            return state
+        if self._origin_texts is None:
+            self._origin_texts = self._origin.dumps(is_torchs_own(self._sampler))
+        state["origin"] = self._origin_texts
+        if not is_endless(self._sampler):
             state["seed_between"] = self._is_seed_between
         return state
 
 
 def own_state(index_sampler: Any) -> SamplerState | None:
-    """The state of a stateful sampler between two passes; None if it is none."""
+    """Return a stateful sampler's state between two passes; None if the sampler has no state."""
     if is_stateful(index_sampler):
         return {"sampler": copy.deepcopy(index_sampler.state_dict()), "iterator": None}
     inner = _innermost(index_sampler)
@@ -511,15 +588,17 @@ def own_state(index_sampler: Any) -> SamplerState | None:
     return None
 
 
-def state_before(index_sampler: Any, generator: torch.Generator | None, own: SamplerState | None = None) -> SamplerState:
-    """The state before a pass over it.
+def state_before(index_sampler: Any, origin: Origin, own: SamplerState | None = None) -> SamplerState:
+    """Return the state before a pass over a sampler.
 
     Args:
+        index_sampler: the loader's.
+        origin: the generators' states that the pass would be drawn from.
         own: what a stateful sampler gave at the end of the pass before.
     """
-    state: SamplerState = {"taken": 0, "seed_between": False}
+    state: SamplerState = {"taken": 0, "origin": origin.dumps(is_torchs_own(index_sampler))}
     if not is_endless(index_sampler):
-        state["origin"] = origin_of(generator).dumps(is_torchs_own(index_sampler))
+        state["seed_between"] = False
     if own is None:
         own = own_state(index_sampler)
     return state if own is None else {**state, "own": own}
@@ -530,18 +609,18 @@ def _innermost(index_sampler: Any) -> Any:
 
 
 def is_endless(index_sampler: Any) -> bool:
-    """Whether it is what torch puts in the place of a sampler for an iterable dataset."""
+    """Return whether this is the sampler that torch uses for an iterable dataset."""
     return isinstance(_innermost(index_sampler), InfiniteConstantSampler)
 
 
 def is_torchs_own(index_sampler: Any) -> bool:
-    """Whether the order depends on torch's generators alone."""
+    """Return whether the order depends on torch's generators alone."""
     kinds = (type(index_sampler), type(_innermost(index_sampler)))
     return all(kind.__module__.startswith("torch.utils.data") for kind in kinds)
 
 
 class _Batches:
-    """torch's BatchSampler over a sampler of the user's, which may have a state, or its iterator may."""
+    """torch's BatchSampler over a user's sampler that may have a state, or whose iterator may."""
 
     def __init__(self, batches: BatchSampler) -> None:
         self._batches = batches
@@ -549,7 +628,7 @@ class _Batches:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether one of the two has."""
+        """Whether the sampler or its iterator has a state."""
         return is_stateful(self._batches.sampler) or is_stateful(self._iterator)
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -563,12 +642,12 @@ class _Batches:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's state and its iterator's; None for one that has none."""
+        """Return the states of the sampler and of its iterator; None for one that has no state."""
         parts: dict[str, Any] = {"sampler": self._batches.sampler, "iterator": self._iterator}
         return {name: part.state_dict() if is_stateful(part) else None for name, part in parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of `state_dict`."""
+        """Load what `state_dict` returned."""
         sampler: Any = self._batches.sampler
         if state["sampler"] is not None:
             sampler.load_state_dict(state["sampler"])
@@ -578,7 +657,12 @@ class _Batches:
 
 
 def batches_of(index_sampler: Any, num_skipped: int = 0) -> Iterator[Any] | None:
-    """What the sampler yields, without the first few, if it is one of torch's own; batches as arrays. Else None."""
+    """Return an iterator over what one of torch's own samplers yields, with batches as arrays; None for another sampler.
+
+    Args:
+        index_sampler: the loader's.
+        num_skipped: leave out so many at the beginning.
+    """
     if type(index_sampler) is SequentialSampler:  # samples come one by one
         return iter(range(len(index_sampler))[num_skipped:])
     if type(index_sampler) is not BatchSampler:
@@ -592,7 +676,7 @@ def batches_of(index_sampler: Any, num_skipped: int = 0) -> Iterator[Any] | None
 
 
 def _slices(batch_sampler: BatchSampler, random: RandomSampler | None, num_skipped: int) -> Iterator[NDArray[np.int64]]:
-    """The batches of an order that is drawn when the first is asked for, as torch's samplers draw it."""
+    """Yield the batches of an order, which is drawn when the first is asked for, as torch's samplers do."""
     n, batch_size = len(batch_sampler.sampler), batch_sampler.batch_size  # type: ignore[arg-type]  # both have a length
     generator, order = None, None
     if random is not None:
@@ -609,7 +693,7 @@ def _slices(batch_sampler: BatchSampler, random: RandomSampler | None, num_skipp
     for first in range(num_skipped * batch_size, n - batch_size + 1, batch_size):
         yield indices(first, first + batch_size)
     if random is not None and random.generator is not None:
-        # torch's sampler draws an order it then takes nothing of, which moves the user's
+        # torch's sampler draws one more order and does not use it, which moves the user's generator
         randperm(n, generator)
     rest = n % batch_size
     if rest and not batch_sampler.drop_last and num_skipped * batch_size < n:

@@ -43,7 +43,8 @@ from shmload.shm import owners, travel
 from shmload.shm.segment import Doorbell, Group, Segment, map_segment, open_segment
 from shmload.worker.loop import Visits, WorkerLoop
 from shmload.worker.reader import Failure, Job, Post
-from shmload.worker.snapshot import IterablePass, Snapshot, Snapshots, with_shared_seed
+from shmload.worker.sample_rng import Streams
+from shmload.worker.snapshot import IterablePass, Snapshot, Snapshots, load_own_states, with_shared_seed
 from shmload.worker.template import process_maker
 from shmload.world import describe_exit, parts_of, settle
 
@@ -150,16 +151,16 @@ def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots |
     if job.worker_init_fn is not None:
         job.worker_init_fn(post.worker_id)
     resumed: Snapshot = pickle.loads(post.resume) if post.resume else {}
-    if "dataset" in resumed:
-        job.dataset.load_state_dict(resumed["dataset"])
-    source = (
-        IterablePass(job.dataset, resumed.get("iterator"), has_ended=resumed.get("has_ended", False)) if job.is_iterable else None
-    )
     if not (job.snapshot_every or resumed or job.is_iterable):
-        return job, source, None
-    snapshots = Snapshots(job, source, post.num_workers)
-    snapshots.resume(resumed)
-    return job, source, snapshots
+        return job, None, None
+    streams = Streams()  # before the dataset loads its state, because it may set generators
+    load_own_states(job.dataset, resumed)
+    streams.go_to(resumed.get("streams", {}))
+    source = None
+    if job.is_iterable:
+        has_ended, is_over = resumed.get("has_ended", False), resumed.get("is_over", False)
+        source = IterablePass(job.dataset, resumed.get("iterator"), has_ended=has_ended, is_over=is_over)
+    return job, source, Snapshots(job, source, post.num_workers, streams)
 
 
 log = logging.getLogger("shmload")

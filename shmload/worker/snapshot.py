@@ -1,19 +1,16 @@
-"""What a worker says of itself along with a batch, so that a resumed run goes on as if it had not stopped (torch mode).
+"""The state of a worker that travels with its batches, so that a resumed run continues as if it had not stopped (torch mode).
 
-    the dataset's state_dict(), the iterator's, where the global generators stand
+A snapshot contains the dataset's `state_dict()`, the iterator's, and the states of the global generators, directly after the
+batch that it travels with, however far the worker has read ahead. It reaches the trainer as bytes, which are only unpickled
+when a state is asked for. In torch mode the note that travels with a batch also says whether the worker's iterable dataset has
+ended:
 
-A snapshot describes the worker right behind the batch it travels with, however far the worker has read ahead. It reaches the
-trainer as bytes, which are only opened when someone asks for the loader's state.
+    one byte of flags | the snapshot, or its place in the payload if it is longer than a note may be
 
-A worker's way through an IterableDataset: one iterator for each pass, made when the pass's first order is taken.
+A worker whose snapshot has not changed sends the flags alone.
 
-The dataset itself sees to it that workers read different samples (get_worker_info); an order only says how many are wanted.
-
-The note that travels with a batch in torch mode: where its worker stands, and whether its iterable dataset has ended.
-
-    one byte of flags | the snapshot, or where in the payload it lies if it is longer than a note may be
-
-A worker that has nothing new to say sends the flags alone.
+A worker reads an IterableDataset through one iterator for each pass, made when the pass's first order is taken. The dataset itself
+gives workers different samples (get_worker_info); an order only says how many are wanted.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from shmload.shm import travel
@@ -30,32 +28,37 @@ from shmload.world import is_stateful
 
 
 class IterablePass:
-    """The iterator of the pass under way.
+    """The present pass through an iterable dataset.
 
     Args:
-        has_ended: the first pass is at its end already, its iterator is not begun.
-        iterator_state: what the first pass's iterator gets by its `load_state_dict`; None: nothing.
+        has_ended: the first pass has already ended, and no iterator is made for it.
+        iterator_state: loaded into the first pass's iterator, unless None.
+        is_over: the dataset's state was saved at the end of a pass, and the first pass is the one after it.
     """
 
-    def __init__(self, dataset: Any, iterator_state: Any = None, *, has_ended: bool = False) -> None:
+    def __init__(self, dataset: Any, iterator_state: Any = None, *, has_ended: bool = False, is_over: bool = False) -> None:
         self.dataset, self._iterator_state, self.has_ended = dataset, iterator_state, has_ended
+        self._begins_again = is_over or has_ended
         self._epoch: int | None = None
         self.iterator: Any = None
 
     def enter(self, epoch: int, shared_seed: int) -> None:
-        """Begins the pass of this number, if it is not the one under way.
+        """Begin the pass of this number, unless it is the present one.
 
         Args:
-            shared_seed: what the shufflers of a DataPipe are seeded with, in all workers and ranks.
+            shared_seed: seeds the shufflers of a DataPipe, in all workers and ranks.
         """
         if epoch == self._epoch:
             return
         if self._epoch is None and self.has_ended:
+            if self._iterator_state is not None:  # it may have changed more than itself
+                iter(self.dataset).load_state_dict(self._iterator_state)
             self._epoch, self._iterator_state = epoch, None
             return
         if self._epoch is not None:
             self.dataset = with_shared_seed(self.dataset, shared_seed)
-        self.iterator = iter(self.dataset)
+        self.iterator = BeginsAgain(self.dataset) if self._begins_again else iter(self.dataset)
+        self._begins_again = False
         if self._iterator_state is not None:
             self.iterator.load_state_dict(self._iterator_state)
             self._iterator_state = None
@@ -63,7 +66,11 @@ class IterablePass:
         self.has_ended = False
 
     def next(self) -> Any:
-        """The next sample; StopIteration at the end, for good."""
+        """Return the next sample.
+
+        Raises:
+            StopIteration: the pass has ended.
+        """
         if self.has_ended:
             raise StopIteration
         try:
@@ -73,8 +80,43 @@ class IterablePass:
             raise
 
 
+class BeginsAgain:
+    """An iterator over a dataset, which begins again if it turns out to be at its end at once.
+
+    A dataset whose state was saved at the end of a pass may make of that state an iterator with nothing left, though its next pass
+    is whole. Another dataset begins its next pass by itself; then this is an ordinary iterator.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset: Any = dataset
+        self.iterator = iter(dataset)
+
+    def __iter__(self) -> BeginsAgain:
+        return self
+
+    def __next__(self) -> Any:
+        dataset, self._dataset = self._dataset, None
+        if dataset is not None:
+            with suppress(StopIteration):
+                return next(self.iterator)
+            self.iterator = iter(dataset)
+        return next(self.iterator)
+
+
+def load_own_states(dataset: Any, snapshot: Snapshot) -> None:
+    """Load a dataset's state, and before it that of the last pass's iterator, which may have changed more than itself."""
+    if "dataset" in snapshot:
+        dataset.load_state_dict(snapshot["dataset"])
+    if "last_iterator" in snapshot:
+        last = iter(dataset)
+        if is_stateful(last):
+            last.load_state_dict(snapshot["last_iterator"])
+        if "dataset" in snapshot:
+            dataset.load_state_dict(snapshot["dataset"])
+
+
 def with_shared_seed(dataset: Any, shared_seed: int) -> Any:
-    """A DataPipe with its shufflers seeded; any other dataset as it is."""
+    """Seed the shufflers of a DataPipe and return it; return any other dataset unchanged."""
     import torch
     from torch.utils.data import IterDataPipe
     from torch.utils.data.graph_settings import apply_random_seed
@@ -86,62 +128,66 @@ def with_shared_seed(dataset: Any, shared_seed: int) -> Any:
     return apply_random_seed(dataset, generator)
 
 
-SAME = b""  # nothing has changed since the worker's last snapshot
+SAME = b""  # the worker's snapshot equals its last one
 
-Snapshot = dict[str, Any]  # "dataset", "iterator": the user's own states; "streams": see Streams.positions. Absent: none.
+# "dataset", "iterator": the user's own states, if they have any
+# "streams": see Streams.positions
 # "has_ended": the last batch has used up the iterator
+# between passes: "last_iterator": the state of the last pass's iterator; "is_over": see IterablePass
+Snapshot = dict[str, Any]
+
+OWN_STATES = ("dataset", "iterator", "last_iterator")  # the parts of a snapshot that the user's objects have made
 
 
 def own_states(dataset: Any, iterator: Any, *, has_ended: bool) -> Snapshot:
-    """What a dataset and the iterator over it say of themselves."""
+    """Return the states of a dataset and of the iterator over it."""
     parts = {"iterator": iterator} if iterator is dataset else {"dataset": dataset, "iterator": iterator}
     snapshot = {name: part.state_dict() for name, part in parts.items() if is_stateful(part)}
     return {**snapshot, "has_ended": True} if has_ended else snapshot
 
 
 class Snapshots:
-    """Takes them in a worker, from where it stands once it is ready for orders.
+    """Takes a worker's snapshots, from the time when it is ready for orders.
 
     Args:
-        source: the way through an iterable dataset, if it is one.
+        source: the pass through the dataset, if that is iterable.
+        streams: of this process's generators, at their places in the saved run.
     """
 
-    def __init__(self, job: Job, source: IterablePass | None, num_workers: int) -> None:
+    def __init__(self, job: Job, source: IterablePass | None, num_workers: int, streams: Streams) -> None:
         self._every, self._num_steps, self._dataset = job.snapshot_every, job.num_steps, job.dataset
         self._source, self._num_workers = source, num_workers
-        self._streams = Streams()
+        self._streams = streams
         self._last_streams = self._streams.positions()
-        self._last: bytes | None = None  # of those that were sent; None: there is none that later ones may be the same as
+        self._last: bytes | None = None  # the last one that was sent; None: send the next one in any case
         self._last_iterator: Any = None
-        # nothing but the streams can change: asked once, not for every batch
+        # otherwise only the streams can change; found out once, not for every batch
         self._has_own = source is not None or is_stateful(job.dataset)
 
     def is_due(self, step: int) -> bool:
-        """Whether the loader's next snapshot, or a pass's end, is near enough that it needs this worker's."""
+        """Return whether the loader's next snapshot, or the end of the pass, needs this worker's snapshot of this step."""
         is_last = 0 < self._num_steps <= step + self._num_workers
         return self._every > 0 and (is_last or step % self._every + self._num_workers >= self._every)
 
-    def resume(self, snapshot: Snapshot) -> None:
-        """Makes the process stand where a snapshot was taken; its dataset and iterator have been seen to."""
-        self._streams.go_to(snapshot.get("streams", {}))
-
     def forget(self) -> None:
-        """The last one could not be sent."""
+        """Forget the last snapshot, which could not be sent."""
         self._last = None
 
     def take(self) -> bytes:
-        """The snapshot of now, pickled; SAME if it is the last one; never at first, as that may be another worker's."""
+        """Return the present snapshot, pickled; SAME if it equals the last one. The first is never SAME."""
         streams = self._streams.positions()
         if not self._has_own and streams is self._last_streams and self._last is not None:
             return SAME
         self._last_streams = streams
         iterator = None if self._source is None else self._source.iterator
+        if isinstance(iterator, BeginsAgain):
+            iterator = iterator.iterator
         dataset = self._dataset if self._source is None else self._source.dataset
         snapshot = own_states(dataset, iterator, has_ended=self._source is not None and self._source.has_ended)
         if streams:
             snapshot["streams"] = streams
         taken = travel.dumps(snapshot)
-        if taken == self._last and iterator is self._last_iterator:  # of the pass before it is another one's, however alike
+        if taken == self._last and iterator is self._last_iterator:  # another iterator's state counts as different, even if equal
             return SAME
         self._last, self._last_iterator = taken, iterator
         return taken
@@ -152,26 +198,29 @@ _PLACE = struct.Struct("<QQ")
 
 
 class Note(NamedTuple):
-    """What came with a batch.
+    """What a worker sent with a batch.
 
-    `snapshot` is the worker's, pickled (SAME: as its last one); `has_ended` says that no batch came: the iterator is at its end.
+    Attributes:
+        snapshot: the worker's, pickled; SAME: it equals its last one.
+        has_ended: no batch came, because the worker's iterator has ended.
     """
 
     snapshot: bytes
     has_ended: bool
 
 
-END = bytes([_ENDED])  # how a note begins that comes alone: no batch, and nothing in the payload
+END = bytes([_ENDED])  # the beginning of a note that comes without a batch and without a payload
 NO_NEWS = Note(SAME, has_ended=False)
-AFRESH = Note(pickle.dumps({}), has_ended=False)  # of a worker that has just been started in another's place
-_NO_NEWS = bytes([0])  # as NO_NEWS is dumped
+AFRESH = Note(pickle.dumps({}), has_ended=False)  # of a worker that has just replaced another
+_NO_NEWS = bytes([0])  # NO_NEWS as bytes
 
 
 def dump_note(snapshot: bytes | tuple[int, int], *, has_ended: bool) -> bytes:
-    """A note.
+    """Return a note as bytes.
 
     Args:
-        snapshot: itself, or (offset, nbytes) in the payload.
+        snapshot: itself, or (offset, nbytes) of its place in the payload.
+        has_ended: the worker's iterator has ended.
     """
     flags = _ENDED * has_ended
     if isinstance(snapshot, tuple):
@@ -180,10 +229,11 @@ def dump_note(snapshot: bytes | tuple[int, int], *, has_ended: bool) -> bytes:
 
 
 def load_note(dumped: bytes, payload_bytes: Callable[[int, int], bytes] | None) -> Note | None:
-    """Inverse of `dump_note`; None if nothing came along.
+    """Return the note that `dump_note` made; None if the bytes are empty.
 
     Args:
-        payload_bytes: (offset, nbytes) -> that part of the payload; may be None if it begins with END.
+        dumped: what `dump_note` returned.
+        payload_bytes: (offset, nbytes) -> that part of the payload; may be None if the note begins with END.
     """
     if dumped == _NO_NEWS:
         return NO_NEWS

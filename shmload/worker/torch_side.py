@@ -1,8 +1,6 @@
-"""The part of a worker that needs torch: torch mode's seeds and worker info, and its default collate.
+"""Worker code that needs torch: torch mode's seeds and worker info, its default collate, and saved generator states.
 
-Apart from the rest so that a worker whose dataset never touches torch does not import it.
-
-The trainer's generators: where they stand, as text, and a while in which they stand there again.
+It is a module of its own because a worker whose dataset never touches torch does not import it.
 """
 
 from __future__ import annotations
@@ -10,9 +8,9 @@ from __future__ import annotations
 import base64
 import ctypes
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,25 +21,25 @@ from shmload.worker.sample_rng import kept_generators
 
 
 def prepare(dataset: Any, worker_id: int, num_workers: int, base_seed: int) -> None:
-    """Seeds random, torch and numpy as torch's worker does, and sets what get_worker_info() answers."""
+    """Seed random, torch and numpy as torch's worker does, and set what get_worker_info() returns."""
     set_thread_name("pt_data_worker")
     torch.set_num_threads(1)
     seed = base_seed + worker_id
     random.seed(seed)
     torch.manual_seed(seed)
     np.random.seed(numpy_seed(base_seed, worker_id))
-    # what torch.utils.data.get_worker_info() answers
+    # torch.utils.data.get_worker_info() returns this
     worker_module._worker_info = worker_module.WorkerInfo(id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
 
 
 def default_collate(samples: list[Any]) -> Any:
-    """torch's default collate, into private memory.
+    """Collate samples as torch's default does, into private memory.
 
-    In a worker torch's own stacks into a fresh shared-memory file for its queue; our batch goes to the slot instead. Like
-    torch's it stacks into an array of the first sample's dtype, which matters where dtypes differ.
+    In a worker, torch's own function stacks into a new shared-memory file for its queue; here the batch goes to the slot instead.
+    Both stack into an array of the first sample's dtype, which matters where dtypes differ.
     """
     functions = dict(collate_module.default_collate_fn_map)
-    if functions.get(torch.Tensor) is collate_module.collate_tensor_fn:  # else the user has put in one of his own
+    if functions.get(torch.Tensor) is collate_module.collate_tensor_fn:  # otherwise the user has registered another function
         functions[torch.Tensor] = _stack
     return collate_module.collate(samples, collate_fn_map=functions)
 
@@ -49,24 +47,34 @@ def default_collate(samples: list[Any]) -> Any:
 def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
     first = batch[0]
     if first.is_nested or first.layout != torch.strided:
-        collate_module.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # raises, and says what it does not take
+        collate_module.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # raises, and names what it refuses
     if all(tensor.dtype is first.dtype for tensor in batch):
-        return torch.stack(batch, 0)  # also what `out=` refuses: tensors that require grad, quantised ones
+        return torch.stack(batch, 0)  # also for tensors that `out=` refuses: quantized ones, and those that require grad
     out = first.new_empty((len(batch), *first.size()))
     return torch.stack(batch, 0, out=out)
 
 
+GENERATORS = ("of_torch", "of_python", "of_numpy")  # the global ones, as Origin names them
+
+
 @dataclass(frozen=True)
 class Origin:
-    """Where the generators stood that an order may be drawn from."""
+    """The states of the generators that an order may be drawn from.
 
-    torch_state: torch.Tensor
-    python: tuple[Any, ...]
-    numpy: Any
-    own: torch.Tensor | None  # the loader's `generator`
+    Attributes:
+        of_torch: of torch's global CPU generator.
+        of_python: of Python's.
+        of_numpy: of numpy's.
+        own: of the loader's `generator`, if it has one.
+    """
+
+    of_torch: torch.Tensor
+    of_python: tuple[Any, ...]
+    of_numpy: Any
+    own: torch.Tensor | None
 
     def dumps(self, is_torch_enough: bool) -> dict[str, str]:
-        """JSON-able. About 3.4 KB for each generator.
+        """Return the states as a JSON-able dict, about 3.4 KB for each generator.
 
         Args:
             is_torch_enough: leave out Python's and numpy's.
@@ -75,26 +83,44 @@ class Origin:
         if self.own is not None:
             texts["generator"] = _torch_text(self.own)
         else:
-            texts["torch"] = _torch_text(self.torch_state)
+            texts["torch"] = _torch_text(self.of_torch)
         if not is_torch_enough:
-            texts["torch"] = _torch_text(self.torch_state)
-            _, words, gauss = self.python
+            texts["torch"] = _torch_text(self.of_torch)
+            _, words, gauss = self.of_python
             texts["random"] = f"{gauss!r} {_text(np.array(words, np.uint32).tobytes())}"
-            if self.numpy[0] == "MT19937":
-                _, words, place, has_gauss, cached = self.numpy
+            if self.of_numpy[0] == "MT19937":
+                _, words, place, has_gauss, cached = self.of_numpy
                 texts["numpy"] = f"{place} {has_gauss} {float(cached)!r} {_text(np.asarray(words, np.uint32).tobytes())}"
         return texts
 
+    def bytes_of(self, name: str) -> bytes:
+        """Return the state of one of GENERATORS as bytes that are equal if the states are."""
+        if name == "of_torch":
+            return self.of_torch.numpy().tobytes()
+        if name == "of_python":
+            _, words, gauss = self.of_python
+            return np.array(words, np.uint32).tobytes() + repr(gauss).encode()
+        kind, *parts = self.of_numpy if isinstance(self.of_numpy, tuple) else ("", self.of_numpy)
+        return b" ".join(part.tobytes() if isinstance(part, np.ndarray) else repr(part).encode() for part in (kind, *parts))
+
+    def is_same(self, other: Origin, name: str) -> bool:
+        """Return whether one of GENERATORS has the same state in `other`."""
+        return self.bytes_of(name) == other.bytes_of(name)
+
+    def replaced(self, other: Origin, names: Iterable[str]) -> Origin:
+        """Return a copy with the states of `other` for the generators named."""
+        return replace(self, **{name: getattr(other, name) for name in names})
+
     def is_now(self) -> bool:
-        """Whether torch's generator stands there."""
-        return torch.equal(self.torch_state, torch.get_rng_state())
+        """Return whether every global generator has this state."""
+        now = origin_of(None)
+        return all(self.is_same(now, name) for name in GENERATORS)
 
     @classmethod
     def loads(cls, texts: dict[str, str]) -> Origin:
-        """Inverse of `dumps`; what was left out stands as now."""
-        python = random.getstate()
-        numpy: Any = np.random.get_state()
-        torch_state, own = torch.get_rng_state(), None
+        """Return the states that `dumps` wrote; a generator that was left out has its present state."""
+        now = origin_of(None)
+        python, numpy, torch_state, own = now.of_python, now.of_numpy, now.of_torch, None
         if "torch" in texts:
             torch_state = _tensor(texts["torch"])
         if "generator" in texts:
@@ -110,18 +136,35 @@ class Origin:
 
 
 def origin_of(generator: torch.Generator | None) -> Origin:
-    """Where they stand now. About 40 us."""
+    """Return the present states. About 40 us.
+
+    Args:
+        generator: the loader's own, if it has one.
+    """
     own = None if generator is None else generator.get_state()
     return Origin(torch.get_rng_state(), random.getstate(), np.random.get_state(), own)
 
 
+def torch_origin(generator: torch.Generator | None) -> Origin:
+    """Return the present states of torch's generators alone, which can only be dumped with `is_torch_enough`. About 5 us.
+
+    Args:
+        generator: the loader's own, if it has one.
+    """
+    return Origin(torch.get_rng_state(), (), None, None if generator is None else generator.get_state())
+
+
 @contextmanager
 def replayed(origin: Origin, generator: torch.Generator | None) -> Iterator[None]:
-    """Lets the generators stand there again. Afterwards the global ones are where they were; `generator` stays where it came to."""
+    """Set the generators to an origin, and restore the global ones afterwards.
+
+    Args:
+        generator: the loader's own, which is not restored: it stays where it was drawn to.
+    """
     with kept_generators():
-        torch.set_rng_state(origin.torch_state)
-        random.setstate(origin.python)
-        np.random.set_state(origin.numpy)
+        torch.set_rng_state(origin.of_torch)
+        random.setstate(origin.of_python)
+        np.random.set_state(origin.of_numpy)
         if generator is not None and origin.own is not None:
             generator.set_state(origin.own)
         yield
@@ -135,7 +178,7 @@ def _bytes(text: str) -> bytes:
     return base64.b64decode(text)
 
 
-# torch's CPU generator has a state of 5056 bytes: 24 of head, 624 words that are 8 wide and use 4, 40 of tail
+# the state of torch's CPU generator has 5056 bytes: a head of 24, 624 words of 8 of which 4 are used, a tail of 40
 _HEAD, _WORDS_END, _NBYTES = 24, 24 + 8 * 624, 5056
 
 
@@ -155,16 +198,20 @@ def _tensor(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
-_openmp: Any = ctypes.CDLL(None)  # what torch computes with, in whatever file that lies: its symbols are global
+_openmp: Any = ctypes.CDLL(None)  # torch's OpenMP, whichever library it is: its symbols are global
 _HAS_OPENMP = hasattr(_openmp, "omp_set_num_threads")
 
 
 def randperm(n: int, generator: torch.Generator | None) -> torch.Tensor:
-    """`torch.randperm(n)`, in this thread alone.
+    """Return `torch.randperm(n)`, computed in this thread alone.
 
-    torch fills the array with several threads before it shuffles with one. They save nothing, and then wait in a loop for more to
-    do: at n = 100,000 on 2 busy cores that made 63 ns of CPU an index, against 5 (measured). OpenMP counts threads for each calling
-    thread by itself, so no other one sees the change.
+    torch fills the array with several threads before one thread shuffles it. They save nothing and then spin until there is more to
+    do: with n = 100,000 on 2 busy cores this took 63 ns of CPU an index, against 5 (measured). OpenMP keeps the number of threads
+    for each calling thread, so no other thread sees the change.
+
+    Args:
+        n: length of the permutation.
+        generator: drawn from; None: torch's global one.
     """
     if not _HAS_OPENMP:
         return torch.randperm(n, generator=generator)

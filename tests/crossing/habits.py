@@ -526,6 +526,8 @@ class Trial:
         if self._rng.random() < 0.5:
             loaders.close()
         again = self.loaders(case.then_ranks, case.then_workers)
+        if not case.is_seeded and case.shuffle and case.seed % 2:
+            seed_generators(case.seed + 1)  # as another program has them, which restores none
         self._load(again, states)
         rest = self._resumed(again, passes)
         del passes
@@ -536,14 +538,20 @@ class Trial:
         again.close()
 
     def _go_on(self, loaders: Loaders) -> None:
-        """The epoch behind a resumed one is whole, too. In torch mode its order is the trainer's generators'."""
+        """Read the epochs after a resumed one, which are the undisturbed run's."""
         case = self.case
         if case.is_seeded:
             self.begin(loaders).take()
-        elif not case.shuffle and not case.is_noisy:
+        elif not case.is_noisy and (not case.shuffle or self._draws_as_undisturbed()):
             for _ in range(2):
                 self.begin(loaders).take()
                 self.settle()
+
+    def _draws_as_undisturbed(self) -> bool:
+        """Return whether a resumed loader draws its later orders as the oracle, which has begun no pass in between, does."""
+        case = self.case
+        is_same_kind = not case.persistent or bool(case.workers and (case.then_workers or case.habit != "resume"))
+        return case.habit in ("resume", "end", "living") and is_same_kind
 
     def _states(self, loaders: Loaders, passes: Passes) -> list[str]:
         """Of the ranks that have come furthest: one whose batch was all bad has gone on to the next, and the others follow it.

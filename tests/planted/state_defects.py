@@ -250,6 +250,23 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
+        "epochs after a resumed one are drawn from the program's generators",
+        "shmload/modes/continuation.py",
+        "        self.keep(place)\n",
+        "        self.forget()\n",
+        (f"{RESUME}undisturbed.py::test_a_resumed_run_gives_what_the_undisturbed_one_gives[shuffled-0-ended]",),
+        is_crossing=True,
+    ),
+    Defect(
+        "N1",
+        "a dataset whose state is its end has nothing in the pass after a resume",
+        "shmload/worker/snapshot.py",
+        "            self.iterator = iter(dataset)\n        return next(self.iterator)\n",
+        "        return next(self.iterator)\n",
+        (f"{RESUME}undisturbed.py::test_a_resumed_run_gives_what_the_undisturbed_one_gives[iterable, dataset continues-0-ended]",),
+    ),
+    Defect(
+        "N1",
         "a pass of living workers begins with what their iterators told in the last one",
         "shmload/modes/torch_order.py",
         "        self._notes = [between_passes(note) for note in last._notes] if self._is_iterable else last._notes\n",

@@ -399,8 +399,8 @@ def test_a_state_of_another_loader_is_refused_and_says_why() -> None:
     ]:
         with pytest.raises(StateMismatch, match=text):
             other.load_state_dict(state)
-    with pytest.raises(StateMismatch, match="format version 2"):
-        loader.load_state_dict({**state, "version": 2})
+    with pytest.raises(StateMismatch, match="format version 3"):
+        loader.load_state_dict({**state, "version": 3})
     with pytest.raises(StateMismatch, match="got a dict with the keys"):
         loader.load_state_dict({"_snapshot": 1})
     with pytest.raises(StateMismatch, match="got list"):

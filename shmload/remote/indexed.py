@@ -182,6 +182,8 @@ class RemoteSource:
         if self._now is not None and self._now[:2] == (seed, epoch) and window <= self._now[2]:
             return
         with self._lock:
+            if self._now is not None and self._now[:2] != (seed, epoch):
+                self.local.try_anew()
             self._now, self._is_settled = (seed, epoch, window), False
             windows = order.shards_from(window, seed=seed, epoch=epoch, num_windows=min(_KNOWN, 2 * order.num_windows))
             coming = [shard for shards in windows for shard in shards]

@@ -32,6 +32,7 @@ from typing_extensions import Buffer
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.local import StoredObject, checked_key
+from shmload.storage.outage import Outage
 from shmload.storage.transport import Answer, Retry, RetryPolicy, TransientError, Transport
 
 __all__ = ["FilePart", "HttpStore", "MemoryTarget", "Version", "WebReader", "all_of", "joined_crc32c", "unquoted"]
@@ -213,6 +214,7 @@ class WebReader(ABC):
 
     retry_policy: RetryPolicy
     parallel: int
+    outage: Outage | None = None  # set by a reader whose objects and processes are to fail together
 
     @abstractmethod
     def url_of(self, key: str) -> str:
@@ -267,12 +269,15 @@ class WebReader(ABC):
 
     def repeatedly(self, doing: str, try_once: Callable[[], T], is_over: Callable[[], bool] = bool) -> T:
         """What a try returns that does not fail; none is begun when `is_over`: nobody wants it any more."""
-        tries = Retry(self.retry_policy, doing)
+        tries = Retry(self.retry_policy, doing, self.outage)
         while not is_over():
             try:
-                return try_once()
+                found = try_once()
             except TransientError as failure:
                 tries.failed(failure)
+            else:
+                tries.succeeded()
+                return found
         raise StoreError(f"cannot {doing}: another part of it has failed")
 
     def _parts(self, nbytes: int) -> list[tuple[int, int]]:
@@ -295,7 +300,7 @@ class WebReader(ABC):
         if offset < 0:
             raise StoreError(f"{version.url} has no bytes at {offset:,}: offsets begin at 0")
         end = offset + target.nbytes
-        tries = Retry(self.retry_policy, f"read bytes {offset:,} to {end:,} of {version.url}")
+        tries = Retry(self.retry_policy, f"read bytes {offset:,} to {end:,} of {version.url}", self.outage)
         while target.done < target.nbytes and not version.given_up.is_set():
             before = target.done
             begin, missing = offset + before, target.nbytes - before
@@ -316,6 +321,8 @@ class WebReader(ABC):
                 if target.done - before >= _PROGRESS_NBYTES:
                     tries.progressed()
                 tries.failed(failure)
+        if target.done == target.nbytes:
+            tries.succeeded()
 
     def _checked(self, answer: Answer, version: Version, doing: str, begin: int, nbytes: int) -> tuple[int, bool]:
         """Compares an answer with what was asked for: how many bytes the object has, and whether the body is all of them.
@@ -460,7 +467,7 @@ class HttpStore(WebReader):
         if answer.status in (404, 410):
             return ObjectMissing(f"no such object: {url}")
         if answer.status in (408, 429) or (answer.status >= 500 and answer.status != 501):
-            return TransientError(f"the server says {said}")
+            return TransientError(f"the server says {said}", of_store=True)
         remedy = "it wants to know who asks: use s3:// with credentials" if answer.status in (401, 403) else "look at the URL"
         if answer.status in (400, 401, 403) and any(url == self.url_of(key) for key in self._queries):
             remedy = "the signature in the URL's query may be wrong or expired: make a new URL"

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -173,6 +174,9 @@ def all_of(do: Callable[[T], U], things: Iterable[T], num_threads: int, given_up
 _PART_NBYTES = 16 << 20  # the least that is worth a range of its own
 _PROGRESS_NBYTES = 64 << 10  # what counts as progress between two failures
 _LONGEST = 1 << 62  # bytes: as many as there are
+_UNKNOWN = -1  # bytes of an object whose server has not said
+_PIECE_NBYTES = 1 << 20  # of such an object that are read at a time
+_DECODED = ("gzip", "x-gzip", "deflate")  # Content-Encodings that a whole body is decoded from
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -243,12 +247,19 @@ class WebReader(ABC):
             with self.ask("GET", key, {"Range": f"bytes=0-{nbytes - 1}", **version.condition}) as answer:
                 if answer.status != 416:
                     total, _ = self._checked(answer, version, f"read {url}", 0, nbytes)
-                    target = MemoryTarget(np.empty(min(nbytes, total), np.uint8).data)
-                    for _ in target.receive(answer):
-                        pass
-                    if target.done < target.nbytes:
-                        raise TransientError(f"a body ended after {target.done:,} of {target.nbytes:,} bytes")
-                    return StoredObject(key, total, version.etag or ""), target.out.toreadonly()
+                    if total == _UNKNOWN:
+                        data: Buffer = _up_to_its_end(answer)
+                        total = len(data)
+                    else:
+                        target = MemoryTarget(np.empty(min(nbytes, total), np.uint8).data)
+                        for _ in target.receive(answer):
+                            pass
+                        if target.done < target.nbytes:
+                            raise TransientError(f"a body ended after {target.done:,} of {target.nbytes:,} bytes")
+                        data = target.out.toreadonly()
+                    if nbytes == _LONGEST and _encoding_of(answer, url) in _DECODED:
+                        data = _decoded(data, url)
+                    return StoredObject(key, total, version.etag or ""), data
             with self.ask("HEAD", key, {}) as answer:  # an empty object has no first byte to ask for
                 total, _ = self._checked(answer, version, f"read {url}", 0, 0)
                 if total:
@@ -327,6 +338,7 @@ class WebReader(ABC):
     def _checked(self, answer: Answer, version: Version, doing: str, begin: int, nbytes: int) -> tuple[int, bool]:
         """Compares an answer with what was asked for: how many bytes the object has, and whether the body is all of them.
 
+        Where all of an object was asked for, the number may be `_UNKNOWN`: the body ends where the connection or its pieces do.
         That it names a range decides, not its status: there are servers that send a range as 200.
         """
         if answer.status == 412:
@@ -340,12 +352,14 @@ class WebReader(ABC):
         said = answer.headers.get("Content-Range")
         if said is None and answer.status == 200:
             length = answer.headers.get("Content-Length")  # of HEAD too, whose answer has no body
-            encoding = answer.headers.get("Content-Encoding", "identity")
-            if encoding != "identity" and not version.url.lower().endswith((".gz", ".tgz", ".zst", ".br")):
+            encoding, is_all = _encoding_of(answer, version.url), nbytes == _LONGEST
+            if encoding and not (is_all and encoding in _DECODED):
                 raise StoreError(
                     f"{version.url} came encoded as {encoding}, though the request forbids it: have the server store the object "
                     "without Content-Encoding, or switch its compression off"
                 )
+            if length is None and is_all:
+                return _UNKNOWN, True
             if length is None:
                 raise StoreError(f"{version.url} has no known length: its server has to send Content-Length")
             return int(length), True
@@ -358,6 +372,31 @@ class WebReader(ABC):
         if answer.nbytes not in (None, last + 1 - first):
             raise TransientError(f"an answer announced {answer.nbytes:,} bytes for a range of {last + 1 - first:,}")
         return total, False
+
+
+def _encoding_of(answer: Answer, url: str) -> str:
+    """Return the body's Content-Encoding, "" if there is none or the object's name says that its bytes are compressed."""
+    encoding: str = answer.headers.get("Content-Encoding", "identity").strip().lower()
+    return "" if encoding == "identity" or url.lower().endswith((".gz", ".tgz", ".zst", ".br")) else encoding
+
+
+def _decoded(data: Buffer, url: str) -> bytes:
+    """Return what a body of encoding gzip or deflate contains."""
+    try:
+        return zlib.decompress(data, wbits=zlib.MAX_WBITS | 32)
+    except zlib.error as error:
+        raise TransientError(f"the body of {url} is not what its Content-Encoding says ({error})") from None
+
+
+def _up_to_its_end(answer: Answer) -> bytes:
+    """Read a body of which nobody has said how long it is."""
+    pieces = []
+    while True:
+        room = memoryview(bytearray(_PIECE_NBYTES))
+        got = max(answer.reading(room), default=0)
+        pieces.append(room[:got])
+        if got < len(room):
+            return b"".join(pieces)
 
 
 def _etag_of(answer: Answer, url: str) -> str:

@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import accumulate, pairwise
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import numpy as np
@@ -248,8 +248,8 @@ class WebReader(ABC):
                 if answer.status != 416:
                     total, _ = self._checked(answer, version, f"read {url}", 0, nbytes)
                     if total == _UNKNOWN:
-                        data: Buffer = _up_to_its_end(answer)
-                        total = len(data)
+                        whole = _up_to_its_end(answer)
+                        total, data = len(whole), cast(Buffer, whole)
                     else:
                         target = MemoryTarget(np.empty(min(nbytes, total), np.uint8).data)
                         for _ in target.receive(answer):

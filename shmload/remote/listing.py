@@ -154,9 +154,11 @@ def _all_sized(there: list[RemoteShard], layout: ShardLayout) -> Shards:
     """The shards of a dataset with their layout and, of compressed ones, how many bytes they expand to.
 
     If the first is compressed and its name does not say so, as TensorFlow writes TFRecord files, each shard's first bytes are read.
+    Nobody compresses files that are named .tar, and their first bytes would be read twice for nothing.
     """
     is_whole = isinstance(layout, PlainFiles) or not there
-    may_be_unnamed = not is_whole and not packing_of(there[0].key)[1]
+    name, packing = ("", "") if is_whole else packing_of(there[0].key)
+    may_be_unnamed = not is_whole and not packing and not isinstance(layout_of(name), Tar)
     is_unnamed = may_be_unnamed and bool(packing_at(there[0], layout))
     is_compressed = is_unnamed or (not is_whole and any(packing_of(shard.key)[1] for shard in there))
     with ThreadPoolExecutor(_AT_ONCE, "shmload-expand") as pool:  # starts threads only for what it is given

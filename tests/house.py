@@ -15,17 +15,17 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "shmload"
 PICTURE = ROOT / "docs" / "house.svg"
 
-STOREYS = (  # rooms, and what lives there
-    ("errors faults world metrics torch_names _core", "exceptions, crash points, rank and host, compiled modules"),
-    ("shm schedule batch storage", "memory and its owners; which samples; how a batch lies; stores, cache"),
-    ("formats device", "one format a module; the calls of a GPU"),
-    ("worker", "the loop, the ways to read a dataset, randomness"),
+STOREYS = (  # rooms, and what they do
+    ("errors faults world metrics torch_names ray_options _core", "errors, crash points, rank and host, compiled modules"),
+    ("shm schedule batch storage", "shared memory; order of samples; layout of a batch; stores and caches"),
+    ("formats device", "one format per module; the calls of a GPU"),
+    ("worker", "the worker's loop, ways to read a dataset, randomness"),
     ("engine", "orders to batches: ring, publishing, waiting"),
-    ("modes sharing ray audit", "torch mode, seed mode; ranks in one ring; a cluster; the record"),
+    ("modes sharing ray audit", "torch mode, seed mode; ranks in one ring; a cluster; records"),
     ("loader", "ShmLoader"),
-    ("pipeline remote growing launch integrations cluster debug", "the faces"),
+    ("pipeline remote growing launch integrations cluster debug", "everything built on the loader"),
     ("tools", "bench, top, trace, inspect, doctor, verify"),
-    ("cli", "one command a file"),
+    ("cli", "one command per file"),
 )
 FLOORS = {room: floor for floor, (rooms, _) in enumerate(STOREYS) for room in rooms.split()}
 

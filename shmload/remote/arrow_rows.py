@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from shmload.errors import SampleError, ShardCorrupt
-from shmload.formats.columns import BlockCache, NoField, PerProcess, library
+from shmload.formats.columns import BlockCache, NoField, PerProcess, library, names_of
 from shmload.formats.parquet_footer import RowGroup, check_readable, footer_begin, is_signed, row_groups
 from shmload.remote.block_index import SCALARS, BlockLayout, Read, RecordIndex
 
@@ -31,12 +31,18 @@ class Parquet(BlockLayout):
     Args:
         columns: those that samples have; None: all.
         cache_bytes: of decoded row groups, for each dataset in each process.
+    Raises:
+        TypeError: `columns` is a single string, or not of strings.
     """
 
     name: ClassVar[str] = "parquet"
     columns: tuple[str, ...] | None = None
     cache_bytes: int = 1 << 28
     _decoded: PerProcess[BlockCache] = field(default_factory=PerProcess, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.columns is not None:
+            object.__setattr__(self, "columns", tuple(names_of(self.columns, "columns")))
 
     def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
         tail = bytes(memoryview(read(max(nbytes - 8, 0), min(nbytes, 8))).cast("B"))

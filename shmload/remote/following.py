@@ -91,7 +91,8 @@ class FollowedEpochs:
         Raises:
             StateMismatch: the dataset does not begin with it.
         """
-        if named is None:
+        if named is None:  # what was read of the epoch before the state was loaded does not settle it
+            self._snapshots, self._begun, self._unsettled = {}, epoch - 1, -1
             return
         manifest = self._source.follow()
         found = next((each for each in _snapshots_of(manifest) if each._asdict() == named), None)

@@ -28,7 +28,7 @@ from typing_extensions import Buffer
 from shmload._core.tar_rows import TarRows
 from shmload.batch.collate import OneSample
 from shmload.errors import ShardCorrupt
-from shmload.formats.columns import checked_index, checked_indices
+from shmload.formats.columns import checked_index, checked_indices, names_of
 from shmload.formats.encryption import ENCRYPTED, SampleCipher
 from shmload.formats.tar.members import Decode
 from shmload.formats.tar.shards import KEY, ShardIndex, TarDataset, TarSamples
@@ -182,6 +182,8 @@ class RemoteSource:
         if self._now is not None and self._now[:2] == (seed, epoch) and window <= self._now[2]:
             return
         with self._lock:
+            if self._now is not None and self._now[:2] != (seed, epoch):
+                self.local.try_anew()
             self._now, self._is_settled = (seed, epoch, window), False
             windows = order.shards_from(window, seed=seed, epoch=epoch, num_windows=min(_KNOWN, 2 * order.num_windows))
             coming = [shard for shards in windows for shard in shards]
@@ -391,7 +393,7 @@ class RemoteRecords(_Ordered):
         decode: Mapping[str, Callable[[Any], Any]] | Literal[False] | None = None,
     ) -> None:
         self._source = source
-        self._fields = None if fields is None else list(fields)
+        self._fields = None if fields is None else names_of(fields, "fields")
         self._decode = dict(decode or {})
 
     def __len__(self) -> int:

@@ -154,10 +154,11 @@ def _all_sized(there: list[RemoteShard], layout: ShardLayout) -> Shards:
     """The shards of a dataset with their layout and, of compressed ones, how many bytes they expand to.
 
     If the first is compressed and its name does not say so, as TensorFlow writes TFRecord files, each shard's first bytes are read.
-    Nobody writes tar files so, and their first bytes would be read twice for nothing.
+    Nobody compresses files that are named .tar, and their first bytes would be read twice for nothing.
     """
     is_whole = isinstance(layout, PlainFiles) or not there
-    may_be_unnamed = not is_whole and layout.name != "tar" and not packing_of(there[0].key)[1]
+    name, packing = ("", "") if is_whole else packing_of(there[0].key)
+    may_be_unnamed = not is_whole and not packing and not isinstance(layout_of(name), Tar)
     is_unnamed = may_be_unnamed and bool(packing_at(there[0], layout))
     is_compressed = is_unnamed or (not is_whole and any(packing_of(shard.key)[1] for shard in there))
     with ThreadPoolExecutor(_AT_ONCE, "shmload-expand") as pool:  # starts threads only for what it is given
@@ -267,7 +268,11 @@ def shards_of_urls(
                 f"{names[0]} is no shard of a layout that is known, and a folder's URL has no query: say layout=, or give the URLs "
                 "of the shards"
             )
-        return shards_in(open_store(names[0]), layout, generation)
+        try:
+            return shards_in(open_store(names[0]), layout, generation)
+        except StoreError:
+            if asked is None or generation is not None or not _is_object(names[0], open_store):
+                raise
     if generation is not None:
         raise ValueError(f"generation={generation!r} is one of a packed folder, which is given by its URL alone; got {names[0]!r}")
     if asked is None and len(found := {kind.name for kind in kinds.values() if kind is not None}) > 1:
@@ -287,6 +292,16 @@ def shards_of_urls(
     with ThreadPoolExecutor(min(len(places), _AT_ONCE), "shmload-head") as pool:
         there = list(pool.map(look, places))
     return _all_sized(there, kind)
+
+
+def _is_object(url: str, open_store: Callable[[str], Store]) -> bool:
+    """Return whether a URL names one object."""
+    try:
+        parent, key = split_url(url)
+        open_store(parent).head(key)
+    except StoreError:
+        return False
+    return True
 
 
 def indexes_beside(shards: Shards) -> Iterator[tuple[RemoteShard, str]]:

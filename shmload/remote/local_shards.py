@@ -32,6 +32,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
@@ -45,7 +46,10 @@ from shmload.errors import CacheFull, StoreError
 from shmload.remote.fetch import fetch_index, fetch_of, fetch_range, name_of
 from shmload.remote.manifest import Shards
 from shmload.storage.cache import Cache
+from shmload.storage.filesystem import FilesystemStore
 from shmload.storage.folder import Lease, repeated
+from shmload.storage.http import WebReader
+from shmload.storage.outage import Outage
 
 __all__ = ["Fetched", "LocalShards", "Prefetcher", "PrivateFolder"]
 
@@ -193,6 +197,20 @@ class LocalShards:
         self._indexes_folder = f"{place}/indexes"
         os.makedirs(self._indexes_folder, exist_ok=True)
         self.cache = Cache(f"{place}/shards", capacity_bytes, durable=self._private is None)
+        for store in self._stores():
+            alike = f"{store.url}\0{store.retry_policy}"  # another dataset of the folder may be more patient
+            store.outage = Outage(f"{self._indexes_folder}/{sha256(alike.encode()).hexdigest()[:40]}.outage")
+
+    def _stores(self) -> list[Any]:
+        """The stores whose objects fail together when they do not answer; a folder of this machine always does."""
+        found = {id(store): store for store in (self.shards.home, *self.shards.values("store"))}
+        return [store for store in found.values() if isinstance(store, WebReader | FilesystemStore)]
+
+    def try_anew(self) -> None:
+        """Forget that a store did not answer, because another pass begins."""
+        for store in self._stores():
+            if store.outage is not None:
+                store.outage.try_anew()
 
     def _begin(self) -> None:
         self._pid = _process

@@ -32,6 +32,7 @@ from typing_extensions import Buffer
 
 from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.local import HALF, StoredObject, checked_key, checked_prefix
+from shmload.storage.outage import Outage
 from shmload.storage.transport import Retry, RetryPolicy, TransientError, words
 
 __all__ = ["FilesystemStore"]
@@ -60,6 +61,8 @@ class FilesystemStore:
         StoreError: fsspec or the scheme's own library is not installed, no such scheme is known, or the URL holds a password.
         TypeError: `options` is no dict.
     """
+
+    outage: Outage | None = None  # as of WebReader
 
     def __init__(
         self, url: str, options: Mapping[str, Any] | None = None, *, retry_policy: RetryPolicy | None = None, parallel: int = 4
@@ -268,12 +271,14 @@ class FilesystemStore:
         """
         if key is not None:
             checked_key(key, self.url)  # before anything is opened
-        tries = Retry(self.retry_policy, f"{verb} {self._name(key)}")
+        tries = Retry(self.retry_policy, f"{verb} {self._name(key)}", self.outage)
         while True:
             try:
                 with self._pool.one(self._opened) as system:
                     bounded = _Bounded(system, tries.left_s) if system.async_impl else _Unbounded(system)
-                    return ask(bounded, self._path(system, key))
+                    found = ask(bounded, self._path(system, key))
+                tries.succeeded()
+                return found
             except StoreError:
                 raise
             except Exception as error:
@@ -300,7 +305,8 @@ class FilesystemStore:
             or (status or 0) >= 500
             or (status is None and not isinstance(error, kinds) and _is_of_network(error))
         ):
-            return TransientError(said)
+            is_silent = isinstance(error, TimeoutError) or type(error).__name__ == "FSTimeoutError"
+            return TransientError(said, of_store=True, is_silent=is_silent)
         else:
             remedy = "look at the URL and at client={...}, which has the file system's options"
         return StoreError(f"cannot {verb} {self._name(key)}: {said}; {remedy}")

@@ -19,11 +19,12 @@ from __future__ import annotations
 import os
 import re
 import threading
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import accumulate, pairwise
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import numpy as np
@@ -32,6 +33,7 @@ from typing_extensions import Buffer
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.local import StoredObject, checked_key
+from shmload.storage.outage import Outage
 from shmload.storage.transport import Answer, Retry, RetryPolicy, TransientError, Transport
 
 __all__ = ["FilePart", "HttpStore", "MemoryTarget", "Version", "WebReader", "all_of", "joined_crc32c", "unquoted"]
@@ -172,6 +174,9 @@ def all_of(do: Callable[[T], U], things: Iterable[T], num_threads: int, given_up
 _PART_NBYTES = 16 << 20  # the least that is worth a range of its own
 _PROGRESS_NBYTES = 64 << 10  # what counts as progress between two failures
 _LONGEST = 1 << 62  # bytes: as many as there are
+_UNKNOWN = -1  # bytes of an object whose server has not said
+_PIECE_NBYTES = 1 << 20  # of such an object that are read at a time
+_DECODED = ("gzip", "x-gzip", "deflate")  # Content-Encodings that a whole body is decoded from
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -213,6 +218,7 @@ class WebReader(ABC):
 
     retry_policy: RetryPolicy
     parallel: int
+    outage: Outage | None = None  # set by a reader whose objects and processes are to fail together
 
     @abstractmethod
     def url_of(self, key: str) -> str:
@@ -241,12 +247,19 @@ class WebReader(ABC):
             with self.ask("GET", key, {"Range": f"bytes=0-{nbytes - 1}", **version.condition}) as answer:
                 if answer.status != 416:
                     total, _ = self._checked(answer, version, f"read {url}", 0, nbytes)
-                    target = MemoryTarget(np.empty(min(nbytes, total), np.uint8).data)
-                    for _ in target.receive(answer):
-                        pass
-                    if target.done < target.nbytes:
-                        raise TransientError(f"a body ended after {target.done:,} of {target.nbytes:,} bytes")
-                    return StoredObject(key, total, version.etag or ""), target.out.toreadonly()
+                    if total == _UNKNOWN:
+                        whole = _up_to_its_end(answer)
+                        total, data = len(whole), cast(Buffer, whole)
+                    else:
+                        target = MemoryTarget(np.empty(min(nbytes, total), np.uint8).data)
+                        for _ in target.receive(answer):
+                            pass
+                        if target.done < target.nbytes:
+                            raise TransientError(f"a body ended after {target.done:,} of {target.nbytes:,} bytes")
+                        data = target.out.toreadonly()
+                    if nbytes == _LONGEST and _encoding_of(answer, url) in _DECODED:
+                        data = _decoded(data, url)
+                    return StoredObject(key, total, version.etag or ""), data
             with self.ask("HEAD", key, {}) as answer:  # an empty object has no first byte to ask for
                 total, _ = self._checked(answer, version, f"read {url}", 0, 0)
                 if total:
@@ -267,12 +280,15 @@ class WebReader(ABC):
 
     def repeatedly(self, doing: str, try_once: Callable[[], T], is_over: Callable[[], bool] = bool) -> T:
         """What a try returns that does not fail; none is begun when `is_over`: nobody wants it any more."""
-        tries = Retry(self.retry_policy, doing)
+        tries = Retry(self.retry_policy, doing, self.outage)
         while not is_over():
             try:
-                return try_once()
+                found = try_once()
             except TransientError as failure:
                 tries.failed(failure)
+            else:
+                tries.succeeded()
+                return found
         raise StoreError(f"cannot {doing}: another part of it has failed")
 
     def _parts(self, nbytes: int) -> list[tuple[int, int]]:
@@ -295,7 +311,7 @@ class WebReader(ABC):
         if offset < 0:
             raise StoreError(f"{version.url} has no bytes at {offset:,}: offsets begin at 0")
         end = offset + target.nbytes
-        tries = Retry(self.retry_policy, f"read bytes {offset:,} to {end:,} of {version.url}")
+        tries = Retry(self.retry_policy, f"read bytes {offset:,} to {end:,} of {version.url}", self.outage)
         while target.done < target.nbytes and not version.given_up.is_set():
             before = target.done
             begin, missing = offset + before, target.nbytes - before
@@ -316,10 +332,13 @@ class WebReader(ABC):
                 if target.done - before >= _PROGRESS_NBYTES:
                     tries.progressed()
                 tries.failed(failure)
+        if target.done == target.nbytes:
+            tries.succeeded()
 
     def _checked(self, answer: Answer, version: Version, doing: str, begin: int, nbytes: int) -> tuple[int, bool]:
         """Compares an answer with what was asked for: how many bytes the object has, and whether the body is all of them.
 
+        Where all of an object was asked for, the number may be `_UNKNOWN`: the body ends where the connection or its pieces do.
         That it names a range decides, not its status: there are servers that send a range as 200.
         """
         if answer.status == 412:
@@ -333,12 +352,14 @@ class WebReader(ABC):
         said = answer.headers.get("Content-Range")
         if said is None and answer.status == 200:
             length = answer.headers.get("Content-Length")  # of HEAD too, whose answer has no body
-            encoding = answer.headers.get("Content-Encoding", "identity")
-            if encoding != "identity" and not version.url.lower().endswith((".gz", ".tgz", ".zst", ".br")):
+            encoding, is_all = _encoding_of(answer, version.url), nbytes == _LONGEST
+            if encoding and not (is_all and encoding in _DECODED):
                 raise StoreError(
                     f"{version.url} came encoded as {encoding}, though the request forbids it: have the server store the object "
                     "without Content-Encoding, or switch its compression off"
                 )
+            if length is None and is_all:
+                return _UNKNOWN, True
             if length is None:
                 raise StoreError(f"{version.url} has no known length: its server has to send Content-Length")
             return int(length), True
@@ -351,6 +372,31 @@ class WebReader(ABC):
         if answer.nbytes not in (None, last + 1 - first):
             raise TransientError(f"an answer announced {answer.nbytes:,} bytes for a range of {last + 1 - first:,}")
         return total, False
+
+
+def _encoding_of(answer: Answer, url: str) -> str:
+    """Return the body's Content-Encoding, "" if there is none or the object's name says that its bytes are compressed."""
+    encoding: str = answer.headers.get("Content-Encoding", "identity").strip().lower()
+    return "" if encoding == "identity" or url.lower().endswith((".gz", ".tgz", ".zst", ".br")) else encoding
+
+
+def _decoded(data: Buffer, url: str) -> bytes:
+    """Return what a body of encoding gzip or deflate contains."""
+    try:
+        return zlib.decompress(data, wbits=zlib.MAX_WBITS | 32)
+    except zlib.error as error:
+        raise TransientError(f"the body of {url} is not what its Content-Encoding says ({error})") from None
+
+
+def _up_to_its_end(answer: Answer) -> bytes:
+    """Read a body of which nobody has said how long it is."""
+    pieces = []
+    while True:
+        room = memoryview(bytearray(_PIECE_NBYTES))
+        got = max(answer.reading(room), default=0)
+        pieces.append(room[:got])
+        if got < len(room):
+            return b"".join(pieces)
 
 
 def _etag_of(answer: Answer, url: str) -> str:
@@ -460,7 +506,7 @@ class HttpStore(WebReader):
         if answer.status in (404, 410):
             return ObjectMissing(f"no such object: {url}")
         if answer.status in (408, 429) or (answer.status >= 500 and answer.status != 501):
-            return TransientError(f"the server says {said}")
+            return TransientError(f"the server says {said}", of_store=True)
         remedy = "it wants to know who asks: use s3:// with credentials" if answer.status in (401, 403) else "look at the URL"
         if answer.status in (400, 401, 403) and any(url == self.url_of(key) for key in self._queries):
             remedy = "the signature in the URL's query may be wrong or expired: make a new URL"

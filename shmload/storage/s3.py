@@ -231,7 +231,8 @@ def failure_of_call(error: Exception, url: str, doing: str, client: Client) -> S
     elif isinstance(error, exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         found = StoreError(f"{client.endpoint} is not trusted: {text}. Give its certificates as ca_file")
     elif isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
-        found = TransientError(f"no answer from {client.endpoint} ({text})")
+        is_silent = isinstance(error, exceptions.ReadTimeoutError | exceptions.ConnectTimeoutError)
+        found = TransientError(f"no answer from {client.endpoint} ({text})", of_store=True, is_silent=is_silent)
     elif isinstance(error, exceptions.BotoCoreError):
         found = StoreError(f"cannot {doing}: {text}. Look at the bucket's name, the region and the credentials")
     else:
@@ -252,7 +253,7 @@ def _failure_of(response: Mapping[str, Any], url: str, doing: str, client: Clien
         where = f"region={region!r}" if region else f"another endpoint than {client.endpoint}, or another region"
         return StoreError(f"cannot {doing}: the server says {said} to region {client.region!r}; the client needs {where}")
     if code in _PASSING or (status >= 500 and status != 501) or status in (408, 429):
-        return TransientError(f"the server says {said}", pause_s=_seconds(headers.get("retry-after")))
+        return TransientError(f"the server says {said}", pause_s=_seconds(headers.get("retry-after")), of_store=True)
     if code == "NoSuchKey" or (status == 404 and not code):
         return ObjectMissing(f"no such object: {url} at {client.endpoint}")
     remedy = _REMEDIES.get(code) or (

@@ -36,6 +36,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from shmload._core.receive import receive
 from shmload.errors import StoreError
+from shmload.storage.outage import Outage
 
 __all__ = ["Answer", "Proxy", "Retry", "RetryPolicy", "TransientError", "Transport"]
 
@@ -50,11 +51,14 @@ class TransientError(Exception):
     Args:
         what: what happened, in words.
         pause_s: how long the server asks to be left alone.
+        of_store: whether the store as a whole does not answer, so that other objects cannot be read either.
+        is_silent: whether the store said nothing until the try's time ran out.
     """
 
-    def __init__(self, what: str, *, pause_s: float = 0.0) -> None:
+    def __init__(self, what: str, *, pause_s: float = 0.0, of_store: bool = False, is_silent: bool = False) -> None:
         super().__init__(what)
         self.pause_s = pause_s
+        self.of_store, self.is_silent = of_store, is_silent
 
 
 @dataclass(frozen=True)
@@ -78,17 +82,32 @@ class Retry:
     Args:
         retry_policy: how many and how long.
         doing: the operation in words, for the error.
+        outage: the store's, if operations on its other objects are to fail with one that has used up its tries; None: each is
+            tried as often as it may.
+    Raises:
+        StoreError: the store was silent for another operation less than `stall_s` ago.
     """
 
-    def __init__(self, retry_policy: RetryPolicy, doing: str) -> None:
+    def __init__(self, retry_policy: RetryPolicy, doing: str, outage: Outage | None = None) -> None:
         self.retry_policy = retry_policy
         self.doing = doing
+        self._outage = outage
         self.progressed()
+        self._retries = retry_policy.retries
+        if outage is not None and (recent := outage.since(self._since - retry_policy.stall_s)) is not None:
+            if recent.is_silent:
+                raise StoreError(recent.text)
+            self._retries = 0  # a store that refuses costs a try no time, and may be well again
 
     def progressed(self) -> None:
         """Bytes came: what failed before does not count any more."""
         self.num_failed = 0
         self._since = monotonic()
+
+    def succeeded(self) -> None:
+        """Note that the operation is complete, so the store answers."""
+        if self._outage is not None:
+            self._outage.end()
 
     @property
     def left_s(self) -> float:
@@ -99,23 +118,38 @@ class Retry:
         """Waits before the next try: twice as long each time, by chance between half and whole, so that many readers spread.
 
         Raises:
-            StoreError: there is no next try.
+            StoreError: there is no next try, or another operation on this store has used up its own meanwhile.
         """
         self.num_failed += 1
+        if failure.of_store:
+            self._fail_with_another()
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self.num_failed - 1)) * random.uniform(0.5, 1)
         pause = max(pause, failure.pause_s)
         spent = monotonic() - self._since
-        if self.num_failed > self.retry_policy.retries:
-            raise StoreError(
+        if self.num_failed > self._retries:
+            raise self._given_up(
                 f"cannot {self.doing}: {failure}; failed {self.num_failed} times in {spent:.1f} s. "
-                "Look after the server, or give the client more retries"
+                "Look after the server, or give the client more retries",
+                failure,
             ) from None
         if spent + pause > self.retry_policy.timeout_s:
-            raise StoreError(
+            raise self._given_up(
                 f"cannot {self.doing}: {failure}; no progress in {spent:.1f} s ({self.num_failed} tries), of "
-                f"timeout_s={self.retry_policy.timeout_s:g}. Look after the server, or give the client a longer timeout_s"
+                f"timeout_s={self.retry_policy.timeout_s:g}. Look after the server, or give the client a longer timeout_s",
+                failure,
             ) from None
         _wait(pause)
+        if failure.of_store:
+            self._fail_with_another()
+
+    def _fail_with_another(self) -> None:
+        if self._outage is not None and (found := self._outage.since(self._since)) is not None:
+            raise StoreError(found.text) from None
+
+    def _given_up(self, text: str, failure: TransientError) -> StoreError:
+        if failure.of_store and self._outage is not None:
+            self._outage.record(text, self._since, is_silent=failure.is_silent)
+        return StoreError(text)
 
 
 @dataclass(frozen=True)
@@ -231,7 +265,8 @@ class _Pace:
         """At so many bytes: raises TransientError if hardly any came since the last look that counted."""
         if (now := monotonic()) - self._then > self._stall_s:
             if done - self._done < _SLOWEST * self._stall_s:
-                raise TransientError(f"the server sent {done - self._done:,} bytes in {now - self._then:.0f} s")
+                text = f"the server sent {done - self._done:,} bytes in {now - self._then:.0f} s"
+                raise TransientError(text, of_store=True, is_silent=True)
             self._done, self._then = done, now
 
 
@@ -408,7 +443,8 @@ class Transport:
             return StoreError(f"nothing listens at {proxy or self.base_url}: look at host and port, or start the server")
         if proxy is not None and (refused := _TUNNEL_REFUSED.match(str(error))):
             return proxy.refusal(int(refused[1]), self.base_url)
-        return TransientError(f"no answer from {self.base_url} ({words(error)})")
+        is_silent = isinstance(error, TimeoutError)
+        return TransientError(f"no answer from {self.base_url} ({words(error)})", of_store=True, is_silent=is_silent)
 
     def give_back(self, connection: _Connection, *, whole: bool) -> None:
         """Keeps a connection for the next request, if all of the answer was read."""
@@ -479,7 +515,8 @@ def _is_readable(sock: socket.socket) -> bool:
 
 
 def _broken(error: BaseException) -> TransientError:
-    return TransientError(f"the connection broke in the middle of a body ({words(error)})")
+    text = f"the connection broke in the middle of a body ({words(error)})"
+    return TransientError(text, of_store=True, is_silent=isinstance(error, TimeoutError))
 
 
 def words(error: BaseException) -> str:

@@ -644,7 +644,8 @@ class Trial:
         passes = self.begin(loaders)
         passes.take(max(self.strikes_at(passes), 1))
         if self.case.is_seeded:
-            loaders.epoch, loaders.first, loaders.goes_on = 1, 0, False
+            loaders.epoch, loaders.first = 1, 0
+            loaders.goes_on = loaders.ranks > 1  # ranks keep to what they agreed on for the epoch, one by itself looks again
             self._load(loaders, states)
             self.begin(loaders).take()
         else:

@@ -86,6 +86,17 @@ def test_a_state_is_resumed_on_its_own_snapshot_and_the_epoch_behind_it_reads_al
     assert sorted(chain.from_iterable(before + rest)) == list(range(20))
 
 
+def test_state_of_an_epoch_end_reads_all_there_is_though_the_next_epoch_was_begun_before(tmp_path: Path) -> None:
+    grow(tmp_path, 0, 20)
+    with loader_of(tmp_path) as loader:
+        numbers(loader)
+        state = loader.state_dict()
+        next(iter(loader))
+        grow(tmp_path, 20, 50)
+        loader.load_state_dict(json.loads(json.dumps(state)))
+        assert sorted(chain.from_iterable(numbers(loader))) == list(range(50))
+
+
 def test_a_state_of_a_dataset_that_was_packed_anew_is_refused(tmp_path: Path) -> None:
     grow(tmp_path, 0, 20)
     with loader_of(tmp_path) as loader:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from shmload import ShmLoader
 from shmload.errors import SampleError, ShardCorrupt
-from shmload.formats import ParquetDataset
+from shmload.formats import ParquetDataset, TarDataset, TarWriter
 from shmload.formats.parquet_footer import file_footer, row_groups
 from shmload.formats.shared_index import SharedIndex
 from shmload.remote import RemoteDataset
@@ -200,3 +200,27 @@ def test_columns_of_one_name_are_named(tmp_path: Path) -> None:
         len(ParquetDataset(path))
     with closing(RemoteDataset.from_urls(str(path), layout=Parquet(columns=("y",)))) as dataset:
         assert [sample["y"] for sample in dataset] == [3]
+
+
+def test_single_string_is_no_list_of_names_to_any_reader_of_shards(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"abc": [1]}), tmp_path / "x.parquet")
+    with TarWriter(tmp_path / "x.tar") as tar:
+        tar.write({"__key__": "0", "cls": 0})
+    with pytest.raises(TypeError, match=r"columns must be a list of names, got 'abc'; write columns=\['x', 'y'\]"):
+        Parquet(columns="abc")  # type: ignore[arg-type]
+    for make in (
+        lambda: RemoteDataset.from_urls(str(tmp_path / "x.parquet")).indexed(fields="abc"),
+        lambda: RemoteDataset.from_urls(str(tmp_path / "x.tar")).indexed(fields="cls"),
+        lambda: TarDataset(tmp_path / "x.tar", fields="cls"),
+    ):
+        with pytest.raises(TypeError, match=r"fields must be a list of names, got '(abc|cls)'; write fields="):
+            make()
+
+
+def test_columns_may_be_a_list(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1], "b": [2]}), tmp_path / "x.parquet")
+    layout = Parquet(columns=["b"])  # type: ignore[arg-type]
+    (sample,) = RemoteDataset.from_urls(str(tmp_path), layout=layout)
+    assert sample["b"] == 2
+    assert "a" not in sample
+    assert hash(layout) == hash(Parquet(columns=("b",)))

@@ -14,9 +14,10 @@ import pytest
 import zstandard
 
 from shmload.errors import ShardCorrupt
-from shmload.formats import TarWriter, TFRecordWriter
+from shmload.formats import TarStream, TarWriter, TFRecordWriter
 from shmload.formats.shared_index import SharedIndex
 from shmload.remote import RemoteDataset
+from tests.storage.store_kit import web_server
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -75,6 +76,16 @@ def test_tar_files_that_are_all_compressed_are_an_error_with_a_remedy(tmp_path: 
         path.write_bytes(gzip.compress(path.read_bytes()))
     with pytest.raises(ShardCorrupt, match=r"[01]\.tar: is compressed .gz., and its name does not say so"):
         list(RemoteDataset.from_urls(str(tmp_path)))
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_compressed_tar_without_any_ending_is_expanded(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(COMPRESS[kind](shards(tmp_path, "tar")[0].read_bytes()))
+    with web_server(tmp_path) as url:
+        for place in (str(tmp_path), url):
+            dataset = RemoteDataset.from_urls(f"{place}/data", shuffle=False, layout="tar")
+            assert [sample["cls"] for sample in dataset] == [b"0", b"1"]
+    assert [sample["cls"] for sample in TarStream(tmp_path / "data")] == [0, 1]
 
 
 def test_a_record_of_a_length_like_gzip_is_no_gzip(tmp_path: Path) -> None:

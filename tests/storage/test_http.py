@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import http.server
 import random
 import shutil
 import ssl
 import subprocess
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -245,10 +247,67 @@ def test_chunked_answer_that_is_cut_short_continues_where_it_broke_off(chunked_u
     store.close()
 
 
-def test_answer_that_the_server_compressed_is_refused(store: HttpStore, proxy: FaultProxy) -> None:
+def test_range_that_the_server_compressed_is_refused(store: HttpStore, proxy: FaultProxy) -> None:
     proxy.script(Status(200, headers=(("Content-Encoding", "gzip"), ("ETag", '"1"'))))
     with pytest.raises(StoreError, match=r"/x came encoded as gzip, though the request forbids it: .* switch its compression off"):
+        store.read_into("x", bytearray(5))
+
+
+ENCODED = {"gzip": gzip.compress(DATA), "deflate": zlib.compress(DATA)}
+
+
+@pytest.mark.parametrize("encoding", ENCODED)
+@pytest.mark.parametrize("is_range", [False, True], ids=["whole", "range"])
+def test_whole_object_that_is_compressed_by_the_server_is_decoded(
+    store: HttpStore, proxy: FaultProxy, encoding: str, is_range: bool
+) -> None:
+    body = ENCODED[encoding]
+    headers = (("Content-Encoding", encoding), ("ETag", '"1"'), ("Content-Range", f"bytes 0-{len(body) - 1}/{len(body)}"))
+    proxy.script(Status(206 if is_range else 200, body, headers[: 3 if is_range else 2]))
+    assert bytes(store.get("x")) == DATA
+
+
+def test_whole_object_whose_name_says_that_it_is_compressed_stays_as_it_is(store: HttpStore, proxy: FaultProxy) -> None:
+    proxy.script(Status(200, ENCODED["gzip"], (("Content-Encoding", "gzip"), ("ETag", '"1"'))))
+    assert bytes(store.get("x.gz")) == ENCODED["gzip"]
+
+
+def test_whole_object_in_an_unknown_encoding_is_refused_once(store: HttpStore, proxy: FaultProxy) -> None:
+    proxy.script(Status(200, b"xyz", (("Content-Encoding", "br"), ("ETag", '"1"'))))
+    with pytest.raises(StoreError, match="/x came encoded as br, though the request forbids it"):
         store.get("x")
+    assert proxy.num_requests == 1
+
+
+def test_body_that_is_not_in_its_encoding_is_an_error(store: HttpStore, proxy: FaultProxy, pauses: list[float]) -> None:
+    proxy.script(*[Status(200, b"xyz", (("Content-Encoding", "gzip"), ("ETag", '"1"')))] * 2)
+    with pytest.raises(StoreError, match="/x is not what its Content-Encoding says"):
+        store.get("x")
+
+
+class OldFashioned(http.server.BaseHTTPRequestHandler):
+    """Answers as HTTP/1.0 may: all of DATA, of which nobody says how long it is."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Last-Modified", "Sun, 22 Nov 2026 01:02:07 GMT")
+        self.end_headers()
+        self.wfile.write(DATA * self.server.times)  # type: ignore[attr-defined]
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("times", [0, 1, 30])
+def test_whole_object_without_a_length_is_read_up_to_its_end(times: int) -> None:
+    server = http.server.HTTPServer(("127.0.0.1", 0), OldFashioned)
+    server.times = times  # type: ignore[attr-defined]
+    with store_kit.served(server):
+        store = HttpStore(f"http://127.0.0.1:{server.server_port}", retry_policy=RetryPolicy(retries=0))
+        assert bytes(store.get("x")) == DATA * times
+        with pytest.raises(StoreError, match="/x has no known length: its server has to send Content-Length"):
+            store.head("x")
+        store.close()
 
 
 def test_presigned_urls_are_read_and_their_signatures_shown_nowhere(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from shmload._core.tar_rows import Members, TarRows
 from shmload.batch.collate import OneSample, SingleRow
 from shmload.batch.layout import fits, of_any
 from shmload.errors import ShardCorrupt
-from shmload.formats.columns import PerProcess, checked_index, checked_indices
+from shmload.formats.columns import PerProcess, checked_index, checked_indices, names_of
 from shmload.formats.compression import MAGIC_NBYTES, compression_of
 from shmload.formats.paths import Paths, shard_paths, write_if_possible
 from shmload.formats.tar.members import INTEGERS, TEXTS, Decode, Decoders
@@ -586,7 +586,7 @@ def _fields(given: Any, schema: Mapping[str, Any] | None) -> dict[str, list[str]
     """Alternatives of extensions by field; None if a sample holds all its members."""
     if given is None:
         return None if schema is None else {name: [name.lower()] for name in schema if name != KEY}
-    pairs = given.items() if isinstance(given, Mapping) else [(name, name) for name in given]
+    pairs = given.items() if isinstance(given, Mapping) else [(name, name) for name in names_of(given, "fields")]
     found = {
         name: [e.strip().lower() for e in (names.split(";") if isinstance(names, str) else names)]
         for name, names in pairs

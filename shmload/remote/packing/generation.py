@@ -4,8 +4,10 @@
     <generation>/shard-000000.tar.json      written after its shard and index: these are whole
     manifest.json                           of the newest whole generation; written last
 
-A shard of a bucket counts as whole if it has its length: objects are written whole or not at all. Files of a folder are read, and
-their checksums compared.
+    <generation>/versions.json              in a bucket: the ETags of the whole generation's objects, as they were written
+
+A shard counts as whole if its bytes are those that were written. In a bucket an object that still has the ETag of its writing is
+not read again. All else is read back, and its checksum compared.
 
 A generation is named after the dataset and the arguments, so the same packing finds what it has done, whoever killed it, and
 two of the same at once write the same bytes under the same names. One of another kind takes the claim over: who finds another
@@ -34,7 +36,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from shmload import faults
 from shmload._core.crc32c import crc32c
@@ -45,6 +47,7 @@ from shmload.formats.tar.writer import archive_nbytes
 from shmload.remote.manifest import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, PackedObject, ShardEntry
 from shmload.shm.segment import available_bytes
 from shmload.storage.local import Store, StoredObject
+from shmload.storage.s3 import S3Store
 
 _SHARE = 8  # of the memory there is, one part is for shards
 
@@ -89,11 +92,13 @@ class Record:
     Attributes:
         first: position in the packing order of its first sample.
         extensions: of its members, sorted.
+        versions: ETags of the shard and of its index, as they were written; None: nobody knows.
     """
 
     first: int
     extensions: tuple[str, ...]
     shard: ShardEntry
+    versions: tuple[str, str] | None = None
 
     @property
     def number(self) -> int:
@@ -204,7 +209,8 @@ logger = logging.getLogger("shmload")
 CLAIM = "packing.json"
 MOST_PARTS, MOST_SHARDS = 999, 1_000_000  # of a packing, and of one part; numbers have nine digits at most
 _NOTE = ".json"
-_OURS = re.compile(r"([0-9a-f]{16})/shard-[0-9]{6,9}\.tar(\.zst)?(\.index|\.json)?")
+_VERSIONS = "versions.json"
+_OURS = re.compile(r"([0-9a-f]{16})/(?:shard-[0-9]{6,9}\.tar(?:\.zst)?(?:\.index|\.json)?|versions\.json)")
 _AT_ONCE = 4  # files that are read to be compared
 _PIECE = 8 << 20  # bytes of them that are read at once
 
@@ -278,7 +284,7 @@ class Generation:
     def note(self, record: Record) -> None:
         """Says that a shard is whole."""
         shard = record.shard
-        note = {"first": record.first, "extensions": list(record.extensions), "shard": shard.told()}
+        note = {"first": record.first, "extensions": list(record.extensions), "shard": shard.told(), "versions": record.versions}
         self._store.put(shard.name + _NOTE, json.dumps(note).encode("ascii"))
 
     def forget(self, records: Sequence[Record]) -> None:
@@ -288,21 +294,42 @@ class Generation:
 
     def records(self) -> list[Record]:
         """Shards of this part that are in the store, whole, by their first positions."""
-        found = list(filter(self._part.has, self._all()))
+        there = self._there()
+        found = list(filter(self._part.has, self._all(there)))
         with ThreadPoolExecutor(_AT_ONCE, "shmload-check") as pool:
-            are_whole = list(pool.map(self._is_whole, found))
+            are_whole = list(pool.map(lambda record: self._is_as_written(record, there) or self._is_whole(record), found))
         return [record for record, is_whole in zip(found, are_whole, strict=True) if is_whole]
 
     def all_parts(self) -> tuple[list[Record], list[PackPart]]:
         """The shards of all parts, in their order, as far as they are there; and the parts that are not whole."""
-        return all_parts(self._all(), self._part.count, self._total or 0)
+        return all_parts(self._all(self._there()), self._part.count, self._total or 0)
 
-    def _all(self) -> list[Record]:
+    def _all(self, there: Mapping[str, StoredObject]) -> list[Record]:
         """Shards of all parts that are there, with as many bytes as they should have, by their first positions."""
-        there = self._there()
         manifest = self.committed()
-        found = _noted(self._store, there) if manifest is None else _of_manifest(manifest, self.name)
+        found = _noted(self._store, there) if manifest is None else _of_manifest(manifest, self.name, self._versions(there))
         return sorted((each for each in found if _is_there(each.shard, there)), key=lambda record: record.first)
+
+    def _is_as_written(self, record: Record, there: Mapping[str, StoredObject]) -> bool:
+        """Whether a bucket says that nobody has written to a shard and its index since; elsewhere times say too little."""
+        now = tuple(there[name].etag for name in (record.shard.name, record.shard.index.name))
+        return isinstance(self._store, S3Store) and all(now) and record.versions == now
+
+    def _versions(self, there: Mapping[str, StoredObject]) -> Mapping[str, Any]:
+        """Return the ETags that were kept of the whole generation's objects, by shard."""
+        if (key := f"{self.name}/{_VERSIONS}") in there:
+            with suppress(ValueError, ObjectMissing):  # what is not known is read back
+                found = json.loads(bytes(self._store.get(key)))
+                return found if isinstance(found, dict) else {}
+        return {}
+
+    def _keep_versions(self, records: Sequence[Record]) -> None:
+        """Keep the ETags of the generation's objects for a packing of the same dataset that comes later."""
+        known = {
+            each.shard.name: each.versions for each in records if each.versions is not None and each.shard.generation == self.name
+        }
+        if known and isinstance(self._store, S3Store):
+            self._store.put(f"{self.name}/{_VERSIONS}", json.dumps(known).encode("ascii"))
 
     def _is_whole(self, record: Record) -> bool:
         """Whether a shard and its index have the bytes that were written: all of them are read back, also from a bucket."""
@@ -367,6 +394,7 @@ class Generation:
                     "any more: another packing has ended since. Append once more"
                 )
             self._store.put(MANIFEST_NAME, manifest.dump())
+        self._keep_versions(records)
         faults.hit("after_manifest")
         self._has_all(shards)  # one that ended between check and put has removed them: then the manifest must not go unnoticed
         self._clean(manifest)
@@ -384,6 +412,7 @@ class Generation:
         """Removes what is of no use any more: other generations, notes, the claim."""
         claimed = self._claimed()
         kept = {name for shard in manifest.shards for name in (shard.name, shard.index.name)}
+        kept |= {f"{generation}/{_VERSIONS}" for generation in manifest.generations}
         under_way = set() if claimed == self.name else {claimed}
         found = [each.key for each in self._store.list_objects()]
         ours = [(key, match[1]) for key in found if (match := _OURS.fullmatch(key)) is not None]
@@ -454,7 +483,8 @@ def _noted(store: Store, there: Mapping[str, StoredObject]) -> list[Record]:
             note = json.loads(bytes(store.get(key)))
             shard = ShardEntry.of(note["shard"], key)
             if shard.name + _NOTE == key and type(note["first"]) is int and note["first"] >= 0:
-                return Record(note["first"], tuple(map(str, note["extensions"])), shard)
+                versions = _two_texts(note.get("versions"))
+                return Record(note["first"], tuple(map(str, note["extensions"])), shard, versions)
         return None
 
     with ThreadPoolExecutor(_AT_ONCE, "shmload-notes") as pool:
@@ -462,10 +492,16 @@ def _noted(store: Store, there: Mapping[str, StoredObject]) -> list[Record]:
         return [record for record in found if record is not None]
 
 
-def _of_manifest(manifest: Manifest, generation: str) -> list[Record]:
+def _two_texts(given: Any) -> tuple[str, str] | None:
+    """Return the ETags of a shard and its index out of JSON, None if it is something else."""
+    is_sound = isinstance(given, list) and len(given) == 2 and all(isinstance(each, str) for each in given)
+    return (given[0], given[1]) if is_sound else None
+
+
+def _of_manifest(manifest: Manifest, generation: str, versions: Mapping[str, Any]) -> list[Record]:
     found, first = [], 0
     for shard in (each for each in manifest.shards if each.generation == generation):
-        found.append(Record(first, manifest.extensions, shard))
+        found.append(Record(first, manifest.extensions, shard, _two_texts(versions.get(shard.name))))
         first += shard.num_samples
     return found
 
@@ -512,11 +548,12 @@ class ShardSender:
             if self._level is not None:
                 record = replace(record, shard=replace(record.shard, packed=shard.compress(self._level)))
             faults.hit("sending")
-            self._store.put_file(record.shard.name, shard.path)
+            sent = self._store.put_file(record.shard.name, shard.path)
         finally:
             shard.close()
         faults.hit("shard_sent")
-        self._store.put(record.shard.index.name, index)
+        index_sent = self._store.put(record.shard.index.name, index)
+        record = replace(record, versions=(sent.etag, index_sent.etag))
         faults.hit("index_sent")
         self._generation.note(record)
         faults.hit("shard_noted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import botocore.config
 import pytest
 
 from shmload.remote import Manifest, make_client, upload_cv_dataset
+from shmload.remote.packing import generation
 from shmload.storage.local import LocalStore
 from tests.remote.packing.packing_kit import Grey, names_in, packed
 
@@ -34,7 +36,7 @@ def test_the_seeds_upload_makes_the_same_objects_as_in_a_folder(whose: str, serv
     upload_cv_dataset(Grey(33), client=client, bucket=bucket, base_folder=folder, maxsize=1e8, maxcount=7, workers=0)
     manifest = upload_cv_dataset(Grey(60), client=client, bucket=bucket, base_folder=folder, maxsize=1e5, maxcount=10, workers=1)
     assert manifest == packed(Grey(60), LocalStore(tmp_path))
-    assert sorted([*names_in(tmp_path), "mine.txt"]) == sorted(found.key for found in store.list_objects())
+    assert sorted([*names_in(tmp_path), "mine.txt"]) == names_of(store)
     assert all((tmp_path / name).read_bytes() == bytes(store.get(name)) for name in names_in(tmp_path))
     assert manifest == Manifest.parse(store.get("manifest.json"))
 
@@ -56,8 +58,50 @@ def test_a_packing_whose_store_failed_goes_on(server: Any, tmp_path: Path, monke
         packed(Grey(60), store)
     manifest = packed(Grey(60), store)
     assert manifest == packed(Grey(60), LocalStore(tmp_path))
-    assert names_in(tmp_path) == sorted(found.key for found in store.list_objects())
+    assert names_in(tmp_path) == names_of(store)
     assert len(sent) <= 4 + 4  # of six shards at least two were whole when it failed
+
+
+def names_of(store: Any) -> list[str]:
+    """The objects that a folder has, too: all but the versions that a bucket says."""
+    return sorted(found.key for found in store.list_objects() if not found.key.endswith("/versions.json"))
+
+
+@slow
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_packing_again_into_a_bucket_reads_no_shard_that_nobody_has_written_to(
+    is_finished: bool, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = clients(server)["ours"].store(server.bucket("packed-unread"), f"a{is_finished}")
+    if is_finished:
+        manifest = packed(Grey(60), store)
+    else:
+        with monkeypatch.context() as patched, pytest.raises(ConnectionError):
+            patched.setattr(generation.Generation, "commit", unplugged)
+            packed(Grey(60), store)
+        manifest = None
+    read: list[str] = []
+    monkeypatch.setattr(generation.Generation, "_checksum", lambda self, name, nbytes: read.append(name) or "")
+    again = packed(Grey(60), store)
+    assert manifest in (None, again)
+    assert read == []
+    assert sum(key.key.endswith(".tar") for key in store.list_objects()) == len(again.shards) > 3
+
+
+def unplugged(*_: Any) -> None:
+    raise ConnectionError
+
+
+@slow
+def test_versions_that_are_damaged_or_gone_have_all_shards_read(server: Any) -> None:
+    store = clients(server)["ours"].store(server.bucket("packed-versions"), "a")
+    manifest = packed(Grey(60), store)
+    name = f"{manifest.generation}/versions.json"
+    for text in (b"", b"[]", b'{"x": 1}', json.dumps({shard.name: ["a", "b"] for shard in manifest.shards}).encode()):
+        store.put(name, text)
+        assert packed(Grey(60), store) == manifest
+    store.delete([name])
+    assert packed(Grey(60), store) == manifest
 
 
 @slow

@@ -38,8 +38,8 @@ from shmload.ray_options import Ray
 from shmload.schedule.checks import own_int
 from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
+from shmload.worker.dataset_types import DecodesBatches, DecodesSamples, Samples
 from shmload.worker.own_generators import OwnGenerators
-from shmload.worker.reader import DecodesBatches, DecodesSamples, Samples
 from shmload.world import package_ability, rank_and_world_size, source_of_rank
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from shmload.engine.config import LoaderConfig
 from shmload.engine.holders import is_enabled
 from shmload.engine.options import EngineOptions
 from shmload.shm import owners
-from shmload.worker.reader import Job
+from shmload.worker.job import Job
 
 if TYPE_CHECKING:
     from shmload.engine.trace import Trace

@@ -18,7 +18,8 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from shmload.engine.bad_samples import OnError
 from shmload.ray_options import Ray
-from shmload.worker.reader import Job, ReadPlan, plan_of
+from shmload.worker.job import Job
+from shmload.worker.read_plan import ReadPlan, plan_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,8 +38,9 @@ from shmload.engine.turns import Turns
 from shmload.engine.worker_set import WorkerSet
 from shmload.errors import WorkerDied
 from shmload.shm import owners
+from shmload.worker.failure import Failure
+from shmload.worker.job import Job, PeerRing
 from shmload.worker.pool import STOP_GRACE_S, PreparedWorkers, interrupts_held
-from shmload.worker.reader import Failure, Job, PeerRing
 from shmload.worker.snapshot import AFRESH, END, NO_NEWS, Note, load_note
 
 log = logging.getLogger("shmload")

@@ -14,8 +14,8 @@ from shmload.engine.ring_memory import RingMemory
 from shmload.engine.stats import about_bytes
 from shmload.engine.worker_set import num_slots
 from shmload.shm.segment import Doorbell, Group, JointBell, Segment
+from shmload.worker.job import Job, PeerRing, Post
 from shmload.worker.pool import STACK_NBYTES
-from shmload.worker.reader import Job, PeerRing, Post
 from shmload.world import rank_and_world_size
 
 TEXT_CAPACITY = 16384

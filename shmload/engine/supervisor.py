@@ -20,8 +20,8 @@ from shmload._core.trainer import Order, TrainerRing
 from shmload.engine.config import LoaderConfig
 from shmload.engine.worker_set import WorkerSet
 from shmload.errors import SampleTimeout, ShmloadError, WorkerDied
+from shmload.worker.failure import REMEDY, sample_at, timeout_text
 from shmload.worker.pool import Death, WorkerPool
-from shmload.worker.reader import REMEDY, sample_at, timeout_text
 
 log = logging.getLogger("shmload")
 

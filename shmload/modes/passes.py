@@ -33,7 +33,10 @@ from shmload.engine.config import LoaderConfig
 from shmload.engine.delivery_log import DeliveryLog
 from shmload.engine.outcome import NOTHING
 from shmload.metrics import EpochCallback, EpochMetrics, callbacks_of_environment
-from shmload.worker.reader import Job, can_be_joined, index_of, joined, no_end, no_room
+from shmload.worker.failure import no_end
+from shmload.worker.job import Job
+from shmload.worker.read_plan import no_room
+from shmload.worker.sample_reader import can_be_joined, index_of, joined
 from shmload.worker.sample_rng import Sample, begin_many, drew_for_many, kept_generators, reading_of, seed_globals
 from shmload.world import rank_and_world_size
 

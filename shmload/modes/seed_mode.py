@@ -55,7 +55,7 @@ from shmload.schedule.schedule import Schedule
 from shmload.schedule.state import STATE_VERSION, make_state, resume
 from shmload.schedule.state_codec import UsersOwn, opened, sealed
 from shmload.torch_names import pin_memory
-from shmload.worker.reader import no_end
+from shmload.worker.failure import no_end
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.torch_side import origin_of
 from shmload.world import package_ability, rank_and_world_size, source_of_rank, users_frame

@@ -33,7 +33,7 @@ from shmload.modes.passes import collated
 from shmload.pipeline.block_columns import Block, columns_of
 from shmload.pipeline.sources import Keys, Row, set_whole
 from shmload.schedule.state_codec import UsersOwn, sealed
-from shmload.worker.reader import Failure, no_end
+from shmload.worker.failure import Failure, no_end
 from shmload.worker.sample_rng import sample_rng
 from shmload.worker.stage_engine import Each, called, noted
 

@@ -26,7 +26,7 @@ from shmload.pipeline.streams import FedBlocks, StreamRow
 from shmload.schedule.state import check_state, compare_state, make_state
 from shmload.schedule.state_checksum import with_checksum
 from shmload.schedule.state_codec import opened
-from shmload.worker.reader import Failure
+from shmload.worker.failure import Failure
 from shmload.worker.stage_engine import called
 
 

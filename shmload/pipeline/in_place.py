@@ -17,7 +17,9 @@ from shmload.batch.collate import SingleRow
 from shmload.batch.ragged import Ragged, RaggedRows
 from shmload.pipeline.sources import Derived, Items, Keys, Shuffled, Skipped, Taken
 from shmload.pipeline.stages import RowProgram
-from shmload.worker.reader import InPlace, InPlaceSubset, ReadPlan, in_place_of
+from shmload.worker.decoding_protocol import in_place_of
+from shmload.worker.in_place_dataset import InPlace, InPlaceSubset
+from shmload.worker.read_plan import ReadPlan
 from shmload.worker.sample_rng import keyed_by
 from shmload.world import ability_of
 

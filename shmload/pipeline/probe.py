@@ -20,7 +20,7 @@ from shmload.pipeline.in_place import ChosenProgram
 from shmload.pipeline.sources import Keys, Mapped, Row
 from shmload.pipeline.stages import Collate, PoolOptions
 from shmload.pipeline.streams import Stream, StreamRow
-from shmload.worker.reader import is_decoder
+from shmload.worker.decoding_protocol import is_decoder
 from shmload.worker.stage_engine import Each
 
 

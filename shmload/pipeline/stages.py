@@ -52,7 +52,8 @@ from shmload.schedule.any_schedule import Uneven
 from shmload.schedule.keyed_batches import BatchSchedule, KeyedBatches
 from shmload.schedule.state_checksum import CHECK, check_checksum
 from shmload.schedule.stream_positions import stream_end, stream_positions
-from shmload.worker.reader import Failure, is_decoder, no_end
+from shmload.worker.decoding_protocol import is_decoder
+from shmload.worker.failure import Failure, no_end
 from shmload.worker.stage_engine import Each, noted, through
 
 log = logging.getLogger("shmload")

@@ -26,8 +26,8 @@ from shmload.pipeline.sources import MAX_WORKERS, SEED, Enumerate, Row, Skip, Ta
 from shmload.schedule.checks import MAX_UINT64
 from shmload.schedule.state_codec import opened
 from shmload.shm import travel
+from shmload.worker.failure import Failure
 from shmload.worker.own_generators import OwnGenerators
-from shmload.worker.reader import Failure
 from shmload.worker.sample_rng import sample_info, sample_of
 
 if TYPE_CHECKING:

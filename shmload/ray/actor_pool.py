@@ -38,8 +38,9 @@ from shmload.ray_options import Ray
 from shmload.shm import owners, travel
 from shmload.shm.segment import Segment
 from shmload.storage.transport import Retry, RetryPolicy, TransientError
+from shmload.worker.failure import Failure, sample_at
+from shmload.worker.job import Job, Post
 from shmload.worker.pool import Death, PreparedWorkers, ProcessPool, WorkerPool, named, processes
-from shmload.worker.reader import Failure, Job, Post, sample_at
 from shmload.world import package_ability
 
 log = logging.getLogger("shmload")

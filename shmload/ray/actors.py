@@ -39,9 +39,10 @@ from shmload.errors import SampleTimeout
 from shmload.ray import life_lock
 from shmload.shm import travel
 from shmload.shm.segment import open_segment
+from shmload.worker.failure import REMEDY, Failure, sample_at, timeout_text
+from shmload.worker.job import Job, Post
 from shmload.worker.loop import WorkerLoop
 from shmload.worker.pool import prepare
-from shmload.worker.reader import REMEDY, Failure, Job, Post, sample_at, timeout_text
 from shmload.worker.snapshot import END, load_note
 
 GROWTH = 1.25  # as ring_memory's

@@ -52,9 +52,9 @@ from shmload.ray.actor_pool import ARRIVED, Briefing, Call, Cluster
 from shmload.ray.actors import ActorSetting, Reply, Slot, Task, same_layout
 from shmload.shm import names
 from shmload.shm.segment import Doorbell, open_segment
+from shmload.worker.failure import Failure
 from shmload.worker.loop import process_begin_ns
 from shmload.worker.pool import GONE, open_memory
-from shmload.worker.reader import Failure
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 from shmload.worker.snapshot import dump_note
 

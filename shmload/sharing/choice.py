@@ -34,7 +34,8 @@ from shmload.schedule.keyed_order import KeyedOrder
 from shmload.sharing.balancing import Balancer
 from shmload.sharing.rank_group import RankGroup, RankSync, gather
 from shmload.shm.segment import Doorbell, map_segment
-from shmload.worker.reader import Failure, Job
+from shmload.worker.failure import Failure
+from shmload.worker.job import Job
 from shmload.world import rank_and_world_size
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from shmload.batch.layout import of_any, of_numpy
 from shmload.batch.ragged import Ragged
 from shmload.formats.arrow_tables import ArrowColumn, column_of
 from shmload.formats.columns import Indices
-from shmload.worker.reader import InPlace
+from shmload.worker.in_place_dataset import InPlace
 
 _FORMATTERS = {  # the only ones whose results are known here
     None: "datasets.formatting.formatting.PythonFormatter",

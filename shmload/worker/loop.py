@@ -33,7 +33,9 @@ from shmload.errors import RingTooSmall
 from shmload.metrics import irregular_files
 from shmload.shm.names import own_ticket, pidfd_of
 from shmload.shm.segment import Doorbell
-from shmload.worker.reader import Failure, Job, PeerRing, SampleReader
+from shmload.worker.failure import Failure
+from shmload.worker.job import Job, PeerRing
+from shmload.worker.sample_reader import SampleReader
 from shmload.worker.sample_rng import begin_reading, end_samples
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 from shmload.worker.snapshot import IterablePass, Snapshots, dump_note

@@ -41,8 +41,9 @@ from shmload._core.mapping import Mapping
 from shmload._core.watch import die_with, keep_freed
 from shmload.shm import owners, travel
 from shmload.shm.segment import Doorbell, Group, Segment, map_segment, open_segment
+from shmload.worker.failure import Failure
+from shmload.worker.job import Job, Post
 from shmload.worker.loop import Visits, WorkerLoop
-from shmload.worker.reader import Failure, Job, Post
 from shmload.worker.sample_rng import Streams
 from shmload.worker.snapshot import IterablePass, Snapshot, Snapshots, load_own_states, with_shared_seed
 from shmload.worker.template import process_maker

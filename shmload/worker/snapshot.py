@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from shmload.shm import travel
-from shmload.worker.reader import Job
+from shmload.worker.job import Job
 from shmload.worker.sample_rng import Streams
 from shmload.world import is_stateful
 

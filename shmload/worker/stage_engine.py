@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.worker.reader import no_end
+from shmload.worker.failure import no_end
 
 Handler = Callable[[Exception], bool]
 DROP = object()  # what a function gives for an item that is left out

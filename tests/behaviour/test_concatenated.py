@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from shmload import Mix, ShmLoader
 from shmload.formats import ArrayDataset
-from shmload.worker.reader import in_place_of
+from shmload.worker.decoding_protocol import in_place_of
 
 
 def member(first: int, size: int) -> TensorDataset:

@@ -18,7 +18,7 @@ from shmload._core.mapping import Mapping
 from shmload._core.trainer import live_leases
 from shmload.batch.collate import RowPlacer
 from shmload.shm.segment import Segment
-from shmload.worker.reader import in_place_of
+from shmload.worker.decoding_protocol import in_place_of
 
 SHAPE = (64, 64, 3)
 SAMPLE_NBYTES = 64 * 64 * 3

@@ -235,8 +235,8 @@ def engine_parts() -> Any:
     """The body of worker 2 over a ring, and the bell of its worker pool."""
     from shmload._core.filler import WorkerRing
     from shmload.shm.segment import Doorbell
+    from shmload.worker.job import Job
     from shmload.worker.loop import WorkerLoop
-    from shmload.worker.reader import Job
 
     nbytes = control_nbytes(2, 3, **AREAS)
     fd = os.memfd_create("body")

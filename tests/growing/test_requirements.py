@@ -17,7 +17,7 @@ from shmload import ShmLoader
 from shmload._core.crc32c import crc32c, masked
 from shmload.errors import StateMismatch
 from shmload.growing import SampleCache
-from shmload.worker.reader import plan_of
+from shmload.worker.read_plan import plan_of
 from tests.growing.growing_kit import (
     RECORD_NBYTES,
     SCHEMA,

@@ -186,7 +186,7 @@ def test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker(
     assert text.startswith("sample 4 of epoch 0 (row 4 of batch 0) took longer than sample_timeout_s=0.3: worker 0 (pid ")
     assert "bad_data.py" in text
     assert "in check" in text
-    assert 'Raise sample_timeout_s if such a sample is all right, or give on_error="skip"' in text
+    assert 'Raise sample_timeout_s if such samples are valid, or give on_error="skip"' in text
 
 
 class AsleepInC(data.Rows):

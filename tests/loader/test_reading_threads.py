@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from shmload import ShmLoader, sample_info, sample_rng
-from shmload.worker.reader import read_by_threads
+from shmload.worker.thread_reader import read_by_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
 NUM_THREADS = 4

@@ -48,7 +48,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a batch that is more than its samples is put together from those of a dead worker's rows",
-        "shmload/worker/reader.py",
+        "shmload/worker/sample_reader.py",
         "        return batch if batch is not None and drew_for_many() else at_once\n",
         "        return at_once if batch is None else batch\n",
         ("tests/loader/test_read_at_once.py::test_batch_of_a_killed_worker_is_what_the_dataset_returns_for_it",),
@@ -56,7 +56,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "text is ordered in chunks, and read whole by the worker of each",
-        "shmload/worker/reader.py",
+        "shmload/worker/read_plan.py",
         "    return ReadPlan(path, layout, rule, is_whole=layout.is_ragged, ",
         "    return ReadPlan(path, layout, rule, is_whole=rule is not None and rule.is_certain, ",
         ("tests/batch/test_ragged_fields.py::test_a_batch_of_text_is_read_once_by_one_of_several_workers",),
@@ -65,7 +65,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "what samples draw that are read at once depends on who reads how many of them",
-        "shmload/worker/reader.py",
+        "shmload/worker/sample_reader.py",
         "            if not drew_for_many() or not can_be_joined(batch):\n",
         "            if True:\n",
         ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
@@ -157,7 +157,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "behind a Subset a dataset's batches are asked for by a list",
-        "shmload/worker/reader.py",
+        "shmload/worker/in_place_dataset.py",
         "read_batch_into(_as_array(self._chosen(keys)), out)",
         "read_batch_into(self._chosen(keys), out)",
         ("tests/behaviour/test_concatenated.py::test_a_batch_is_read_alike_through_any_wrapper[3-0]",),
@@ -241,7 +241,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "datasets end to end whose code draws are read together",
-        "shmload/worker/reader.py",
+        "shmload/worker/in_place_dataset.py",
         '        self.draws_nothing = type(dataset).__module__.startswith("shmload.formats.")\n',
         "        self.draws_nothing = True\n",
         ("tests/behaviour/test_concatenated.py::test_members_whose_code_may_draw_are_read_row_by_row",),
@@ -704,7 +704,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a schema of words is taken for a batch's fields",
-        "shmload/worker/reader.py",
+        "shmload/worker/decoding_protocol.py",
         "    if why and _has_getitem(dataset):\n",
         "    if False:\n",
         ("tests/behaviour/test_abilities.py::test_attributes_of_the_packages_names_that_mean_something_else_are_ignored",),

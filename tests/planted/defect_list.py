@@ -142,7 +142,7 @@ DEFECTS = [
     Defect(
         "R6",
         "a replacement's randomness is its process's own",
-        "shmload/worker/reader.py",
+        "shmload/worker/sample_reader.py",
         "        self._reseeds = job.seed_samples and job.seed is not None\n",
         "        self._reseeds = False\n",
         ("tests/faults/test_crash_points.py::test_a_death_in_the_stream_does_not_show_in_it[after_claim-rows]",),
@@ -150,7 +150,7 @@ DEFECTS = [
     Defect(
         "R6",
         "a deadly sample is told without its epoch",
-        "shmload/worker/reader.py",
+        "shmload/worker/failure.py",
         "of epoch {epoch} (row {row} of batch {step})",
         "(row {row} of batch {step})",
         ("tests/faults/test_deadly_samples.py::test_the_epoch_is_named_and_counts_for_itself",),
@@ -268,7 +268,7 @@ DEFECTS = [
     Defect(
         "R12",
         "a worker keeps the epoch of its first order",
-        "shmload/worker/reader.py",
+        "shmload/worker/sample_reader.py",
         "        return self._job.seed, ring.epoch, ",
         '        return self._job.seed, self.__dict__.setdefault("epoch", ring.epoch), ',
         (
@@ -328,8 +328,8 @@ DEFECTS = [
     Defect(
         "R15",
         "the stack of the stuck worker is left out",
-        "shmload/worker/reader.py",
-        r"Where it was:\n{stack}\n",
+        "shmload/worker/failure.py",
+        r"Its stack:\n{stack}\n",
         r"",
         ("tests/loader/test_policies.py::test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker",),
     ),
@@ -344,7 +344,7 @@ DEFECTS = [
     Defect(
         "R15",
         "the first of the samples that are read at once is to blame for all",
-        "shmload/worker/reader.py",
+        "shmload/worker/sample_reader.py",
         "        if count > 1:\n",
         "        if False:\n",
         (

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from shmload._core.filler import DONE, ERROR
 from shmload.batch.ragged import AS_TORCH_OR_LIST
 from shmload.ray.actors import READ_ONLY, ActorSetting, Decoder, Task
-from shmload.worker.reader import Failure, Job, Post, plan_of
+from shmload.worker.failure import Failure
+from shmload.worker.job import Job, Post
+from shmload.worker.read_plan import plan_of
 from shmload.worker.sample_rng import kept_generators
 from tests.ray.ray_datasets import Counting, Failing, InPlace, Rows, Texts
 from tests.ray.stuck_datasets import AtOnce, RowsAtOnce

@@ -87,7 +87,7 @@ def test_a_late_sample_is_its_batchs_error_and_the_rest_comes(cluster: Cluster) 
     text = str(caught.value)
     assert text.startswith("sample 5 of epoch 0 (row 1 of batch 1) took longer than sample_timeout_s=0.5: worker 0 (pid ")
     assert "stuck_datasets.py" in text
-    assert 'Raise sample_timeout_s if such a sample is all right, or give on_error="skip"' in text
+    assert 'Raise sample_timeout_s if such samples are valid, or give on_error="skip"' in text
 
 
 @pytest.mark.slow(reason="a sample's time limit runs out on a Ray cluster, or several actors end over it")

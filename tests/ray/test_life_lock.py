@@ -22,7 +22,7 @@ from shmload.ray import actor_pool, actors, life_lock
 from shmload.ray.actor_pool import Briefing, Call, Cluster, RayPool
 from shmload.ray.actors import ActorSetting, Slot
 from shmload.shm.segment import Segment
-from shmload.worker.reader import Failure
+from shmload.worker.failure import Failure
 from tests.ray.ray_datasets import InPlace
 from tests.ray.test_decoder import AREA, POST, decoder, fields, part
 

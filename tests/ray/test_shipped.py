@@ -21,7 +21,7 @@ from shmload.ray.actors import _name_classes_of_main
 from shmload.remote import RemoteDataset
 from shmload.remote.remote_dataset import Passes
 from shmload.shm import travel
-from shmload.worker.reader import Job
+from shmload.worker.job import Job
 from tests.shm.travel_kit import arrived, sent
 
 PROGRAM = """

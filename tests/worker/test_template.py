@@ -289,7 +289,7 @@ def test_a_context_of_the_users_own_starts_processes_its_own_way() -> None:
     ("sources", "brings_torch"),
     [
         (["tests.worker.template_kit"], False),
-        (["shmload.worker.reader", "numpy", "pickle"], False),
+        (["shmload.worker.sample_reader", "numpy", "pickle"], False),
         (["shmload"], False),
         (["tests.faults.faults_kit"], True),
         (["tests.worker.test_template"], True),

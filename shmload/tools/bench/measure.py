@@ -31,7 +31,7 @@ from shmload.tools.bench.contestants import Loader, LoaderOptions, factory, like
 from shmload.tools.bench.report import quantile
 from shmload.tools.bench.rounds import BenchJob
 from shmload.tools.named import BenchError, is_map_style, make_dataset, one_line, resolve
-from shmload.worker.reader import declares_decoding
+from shmload.worker.decoding_protocol import declares_decoding
 from shmload.world import ability_of
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")

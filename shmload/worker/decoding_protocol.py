@@ -1,0 +1,86 @@
+"""Find out whether a dataset has the decoding protocol: a `schema`, and `read_into` or `read_batch_into`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from shmload.batch.layout import layout_of_schema
+from shmload.batch.ragged import Ragged
+from shmload.worker.in_place_dataset import InPlace, InPlaceConcat, InPlaceSubset
+from shmload.worker.tensor_rows import tensors_in_place
+from shmload.world import ability_of, package_ability, takes_arguments
+
+log = logging.getLogger("shmload")
+
+
+def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
+    """Return how a dataset decodes in place, also through Subset, ConcatDataset, Mix and pipelines; None if it does not.
+
+    Args:
+        dataset: the dataset.
+        ragged: the loader's rule for lists of different lengths, for datasets without a schema of their own.
+    """
+    if (made := package_ability(dataset, "in_place")) is not None:  # a pipeline that only selects samples of a dataset
+        given: InPlace | None = made(ragged)
+        return given
+    kind = type(dataset)
+    if kind.__module__ in ("datasets.arrow_dataset", "datasets.dataset_dict"):
+        from shmload.worker.arrow import arrow_in_place
+
+        return arrow_in_place(dataset, ragged)
+    is_torchs = kind.__module__ == "torch.utils.data.dataset"
+    if is_torchs and kind.__name__ == "Subset":
+        inner = in_place_of(dataset.dataset, ragged)
+        return inner and InPlaceSubset(inner, dataset.indices)
+    if is_torchs and kind.__name__ == "TensorDataset":
+        return tensors_in_place(dataset)
+    is_mix = bool(package_ability(dataset, "is_concatenation"))
+    if (is_torchs and kind.__name__ == "ConcatDataset") or is_mix:
+        found = [in_place_of(d, ragged) for d in dataset.datasets]
+        members = [m for m in found if m is not None and m.reads_rows_alike]
+        if len(members) == len(found) and len({(str(dict(m.schema)), m.batch_type or dict) for m in members}) == 1:
+            return InPlaceConcat(members, dataset.cumulative_sizes, is_cyclic=is_mix)
+        return None
+    return InPlace(dataset) if declares_decoding(dataset) else None
+
+
+def declares_decoding(dataset: Any) -> bool:
+    """Return whether a dataset has the whole decoding protocol: a valid schema, and `read_into` or `read_batch_into`.
+
+    A program may use attributes of these names for something else; its dataset is then read by `__getitem__`. If it has no
+    `__getitem__`, return True, so that what is wrong with its schema becomes an error.
+    """
+    schema = ability_of(dataset, "schema")
+    readers = [found for name in ("read_into", "read_batch_into") if (found := ability_of(dataset, name)) is not None]
+    if schema is None or not readers:
+        return False
+    if not all(takes_arguments(reader, 2) for reader in readers):
+        why = "read_into and read_batch_into take two arguments, an index or indices and the rows"
+    else:
+        why = flaw_of_schema(schema, ability_of(dataset, "batch_type"))
+    if why and _has_getitem(dataset):
+        log.debug("%s is read by its samples and does not decode in place: %s", type(dataset).__name__, why)
+        return False
+    return not why or isinstance(schema, Mapping)
+
+
+def flaw_of_schema(schema: Any, batch_type: Any = None) -> str:
+    """Return what is wrong with a schema; empty if nothing is."""
+    try:
+        layout_of_schema(schema, batch_type)
+    except Exception as error:  # the attribute may be anything
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _has_getitem(dataset: Any) -> bool:
+    """Return whether it has a `__getitem__` of its own. That of torch's Dataset only raises."""
+    found = getattr(type(dataset), "__getitem__", None)
+    return found is not None and (found.__module__, found.__qualname__) != ("torch.utils.data.dataset", "Dataset.__getitem__")
+
+
+def is_decoder(function: Any) -> bool:
+    """Return whether a stage's function decodes an item into a row: it has a `schema` and `read_into(item, out)`."""
+    return isinstance(ability_of(function, "schema"), Mapping) and takes_arguments(ability_of(function, "read_into"), 2)

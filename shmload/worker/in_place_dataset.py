@@ -1,0 +1,188 @@
+"""Datasets that decode into rows of the batch themselves, also through `Subset`, `ConcatDataset` and `Mix`."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.batch.collate import RowOut, SingleRow, private_rows
+from shmload.batch.layout import Layout, layout_of_schema
+from shmload.batch.ragged import RaggedRows
+from shmload.world import ability_of
+
+
+class InPlace:
+    """A dataset that decodes into rows of the batch.
+
+    Attributes:
+        schema: the fields of a row.
+        batch_type: type of a batch, if it is not a dict.
+        read_into, read_batch_into: decode one sample, or several; one of them may be None.
+        reads_rows_alike: whether a row that is read alone is the same as in a batch.
+        takes_all: whether `takes` is true for all keys.
+        draws_nothing: whether no code of the user runs, so that samples may be read together with any others.
+    """
+
+    reads_rows_alike = True
+    takes_all = True
+    draws_nothing = False
+
+    def __init__(self, dataset: Any) -> None:
+        self.schema = dataset.schema
+        self.draws_nothing = type(dataset).__module__.startswith("shmload.formats.")
+        self.batch_type = ability_of(dataset, "batch_type")
+        self.read_into: Callable[[Any, Any], None] | None = ability_of(dataset, "read_into")
+        self.read_batch_into: Callable[[Any, Any], None] | None = ability_of(dataset, "read_batch_into")
+
+    def layout(self) -> Layout:
+        """Return the offsets of the fields."""
+        return layout_of_schema(self.schema, self.batch_type)
+
+    def takes(self, keys: Any) -> bool:
+        """Return whether samples of these keys may be read in place; if not, they are read with `dataset[key]`."""
+        return True
+
+    def read_ragged(self, keys: Any, rows: RaggedRows, begin: Callable[[int], bool], *, is_suspect: bool = False) -> bool:
+        """Read the samples of a batch whose schema has ragged fields.
+
+        Args:
+            keys: indices of the samples.
+            rows: the rows to write.
+            begin: called with each row before it is read; reading stops if it returns False.
+            is_suspect: a worker died over one of them, so read them one by one.
+        Returns:
+            whether all were read.
+        """
+        if self.read_batch_into is not None and not is_suspect:
+            begin(-1)
+            self.read_batch_into(np.asarray(keys, np.int64), rows.out(slice(None)))
+            rows.check(len(keys))
+            return True
+        read_into = _row_reader(self)
+        for row, key in enumerate(keys):
+            if not begin(row):
+                return False
+            read_into(key, rows.out(row))
+            rows.check(row + 1)
+        return True
+
+
+class InPlaceSubset(InPlace):
+    """torch's Subset of a dataset that decodes in place."""
+
+    def __init__(self, inner: InPlace, indices: Sequence[int]) -> None:
+        self.schema, self.batch_type = inner.schema, inner.batch_type
+        self.reads_rows_alike, self.takes_all, self.draws_nothing = inner.reads_rows_alike, inner.takes_all, inner.draws_nothing
+        self.inner, self.indices = inner, indices
+        read_into, read_batch_into = inner.read_into, inner.read_batch_into
+        self.read_into = read_into and (lambda index, out: read_into(indices[index], out))
+        self.read_batch_into = read_batch_into and (lambda keys, out: read_batch_into(_as_array(self._chosen(keys)), out))
+
+    def takes(self, keys: Any) -> bool:
+        """Return whether the inner dataset takes the indices that these keys select."""
+        return self.takes_all or (are_integers(keys) and self.inner.takes(self._chosen(keys)))
+
+    def _chosen(self, keys: Any) -> list[Any]:
+        indices = self.indices
+        return [indices[key] for key in (keys.tolist() if isinstance(keys, np.ndarray) else keys)]
+
+
+class InPlaceConcat(InPlace):
+    """Several datasets with equal schemas, concatenated. Members read whole batches if that gives the same as row by row.
+
+    Args:
+        members: the datasets.
+        ends: number of samples up to the end of each.
+        is_cyclic: indices after the last one start over; `Mix` uses them when a member begins again.
+    """
+
+    def __init__(self, members: list[InPlace], ends: Sequence[int], *, is_cyclic: bool) -> None:
+        self.schema, self.batch_type = members[0].schema, members[0].batch_type
+        for member in members:
+            if getattr(member.schema, "zero_fill", False):  # it does not write all of its rows
+                self.schema = member.schema
+        self.takes_all = all(m.takes_all for m in members)
+        self._members, self._ends, self._is_cyclic = members, ends, is_cyclic
+        readers = [_row_reader(m) for m in members]
+
+        def read_into(index: int, out: Any) -> None:
+            which, local = self._place(index)
+            readers[which](local, out)
+
+        self.read_into = read_into
+        self.read_batch_into = None
+        if all(m.draws_nothing and m.read_batch_into is not None for m in members):
+            self._layout = self.layout()
+            if not self._layout.is_ragged:
+                self.read_batch_into = self._read_batch
+
+    def takes(self, keys: Any) -> bool:
+        """Return whether the member of each key takes it."""
+        if self.takes_all:
+            return True
+        return are_integers(keys) and all(self._members[which].takes(at) for which, _, at in self._by_member(keys))
+
+    def _read_batch(self, keys: Any, out: Any) -> None:
+        for which, rows, at in self._by_member(keys):
+            read_batch_into = self._members[which].read_batch_into
+            assert read_batch_into is not None
+            if len(rows) == len(keys):
+                return read_batch_into(at, out)
+            own = private_rows(self._layout, len(rows))
+            read_batch_into(at, RowOut(own, slice(0, len(rows))))
+            for name, values in own.items():
+                out[name][rows] = values
+        return None
+
+    def _by_member(self, keys: Any) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield, for each member that has some of the keys: its number, the rows of these keys, and their indices in it."""
+        numbers, ends = np.asarray(keys, np.int64), self._ends
+        for outside in numbers[numbers < -ends[-1]] if not self._is_cyclic else ():
+            self._place(int(outside))
+        numbers = numbers % ends[-1] if self._is_cyclic else np.where(numbers < 0, numbers + ends[-1], numbers)
+        members = np.searchsorted(ends, numbers, "right")
+        for which in np.unique(members).tolist():
+            rows = np.flatnonzero(members == which)
+            yield which, rows, numbers[rows] - (ends[which - 1] if which else 0)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        ends = self._ends
+        if self._is_cyclic:
+            index %= ends[-1]
+        elif index < 0:
+            if -index > ends[-1]:
+                raise ValueError("absolute value of index should not exceed dataset length")  # torch's words
+            index += ends[-1]
+        which = bisect_right(ends, index)
+        return which, index - (ends[which - 1] if which else 0)
+
+
+def are_integers(keys: Any) -> bool:
+    """Return whether all keys are plain integers of at most 64 bits, and none is a key that only the dataset understands."""
+    if isinstance(keys, np.ndarray):
+        return True
+    kinds = set(map(type, keys))
+    if not kinds <= {int} and not all(kind is int or issubclass(kind, np.signedinteger) for kind in kinds):
+        return False
+    return not keys or -(1 << 63) <= min(keys) <= max(keys) < 1 << 63
+
+
+def _as_array(keys: list[Any]) -> Any:
+    """Return integers, also those of a tensor, as `read_batch_into` takes them; return anything else unchanged."""
+    try:
+        return np.array(list(map(operator.index, keys)), np.int64)
+    except (TypeError, OverflowError):
+        return keys
+
+
+def _row_reader(member: InPlace) -> Callable[[int, Any], None]:
+    if member.read_into is not None:
+        return member.read_into
+    read_batch_into = member.read_batch_into
+    assert read_batch_into is not None
+    return lambda index, out: read_batch_into(np.array([index], np.int64), SingleRow(out))

@@ -1,0 +1,104 @@
+"""What a worker gets at its start: the job, which is the same for all workers of a loader, and its post."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shmload.worker.own_generators import OwnGenerators
+from shmload.worker.read_plan import PLAIN, ReadPlan
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the workers of one loader do: read samples of a dataset and make batches of them.
+
+    Attributes:
+        dataset: the dataset.
+        collate_fn: the user's function; None: torch's default.
+        worker_init_fn: called in each worker with its number.
+        auto_collation: whether samples are collated into batches.
+        seed: None in torch mode.
+        seed_samples: reseed generators before each sample.
+        is_iterable: the dataset is an IterableDataset.
+        drop_last: for iterable datasets, whose last batch only the worker knows.
+        shared_seed: for DataPipes.
+        snapshot_every: interval in batches at which a worker's state travels with a batch; 0: never.
+        num_steps: length of a pass, if it is known and workers stay for the next; its last batches have a state in any case.
+        tolerates_bad_samples: find all bad rows of a batch instead of failing at the first.
+        plan: how batches are read.
+        num_threads: samples that a worker reads at once.
+    """
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any] | None
+    worker_init_fn: Callable[[int], None] | None
+    auto_collation: bool
+    seed: int | None
+    seed_samples: bool
+    is_iterable: bool = False
+    drop_last: bool = False
+    shared_seed: int | None = None
+    snapshot_every: int = 0
+    num_steps: int = 0
+    tolerates_bad_samples: bool = False
+    plan: ReadPlan = PLAIN
+    num_threads: int = 1
+
+    def own_generators(self) -> OwnGenerators | None:
+        """Return the generators of dataset and collate_fn that must be seeded before each sample; None if there are none."""
+        own = OwnGenerators(self.dataset, self.collate_fn) if self.seed is not None and self.seed_samples else None
+        return own or None
+
+
+@dataclass(frozen=True)
+class PeerRing:
+    """The ring of another rank of the node, whose chunks a worker may fill when its own ring has none (loop.py).
+
+    Attributes:
+        trainer_pid, trainer_began: the rank's process, and its start time, which distinguishes it from a later process of that pid.
+        control_path, ready_bell, grants_bell: names to attach to.
+        first_record: worker w of this pool has the record `first_record + w` there.
+    """
+
+    trainer_pid: int
+    trainer_began: str
+    control_path: str
+    ready_bell: str
+    grants_bell: str
+    first_record: int
+
+
+@dataclass(frozen=True)
+class Post:
+    """What distinguishes one worker from the others, and what it shares with the trainer.
+
+    Attributes:
+        worker_id, num_workers: number of the worker, and how many there are.
+        trainer_pid: the trainer, with which the worker ends.
+        control_path, control_nbytes: segment of the control block.
+        ready_bell, orders_bell, grants_bell: names of doorbells.
+        base_seed: torch's base seed.
+        affinity: CPUs.
+        pickled_job_path, pickled_job_nbytes: segment with the pickled job; empty: it is inherited.
+        stack_path: segment to which the worker writes its Python stack on request; empty: not possible.
+        neighbours: rings of other ranks in which the worker helps.
+        resume: pickled snapshot to continue from; empty: begin anew.
+    """
+
+    worker_id: int
+    num_workers: int
+    trainer_pid: int
+    control_path: str
+    control_nbytes: int
+    ready_bell: str
+    orders_bell: str
+    grants_bell: str
+    base_seed: int
+    affinity: tuple[int, ...]
+    pickled_job_path: str = ""
+    pickled_job_nbytes: int = 0
+    stack_path: str = ""
+    neighbours: tuple[PeerRing, ...] = ()
+    resume: bytes = b""

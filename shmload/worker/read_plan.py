@@ -1,0 +1,141 @@
+"""How the batches of one loader are read: a value that is decided once, from the loader's arguments and its dataset.
+
+The plan is part of the job. The trainer that publishes orders, the workers that fill them and the reader without workers all follow
+it and never ask the dataset again, because two answers to one question would sooner or later differ: batches of text were once
+published in chunks, and each chunk's worker wrote the whole batch.
+
+Precedence: a custom collate_fn (which makes the whole batch), `read_batch_into`, `read_into`, `__getitems__`, `__getitem__`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.batch.collate import RowOut, private_rows
+from shmload.batch.layout import Layout
+from shmload.batch.ragged import AS_LISTS, Arenas, AsTorchOrList, Ragged, RaggedRows, ragged_of
+from shmload.worker.decoding_protocol import flaw_of_schema, in_place_of
+from shmload.worker.in_place_dataset import InPlace
+from shmload.world import ability_of
+
+log = logging.getLogger("shmload")
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """How each batch is read and written.
+
+    Attributes:
+        path: what reads the samples: "collate_fn", "read_batch_into", "read_into", "__getitems__" or "__getitem__".
+        layout: offsets of the fields, from the schema of a dataset that is read in place; None: the first sample determines it.
+        ragged: how to deliver ragged fields; None: raise for what torch's collate refuses.
+        is_whole: rows have no known offsets, so one worker reads and writes the whole batch. If False, a batch may still turn out
+            to be such; its order says so then.
+        has_getitems: samples that are not read in place are read by `__getitems__`.
+    """
+
+    path: str = "__getitem__"
+    layout: Layout | None = None
+    ragged: Ragged | None = None
+    is_whole: bool = False
+    has_getitems: bool = False
+
+    @property
+    def rows(self) -> Layout | None:
+        """Layout of rows, if it is known before the first sample is read."""
+        return None if self.is_whole else self.layout
+
+    def in_place(self, dataset: Any) -> InPlace | None:
+        """Return how the dataset decodes in place, in this process; None if it does not.
+
+        Args:
+            dataset: the dataset.
+        """
+        return None if self.layout is None else in_place_of(dataset, self.ragged)
+
+    def read(self, dataset: Any, key: Any) -> Any:
+        """Read one sample. With `__getitems__`, read a batch of one key, which may contain any number of samples.
+
+        Args:
+            dataset: the dataset.
+            key: index of the sample.
+        """
+        return dataset.__getitems__([key]) if self.has_getitems else dataset[key]
+
+    def try_sample(self, dataset: Any, in_place: InPlace | None, key: Any) -> None:
+        """Read one sample and discard it, to find out whether it can be read.
+
+        Args:
+            dataset: the dataset.
+            in_place: how it decodes in place, or None.
+            key: index of the sample.
+        """
+        if in_place is None or not in_place.takes([key]):
+            self.read(dataset, key)
+            return
+        assert self.layout is not None
+        if self.is_whole:
+            assert self.ragged is not None
+            in_place.read_ragged([key], RaggedRows(self.layout, self.ragged, 1, no_room, Arenas()), lambda row: True)
+        elif in_place.read_into is not None:
+            in_place.read_into(key, RowOut(private_rows(self.layout, 1), 0))
+        elif in_place.read_batch_into is not None:
+            in_place.read_batch_into(np.array([key], np.int64), RowOut(private_rows(self.layout, 1), slice(0, 1)))
+
+
+def no_room(nbytes: int) -> NDArray[np.uint8]:
+    """Return no memory, in place of a slot."""
+    return np.empty(0, np.uint8)
+
+
+PLAIN = ReadPlan()  # sample by sample, collated as torch does
+
+
+def plan_of(
+    dataset: Any, *, collate_fn: Callable[[Any], Any] | None, auto_collation: bool, ragged: str | Mapping[str, str], is_torch: bool
+) -> ReadPlan:
+    """Decide how a loader reads its batches.
+
+    Args:
+        dataset: the dataset.
+        collate_fn: the user's function; None: torch's default.
+        auto_collation: whether samples are collated into batches.
+        ragged: the loader's argument.
+        is_torch: torch mode.
+    Raises:
+        ValueError: `ragged` is not a mode, or does not fit the dataset's schema.
+    """
+    has_getitems = auto_collation and bool(ability_of(dataset, "__getitems__"))
+    is_default = isinstance(ragged, AsTorchOrList)
+    rule = (None if is_torch else AS_LISTS) if is_default else ragged_of(ragged, None, is_torch_mode=is_torch)
+    in_place = in_place_of(dataset, rule)
+    schema = in_place.schema if in_place is not None else None if is_default else ability_of(dataset, "schema")
+    if isinstance(schema, Mapping) and in_place is None and (why := flaw_of_schema(schema)):
+        log.debug("the schema of %s does not say which fields are ragged: %s", type(dataset).__name__, why)
+        schema = None
+    if isinstance(schema, Mapping) and not (is_default and all(map(_is_fixed, schema.values()))):
+        rule = ragged_of(ragged, schema, is_torch_mode=is_torch)
+        in_place = in_place_of(dataset, rule)
+    if collate_fn is not None:
+        return ReadPlan("collate_fn", None, rule, is_whole=True, has_getitems=has_getitems)
+    if not auto_collation:
+        return ReadPlan("__getitem__", None, rule, is_whole=True)
+    if in_place is None:
+        path = "__getitems__" if has_getitems else "__getitem__"
+        is_whole = rule is not None and rule.is_certain
+        return ReadPlan(path, None, rule, is_whole=is_whole, has_getitems=has_getitems)
+    path = "read_batch_into" if in_place.read_batch_into is not None else "read_into"
+    layout = in_place.layout()
+    return ReadPlan(path, layout, rule, is_whole=layout.is_ragged, has_getitems=has_getitems)
+
+
+def _is_fixed(spec: Any) -> bool:
+    """Return whether all rows of a field have the same size."""
+    dtype, shape = spec[:2] if isinstance(spec, tuple) else (spec, ())
+    return dtype not in (str, bytes) and None not in shape

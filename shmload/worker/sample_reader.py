@@ -1,0 +1,237 @@
+"""Read the samples of the claimed rows, one by one, all at once, or by several threads, and record which row is being read."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from shmload import faults
+from shmload._core.filler import ChunkWriter, WorkerRing
+from shmload._core.mapping import Mapping as MemoryMapping
+from shmload.batch.collate import RowPlacer
+from shmload.worker.in_place_dataset import InPlace
+from shmload.worker.job import Job
+from shmload.worker.sample_rng import Sample, begin_many, begin_sample, drew_for_many, end_samples, generators, seed_globals
+from shmload.worker.thread_reader import read_by_threads
+
+
+def can_be_joined(batch: Any) -> bool:
+    """Return whether what `__getitems__` returned is a sequence of samples that can be concatenated with others."""
+    torch = sys.modules.get("torch")
+    return type(batch) in (list, tuple, np.ndarray) or (torch is not None and type(batch) is torch.Tensor)
+
+
+def joined(batches: list[Any]) -> Any:
+    """Concatenate what `__getitems__` returned for each key; return None if these are not sequences of one type.
+
+    A dataset that filters or adds samples returned another number than one for some keys.
+    """
+    kind = type(batches[0])
+    if not can_be_joined(batches[0]) or any(type(batch) is not kind for batch in batches):
+        return None
+    if kind in (list, tuple):
+        return kind(chain.from_iterable(batches))
+    return np.concatenate(batches) if kind is np.ndarray else sys.modules["torch"].cat(batches)
+
+
+class SampleReader:
+    """Reads the samples of one worker. The ring records which sample is being read, so that a death can be blamed on it.
+
+    Args:
+        ring: the ring.
+        job: what to do.
+        in_place: how the dataset decodes in place, or None.
+        open_memory: maps a segment of the trainer's, given its path.
+    """
+
+    def __init__(self, ring: WorkerRing, job: Job, in_place: InPlace | None, open_memory: Callable[[str], MemoryMapping]) -> None:
+        self._ring, self._job, self._in_place, self._open = ring, job, in_place, open_memory
+        self._kept: tuple[Any, Any] | None = None  # (key, sample) that was decoded to learn the layout
+        self._given: Any = None  # the batch sampler's own object, if it is not a list of int
+        self._keys: list[Any] | None = None  # keys of the order; None: its samples are not begun one by one
+        self._reads_many = job.plan.has_getitems  # False once its samples have drawn random numbers
+        self._own = job.own_generators()
+        self._threads = ThreadPoolExecutor(job.num_threads, "shmload-read") if job.num_threads > 1 else None
+        self._reseeds = job.seed_samples and job.seed is not None
+
+    @property
+    def begun(self) -> int:
+        """Number of the last begin, for `sample_info` and `sample_rng`."""
+        return self._ring.begun
+
+    def sample(self) -> Sample:
+        """Return the sample that was begun last."""
+        ring = self._ring
+        return self._job.seed, ring.epoch, ring.index, ring.worker_id
+
+    @property
+    def threads(self) -> ThreadPoolExecutor | None:
+        """Threads that read several samples at once; None if the loader has none.
+
+        Also None if a worker has died over the claimed rows, because reading them one by one shows which of them it was.
+        """
+        return None if self._threads is None or self._ring.is_suspect else self._threads
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether the samples of a batch are read together, not one by one."""
+        return self._job.plan.path == "__getitems__" or self.threads is not None
+
+    def keys(self) -> Any:
+        """Return the indices of the whole batch (an array for `read_batch_into`), or the sampler's keys."""
+        ring = self._ring
+        path = ring.order_path
+        raw = bytes(memoryview(self._open(path.decode()))[: ring.order_nbytes]) if path else ring.order_bytes()
+        self._given = self._keys = None
+        if ring.is_pickled:
+            keys = self._given = pickle.loads(raw)  # written by the trainer
+            self._keys = keys if type(keys) is list else list(keys)
+            return self._keys
+        indices = np.frombuffer(raw, np.int64)
+        if self._job.plan.path == "read_batch_into":
+            return indices
+        self._keys = indices.tolist()
+        return self._keys
+
+    def beginning(self) -> Callable[[int, Any], bool]:
+        """Return `begin` for the rows of this order without needless steps, because they are most of the cost of small samples."""
+        begin_row, ring, seed, epoch, keys = self._ring.begin_row, self._ring, self._job.seed, self._ring.epoch, self._keys
+        if faults.armed or self._own is not None:
+            return self.begin
+        if not self._reseeds or seed is None:
+            return begin_row
+
+        def begin(row: int, key: Any) -> bool:
+            is_wanted = begin_row(row, key)
+            seed_globals(seed, epoch, ring.index, keys, row)
+            return is_wanted
+
+        return begin
+
+    def writer(self, placer: RowPlacer | None, keys: list[Any], row: int) -> ChunkWriter:
+        """Return a writer of the chunk's samples from `row` on, which has been begun; without a placer, it collects them."""
+        seed, part = self._job.seed, None if placer is None else placer.part
+        if faults.armed or self._own is not None:
+            return ChunkWriter(self._ring, part, keys, row, begin=self.begin)
+        if not self._reseeds or seed is None:
+            return ChunkWriter(self._ring, part, keys, row)
+        return ChunkWriter(self._ring, part, keys, row, reseeder=generators.reseeder, seed=seed, seed_rest=generators.seed_rest)
+
+    def begin(self, row: int, key: Any) -> bool:
+        """Record which sample is read next and seed its randomness. Return False if the batch is no longer wanted."""
+        ring = self._ring
+        is_wanted = ring.begin_row(row, key)
+        if self._reseeds:
+            assert self._job.seed is not None
+            seed_globals(self._job.seed, ring.epoch, ring.index, self._keys, row)
+            if self._own is not None:
+                self._own.begin(self._job.seed, ring.epoch, ring.index)
+        if faults.armed:
+            faults.hit("mid_decode")
+        return is_wanted
+
+    def begin_all(self, row: int, key: Any, count: int) -> None:
+        """Record that `count` samples are read at once, from this one on."""
+        key = key.item() if isinstance(key, np.integer) else key
+        self.begin(row, key)
+        if count > 1:
+            self._ring.begin_row(-1, key)  # if the worker dies, its successor reads them one by one to find out which sample it was
+        self._ring.end_sample()
+        begin_many(can_repeat=False)
+
+    def one(self, row: int, key: Any) -> Any:
+        """Read one sample, as `ReadPlan.read` does."""
+        self.begin(row, key)
+        return self.read(key)
+
+    def read(self, key: Any) -> Any:
+        """Read the sample that has been begun."""
+        if self._kept is not None and self._kept[0] == (self._ring.epoch, key):
+            sample, self._kept = self._kept[1], None
+            return sample
+        return self._job.plan.read(self._job.dataset, key)
+
+    __getitem__ = read
+
+    def keep(self, key: Any, sample: Any) -> None:
+        """Keep a sample that was read too early, so that it need not be read twice."""
+        if not self.reads_all:
+            self._kept = ((self._ring.epoch, key), sample)
+
+    def many(self, keys: list[Any], first: int, end: int) -> Any:
+        """Read rows `first` to `end`.
+
+        Returns:
+            a list of their samples; or whatever the dataset's `__getitems__` returned for them, with fewer or more samples.
+        """
+        if first >= end:
+            return []
+        plan, is_suspect = self._job.plan, self._ring.is_suspect
+        if self._reads_many and not is_suspect:
+            batch = self._read_at_once(keys, first, end)
+            if not drew_for_many() or not can_be_joined(batch):
+                return batch
+            self._reads_many = False  # samples must be read one by one, because draws are keyed by the sample
+        if self.threads is None:
+            source = self if plan.has_getitems else self._job.dataset
+            read = self.writer(None, keys, first).gather(self.one(first, keys[first]), source)
+        else:
+            read = list(self.by_threads(lambda row: plan.read(self._job.dataset, keys[row]), keys, first, end))
+        self._ring.end_sample()
+        if not plan.has_getitems:
+            return read
+        batch = joined(read)
+        if batch is not None and (not self._reads_many or all(len(one) == 1 for one in read)):
+            return batch
+        # rows were read alone to find the one that ends the worker, but `__getitems__` of the whole batch returns something else
+        at_once = self._read_at_once(keys, first, end)
+        return batch if batch is not None and drew_for_many() else at_once
+
+    def _read_at_once(self, keys: list[Any], first: int, end: int) -> Any:
+        """Return what the dataset's `__getitems__` returns for rows `first` to `end`."""
+        job = self._job
+        self.begin_all(first, keys[first], end - first)
+        begin_many(can_repeat=True, compares=job.seed_samples, own=self._own)
+        is_whole = self._given is not None and end - first == len(keys)
+        return job.dataset.__getitems__(self._given if is_whole else keys[first:end])
+
+    def by_threads(self, read: Callable[[int], Any], keys: list[Any], first: int, end: int) -> Iterator[Any]:
+        """Yield `read(row)` for each row, reading several at a time."""
+        threads = self.threads
+        assert threads is not None
+        job, epoch, worker = self._job, self._ring.epoch, self._ring.worker_id
+
+        def read_row(row: int) -> Any:
+            begin_sample(job.seed, epoch, index_of(keys[row]), worker, reseed=False)
+            try:
+                return read(row)
+            finally:
+                end_samples()
+
+        return read_by_threads(threads, read_row, range(first, end), lambda row: self.begin(row, keys[row]))
+
+    def bad_rows(self) -> tuple[int, ...]:
+        """Return the claimed rows that cannot be read, one of which has just failed; empty if the batch failed as a whole."""
+        ring = self._ring
+        first, end = (0, ring.nrows) if ring.is_packed else (ring.first_row, ring.end_row)
+        keys = self.keys()
+        failed = ring.row
+        bad = [] if failed < 0 else [failed]
+        for row in range(first if failed < 0 else failed + 1, end):
+            try:
+                self.begin(row, keys[row] if type(keys) is list else keys[row].item())
+                self._job.plan.try_sample(self._job.dataset, self._in_place, keys[row])
+            except Exception:
+                bad.append(row)
+        return tuple(bad)
+
+
+def index_of(key: Any) -> int:
+    """Return the index of a sample; -1 if the sampler's key is not an integer."""
+    return key if type(key) is int and -(1 << 63) <= key < 1 << 63 else -1

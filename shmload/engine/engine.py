@@ -39,9 +39,10 @@ from shmload.engine.worker_set import WorkerSet
 from shmload.errors import WorkerDied
 from shmload.shm import owners
 from shmload.worker.failure import Failure
+from shmload.worker.interrupts import interrupts_held
 from shmload.worker.job import Job, PeerRing
-from shmload.worker.pool import STOP_GRACE_S, PreparedWorkers, interrupts_held
-from shmload.worker.snapshot import AFRESH, END, NO_NEWS, Note, load_note
+from shmload.worker.note import AFRESH, END, NO_NEWS, Note, load_note
+from shmload.worker.pool import STOP_GRACE_S, PreparedWorkers
 
 log = logging.getLogger("shmload")
 

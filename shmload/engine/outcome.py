@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from shmload._core.trainer import Order
-from shmload.worker.snapshot import Note
+from shmload.worker.note import Note
 
 NOTHING = object()  # the batch of an order that has none: an iterable dataset was exhausted, or all samples were bad and skipped
 

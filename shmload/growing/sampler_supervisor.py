@@ -37,7 +37,9 @@ from shmload.errors import WorkerDied
 from shmload.formats.paths import write_if_possible
 from shmload.growing.files import CONTROL, CacheWriter, WriterReport
 from shmload.shm import owners
-from shmload.worker.pool import context_of, interrupts_held, warn_of_fork
+from shmload.worker.fork_warnings import warn_of_fork
+from shmload.worker.interrupts import interrupts_held
+from shmload.worker.pool import context_of
 from shmload.world import describe_exit, settle
 
 log = logging.getLogger("shmload")

@@ -52,8 +52,10 @@ from shmload.torch_names import (
     profiler_enabled,
     sharding_worker_init_fn,
 )
+from shmload.worker.iterable_pass import BeginsAgain, with_shared_seed
+from shmload.worker.note import NO_NEWS, Note
 from shmload.worker.sample_rng import kept_generators
-from shmload.worker.snapshot import NO_NEWS, BeginsAgain, Note, load_own_states, with_shared_seed
+from shmload.worker.snapshot import load_own_states
 from shmload.worker.torch_side import GENERATORS, Origin, origin_of
 
 log = logging.getLogger("shmload")

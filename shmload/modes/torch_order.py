@@ -55,7 +55,9 @@ from shmload.schedule.state_checksum import CHECK, with_checksum
 from shmload.schedule.state_codec import UsersOwn, opened, sealed
 from shmload.shm import travel
 from shmload.torch_names import InfiniteConstantSampler
-from shmload.worker.snapshot import OWN_STATES, SAME, BeginsAgain, Note, Snapshot, own_states
+from shmload.worker.iterable_pass import BeginsAgain
+from shmload.worker.note import SAME, Note
+from shmload.worker.snapshot import OWN_STATES, Snapshot, own_states
 from shmload.worker.torch_side import Origin, origin_of, randperm, replayed, torch_origin
 from shmload.world import is_stateful
 

@@ -42,8 +42,8 @@ from shmload.shm.segment import open_segment
 from shmload.worker.failure import REMEDY, Failure, sample_at, timeout_text
 from shmload.worker.job import Job, Post
 from shmload.worker.loop import WorkerLoop
-from shmload.worker.pool import prepare
-from shmload.worker.snapshot import END, load_note
+from shmload.worker.note import END, load_note
+from shmload.worker.process import prepare
 
 GROWTH = 1.25  # as ring_memory's
 ORDER_CAPACITY = 4096  # a larger order lies in memory of its own

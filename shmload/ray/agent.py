@@ -54,9 +54,9 @@ from shmload.shm import names
 from shmload.shm.segment import Doorbell, open_segment
 from shmload.worker.failure import Failure
 from shmload.worker.loop import process_begin_ns
-from shmload.worker.pool import GONE, open_memory
+from shmload.worker.note import dump_note
+from shmload.worker.process import GONE, open_memory
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
-from shmload.worker.snapshot import dump_note
 
 HALF_LIFE_S = 20.0  # of a measure: each new attempt at what takes too long holds up all
 WEIGHT = 0.25  # of the newest measure

@@ -29,7 +29,7 @@ In data parallelism the rank whose batch is dear holds up all, while its neighbo
 
     balancing.py   each rank has ring, worker pool, order and supervision of its own; who has no idle worker rings for others.
                    Who of them is let in and watched; what a dead one held is read again
-    worker/loop.py (HelperRing)   a worker with nothing open at home claims a chunk of the neighbour's whose trainer has waited
+    worker/helping.py (HelperRing) a worker with nothing open at home claims a chunk of the neighbour's whose trainer has waited
                    for longest
 
 * a helper is a worker like any other to the protocol (src/protocol.h), under a record of its own behind those of the worker pool;

@@ -25,8 +25,9 @@ from shmload.sharing.rank_group import RankGroup, poll_of
 from shmload.shm import names
 from shmload.shm.names import of_ticket, pidfd_of
 from shmload.shm.segment import Doorbell, map_segment, open_segment
+from shmload.worker.interrupts import interrupts_held
 from shmload.worker.job import PeerRing
-from shmload.worker.pool import Death, interrupts_held, written_stack
+from shmload.worker.pool import Death, written_stack
 
 log = logging.getLogger("shmload")
 

@@ -54,7 +54,7 @@ class Job:
 
 @dataclass(frozen=True)
 class PeerRing:
-    """The ring of another rank of the node, whose chunks a worker may fill when its own ring has none (loop.py).
+    """The ring of another rank of the node, whose chunks a worker may fill when its own ring has none (helping.py).
 
     Attributes:
         trainer_pid, trainer_began: the rank's process, and its start time, which distinguishes it from a later process of that pid.

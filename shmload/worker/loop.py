@@ -1,44 +1,33 @@
-"""What a worker does: claim rows of an ordered slot, decode them into place, finish; again, until the trainer closes.
+"""The worker's loop: claim rows of an ordered slot, decode them into place, mark them as finished; again, until the trainer closes.
 
-It keeps no position. Its orders stand in the slots, so nothing is lost with it, and a row done twice gives the same bytes.
-
-When this process began: what comes before a worker's first order is its start-up, imports and all.
-
-Helping the node's other ranks: a worker whose own ring has nothing open fills chunks of theirs, as their helper.
-
-A helper reads with its own dataset and claims and finishes as the ring's own workers do. What it must not do is wait for that
-ring's trainer: that one may be waiting, in an all-reduce, for a batch that this worker owes its own. So it comes only when there is
-a layout, and leaves a batch that needs more room to be ordered again (slot_memory.py). It requests before it claims
-(src/helpers.h).
-"""
+The loop keeps no position: its orders are in the slots, so a killed worker loses nothing, and a row that is read twice gives the
+same bytes."""
 
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Callable, Iterator
-from time import CLOCK_BOOTTIME, clock_gettime_ns, monotonic, monotonic_ns
-from typing import Any
+from time import CLOCK_BOOTTIME, clock_gettime_ns, monotonic_ns
+from typing import Any, Protocol
 
 import numpy as np
 
 from shmload import faults
 from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
-from shmload._core.neighbour import Neighbour
 from shmload.batch.collate import collates_as_shipped, pack_samples, registered_functions, samples_in
 from shmload.batch.layout import Layout
 from shmload.batch.ragged import Arenas, PackedBatch, RaggedRows, pack
 from shmload.errors import RingTooSmall
 from shmload.metrics import irregular_files
-from shmload.shm.names import own_ticket, pidfd_of
-from shmload.shm.segment import Doorbell
 from shmload.worker.failure import Failure
-from shmload.worker.job import Job, PeerRing
+from shmload.worker.iterable_pass import IterablePass
+from shmload.worker.job import Job
+from shmload.worker.note import dump_note
 from shmload.worker.sample_reader import SampleReader
 from shmload.worker.sample_rng import begin_reading, end_samples
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
-from shmload.worker.snapshot import IterablePass, Snapshots, dump_note
+from shmload.worker.snapshot import Snapshots
 from shmload.world import start_of
 
 
@@ -56,6 +45,16 @@ def process_begin_ns() -> int:
 MISFITS_MAX = 2  # batches of a worker that may begin as rows in vain
 
 
+class Visiting(Protocol):
+    """How the loop asks for chunks of other ranks' rings (helping.py)."""
+
+    def claim(self) -> WorkerLoop | None:
+        """Claim a chunk of another rank's ring. Return the loop that fills it; None if there is nothing to do."""
+
+    def look_at_times(self) -> None:
+        """Check now and then whether other ranks have ended, and release their memory."""
+
+
 class WorkerLoop:
     """One worker's loop over its view of the ring.
 
@@ -63,7 +62,7 @@ class WorkerLoop:
         open_memory: (path) -> mapping of a segment the trainer has made.
         source: the way through the dataset, if it is an iterable one.
         snapshots: what takes them, if the loader wants any.
-        visits: the way to the node's other ranks, whose chunks it fills when its own ring has none; None: it stays at home.
+        visits: chunks of other ranks' rings to fill when its own ring has none; None: the worker never helps other ranks.
         is_helper: the ring is another rank's.
         init_failure: what went wrong before the first order, if anything did: every order then fails with it.
     """
@@ -79,7 +78,7 @@ class WorkerLoop:
         open_memory: Callable[[str], Mapping],
         source: IterablePass | None = None,
         snapshots: Snapshots | None = None,
-        visits: Visits | None = None,
+        visits: Visiting | None = None,
         is_helper: bool = False,
         init_failure: Failure | None = None,
     ) -> None:
@@ -417,111 +416,3 @@ class WorkerLoop:
         from shmload.worker.torch_side import default_collate
 
         return pack(default_collate(samples))
-
-
-LOOK_S = 1.0  # how often a worker that is never idle looks whether a neighbour has ended: its memory is kept until then
-
-
-class HelperRing(WorkerRing):
-    """A worker's view of a neighbour's ring, where its record has another number than it has itself."""
-
-    _own_id: int
-
-    def __new__(cls, control: Mapping, record: int, worker_id: int) -> HelperRing:
-        """The view under a record of the neighbour's."""
-        ring: HelperRing = super().__new__(cls, control, record)  # type: ignore[assignment]  # of the class that was asked for
-        ring._own_id = worker_id
-        return ring
-
-    @property
-    def worker_id(self) -> int:
-        """The worker's number in its own worker pool, which samples and errors name."""
-        return self._own_id
-
-
-class HelpedRank:
-    """One neighbour, and what this worker has mapped of it.
-
-    Raises:
-        FileNotFoundError: it has ended.
-    """
-
-    def __init__(self, peer_ring: PeerRing, worker_id: int, job: Job, orders: Bell, open_memory: Callable[[str], Mapping]) -> None:
-        pidfd = pidfd_of(peer_ring.trainer_pid, peer_ring.trainer_began)
-        if pidfd < 0:
-            raise FileNotFoundError(f"process {peer_ring.trainer_pid} has ended")
-        self.pidfd = pidfd
-        try:
-            self._poll = select.poll()
-            self._poll.register(pidfd, select.POLLIN)
-            control = open_memory(peer_ring.control_path)
-            self.neighbour = Neighbour(control)
-            self._ring = HelperRing(control, peer_ring.first_record + worker_id, worker_id)
-            ready, grants = Doorbell.attach(peer_ring.ready_bell), Doorbell.attach(peer_ring.grants_bell)
-            self.body = WorkerLoop(
-                self._ring, job, ready=ready, orders=orders, grants=grants, open_memory=open_memory, is_helper=True
-            )
-        except BaseException:
-            os.close(pidfd)
-            raise
-
-    @property
-    def has_gone(self) -> bool:
-        """Whether its loader is closed or its trainer has ended."""
-        return self.neighbour.is_closing or bool(self._poll.poll(0))
-
-    def claims(self, ticket: int) -> bool:
-        """Claims a chunk, if there is one for a helper and the trainer has let this one in."""
-        ring = self._ring
-        return ring.request(ticket) and ring.has_layout and ring.claim()
-
-
-class Visits:
-    """One worker's way to the node's other ranks.
-
-    Args:
-        peer_rings: of these ranks, in the order in which they are gone to where none is in need.
-        orders: the bell that wakes this worker.
-        open_memory: (path) -> mapping of a segment that a trainer has made.
-    """
-
-    def __init__(
-        self, peer_rings: tuple[PeerRing, ...], worker_id: int, job: Job, *, orders: Bell, open_memory: Callable[[str], Mapping]
-    ) -> None:
-        self._peer_rings: tuple[PeerRing, ...] | None = peer_rings  # None: they have been followed
-        self._parts: tuple[Any, ...] = (worker_id, job, orders, open_memory)
-        self._ticket = own_ticket()
-        self._hosts: list[HelpedRank] = []
-        self._looked = monotonic()
-
-    def claim(self) -> WorkerLoop | None:
-        """Claims a chunk of the neighbour in most need: whose trainer has waited for longest, else the next one.
-
-        Returns:
-            who does what is claimed; None: there is nothing to do.
-        """
-        self._look()
-        for host in sorted(self._hosts, key=lambda host: host.neighbour.waiting_since_ns or 1 << 64):
-            if host.claims(self._ticket):
-                faults.hit("visiting")
-                return host.body
-        return None
-
-    def look_at_times(self) -> None:
-        """Leaves neighbours that have ended, when it is time to look."""
-        if monotonic() - self._looked > LOOK_S:
-            self._look()
-
-    def _look(self) -> None:
-        self._looked = monotonic()
-        if self._peer_rings is not None:
-            for peer_ring in self._peer_rings:
-                try:
-                    self._hosts.append(HelpedRank(peer_ring, *self._parts))
-                except OSError:  # it has ended, or cannot be reached: it goes without help
-                    continue
-            self._peer_rings = None
-        gone = [host for host in self._hosts if host.has_gone]
-        for host in gone:
-            os.close(host.pidfd)
-            self._hosts.remove(host)  # and with it all that was mapped

@@ -1,199 +1,41 @@
-"""The processes that fill a ring: prepared, started, watched, replaced and ended.
-
-Also what a fork does not take along, said before workers are forked. CUDA's state cannot be used in a forked child, and a dataset
-that touches the GPU fails there: that is a warning. A thread that holds a lock at the fork leaves it held for
-ever in the child. Seldom one does, so that goes to the log, once, and daemonic threads do not count: progress bars and loggers have
-one in almost every program.
-
-A worker process from its first line to its last: attach, die with the parent, learn the job, work.
-"""
+"""Worker pools: the protocol that the engine uses, and the pool of processes of this machine."""
 
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
-import gc
-import io
 import logging
 import multiprocessing
 import os
-import pickle
 import select
 import signal
-import sys
-import threading
-import types
 import warnings
 import weakref
 from collections import abc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from multiprocessing import context as spawning
-from multiprocessing import reduction
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from shmload import faults
-from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
-from shmload._core.watch import die_with, keep_freed
-from shmload.shm import owners, travel
-from shmload.shm.segment import Doorbell, Group, Segment, map_segment, open_segment
-from shmload.worker.failure import Failure
+from shmload.shm import owners
+from shmload.shm.segment import Group, Segment
+from shmload.worker.fork_warnings import warn_of_fork
+from shmload.worker.interrupts import interrupts_held
 from shmload.worker.job import Job, Post
-from shmload.worker.loop import Visits, WorkerLoop
-from shmload.worker.sample_rng import Streams
-from shmload.worker.snapshot import IterablePass, Snapshot, Snapshots, load_own_states, with_shared_seed
+from shmload.worker.job_pickling import pickled_once
+from shmload.worker.process import STACK_SIGNAL, main
 from shmload.worker.template import process_maker
-from shmload.world import describe_exit, parts_of, settle
+from shmload.world import describe_exit, settle
 
 STACK_NBYTES = 65536
-STACK_SIGNAL = signal.SIGRTMAX - 3  # asks a worker for its Python stack; no library is known to use it
-GONE = 3  # exit code of a worker that found its ring gone
-
-
-def open_memory(path: str) -> Mapping:
-    """Maps a segment of the trainer's; nothing this process forks will see it."""
-    faults.hit("opening_memory")
-    return map_segment(path, inherit=False)
-
-
-def main(post: Post, inherited: Job | None) -> None:
-    """Runs one worker.
-
-    Args:
-        inherited: the job itself, where it came by fork or could only travel with the process; else it lies pickled in
-            the pickled job segment, once for all workers.
-    """
-    die_with(post.trainer_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole group; the trainer decides what it means
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a trainer's own handler, come by fork, would keep this worker alive
-    faults.hit("start")
-    os.sched_setaffinity(0, post.affinity)
-    give_way()
-    keep_freed()
-    # what the trainer had before the fork is shared memory until written to, and the collector writes to every object it visits
-    gc.freeze()
-    try:
-        ring = WorkerRing(open_memory(post.control_path), post.worker_id)
-        ready, orders, grants = (Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell))
-    except FileNotFoundError:
-        os._exit(GONE)  # the loader has been closed before this process was up
-    if post.stack_path:
-        # written by the signal handler itself, so it also comes from a worker that is stuck in C with the GIL held
-        faulthandler.register(STACK_SIGNAL, open_segment(post.stack_path), all_threads=False)
-    where = f"in DataLoader worker process {post.worker_id}"
-    job, failure = inherited, None
-    source: IterablePass | None = None
-    snapshots: Snapshots | None = None
-    try:
-        if job is None:
-            pickled_job = open_memory(post.pickled_job_path)
-            job = pickle.loads(memoryview(pickled_job)[: post.pickled_job_nbytes])
-            del pickled_job
-        assert job is not None
-        job, source, snapshots = prepare(job, post)
-    except Exception as error:
-        failure = Failure.of(error, where, "")
-        job = job or Job(None, None, None, True, None, False)
-    visits = None
-    if post.neighbours and failure is None:
-        visits = Visits(post.neighbours, post.worker_id, job, orders=orders, open_memory=open_memory)
-    body = WorkerLoop(
-        ring,
-        job,
-        ready=ready,
-        orders=orders,
-        grants=grants,
-        open_memory=open_memory,
-        source=source,
-        snapshots=snapshots,
-        visits=visits,
-        init_failure=failure,
-    )
-    with suppress(KeyboardInterrupt):  # a sample raised it: torch's worker leaves without a word, too
-        body.run()
-
-
-def give_way() -> None:
-    """Has this process take no processor from another by waking up, unless it was given a policy of its own.
-
-    The trainer rings for a worker within `next()`, and one that wakes up on its processor would run first, for as long as it
-    decodes. As a batch process it takes a free processor at once, and a busy one when its turn comes, at the next tick.
-    """
-    with suppress(OSError):  # a sandbox may forbid to ask
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-def compute_alone() -> None:
-    """Has libraries compute in one thread, where nobody has said otherwise: there is a worker for each processor."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # for OpenCV when it is imported; below for one that came by fork
-    cv2: Any = sys.modules.get("cv2")
-    if cv2 is not None and cv2.getNumThreads() == cv2.getNumberOfCPUs():
-        cv2.setNumThreads(0)  # none beside the caller; for 1, OpenCV waits to stop threads that a forked child does not have
-
-
-def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:
-    """Threads, seeds, worker info, the user's worker_init_fn; then to where a saved state says.
-
-    In seed mode torch is only touched if the dataset has brought it along: a worker that decodes without torch stays small.
-    """
-    compute_alone()
-    if job.shared_seed is not None:
-        job = dataclasses.replace(job, dataset=with_shared_seed(job.dataset, job.shared_seed))
-    if job.seed is None or "torch" in sys.modules:
-        from shmload.worker import torch_side
-
-        torch_side.prepare(job.dataset, post.worker_id, post.num_workers, post.base_seed)
-    if job.worker_init_fn is not None:
-        job.worker_init_fn(post.worker_id)
-    resumed: Snapshot = pickle.loads(post.resume) if post.resume else {}
-    if not (job.snapshot_every or resumed or job.is_iterable):
-        return job, None, None
-    streams = Streams()  # before the dataset loads its state, because it may set generators
-    load_own_states(job.dataset, resumed)
-    streams.go_to(resumed.get("streams", {}))
-    source = None
-    if job.is_iterable:
-        has_ended, is_over = resumed.get("has_ended", False), resumed.get("is_over", False)
-        source = IterablePass(job.dataset, resumed.get("iterator"), has_ended=has_ended, is_over=is_over)
-    return job, source, Snapshots(job, source, post.num_workers, streams)
-
 
 log = logging.getLogger("shmload")
-_has_told_of_threads = False
-
-
-def warn_of_fork() -> None:
-    """Says what workers forked now cannot use."""
-    global _has_told_of_threads
-    cuda = sys.modules.get("torch.cuda")
-    if cuda is not None and cuda.is_initialized():
-        warnings.warn(
-            "CUDA is in use in this process, and workers started by fork cannot use it: a dataset that touches the GPU will fail "
-            'there. Keep the dataset on the CPU, or give multiprocessing_context="spawn" or "forkserver"',
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    here = threading.current_thread(), threading.main_thread()
-    others = [thread.name for thread in threading.enumerate() if thread not in here and not thread.daemon]
-    if others and not _has_told_of_threads:
-        _has_told_of_threads = True
-        log.warning(
-            "workers are forked while %d other thread%s (%s): a lock that %s at that moment stays held in them for ever. If a "
-            'worker hangs before its first sample, give multiprocessing_context="forkserver"',
-            len(others),
-            " runs" if len(others) == 1 else "s run",
-            ", ".join(others),
-            "it holds" if len(others) == 1 else "they hold",
-        )
-
 
 STACK_LOOKS, STACK_LOOK_MS = 100, 5  # a worker is given half a second to write its stack
+
 STOP_GRACE_S = 1.0  # how long a worker may take over the sample it is on when the loader closes
 
 
@@ -410,124 +252,7 @@ def _disown() -> None:
 
 os.register_at_fork(after_in_child=_disown)
 
-
-@contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Lets ^C wait until the block is done: a worker started but not recorded would be one too many."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    calls: list[tuple[Any, Any]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: calls.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if calls:
-            handler(*calls[-1])
-
-
 # reducers of multiprocessing's pickler that do what plain pickle does by now, or did not need
-_PLAIN = {getattr(reduction, name) for name in ("_reduce_method", "_reduce_method_descriptor", "_reduce_partial")}
-
-
-class _Sources(travel.LocalPickler):
-    """Pickles for all workers, and notes the modules of what it pickles.
-
-    Attributes:
-        needs_process: something in it has to be pickled by multiprocessing while a process starts: shared memory, a socket, or an
-            object with a reducer of the user's that was registered with `multiprocessing.reduction.ForkingPickler`.
-    """
-
-    def __init__(self, file: io.BytesIO, modules: set[str]) -> None:
-        super().__init__(file)
-        self._modules = modules
-        self._reducers = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # private
-        self.needs_process = False
-
-    def reducer_override(self, value: Any) -> Any:
-        kind = value if isinstance(value, (type, types.FunctionType)) else type(value)
-        self._modules.add(kind.__module__)
-        reducer = self._reducers.get(type(value))
-        if reducer is not None and reducer not in _PLAIN:
-            is_torchs = reducer.__module__ == "torch.multiprocessing.reductions"
-            self.needs_process |= not is_torchs or _is_shared(value)
-        return NotImplemented
-
-
-def _is_shared(value: Any) -> bool:
-    """Return whether a tensor or storage is in shared memory, which workers are to share."""
-    try:
-        return bool(getattr(value, "_untyped_storage", value).is_shared())  # a TypedStorage warns if it is asked itself
-    except (AttributeError, NotImplementedError, RuntimeError):  # a sparse tensor
-        return False
-
-
-class _Trial:
-    """Stands for a process that is being started, while it is tried whether multiprocessing can pickle something."""
-
-    DupFd = staticmethod(int)
-
-    def duplicate_for_child(self, fd: int) -> int:
-        return fd
-
-
-def _refusal(value: Any) -> Exception | None:
-    """Return why multiprocessing cannot send an object to a process that it starts; None: it can."""
-    spawning.set_spawning_popen(_Trial())  # type: ignore[arg-type]  # has what reducers ask for
-    try:
-        reduction.ForkingPickler.dumps(value)
-    except Exception as error:
-        return error
-    finally:
-        spawning.set_spawning_popen(None)
-    return None
-
-
-def pickled_once(job: Job, modules: set[str]) -> bytes | None:
-    """The job as bytes for all workers; None if only multiprocessing can pickle it, process by process.
-
-    Args:
-        modules: gets those that a worker imports to unpickle it.
-    Raises:
-        TypeError: no pickle of it is possible; names the attribute.
-    """
-    pickled = io.BytesIO()
-    pickler = _Sources(pickled, modules)
-    try:
-        pickler.dump(job)
-        return None if pickler.needs_process else pickled.getvalue()
-    except Exception:
-        error = _refusal(job)
-        if error is None:
-            return None
-        # attribute paths of what neither plain pickle nor multiprocessing's takes, deepest first: ("dataset.fn", <lambda>)
-        culprits = [found for part in dataclasses.fields(job) for found in _refused(getattr(job, part.name), part.name, set())]
-        where = "; ".join(f"{path} ({type(value).__qualname__})" for path, value in culprits) or "the dataset"
-        raise TypeError(
-            f"workers started by spawn or forkserver need a dataset, collate_fn and worker_init_fn that pickle takes; it does not "
-            f"take {where}: {type(error).__name__}: {error}. Make it at first use in the worker, define functions at module level, "
-            'or use multiprocessing_context="fork"'
-        ) from error
-
-
-def _refused(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    if id(value) in seen or len(seen) > 10_000:
-        return
-    seen.add(id(value))
-    with suppress(Exception):
-        pickle.dumps(value, protocol=5)
-        return
-    if _refusal(value) is None:
-        return
-    found = False
-    for name, part in parts_of(value):
-        for culprit in _refused(part, path + name, seen):
-            found = True
-            yield culprit
-    if not found:
-        yield path, value
 
 
 def context_of(wanted: Any) -> BaseContext:

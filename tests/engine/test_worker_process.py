@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shmload import ShmLoader
-from shmload.worker.pool import compute_alone, give_way
+from shmload.worker.process import compute_alone, give_way
 
 
 class Policy:

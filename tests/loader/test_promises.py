@@ -20,7 +20,7 @@ import torch
 
 from shmload import ShmLoader, sample_info
 from shmload._core.trainer import READY
-from shmload.worker import pool
+from shmload.worker import fork_warnings
 
 slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -281,7 +281,7 @@ def test_workers_that_are_not_forked_are_not_warned_of(monkeypatch: pytest.Monke
 
 
 def test_a_fork_beside_running_threads_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_has_told_of_threads", False)
+    monkeypatch.setattr(fork_warnings, "_has_told_of_threads", False)
     caplog.set_level(logging.WARNING, "shmload")
     done = threading.Event()
     threads = [threading.Thread(target=done.wait, name=name, daemon=name == "daemon") for name in ("daemon", "mine")]

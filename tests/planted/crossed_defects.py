@@ -712,7 +712,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a tensor in shared memory is copied into spawned workers",
-        "shmload/worker/pool.py",
+        "shmload/worker/job_pickling.py",
         "            self.needs_process |= not is_torchs or _is_shared(value)\n",
         "            self.needs_process |= not is_torchs\n",
         ("tests/worker/test_shared_objects.py::test_tensors_in_shared_memory_are_shared",),
@@ -720,7 +720,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "an epoch counter in the dataset is refused by spawned workers",
-        "shmload/worker/pool.py",
+        "shmload/worker/job_pickling.py",
         "        if error is None:\n            return None\n",
         "        if error is None:\n            error = TypeError('refused')\n",
         ("tests/worker/test_shared_objects.py::test_an_epoch_counter_reaches_persistent_workers",),

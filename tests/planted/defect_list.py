@@ -167,7 +167,7 @@ DEFECTS = [
     Defect(
         "R7",
         "workers do not watch their trainer",
-        "shmload/worker/pool.py",
+        "shmload/worker/process.py",
         "    die_with(post.trainer_pid)\n",
         "",
         ("tests/faults/test_killed_with_reaper.py::test_workers_end_with_their_trainer_although_its_reaper_is_gone",),
@@ -405,7 +405,7 @@ DEFECTS = [
     Defect(
         "R16",
         "what cannot be pickled is not named",
-        "shmload/worker/pool.py",
+        "shmload/worker/job_pickling.py",
         'for path, value in culprits) or "the dataset"',
         'for path, value in ()) or "the dataset"',
         ("tests/loader/test_bad_input.py::test_what_cannot_be_pickled_is_named_by_its_path",),

@@ -40,7 +40,7 @@ ENGINE_DEFECTS = [
     Defect(
         "E2",
         "arrays of samples come as fresh pages",
-        "shmload/worker/pool.py",
+        "shmload/worker/process.py",
         "    keep_freed()\n",
         "    pass\n",
         ("tests/engine/test_worker_process.py::test_a_worker_uses_the_memory_of_its_arrays_again",),
@@ -56,7 +56,7 @@ ENGINE_DEFECTS = [
     Defect(
         "E3",
         "a worker that wakes up runs before the trainer that rang for it",
-        "shmload/worker/pool.py",
+        "shmload/worker/process.py",
         "    give_way()\n",
         "    pass\n",
         ("tests/engine/test_worker_process.py::test_a_worker_that_wakes_up_takes_no_processor_from_the_trainer[fork]",),
@@ -64,7 +64,7 @@ ENGINE_DEFECTS = [
     Defect(
         "E2",
         "a worker stops the threads of an OpenCV that was forked, and waits for them",
-        "shmload/worker/pool.py",
+        "shmload/worker/process.py",
         "        cv2.setNumThreads(0)",
         "        cv2.setNumThreads(1)",
         ("tests/engine/test_worker_process.py::test_a_worker_starts_whatever_opencv_threads_the_trainer_has_used",),

@@ -242,7 +242,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "an iterator that had ended in the state is at its end in the next pass, too",
-        "shmload/worker/snapshot.py",
+        "shmload/worker/iterable_pass.py",
         "            self._epoch, self._iterator_state = epoch, None\n",
         "            self._epoch = epoch\n",
         (f"{LIVING}[iterable, iterator-1 persistent]",),
@@ -260,7 +260,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a dataset whose state is its end has nothing in the pass after a resume",
-        "shmload/worker/snapshot.py",
+        "shmload/worker/iterable_pass.py",
         "            self.iterator = iter(dataset)\n        return next(self.iterator)\n",
         "        return next(self.iterator)\n",
         (f"{RESUME}undisturbed.py::test_a_resumed_run_gives_what_the_undisturbed_one_gives[iterable, dataset continues-0-ended]",),

@@ -1,0 +1,43 @@
+"""Warn of what workers cannot use after a fork.
+
+CUDA cannot be used in a forked child, so a dataset that touches the GPU fails there: a warning. A lock that another thread holds
+during the fork stays held in the child forever. That is rare, so it is logged once; daemon threads do not count, because almost
+every program has some (progress bars, loggers).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import warnings
+
+log = logging.getLogger("shmload")
+
+
+_has_told_of_threads = False
+
+
+def warn_of_fork() -> None:
+    """Says what workers forked now cannot use."""
+    global _has_told_of_threads
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is not None and cuda.is_initialized():
+        warnings.warn(
+            "CUDA is in use in this process, and workers started by fork cannot use it: a dataset that touches the GPU will fail "
+            'there. Keep the dataset on the CPU, or give multiprocessing_context="spawn" or "forkserver"',
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    here = threading.current_thread(), threading.main_thread()
+    others = [thread.name for thread in threading.enumerate() if thread not in here and not thread.daemon]
+    if others and not _has_told_of_threads:
+        _has_told_of_threads = True
+        log.warning(
+            "workers are forked while %d other thread%s (%s): a lock that %s at that moment stays held in them for ever. If a "
+            'worker hangs before its first sample, give multiprocessing_context="forkserver"',
+            len(others),
+            " runs" if len(others) == 1 else "s run",
+            ", ".join(others),
+            "it holds" if len(others) == 1 else "they hold",
+        )

@@ -1,0 +1,134 @@
+"""Let a worker whose own ring has no open chunk fill chunks of the rings of other ranks of the node.
+
+A helper reads with its own dataset, and claims and finishes chunks as the ring's own workers do. It must not wait for that ring's
+trainer, which may itself be waiting, in an all-reduce, for a batch that this worker owes its own trainer. So it helps only once the
+layout is known, and leaves a batch that needs more room to be ordered again (slot_memory.py). It requests permission before it
+claims (src/helpers.h).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from shmload import faults
+from shmload._core.filler import WorkerRing
+from shmload._core.mapping import Mapping
+from shmload._core.neighbour import Neighbour
+from shmload.shm.names import own_ticket, pidfd_of
+from shmload.shm.segment import Doorbell
+from shmload.worker.job import Job, PeerRing
+from shmload.worker.loop import WorkerLoop
+from shmload.worker.slot_memory import Bell
+
+LOOK_S = 1.0  # interval at which a busy worker checks whether a neighbor has ended, whose memory it keeps until then
+
+
+class HelperRing(WorkerRing):
+    """A neighbor's ring, in which the worker has a record of another number than its own."""
+
+    _own_id: int
+
+    def __new__(cls, control: Mapping, record: int, worker_id: int) -> HelperRing:
+        """Return the ring as seen by the worker of this record."""
+        ring: HelperRing = super().__new__(cls, control, record)  # type: ignore[assignment]  # of the class that was asked for
+        ring._own_id = worker_id
+        return ring
+
+    @property
+    def worker_id(self) -> int:
+        """Number of the worker in its own pool, as used in samples and errors."""
+        return self._own_id
+
+
+class HelpedRank:
+    """A neighbor, and what this worker has mapped of its ring.
+
+    Raises:
+        FileNotFoundError: the rank has ended.
+    """
+
+    def __init__(self, peer_ring: PeerRing, worker_id: int, job: Job, orders: Bell, open_memory: Callable[[str], Mapping]) -> None:
+        pidfd = pidfd_of(peer_ring.trainer_pid, peer_ring.trainer_began)
+        if pidfd < 0:
+            raise FileNotFoundError(f"process {peer_ring.trainer_pid} has ended")
+        self.pidfd = pidfd
+        try:
+            self._poll = select.poll()
+            self._poll.register(pidfd, select.POLLIN)
+            control = open_memory(peer_ring.control_path)
+            self.neighbour = Neighbour(control)
+            self._ring = HelperRing(control, peer_ring.first_record + worker_id, worker_id)
+            ready, grants = Doorbell.attach(peer_ring.ready_bell), Doorbell.attach(peer_ring.grants_bell)
+            self.body = WorkerLoop(
+                self._ring, job, ready=ready, orders=orders, grants=grants, open_memory=open_memory, is_helper=True
+            )
+        except BaseException:
+            os.close(pidfd)
+            raise
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether its loader has closed or its trainer has ended."""
+        return self.neighbour.is_closing or bool(self._poll.poll(0))
+
+    def claims(self, ticket: int) -> bool:
+        """Claim a chunk, if a helper may have one and the trainer has admitted this helper. Return whether it was claimed."""
+        ring = self._ring
+        return ring.request(ticket) and ring.has_layout and ring.claim()
+
+
+class Visits:
+    """The other ranks of the node, as one worker helps them.
+
+    Args:
+        peer_rings: rings of these ranks, in the order in which they are tried if no trainer waits.
+        worker_id: number of the worker.
+        job: what workers do.
+        orders: the doorbell that wakes this worker.
+        open_memory: maps a segment of a trainer's, given its path.
+    """
+
+    def __init__(
+        self, peer_rings: tuple[PeerRing, ...], worker_id: int, job: Job, *, orders: Bell, open_memory: Callable[[str], Mapping]
+    ) -> None:
+        self._peer_rings: tuple[PeerRing, ...] | None = peer_rings  # None: they have been opened
+        self._parts: tuple[Any, ...] = (worker_id, job, orders, open_memory)
+        self._ticket = own_ticket()
+        self._hosts: list[HelpedRank] = []
+        self._looked = monotonic()
+
+    def claim(self) -> WorkerLoop | None:
+        """Claim a chunk of the neighbor whose trainer has waited longest, or else of the next one that has any.
+
+        Returns:
+            the loop that fills it; None if there is nothing to do.
+        """
+        self._look()
+        for host in sorted(self._hosts, key=lambda host: host.neighbour.waiting_since_ns or 1 << 64):
+            if host.claims(self._ticket):
+                faults.hit("visiting")
+                return host.body
+        return None
+
+    def look_at_times(self) -> None:
+        """Leave neighbors that have ended, if `LOOK_S` have passed since the last check."""
+        if monotonic() - self._looked > LOOK_S:
+            self._look()
+
+    def _look(self) -> None:
+        self._looked = monotonic()
+        if self._peer_rings is not None:
+            for peer_ring in self._peer_rings:
+                try:
+                    self._hosts.append(HelpedRank(peer_ring, *self._parts))
+                except OSError:  # it has ended or cannot be reached, so it gets no help
+                    continue
+            self._peer_rings = None
+        gone = [host for host in self._hosts if host.has_gone]
+        for host in gone:
+            os.close(host.pidfd)
+            self._hosts.remove(host)  # and with it all that was mapped

@@ -1,0 +1,26 @@
+"""Hold back KeyboardInterrupt while processes are started or state changes hands."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Lets ^C wait until the block is done: a worker started but not recorded would be one too many."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    calls: list[tuple[Any, Any]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: calls.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if calls:
+            handler(*calls[-1])

@@ -1,0 +1,98 @@
+"""Read an IterableDataset in a worker: one iterator per pass, made when the first order of the pass is taken.
+
+The dataset itself gives each worker different samples (`get_worker_info`); an order only says how many are wanted.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+
+class IterablePass:
+    """The present pass through an iterable dataset.
+
+    Args:
+        has_ended: the first pass has already ended, and no iterator is made for it.
+        iterator_state: loaded into the first pass's iterator, unless None.
+        is_over: the dataset's state was saved at the end of a pass, and the first pass is the one after it.
+    """
+
+    def __init__(self, dataset: Any, iterator_state: Any = None, *, has_ended: bool = False, is_over: bool = False) -> None:
+        self.dataset, self._iterator_state, self.has_ended = dataset, iterator_state, has_ended
+        self._begins_again = is_over or has_ended
+        self._epoch: int | None = None
+        self.iterator: Any = None
+
+    def enter(self, epoch: int, shared_seed: int) -> None:
+        """Begin the pass of this number, unless it is the present one.
+
+        Args:
+            shared_seed: seeds the shufflers of a DataPipe, in all workers and ranks.
+        """
+        if epoch == self._epoch:
+            return
+        if self._epoch is None and self.has_ended:
+            if self._iterator_state is not None:  # it may have changed more than itself
+                iter(self.dataset).load_state_dict(self._iterator_state)
+            self._epoch, self._iterator_state = epoch, None
+            return
+        if self._epoch is not None:
+            self.dataset = with_shared_seed(self.dataset, shared_seed)
+        self.iterator = BeginsAgain(self.dataset) if self._begins_again else iter(self.dataset)
+        self._begins_again = False
+        if self._iterator_state is not None:
+            self.iterator.load_state_dict(self._iterator_state)
+            self._iterator_state = None
+        self._epoch = epoch
+        self.has_ended = False
+
+    def next(self) -> Any:
+        """Return the next sample.
+
+        Raises:
+            StopIteration: the pass has ended.
+        """
+        if self.has_ended:
+            raise StopIteration
+        try:
+            return next(self.iterator)
+        except StopIteration:
+            self.has_ended = True
+            raise
+
+
+class BeginsAgain:
+    """An iterator over a dataset, which begins again if it turns out to be at its end at once.
+
+    A dataset whose state was saved at the end of a pass may make of that state an iterator with nothing left, though its next pass
+    is whole. Another dataset begins its next pass by itself; then this is an ordinary iterator.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset: Any = dataset
+        self.iterator = iter(dataset)
+
+    def __iter__(self) -> BeginsAgain:
+        return self
+
+    def __next__(self) -> Any:
+        dataset, self._dataset = self._dataset, None
+        if dataset is not None:
+            with suppress(StopIteration):
+                return next(self.iterator)
+            self.iterator = iter(dataset)
+        return next(self.iterator)
+
+
+def with_shared_seed(dataset: Any, shared_seed: int) -> Any:
+    """Seed the shufflers of a DataPipe and return it; return any other dataset unchanged."""
+    import torch
+    from torch.utils.data import IterDataPipe
+    from torch.utils.data.graph_settings import apply_random_seed
+
+    if not isinstance(dataset, IterDataPipe):
+        return dataset
+    generator = torch.Generator()
+    generator.manual_seed(shared_seed)
+    return apply_random_seed(dataset, generator)

@@ -1,0 +1,140 @@
+"""A worker process from start to end: attach to the ring, end with the parent, get the job, work."""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import gc
+import os
+import pickle
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+from shmload import faults
+from shmload._core.filler import WorkerRing
+from shmload._core.mapping import Mapping
+from shmload._core.watch import die_with, keep_freed
+from shmload.shm.segment import Doorbell, map_segment, open_segment
+from shmload.worker.failure import Failure
+from shmload.worker.helping import Visits
+from shmload.worker.iterable_pass import IterablePass, with_shared_seed
+from shmload.worker.job import Job, Post
+from shmload.worker.loop import WorkerLoop
+from shmload.worker.sample_rng import Streams
+from shmload.worker.snapshot import Snapshot, Snapshots, load_own_states
+
+STACK_SIGNAL = signal.SIGRTMAX - 3  # asks a worker for its Python stack; no library is known to use it
+
+GONE = 3  # exit code of a worker that found its ring gone
+
+
+def open_memory(path: str) -> Mapping:
+    """Maps a segment of the trainer's; nothing this process forks will see it."""
+    faults.hit("opening_memory")
+    return map_segment(path, inherit=False)
+
+
+def main(post: Post, inherited: Job | None) -> None:
+    """Runs one worker.
+
+    Args:
+        inherited: the job itself, where it came by fork or could only travel with the process; else it lies pickled in
+            the pickled job segment, once for all workers.
+    """
+    die_with(post.trainer_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole group; the trainer decides what it means
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a trainer's own handler, come by fork, would keep this worker alive
+    faults.hit("start")
+    os.sched_setaffinity(0, post.affinity)
+    give_way()
+    keep_freed()
+    # what the trainer had before the fork is shared memory until written to, and the collector writes to every object it visits
+    gc.freeze()
+    try:
+        ring = WorkerRing(open_memory(post.control_path), post.worker_id)
+        ready, orders, grants = (Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell))
+    except FileNotFoundError:
+        os._exit(GONE)  # the loader has been closed before this process was up
+    if post.stack_path:
+        # written by the signal handler itself, so it also comes from a worker that is stuck in C with the GIL held
+        faulthandler.register(STACK_SIGNAL, open_segment(post.stack_path), all_threads=False)
+    where = f"in DataLoader worker process {post.worker_id}"
+    job, failure = inherited, None
+    source: IterablePass | None = None
+    snapshots: Snapshots | None = None
+    try:
+        if job is None:
+            pickled_job = open_memory(post.pickled_job_path)
+            job = pickle.loads(memoryview(pickled_job)[: post.pickled_job_nbytes])
+            del pickled_job
+        assert job is not None
+        job, source, snapshots = prepare(job, post)
+    except Exception as error:
+        failure = Failure.of(error, where, "")
+        job = job or Job(None, None, None, True, None, False)
+    visits = None
+    if post.neighbours and failure is None:
+        visits = Visits(post.neighbours, post.worker_id, job, orders=orders, open_memory=open_memory)
+    body = WorkerLoop(
+        ring,
+        job,
+        ready=ready,
+        orders=orders,
+        grants=grants,
+        open_memory=open_memory,
+        source=source,
+        snapshots=snapshots,
+        visits=visits,
+        init_failure=failure,
+    )
+    with suppress(KeyboardInterrupt):  # a sample raised it: torch's worker leaves without a word, too
+        body.run()
+
+
+def give_way() -> None:
+    """Has this process take no processor from another by waking up, unless it was given a policy of its own.
+
+    The trainer rings for a worker within `next()`, and one that wakes up on its processor would run first, for as long as it
+    decodes. As a batch process it takes a free processor at once, and a busy one when its turn comes, at the next tick.
+    """
+    with suppress(OSError):  # a sandbox may forbid to ask
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def compute_alone() -> None:
+    """Has libraries compute in one thread, where nobody has said otherwise: there is a worker for each processor."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # for OpenCV when it is imported; below for one that came by fork
+    cv2: Any = sys.modules.get("cv2")
+    if cv2 is not None and cv2.getNumThreads() == cv2.getNumberOfCPUs():
+        cv2.setNumThreads(0)  # none beside the caller; for 1, OpenCV waits to stop threads that a forked child does not have
+
+
+def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:
+    """Threads, seeds, worker info, the user's worker_init_fn; then to where a saved state says.
+
+    In seed mode torch is only touched if the dataset has brought it along: a worker that decodes without torch stays small.
+    """
+    compute_alone()
+    if job.shared_seed is not None:
+        job = dataclasses.replace(job, dataset=with_shared_seed(job.dataset, job.shared_seed))
+    if job.seed is None or "torch" in sys.modules:
+        from shmload.worker import torch_side
+
+        torch_side.prepare(job.dataset, post.worker_id, post.num_workers, post.base_seed)
+    if job.worker_init_fn is not None:
+        job.worker_init_fn(post.worker_id)
+    resumed: Snapshot = pickle.loads(post.resume) if post.resume else {}
+    if not (job.snapshot_every or resumed or job.is_iterable):
+        return job, None, None
+    streams = Streams()  # before the dataset loads its state, because it may set generators
+    load_own_states(job.dataset, resumed)
+    streams.go_to(resumed.get("streams", {}))
+    source = None
+    if job.is_iterable:
+        has_ended, is_over = resumed.get("has_ended", False), resumed.get("is_over", False)
+        source = IterablePass(job.dataset, resumed.get("iterator"), has_ended=has_ended, is_over=is_over)
+    return job, source, Snapshots(job, source, post.num_workers, streams)

@@ -111,11 +111,15 @@ class TorchPasses:
             return kind(loader, self, state, is_early=is_early)
 
     def _resumed(self, kind: type[TorchIterator | TorchInlineIterator], loader: DataLoader[Any], state: TorchState) -> _Iterator:
-        """Return the rest of a pass. Generators that the program has restored itself are used as they are."""
+        """Return the rest of a pass. Generators that the program has restored itself are used as they are.
+
+        Only if both runs have workers, or neither: else a sampler draws its order at another time than in the saved run.
+        """
         marks = state.get("generators", {})
-        found = restored(marks)
+        is_same_kind = bool(self.config.num_workers) == bool(state["num_workers"])
+        found = restored(marks) if is_same_kind else set()
         iterator = kind(loader, self, state, is_early=not marks or found != marks.keys())
-        found |= restored(marks)  # an iterator of a dataset restores them when it loads its state
+        found |= restored(marks) if is_same_kind else set()  # an iterator of a dataset restores them when it loads its state
         self.generators.forget()
         moved = [name for name in GENERATORS if name in marks and name not in found]
         if iterator.place is not None and moved:

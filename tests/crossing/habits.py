@@ -356,7 +356,14 @@ class Trial:
         if not (self.case.bad and self.case.on_error == "skip") or self.case.is_seeded:
             return count
         (place,) = passes.places
-        return sum(self.expected.of(place.at(step)) is not SKIPPED for step in range(count))
+        return sum(self._is_delivered(place.at(step)) for step in range(count))
+
+    def _is_delivered(self, keys: Any) -> bool:
+        """Return whether a batch or an error comes of these keys."""
+        try:
+            return self.expected.of(keys) is not SKIPPED
+        except (TypeError, RuntimeError, IndexError):  # torch's collate raises for what the dataset's `__getitems__` returns
+            return True
 
     def strikes_at(self, passes: Passes) -> int:
         """The step at which a habit strikes."""

@@ -346,6 +346,29 @@ def test_a_resumed_run_that_is_saved_and_resumed_again_is_the_undisturbed_one() 
 
 
 @pytest.mark.slow(reason="starts workers for most of its loaders")
+@pytest.mark.parametrize(("workers", "then_workers"), [(0, 1), (1, 0), (1, 1), (0, 0)])
+@pytest.mark.parametrize("taken", [0, 1])
+def test_resume_with_and_without_workers_draws_the_same_epochs_in_the_same_process(
+    taken: int, workers: int, then_workers: int
+) -> None:
+    def make(num_workers: int) -> ShmLoader[Any]:
+        start = {"multiprocessing_context": "fork"} if num_workers else {}
+        return ShmLoader(range(6), 1, shuffle=True, num_workers=num_workers, **start)
+
+    torch.manual_seed(5)
+    with make(workers) as loader:
+        undisturbed = [[int(batch) for batch in loader] for _ in range(3)]
+    torch.manual_seed(5)
+    with make(workers) as loader:
+        batches = iter(loader)
+        first = [int(next(batches)) for _ in range(taken)]
+        state = loader.state_dict()
+    with make(then_workers) as again:
+        again.load_state_dict(state)
+        epochs = [[int(batch) for batch in again] for _ in range(3)]
+    assert [first + epochs[0], *epochs[1:]] == undisturbed
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("kind", KINDS)

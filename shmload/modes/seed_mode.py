@@ -1,36 +1,22 @@
 """Seed mode: batch k of epoch e is a pure function of (seed, e, k).
 
-`SeedStream` turns wanted batches into orders. It always orders ahead, across the end of an epoch too, so that workers never stand
-still there; if what is wanted next is not what was ordered (a break, a resume, set_epoch, a second iterator), the orders are
-abandoned and the schedule is asked again, which costs nothing: it has no state.
-
-Seed mode's epochs: which samples a batch has, where an epoch ends, what a state says of it.
-
-Three kinds of order stand behind one class: the schedule's formula; a schedule whose epochs may differ in length (an order that
-makes the batches, a dataset that grows); and a sampler of the user's own, whose draws are kept.
-
-Seed mode with a sampler of the user's: the sampler orders, the seed keys the randomness within samples.
-
-Such an order has no formula, so a state says how the sampler came to it (torch_order.py) and is as large as that.
+`SeedStream` turns wanted batches into orders. It always orders ahead, also across the end of an epoch, so that workers are never
+idle there. If the batch that is wanted next is not the one that was ordered (after a break, a resume, `set_epoch`, a second
+iterator), the orders are abandoned and the schedule is asked again. This costs nothing because the schedule has no state.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from shmload import faults
 from shmload._core.trainer import Order
@@ -42,335 +28,16 @@ from shmload.engine.config import LoaderConfig
 from shmload.engine.delivery_log import DeliveryLog
 from shmload.engine.outcome import NOTHING
 from shmload.engine.turns import Turns
-from shmload.errors import StateMismatch
-from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, after_batch, next_of_dataset
-from shmload.modes.torch_order import SamplerReader, not_once, state_before
-from shmload.schedule import state as states
-from shmload.schedule import state_checksum
+from shmload.modes.after_batch import after_batch
+from shmload.modes.epoch_metrics import EpochWatch, EpochWatches
+from shmload.modes.epochs import Epochs
+from shmload.modes.inline_reader import InlineReader
+from shmload.modes.substitute import next_of_dataset
 from shmload.schedule.checks import whole_number
-from shmload.schedule.keyed_batches import BatchSchedule, KeyedBatches
-from shmload.schedule.keyed_order import KeyedOrder
 from shmload.schedule.permutation import MAX_N
-from shmload.schedule.schedule import Schedule
-from shmload.schedule.state import STATE_VERSION, make_state, resume
-from shmload.schedule.state_codec import UsersOwn, opened, sealed
 from shmload.torch_names import pin_memory
 from shmload.worker.reader import no_end
-from shmload.worker.sample_rng import kept_generators
-from shmload.worker.torch_side import origin_of
-from shmload.world import package_ability, rank_and_world_size, source_of_rank, users_frame
-
-log = logging.getLogger("shmload")
-
-MODE = "seed, with a sampler"
-
-
-@dataclass
-class _SamplerPass:
-    """One pass over the sampler: its batches from step `first` on, of which some have been `given`, for orders ahead."""
-
-    batches: SamplerReader
-    first: int
-    given: deque[Any]
-
-    def keys(self, step: int) -> Any:
-        """What the sampler says for that batch; None beyond the last."""
-        if step - self.first < len(self.given):  # its order was abandoned
-            return self.given[step - self.first]
-        keys = not_once(next(self.batches, None))
-        if keys is not None:
-            self.given.append(keys)
-        return keys
-
-    def reached(self, step: int) -> None:
-        """No batch before that step is asked for any more."""
-        while self.given and self.first < step:
-            self.given.popleft()
-            self.first += 1
-        self.batches.forget(step)
-
-
-class SampledOrder:
-    """The batches of a sampler or batch sampler, epoch by epoch. It is begun anew for each epoch and can only go forward."""
-
-    def __init__(self, index_sampler: Any, seed: int) -> None:
-        self._sampler = index_sampler
-        self._identity = {"version": STATE_VERSION, "mode": MODE, "seed": seed}
-        self._passes: dict[int, _SamplerPass] = {}  # by epoch
-        self._loaded_at: tuple[int, int] | None = None  # the next pass goes on from there
-        self._loaded: dict[str, Any] = {}  # where the sampler stood then
-
-    def keys(self, epoch: int, step: int) -> Any:
-        """What the sampler says for that batch; None beyond the epoch's last."""
-        under_way = self._passes.get(epoch)
-        if under_way is None or not under_way.first <= step <= under_way.first + len(under_way.given):
-            under_way = self._passes[epoch] = _SamplerPass(self._from(epoch, step), step, deque())
-        return under_way.keys(step)
-
-    def reached(self, epoch: int, step: int) -> None:
-        """No batch of the epoch before that step is asked for any more."""
-        if epoch in self._passes:
-            self._passes[epoch].reached(step)
-
-    def keep(self, epochs: set[int]) -> None:
-        """No batch of other epochs is asked for any more."""
-        self._passes = {epoch: under_way for epoch, under_way in self._passes.items() if epoch in epochs}
-
-    def _from(self, epoch: int, step: int) -> SamplerReader:
-        origin, is_loaded = origin_of(None), self._loaded_at == (epoch, step)
-        with kept_generators() if is_loaded else nullcontext():  # a sampler may draw when it is begun
-            batches = SamplerReader(self._sampler, None, every=1, iterator=iter(self._sampler), origin=origin, seed_between=False)
-        if is_loaded:
-            if "own" in self._loaded and not self._loaded["taken"]:
-                batches.start_after(self._loaded)  # it may be at the end of its last pass
-            else:
-                batches.resume(self._loaded)
-            step -= batches.num_taken
-        next(islice(batches, step, step), None)
-        return batches
-
-    def state_dict(self, epoch: int, step: int, *, is_begun: bool) -> dict[str, Any]:
-        """The state before that batch, which is the next to be delivered.
-
-        Args:
-            is_begun: the pass that it is of has begun, if it is not the first.
-        """
-        if is_begun and epoch in self._passes:
-            sampler = self._passes[epoch].batches.state(step)
-        elif self._loaded_at == (epoch, step):
-            sampler = self._loaded
-        else:
-            sampler = state_before(self._sampler, origin_of(None))
-        if "own" in sampler:
-            sampler = {**sampler, "own": UsersOwn(sampler["own"])}
-        return state_checksum.with_checksum({**self._identity, "epoch": epoch, "step": step, "sampler": sealed(sampler)})
-
-    def load_state_dict(self, state: Any, *, is_trusted: bool) -> tuple[int, int]:
-        """Goes to where a state was taken: (epoch, step).
-
-        Args:
-            is_trusted: pickles in it may be opened.
-        Raises:
-            StateMismatch: it was taken of another kind of loader, or of another seed, or is damaged, or holds a pickle.
-        """
-        saved = state if isinstance(state, Mapping) else {}
-        if differing := states.differences(saved, self._identity):
-            what = "; ".join(differing)
-            raise StateMismatch(f"the state belongs to another loader: {what}. Remedy: build the loader as it was at saving")
-        state_checksum.check_checksum(saved)
-        try:
-            sampler = opened(saved["sampler"], is_trusted=is_trusted)
-            is_place = all(type(saved[name]) is int and saved[name] >= 0 for name in ("epoch", "step"))
-            if not is_place or type(sampler["taken"]) is not int or not ("own" in sampler or "origin" in sampler):
-                raise ValueError(f"it has {sorted(sampler)} at {saved['epoch']!r}, {saved['step']!r}")
-        except StateMismatch:
-            raise
-        except Exception as error:  # a pickle that is trusted may raise anything
-            raise StateMismatch(f"the state cannot be read: {error!r}. Load what state_dict() returned") from error
-        self._loaded_at, self._loaded, self._passes = (saved["epoch"], saved["step"]), sampler, {}
-        return self._loaded_at
-
-
-MAX_BLOCK, MAX_BLOCK_STEPS = 4096, 64  # indices, and batches, that are worked out together, in less than 0.1 ms
-_NO_BLOCK = (-1, 0, np.empty((0, 0), np.int64))
-
-
-class Epochs:
-    """The epochs of one loader, for its dataset's length and its ranks as they are now.
-
-    A step is what the schedule counts: steps, or batches of all ranks where an order makes the batches.
-
-    Args:
-        config: the loader's, as it is made; a pass brings its own.
-
-    Attributes:
-        rank: of this process, as the schedule counts.
-        behind: the step that follows one.
-        stride: from one step to the next.
-        is_uniform: every epoch has the same steps, numbered one by one.
-        grows: the samples of an epoch are not to be settled before the one before it has been read.
-        sampled: the draws of a sampler of the user's; None: there is a schedule.
-    """
-
-    def __init__(self, config: LoaderConfig) -> None:
-        self._config = config
-        self.rank, self._world_size = 0, 1
-        self._schedule: Schedule | BatchSchedule | None = None
-        self.num_steps: int | None = 0  # of every epoch; None where they may differ
-        self._block = _NO_BLOCK  # epoch, first step and indices of batches that are asked for next
-        self.stride, self.is_uniform, self.grows = 1, True, False
-        self.behind: Callable[[int], int] = lambda step: step + 1
-        self.sampled = SampledOrder(config.index_sampler, config.seed or 0) if config.has_own_order else None
-        self.refresh(config)
-
-    # ------------------------------------------------------------ the schedule
-
-    def refresh(self, config: LoaderConfig) -> bool:
-        """Makes the schedule for the dataset's length and the ranks as they are now: both may have come up since the last pass.
-
-        Returns:
-            whether it is another one: what workers were sent is of another order then, and their dataset perhaps an older one.
-        """
-        self._config = config
-        if self.sampled is not None:
-            return False
-        ranks = rank_and_world_size(config.rank, config.world_size)
-        made, is_same = self._schedule, ranks == (self.rank, self._world_size)
-        if config.rank is None and ranks[1] > 1 and not is_same:
-            log.info(
-                "this ShmLoader reads the part of rank %d of %d, according to %s; give rank=0, world_size=1 to read all samples",
-                *ranks,
-                source_of_rank(),
-            )
-        common: dict[str, Any] = {"seed": config.seed or 0, "world_size": ranks[1], "uneven": config.uneven}
-        of_samples: dict[str, Any] = {"batch_size": config.batch_size or 1, "shuffle": bool(config.shuffle)}
-        growing = package_ability(config.dataset, "epoch_schedule")
-        schedule: Schedule | BatchSchedule
-        num_steps = None
-        if isinstance(config.batch_sampler, KeyedBatches) or growing:  # its epochs may differ in length
-            if made is not None and is_same:
-                return False
-            self.ended()
-            if isinstance(config.batch_sampler, KeyedBatches):
-                schedule = config.batch_sampler.schedule(**common)
-            else:
-                schedule = growing(**{**common, **of_samples, "uneven": "drop" if config.drop_last else config.uneven})
-        else:
-            order = self._keyed_order((config.batch_size or 1) * ranks[1])
-            n = len(config.dataset) if order is None else order.n
-            if made is not None and is_same and (made.n, made.order) == (n, order):
-                return False
-            of_samples["shuffle"] = bool(config.shuffle) and order is None
-            schedule = Schedule(n, **common, **of_samples, drop_last=config.drop_last, order=order)
-            num_steps = schedule.num_steps_of(ranks[0])
-        self.rank, self._world_size = ranks
-        self._schedule, self.num_steps, self._block, self.grows = schedule, num_steps, _NO_BLOCK, schedule.grows
-        self.stride, self.behind, self.is_uniform = schedule.stride, schedule.behind, num_steps is not None
-        return True
-
-    def _keyed_order(self, global_batch: int) -> KeyedOrder | None:
-        """What the samples are taken in if not in the plain order: the sampler, or what the dataset says for itself."""
-        config = self._config
-        if isinstance(config.sampler, KeyedOrder):
-            return config.sampler
-        of_dataset: Callable[..., KeyedOrder] | None = package_ability(config.dataset, "keyed_order")
-        return of_dataset and of_dataset(shuffle=bool(config.shuffle), global_batch=global_batch)
-
-    def begins(self, epoch: int) -> None:
-        """A pass over an epoch begins."""
-        if self._schedule is not None:
-            self._schedule.begins(epoch)
-
-    def ended(self) -> None:
-        """Nothing that was ordered ahead is wanted any more."""
-        if self._schedule is not None:
-            self._schedule.ended()
-
-    @property
-    def formula(self) -> Schedule | BatchSchedule | None:
-        """The schedule, where others can compute it from what its header says."""
-        schedule = self._schedule
-        return None if isinstance(schedule, BatchSchedule) and schedule.stream is None else schedule
-
-    # ------------------------------------------------------------ where an epoch ends
-
-    @property
-    def is_endless(self) -> bool:
-        """Whether an epoch has no end."""
-        order = getattr(self._schedule, "order", None)
-        return isinstance(order, KeyedOrder) and order.is_endless
-
-    def end_of(self, epoch: int) -> int:
-        """The first step that the epoch does not have."""
-        if self.sampled is not None:
-            return len(self._config.index_sampler)
-        if self.num_steps is not None:
-            return self.num_steps
-        assert self._schedule is not None
-        return self._schedule.end_of(epoch, self.rank)
-
-    def end_of_all(self, epoch: int) -> int:
-        """The first step that no rank has: where ranks differ, one that has none left passes through the epoch all the same."""
-        if self._schedule is not None:
-            return self._schedule.end_of(epoch, rank=0)
-        try:
-            return self.end_of(epoch)
-        except (TypeError, NotImplementedError):  # a sampler of the user's that does not say
-            return MAX_N
-
-    def step_number(self, step: int) -> int:
-        """How a record of the epoch's steps counts them."""
-        return step if self.is_uniform or self._schedule is None else self._schedule.number(step)
-
-    # ------------------------------------------------------------ batches
-
-    def order(self, epoch: int, step: int) -> Order | None:
-        """The order for a batch; None beyond the epoch's last."""
-        if self.sampled is None:
-            if step >= (self.end_of(epoch) if self.num_steps is None else self.num_steps):
-                return None
-            return Order(epoch, step, self._indices(epoch, step))
-        keys = self.sampled.keys(epoch, step)
-        if keys is None:
-            return None
-        return Order(epoch, step, keys if self._config.auto_collation else [keys])
-
-    def _indices(self, epoch: int, step: int) -> NDArray[np.int64]:
-        """Of one batch, out of a block of several: the orders of a pass are asked for one after the other."""
-        of_epoch, first, block = self._block
-        number, between = divmod(step - first, self.stride)
-        if of_epoch == epoch and not between and 0 <= number < len(block):
-            row: NDArray[np.int64] = block[number]
-            return row
-        schedule = self._schedule
-        assert schedule is not None
-        num_rows = schedule.batch_size if isinstance(schedule, Schedule) else schedule.rows_per_rank
-        if num_rows is not None:
-            block = schedule.batches(epoch, step, self.rank, min(MAX_BLOCK // num_rows, MAX_BLOCK_STEPS))
-            if len(block):
-                self._block = epoch, step, block
-                return self._indices(epoch, step)
-        return schedule.batch(epoch, step, self.rank)
-
-    def num_valid(self, order: Order) -> int:
-        """Rows that are no padding: of a short batch these come first, also behind skipped ones."""
-        if self.num_steps is not None and order.step + 1 < self.num_steps:  # most batches
-            return order.nrows
-        schedule = self._schedule
-        if schedule is None or self.behind(order.step) < self.end_of(order.epoch):
-            return order.nrows
-        if isinstance(schedule, BatchSchedule):
-            num_valid = schedule.num_valid(order.epoch, order.step, self.rank)
-        else:
-            num_valid = schedule.num_valid(order.step, self.rank)
-        return num_valid if order.origins is None else sum(row < num_valid for row, _ in order.origins)
-
-    def substitute(self, order: Order, row: int, tries: int) -> int:
-        """The index so many places behind a row's own in the epoch's order."""
-        assert self._schedule is not None
-        return self._schedule.index_after(order.epoch, order.step, self.rank, row, tries)
-
-    # ------------------------------------------------------------ states
-
-    def state_dict(self, epoch: int, step: int, *, is_begun: bool) -> dict[str, Any]:
-        """The state of a batch that comes next; whether a pass has begun is for samplers of the user's."""
-        if self.sampled is not None:
-            return self.sampled.state_dict(epoch, step, is_begun=is_begun)
-        assert self._schedule is not None
-        return dict(make_state(self._schedule, epoch=epoch, step=step, children=self._schedule.children(epoch)))
-
-    def load_state_dict(self, state: dict[str, Any], *, is_trusted: bool) -> tuple[int, int]:
-        """(epoch, step) where a state was taken, or of the epoch behind it if that was its end."""
-        if self.sampled is not None:
-            epoch, step = self.sampled.load_state_dict(state, is_trusted=is_trusted)
-        else:
-            assert self._schedule is not None
-            epoch, step = resume(state, self._schedule)
-            self._schedule.go_on_from(state.get("children", {}), epoch)
-        if step and step >= self.end_of_all(epoch) > 0:
-            return epoch + 1, 0
-        return epoch, step
-
+from shmload.world import users_frame
 
 END = object()  # what a stream gives beyond an epoch's last batch: a StopIteration that comes out of it is the user's
 

@@ -27,22 +27,16 @@ from shmload.engine.engine import Engine
 from shmload.engine.outcome import NOTHING
 from shmload.engine.turns import Turns
 from shmload.errors import WorkerDied
+from shmload.modes.after_batch import after_batch
 from shmload.modes.continuation import Continuation, restored
-from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, after_batch, collated, next_of_dataset
-from shmload.modes.torch_order import (
-    DATASET,
-    PassProgress,
-    SamplerReader,
-    TorchState,
-    check_torch_state,
-    fresh_state,
-    has_own_states,
-    is_endless,
-    is_torchs_own,
-    not_once,
-    order_kind,
-    packed_state,
-)
+from shmload.modes.default_collate import collated
+from shmload.modes.epoch_metrics import EpochWatch, EpochWatches
+from shmload.modes.inline_reader import InlineReader
+from shmload.modes.pass_progress import PassProgress, fresh_state
+from shmload.modes.sampler_reader import SamplerReader, not_once
+from shmload.modes.substitute import next_of_dataset
+from shmload.modes.torch_samplers import is_endless, is_torchs_own
+from shmload.modes.torch_state import DATASET, TorchState, check_torch_state, has_own_states, order_kind, packed_state
 from shmload.shm import travel
 from shmload.torch_names import (
     BaseIterator,

@@ -1,0 +1,21 @@
+"""Collate samples into private memory when there is no `collate_fn`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shmload.batch.collate import pack_samples, registered_functions
+from shmload.batch.deliver import PrivateBatch, unpack
+from shmload.batch.ragged import Ragged
+
+
+def collated(samples: Any, ragged: Ragged | None) -> Any:
+    """The batch of some samples, in private memory: torch's default collate, and with a rule what that does not take.
+
+    Args:
+        samples: a list; or what the dataset's `__getitems__` returned.
+    """
+    packed = None if ragged is None else pack_samples(samples, ragged, registered_functions())
+    return torch.utils.data.default_collate(samples) if packed is None else unpack(PrivateBatch(packed))

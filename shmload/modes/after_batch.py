@@ -9,11 +9,17 @@ from shmload.worker.reader import no_end
 
 
 def after_batch(function: Callable[[Any], Any], batch: Any, where: str) -> Any:
-    """What the user's function makes of a delivered batch; its error says which batch that was."""
+    """Return `function(batch)`. An error that it raises gets a note with the batch's position.
+
+    Args:
+        function: the user's.
+        batch: the batch, just delivered.
+        where: its position, for messages.
+    """
     try:
         return function(batch)
     except StopIteration as error:
         raise no_end(error, f"after_batch ({where})") from error
     except Exception as error:
-        error.add_note(f"shmload: raised by after_batch ({where}); that batch is lost, and the next is behind it")
+        error.add_note(f"shmload: raised by after_batch ({where}); that batch is lost; the next call returns the batch after it")
         raise

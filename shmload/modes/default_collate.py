@@ -1,4 +1,4 @@
-"""Collate samples into private memory when there is no `collate_fn`."""
+"""Collate samples into private memory without a `collate_fn`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from shmload.batch.ragged import Ragged
 
 
 def collated(samples: Any, ragged: Ragged | None) -> Any:
-    """The batch of some samples, in private memory: torch's default collate, and with a rule what that does not take.
+    """Return the batch of some samples: torch's default collate, or, with a rule, also of samples that torch does not take.
 
     Args:
-        samples: a list; or what the dataset's `__getitems__` returned.
+        samples: a list, or what the dataset's `__getitems__` returned.
+        ragged: the rule for samples that differ in shape, or None.
     """
     packed = None if ragged is None else pack_samples(samples, ragged, registered_functions())
     return torch.utils.data.default_collate(samples) if packed is None else unpack(PrivateBatch(packed))

@@ -27,16 +27,16 @@ from shmload.world import rank_and_world_size
 log = logging.getLogger("shmload")
 
 
-WAITS_KEPT = 1 << 16  # the newest of a pass, of which the quantiles are taken
+WAITS_KEPT = 1 << 16  # the quantiles are taken of the newest waits of a pass
 
 NO_TOTALS = {"nbytes": 0, "num_restarts": 0, "busy_s": 0.0}
 
 
 class EpochWatches:
-    """The accounts of a loader's passes, one at a time.
+    """The measurements of a loader's passes, one at a time.
 
     Attributes:
-        callbacks: who hears what an epoch was like.
+        callbacks: called with the metrics of each pass at its end.
     """
 
     def __init__(self) -> None:
@@ -44,20 +44,27 @@ class EpochWatches:
         self._newest: weakref.ref[EpochWatch] | None = None
 
     def begin(self, config: LoaderConfig, builder: EngineBuilder, deliveries: DeliveryLog, epoch: int) -> EpochWatch:
-        """Begins a pass that somebody wants to know of. One before it that has not ended was broken off."""
+        """Begin to measure a pass, and report an earlier one that has not ended as incomplete.
+
+        Args:
+            config: the loader's for this pass.
+            builder: makes the loader's engines.
+            deliveries: its `last` is the order of the batch just yielded.
+            epoch: number of the pass.
+        """
         self.close()
         watch = EpochWatch(config, builder, deliveries, epoch, self.callbacks)
         self._newest = weakref.ref(watch)
         return watch
 
     def close(self) -> None:
-        """A pass that has not ended was broken off."""
+        """Report the newest pass as incomplete if it has not ended."""
         if self._newest is not None and (watch := self._newest()) is not None:
             watch.end(is_complete=False)
 
 
 class EpochWatch:
-    """The account of one pass. Its iterator owns it."""
+    """The measurements of one pass. Its iterator owns it."""
 
     def __init__(
         self, config: LoaderConfig, builder: EngineBuilder, deliveries: DeliveryLog, epoch: int, callbacks: list[EpochCallback]
@@ -70,7 +77,7 @@ class EpochWatch:
         self._engine = builder.last
         self._totals = NO_TOTALS if self._engine is None else self._engine.totals()
         self._is_iterable = config.is_iterable
-        # the end of an iterable dataset, and `__getitems__`, may give another number of samples than was ordered
+        # the last batches of an iterable dataset and `__getitems__` may have fewer or more samples than were ordered
         self._shows_rows = config.is_iterable or (config.plan.has_getitems and config.custom_collate_fn is None)
         self._waits: deque[int] = deque(maxlen=WAITS_KEPT)
         self._num_batches = self._waited_ns = self._samples = self._nbytes = 0
@@ -79,15 +86,15 @@ class EpochWatch:
         self._pid = os.getpid()
 
     def asked(self) -> None:
-        """A batch is asked for."""
+        """Record that a batch was requested."""
         self._asked_ns = monotonic_ns()
 
     def delivered(self, batch: Any) -> None:
-        """It is handed out."""
+        """Record that the batch is about to be yielded."""
         now = monotonic_ns()
         if self._num_batches == 0:
             self._began_ns = self._asked_ns
-            if self._builder.last is not self._engine:  # workers have started only now
+            if self._builder.last is not self._engine:  # the workers were started by this request
                 self._engine, self._totals = self._builder.last, NO_TOTALS
         self._last_ns = now
         self._waits.append(now - self._asked_ns)
@@ -101,7 +108,11 @@ class EpochWatch:
             self._nbytes += nbytes_of(batch)
 
     def end(self, *, is_complete: bool) -> None:
-        """Tells what the pass was like; once."""
+        """Report the pass to the callbacks, once.
+
+        Args:
+            is_complete: whether the pass reached its end.
+        """
         if self._has_ended or self._pid != os.getpid():  # a forked worker has a copy
             return
         self._has_ended = True
@@ -112,8 +123,8 @@ class EpochWatch:
         for callback in list(self._callbacks):
             try:
                 callback(metrics)
-            except Exception:  # what only looks on must not end a training
-                log.exception("a callback of on_epoch_end failed; training goes on")
+            except Exception:  # an observer must not end the training
+                log.exception("a callback of on_epoch_end failed; training continues")
 
     def _metrics(self, wall_ns: int, is_complete: bool) -> EpochMetrics:
         totals = self._totals if self._engine is None else self._engine.totals()
@@ -166,7 +177,7 @@ def nbytes_of(batch: Any) -> int:
 
 
 def rows_of(batch: Any) -> int | None:
-    """Return the number of samples in a batch, as default collation makes it; None if it does not show.
+    """Return the number of samples in a batch, of default collation; None if the batch does not show it.
 
     A list is either the columns of tuples, which have equally many rows, or the rows of a column: text, or arrays that differ in
     shape.

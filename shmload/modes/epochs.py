@@ -26,26 +26,26 @@ from shmload.world import package_ability, rank_and_world_size, source_of_rank
 log = logging.getLogger("shmload")
 
 
-MAX_BLOCK, MAX_BLOCK_STEPS = 4096, 64  # indices, and batches, that are worked out together, in less than 0.1 ms
+MAX_BLOCK, MAX_BLOCK_STEPS = 4096, 64  # indices and batches that are computed together, in less than 0.1 ms
 
 _NO_BLOCK = (-1, 0, np.empty((0, 0), np.int64))
 
 
 class Epochs:
-    """The epochs of one loader, for its dataset's length and its ranks as they are now.
+    """The epochs of one loader, for the current length of its dataset and the current ranks.
 
     A step is what the schedule counts: steps, or batches of all ranks where an order makes the batches.
 
     Args:
-        config: the loader's, as it is made; a pass brings its own.
+        config: the loader's when it is constructed; each pass has its own.
 
     Attributes:
-        rank: of this process, as the schedule counts.
-        behind: the step that follows one.
-        stride: from one step to the next.
-        is_uniform: every epoch has the same steps, numbered one by one.
-        grows: the samples of an epoch are not to be settled before the one before it has been read.
-        sampled: the draws of a sampler of the user's; None: there is a schedule.
+        rank: this process's rank in the schedule.
+        behind: returns the step after a step.
+        stride: the difference of two successive steps.
+        is_uniform: whether every epoch has the same steps, numbered one by one.
+        grows: whether the samples of an epoch must not be fixed before the previous epoch has been read.
+        sampled: the draws of the user's sampler, or None if there is a schedule.
     """
 
     def __init__(self, config: LoaderConfig) -> None:
@@ -62,10 +62,13 @@ class Epochs:
     # ------------------------------------------------------------ the schedule
 
     def refresh(self, config: LoaderConfig) -> bool:
-        """Makes the schedule for the dataset's length and the ranks as they are now: both may have come up since the last pass.
+        """Make the schedule for the current length of the dataset and the current ranks, which may have changed.
+
+        Args:
+            config: the loader's for the next pass.
 
         Returns:
-            whether it is another one: what workers were sent is of another order then, and their dataset perhaps an older one.
+            whether the schedule has changed. Orders that were sent to workers are then invalid, and their dataset may be outdated.
         """
         self._config = config
         if self.sampled is not None:
@@ -105,7 +108,7 @@ class Epochs:
         return True
 
     def _keyed_order(self, global_batch: int) -> KeyedOrder | None:
-        """What the samples are taken in if not in the plain order: the sampler, or what the dataset says for itself."""
+        """Return the order of the samples from the sampler or the dataset, or None for the plain order."""
         config = self._config
         if isinstance(config.sampler, KeyedOrder):
             return config.sampler
@@ -113,18 +116,18 @@ class Epochs:
         return of_dataset and of_dataset(shuffle=bool(config.shuffle), global_batch=global_batch)
 
     def begins(self, epoch: int) -> None:
-        """A pass over an epoch begins."""
+        """Tell the schedule that a pass over an epoch begins."""
         if self._schedule is not None:
             self._schedule.begins(epoch)
 
     def ended(self) -> None:
-        """Nothing that was ordered ahead is wanted any more."""
+        """Tell the schedule that orders made ahead have been dropped."""
         if self._schedule is not None:
             self._schedule.ended()
 
     @property
     def formula(self) -> Schedule | BatchSchedule | None:
-        """The schedule, where others can compute it from what its header says."""
+        """Return the schedule if it can be recomputed from its header, else None."""
         schedule = self._schedule
         return None if isinstance(schedule, BatchSchedule) and schedule.stream is None else schedule
 
@@ -132,12 +135,12 @@ class Epochs:
 
     @property
     def is_endless(self) -> bool:
-        """Whether an epoch has no end."""
+        """Return whether epochs are infinite."""
         order = getattr(self._schedule, "order", None)
         return isinstance(order, KeyedOrder) and order.is_endless
 
     def end_of(self, epoch: int) -> int:
-        """The first step that the epoch does not have."""
+        """Return the step after the epoch's last."""
         if self.sampled is not None:
             return len(self._config.index_sampler)
         if self.num_steps is not None:
@@ -146,22 +149,22 @@ class Epochs:
         return self._schedule.end_of(epoch, self.rank)
 
     def end_of_all(self, epoch: int) -> int:
-        """The first step that no rank has: where ranks differ, one that has none left passes through the epoch all the same."""
+        """Return the step after the last one of any rank. A rank with fewer steps goes through the whole epoch all the same."""
         if self._schedule is not None:
             return self._schedule.end_of(epoch, rank=0)
         try:
             return self.end_of(epoch)
-        except (TypeError, NotImplementedError):  # a sampler of the user's that does not say
+        except (TypeError, NotImplementedError):  # the user's sampler has no length
             return MAX_N
 
     def step_number(self, step: int) -> int:
-        """How a record of the epoch's steps counts them."""
+        """Return the number of a step, counted one by one from the start of the epoch."""
         return step if self.is_uniform or self._schedule is None else self._schedule.number(step)
 
     # ------------------------------------------------------------ batches
 
     def order(self, epoch: int, step: int) -> Order | None:
-        """The order for a batch; None beyond the epoch's last."""
+        """Return the order for a batch, or None after the epoch's last batch."""
         if self.sampled is None:
             if step >= (self.end_of(epoch) if self.num_steps is None else self.num_steps):
                 return None
@@ -172,7 +175,7 @@ class Epochs:
         return Order(epoch, step, keys if self._config.auto_collation else [keys])
 
     def _indices(self, epoch: int, step: int) -> NDArray[np.int64]:
-        """Of one batch, out of a block of several: the orders of a pass are asked for one after the other."""
+        """Return the indices of one batch. Several batches are computed together, because a pass asks for them in sequence."""
         of_epoch, first, block = self._block
         number, between = divmod(step - first, self.stride)
         if of_epoch == epoch and not between and 0 <= number < len(block):
@@ -189,7 +192,7 @@ class Epochs:
         return schedule.batch(epoch, step, self.rank)
 
     def num_valid(self, order: Order) -> int:
-        """Rows that are no padding: of a short batch these come first, also behind skipped ones."""
+        """Return the number of rows that are not padding. They come first in a batch, also if some samples were skipped."""
         if self.num_steps is not None and order.step + 1 < self.num_steps:  # most batches
             return order.nrows
         schedule = self._schedule
@@ -202,21 +205,31 @@ class Epochs:
         return num_valid if order.origins is None else sum(row < num_valid for row, _ in order.origins)
 
     def substitute(self, order: Order, row: int, tries: int) -> int:
-        """The index so many places behind a row's own in the epoch's order."""
+        """Return the index that comes `tries` places after a row's own in the epoch's order."""
         assert self._schedule is not None
         return self._schedule.index_after(order.epoch, order.step, self.rank, row, tries)
 
     # ------------------------------------------------------------ states
 
     def state_dict(self, epoch: int, step: int, *, is_begun: bool) -> dict[str, Any]:
-        """The state of a batch that comes next; whether a pass has begun is for samplers of the user's."""
+        """Return the state before the next batch.
+
+        Args:
+            epoch, step: position of that batch.
+            is_begun: whether its pass has begun. Only the user's samplers need this.
+        """
         if self.sampled is not None:
             return self.sampled.state_dict(epoch, step, is_begun=is_begun)
         assert self._schedule is not None
         return dict(make_state(self._schedule, epoch=epoch, step=step, children=self._schedule.children(epoch)))
 
     def load_state_dict(self, state: dict[str, Any], *, is_trusted: bool) -> tuple[int, int]:
-        """(epoch, step) where a state was taken, or of the epoch behind it if that was its end."""
+        """Load a state. Return its (epoch, step), or the start of the next epoch if it was taken at the end of one.
+
+        Args:
+            state: what `state_dict` returned.
+            is_trusted: whether pickles in it may be opened.
+        """
         if self.sampled is not None:
             epoch, step = self.sampled.load_state_dict(state, is_trusted=is_trusted)
         else:

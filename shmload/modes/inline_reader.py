@@ -27,26 +27,27 @@ class InlineReader:
     """Reads whole batches of a dataset into private memory.
 
     Args:
-        bad_samples: what is done about samples that cannot be read.
+        job: how the dataset is read.
+        bad_samples: what to do about samples that cannot be read.
     """
 
     def __init__(self, job: Job, bad_samples: BadSamples) -> None:
         self._job, self._bad_samples = job, bad_samples
         self._in_place = job.plan.in_place(job.dataset)
-        self._reads_many = job.plan.has_getitems  # until its samples draw random numbers
+        self._reads_many = job.plan.has_getitems  # becomes False once its samples draw random numbers
         self._own = job.own_generators()
         self._arenas = Arenas()
         self._row = -1
-        self.begun = object()  # another for each sample, and reading of several: for `sample_info` and `sample_rng`, as `sample`
+        self.begun = object()  # replaced for each sample or group of samples; `sample_info` and `sample_rng` use it
         self._key: Any = None
         self._epoch = 0
 
     def sample(self) -> Sample:
-        """What was begun last."""
+        """Return the sample that was begun last."""
         return self._job.seed, self._epoch, index_of(self._key), 0
 
     def read(self, order: Order) -> Any:
-        """The batch of an order; NOTHING if every sample of it is skipped. Seed mode leaves the trainer's generators alone."""
+        """Return the batch of an order, or NOTHING if all its samples are skipped. Seed mode restores the trainer's generators."""
         with reading_of(self), self._bad_samples.counting_irregular():
             if self._job.seed is None or not self._job.seed_samples:
                 return self._read_good(order)
@@ -54,7 +55,7 @@ class InlineReader:
                 return self._read_good(order)
 
     def _read_good(self, order: Order) -> Any:
-        is_empty = order.nrows == 0  # as a batch sampler gave it
+        is_empty = order.nrows == 0  # a batch sampler may yield an empty list
         while order.nrows or is_empty:
             indices = order.indices
             keys = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
@@ -69,7 +70,7 @@ class InlineReader:
         return NOTHING
 
     def _bad_rows(self, keys: list[Any], epoch: int) -> list[int]:
-        """The rows that cannot be read, one of which has just shown itself; none if it is the batch that failed."""
+        """Return the rows that cannot be read, beginning with the one that just failed; none if the batch as a whole failed."""
         bad = [] if self._row < 0 else [self._row]
         for row in range(self._row + 1, len(keys)):
             try:
@@ -92,7 +93,7 @@ class InlineReader:
             self._begin(-1, keys, epoch)
             begin_many(can_repeat=True, compares=job.seed_samples, own=self._own)
             samples = job.dataset.__getitems__(keys)
-            self._reads_many = not (drew_for_many() and can_be_joined(samples))  # what a sample draws is keyed by the sample
+            self._reads_many = not (drew_for_many() and can_be_joined(samples))  # random numbers are keyed by the sample
         if not (self._reads_many and keys):
             samples = self._read_one_by_one(keys, epoch)
         return (job.collate_fn or partial(collated, ragged=job.plan.ragged))(samples)
@@ -112,7 +113,7 @@ class InlineReader:
         return dataset.__getitems__(keys)
 
     def _begin(self, row: int, keys: list[Any], epoch: int) -> None:
-        """Begins the sample of a row; -1: the first of several that are read at once."""
+        """Set the randomness for the sample of a row, or, if `row` is -1, for the first of several that are read at once."""
         self._row, self._epoch, job = row, epoch, self._job
         key = self._key = keys[row if row > 0 else 0]
         self.begun = object()

@@ -109,7 +109,7 @@ class PassProgress:
 
     @contextmanager
     def reading_again(self) -> Iterator[None]:
-        """Do not count the batches that are read meanwhile, because they were counted before."""
+        """Do not count the batches that are read in this context, because they were counted before."""
         num_delivered, counts = self.num_delivered, self._counts
         self._counts = list(counts)
         yield

@@ -15,20 +15,23 @@ from shmload.engine.delivery_log import DeliveryLog
 T = TypeVar("T")
 
 
-LOOK_S = 0.1  # between two drawings
+LOOK_S = 0.1  # between two updates of the bar
 
-NUM_LOOKS = 30  # over which samples/s and the share of waiting are taken
+NUM_LOOKS = 30  # updates over which samples/s and the share of waiting are averaged
 
 
 def shown(batches: Iterator[T], total: int | None, done: int, log: DeliveryLog, description: str, console: Any) -> Iterator[T]:
-    """The batches of one pass, with a bar.
+    """Yield the batches of one pass while a bar is drawn.
 
     Args:
-        total: batches of a whole pass, of which `done` lie behind; None: nobody knows.
-        log: knows of how many samples the batch just yielded is made.
-        console: rich's, where it is drawn; None: stderr.
+        batches: an iterator of the pass.
+        total: batches of a whole pass, or None if that is unknown.
+        done: batches of the pass that were delivered earlier.
+        log: `log.last` is the order of the batch just yielded, which has its number of samples.
+        description: the text before the bar.
+        console: a `rich` console to draw on, or None for stderr.
     """
-    # slow to import, and few loaders show a bar
+    # imported here because it is slow and few loaders show a bar
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

@@ -27,14 +27,14 @@ MODE = "seed, with a sampler"
 
 @dataclass
 class _SamplerPass:
-    """One pass over the sampler: its batches from step `first` on, of which some have been `given`, for orders ahead."""
+    """One pass over the sampler: its batches from step `first` on, of which `given` have been ordered ahead."""
 
     batches: SamplerReader
     first: int
     given: deque[Any]
 
     def keys(self, step: int) -> Any:
-        """What the sampler says for that batch; None beyond the last."""
+        """Return the keys of a batch, or None after the last batch."""
         if step - self.first < len(self.given):  # its order was abandoned
             return self.given[step - self.first]
         keys = not_once(next(self.batches, None))
@@ -43,7 +43,7 @@ class _SamplerPass:
         return keys
 
     def reached(self, step: int) -> None:
-        """No batch before that step is asked for any more."""
+        """Drop the batches before that step."""
         while self.given and self.first < step:
             self.given.popleft()
             self.first += 1
@@ -51,29 +51,29 @@ class _SamplerPass:
 
 
 class SampledOrder:
-    """The batches of a sampler or batch sampler, epoch by epoch. It is begun anew for each epoch and can only go forward."""
+    """The batches of a sampler or batch sampler, epoch by epoch. Each epoch starts the sampler again; it only goes forward."""
 
     def __init__(self, index_sampler: Any, seed: int) -> None:
         self._sampler = index_sampler
         self._identity = {"version": STATE_VERSION, "mode": MODE, "seed": seed}
         self._passes: dict[int, _SamplerPass] = {}  # by epoch
-        self._loaded_at: tuple[int, int] | None = None  # the next pass goes on from there
-        self._loaded: dict[str, Any] = {}  # where the sampler stood then
+        self._loaded_at: tuple[int, int] | None = None  # the next pass continues from there
+        self._loaded: dict[str, Any] = {}  # the sampler's state there
 
     def keys(self, epoch: int, step: int) -> Any:
-        """What the sampler says for that batch; None beyond the epoch's last."""
+        """Return the keys of a batch, or None after the epoch's last batch."""
         under_way = self._passes.get(epoch)
         if under_way is None or not under_way.first <= step <= under_way.first + len(under_way.given):
             under_way = self._passes[epoch] = _SamplerPass(self._from(epoch, step), step, deque())
         return under_way.keys(step)
 
     def reached(self, epoch: int, step: int) -> None:
-        """No batch of the epoch before that step is asked for any more."""
+        """Drop the epoch's batches before that step."""
         if epoch in self._passes:
             self._passes[epoch].reached(step)
 
     def keep(self, epochs: set[int]) -> None:
-        """No batch of other epochs is asked for any more."""
+        """Drop the batches of all other epochs."""
         self._passes = {epoch: under_way for epoch, under_way in self._passes.items() if epoch in epochs}
 
     def _from(self, epoch: int, step: int) -> SamplerReader:
@@ -90,10 +90,11 @@ class SampledOrder:
         return batches
 
     def state_dict(self, epoch: int, step: int, *, is_begun: bool) -> dict[str, Any]:
-        """The state before that batch, which is the next to be delivered.
+        """Return the state before a batch that is the next to be delivered.
 
         Args:
-            is_begun: the pass that it is of has begun, if it is not the first.
+            epoch, step: position of the batch.
+            is_begun: whether the pass that it belongs to has begun.
         """
         if is_begun and epoch in self._passes:
             sampler = self._passes[epoch].batches.state(step)
@@ -106,12 +107,13 @@ class SampledOrder:
         return state_checksum.with_checksum({**self._identity, "epoch": epoch, "step": step, "sampler": sealed(sampler)})
 
     def load_state_dict(self, state: Any, *, is_trusted: bool) -> tuple[int, int]:
-        """Goes to where a state was taken: (epoch, step).
+        """Move to the position where a state was taken, and return it as (epoch, step).
 
         Args:
-            is_trusted: pickles in it may be opened.
+            state: what `state_dict` returned.
+            is_trusted: whether pickles in it may be opened.
         Raises:
-            StateMismatch: it was taken of another kind of loader, or of another seed, or is damaged, or holds a pickle.
+            StateMismatch: it comes from another kind of loader or seed, is damaged, or contains a pickle that is not trusted.
         """
         saved = state if isinstance(state, Mapping) else {}
         if differing := states.differences(saved, self._identity):

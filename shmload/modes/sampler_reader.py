@@ -26,7 +26,7 @@ SamplerState = dict[str, Any]
 
 
 def not_once(keys: Any) -> Any:
-    """Return a batch's keys so that they can be counted and read twice: a batch sampler may yield iterators."""
+    """Return a batch's keys as a list if they are an iterator, so that they can be counted and read twice."""
     return list(keys) if hasattr(keys, "__next__") else keys
 
 
@@ -36,7 +36,7 @@ class SamplerReader:
     Args:
         sampler: yields the keys of one batch.
         generator: the loader's own, if it was given one.
-        every: ask a stateful sampler for its state every so many batches; 0: only when the pass begins.
+        every: ask a stateful sampler for its state every so many batches, or, if 0, only when the pass begins.
         iterator: of the sampler, just begun as torch begins it.
         origin: the generators' states before that.
         seed_between: whether torch draws its workers' base seed after beginning the iterator, not before.
@@ -76,11 +76,13 @@ class SamplerReader:
         self._is_stateful = is_stateful(self._sampler) or is_stateful(self._iterator) or self._ended is not None
         # (batches taken, the sampler's own state, the generators')
         self._states: deque[tuple[int, Any, Origin | None]] = deque()
-        self.own_at_end: SamplerState | None = None  # however rare snapshots are; None: sampler and iterator have no state
+        self.own_at_end: SamplerState | None = (
+            None  # set at the end of every pass; None if neither sampler nor iterator has a state
+        )
         self._note_state()
 
     def _faster(self, num_skipped: int) -> Iterator[Any] | None:
-        """Return an iterator over the same batches that can seek or has a state; None: torch's own is used."""
+        """Return an iterator over the same batches that can seek or has a state, or None to use torch's own."""
         sampler = self._sampler
         if type(sampler) is BatchSampler and not is_torchs_own(sampler):
             batches = _Batches(sampler)
@@ -257,7 +259,7 @@ class _Batches:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether the sampler or its iterator has a state."""
+        """Return whether the sampler or its iterator has a state."""
         return is_stateful(self._batches.sampler) or is_stateful(self._iterator)
 
     def __iter__(self) -> Iterator[list[Any]]:

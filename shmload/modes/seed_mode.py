@@ -39,21 +39,21 @@ from shmload.torch_names import pin_memory
 from shmload.worker.reader import no_end
 from shmload.world import users_frame
 
-END = object()  # what a stream gives beyond an epoch's last batch: a StopIteration that comes out of it is the user's
+END = object()  # returned by `take` after an epoch's last batch, so that a StopIteration from `take` can only be the user's
 
 
 @dataclass
 class BatchPlace:
-    """The batch that comes next."""
+    """The position of the next batch."""
 
     epoch: int
-    step: int  # as the schedule counts: steps, or batches of all ranks where the order makes the batches
-    # this rank's pass has ended, perhaps before the others': the last step may have no row for it
+    step: int  # in the schedule: a step, or a batch of all ranks if the order makes the batches
+    # whether this rank's pass has ended, perhaps before the others', because the last step may have no row for it
     is_over: bool = False
 
 
 class SeedIterator:
-    """One pass: from where the stream stands to the end of its epoch."""
+    """One pass, from the current position of the stream to the end of its epoch."""
 
     def __init__(self, stream: SeedStream) -> None:
         self._stream = stream
@@ -68,7 +68,7 @@ class SeedIterator:
         return batch
 
     def next_step(self) -> Any:
-        """The next batch; NOTHING if every sample of it is skipped."""
+        """Return the next batch, or NOTHING if all its samples are skipped."""
         watch, turns, step = self._watch, self._stream.turns, self.place.step
         try:
             with turns.lock:
@@ -98,19 +98,19 @@ class SeedIterator:
         return len(self._stream)
 
     def __del__(self) -> None:
-        place: BatchPlace | None = getattr(self, "place", None)  # none where the pass could not begin
+        place: BatchPlace | None = getattr(self, "place", None)  # missing if the pass could not begin
         if place is not None and sys is not None and not sys.is_finalizing():
             self._stream.leave(place)
 
 
 class SeedStream:
-    """The batches of one loader in seed mode, in any order they are asked for, ordered ahead in the order they usually are.
+    """The batches of one loader in seed mode. They can be requested in any sequence, and are ordered ahead in the usual one.
 
-    The loader and each of its passes hold it; its workers end when the last of them is gone.
+    The loader and each of its passes refer to it, and its workers end when the last of them is deleted.
 
     Attributes:
         config: the loader's for the newest pass, which the loader sets.
-        valid: rows of the batch just yielded that are no padding.
+        valid: number of rows of the batch just yielded that are not padding.
     """
 
     def __init__(self, config: LoaderConfig, builder: EngineBuilder, log: DeliveryLog, watches: EpochWatches) -> None:
@@ -121,38 +121,41 @@ class SeedStream:
         self._inline: InlineReader | None = None
         self._pid = os.getpid()
         self._next_epoch = 0
-        self._first_step = 0  # of the next iteration: where a loaded state left off
+        self._first_step = 0  # of the next pass; not 0 after a state was loaded
         self._place: BatchPlace | None = None  # of the newest iterator
-        self._places: list[weakref.ref[BatchPlace]] = []  # of all that somebody has
-        self._num_ahead = 0  # batches that are ordered and not delivered, at most
+        self._places: list[weakref.ref[BatchPlace]] = []  # of all iterators that exist
+        self._num_ahead = 0  # maximum number of batches ordered and not delivered
         self._cursor = (0, 0)  # (epoch, step) to be ordered next
         self.valid: int | None = None
         self._pins = False
         self._tuner: Autotuner | None = None  # of the engine's worker pool
-        self.turns = Turns()  # of all passes: they are of one engine
+        self.turns = Turns()  # shared by all passes, because they use one engine
         self.epochs = Epochs(config)
-        self._functions = config.collate_fn, config.worker_init_fn  # of those who read; a program may set others between passes
+        self._functions = (
+            config.collate_fn,
+            config.worker_init_fn,
+        )  # those that the workers have; a program may set others between passes
 
     def __len__(self) -> int:
-        """Batches of the epoch that is being read, or comes next."""
+        """Return the number of batches of the current or next epoch."""
         if self.epochs.is_endless:
             raise TypeError('a Mix with stop="repeat" never ends: this loader has no len()')
         return -(-self.epochs.end_of(self._position()[0]) // self.epochs.stride)
 
     @property
     def first_step(self) -> int:
-        """How many steps of the next pass's epoch lie behind where it begins."""
+        """Return the number of steps of its epoch that the next pass leaves out because a state was loaded."""
         return self.epochs.step_number(self._first_step)
 
     # ------------------------------------------------------------ delivery
 
     def iterator(self) -> SeedIterator:
-        """The next pass."""
+        """Begin the next pass."""
         return SeedIterator(self)
 
     @faults.at("epoch_change")
     def begin(self) -> tuple[BatchPlace, EpochWatch | None]:
-        """Starts a pass: the next epoch, from its start or from where a loaded state left off."""
+        """Begin a pass over the next epoch, from its start or from the loaded position."""
         with self.turns.lock:
             place = self._begun()
         watches = self._watches
@@ -179,7 +182,7 @@ class SeedStream:
         return self._place
 
     def leave(self, place: BatchPlace) -> None:
-        """Hears that the newest pass goes no further than a place; ranks that share the ring must know if that is not its end."""
+        """Record that a pass stops at a place. Ranks that share the ring must know if that is before the pass's end."""
         engine = self._engine
         if engine is None or engine.shared_by == 1 or place is not self._place or self._pid != os.getpid():
             return
@@ -187,9 +190,9 @@ class SeedStream:
             engine.leave_pass()
 
     def take(self, place: BatchPlace, watch: EpochWatch | None) -> Any:
-        """The batch at a place, which moves on, also beyond one that failed; END beyond the epoch's last.
+        """Return the batch at a place and advance the place, also past a failed batch; END after the epoch's last batch.
 
-        The place moves last: an interrupt before that loses nothing, as the same batch is taken again.
+        The place is advanced last. An interrupt before that loses nothing because the same batch is taken again.
         """
         epoch, step = place.epoch, place.step
         if self._is_closed:
@@ -198,13 +201,13 @@ class SeedStream:
             self.epochs.sampled.reached(epoch, step)
         engine: BatchSource | None = None
         if self.config.num_workers == 0:
-            if self._inline is None:  # here: what making it raises loses no batch
+            if self._inline is None:  # made here, so that an error while making it loses no batch
                 self._inline = InlineReader(self.config.job(), self._builder.bad_samples)
             reader = self._inline
             front = self.epochs.order(epoch, step)
         else:
             engine = self._engine
-            if engine is None or self._pid != os.getpid():  # a forked child makes its own
+            if engine is None or self._pid != os.getpid():  # a forked child starts its own workers
                 engine = self._made_engine()
             front = engine.front
             if front is None or (front.epoch, front.step) != (epoch, step):
@@ -238,7 +241,7 @@ class SeedStream:
             if watch is not None:
                 watch.delivered(batch)
             if self._pins and (engine is None or engine.wants_pinned):
-                batch = pin_memory(batch)  # torch's own; leaves alone what is pinned
+                batch = pin_memory(batch)  # torch's function; pinned tensors stay as they are
             if engine is None:
                 batch = sent_now(batch, self._builder.device(self.config.device))
         behind = step + 1 if self.epochs.is_uniform else self.epochs.behind(step)
@@ -252,9 +255,9 @@ class SeedStream:
         return batch
 
     def _ordered_anew(self, engine: BatchSource, epoch: int, step: int) -> Order | None:
-        """Orders from a batch on that was not the next to come; None beyond the epoch's last."""
+        """Drop the orders and order from this batch on. Return its order, or None after the epoch's last batch."""
         if self.epochs.sampled is None and step >= self.epochs.end_of(epoch):
-            return None  # what is ordered ahead is the next pass's
+            return None  # the orders ahead belong to the next pass
         if engine.front is not None:
             engine.abandon()
         self._cursor = (epoch, step)
@@ -263,7 +266,7 @@ class SeedStream:
         return front if front is not None and (front.epoch, front.step) == (epoch, step) else None
 
     def _fill(self, engine: BatchSource) -> None:
-        """Orders ahead, into the next epoch if this one is all ordered."""
+        """Order batches ahead, also of the next epoch if all of this one are ordered."""
         num_missing = self._num_ahead - engine.num_queued
         while num_missing > 0:
             epoch, step = self._cursor
@@ -273,9 +276,9 @@ class SeedStream:
                 engine.submit(order)
                 num_missing -= 1
             elif self.epochs.sampled is not None or self.epochs.num_steps == 0 or step == 0:
-                return  # a sampler of the user's may depend on what happens before the next epoch
+                return  # the user's sampler may depend on what happens before the next epoch
             elif self.epochs.grows and self._place is not None and epoch > self._place.epoch:
-                return  # the samples of what comes behind that epoch are not to be settled yet
+                return  # the samples of the epochs after that one must not be fixed yet
             else:
                 self._cursor = (epoch + 1, 0)
 
@@ -290,14 +293,14 @@ class SeedStream:
     def _publish_length(self, engine: BatchSource) -> None:
         try:
             num_steps = 0 if self.epochs.end_of(self._position()[0]) >= MAX_N else len(self)
-        except Exception:  # a mixture that never ends, or a sampler of the user's that cannot say
-            num_steps = 0  # it is for stats readers alone
+        except Exception:  # an infinite mixture, or a sampler without a length
+            num_steps = 0  # only readers of statistics use it
         engine.begin_pass(num_steps, step_stride=self.epochs.stride)
 
     # ------------------------------------------------------------ position
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next pass that epoch, from its start; or from the place just loaded, if that lies in it."""
+        """Let the next pass read this epoch, from its start or from the position just loaded if that is in this epoch."""
         epoch = whole_number("epoch", epoch, at_least=0, remedy="epochs are counted from 0")
         if self._place is None and epoch == self._next_epoch:
             return
@@ -305,35 +308,40 @@ class SeedStream:
         self.log.resumed(epoch, 0, by="set_epoch")
 
     def state_dict(self, now: Callable[[], LoaderConfig] | None = None) -> dict[str, Any]:
-        """The state of the batch that comes next; the schedule says all of it."""
+        """Return the state before the next batch.
+
+        Args:
+            now: unused; torch mode needs it.
+        """
         return self.epochs.state_dict(*self._position(), is_begun=self._place is not None)
 
     def load_state_dict(self, state: dict[str, Any], *, is_trusted: bool | None = None) -> None:
-        """Makes the next pass begin where the state was taken.
+        """Let the next pass begin where the state was taken.
 
         Args:
-            is_trusted: None: as the loader says.
+            state: what `state_dict` returned.
+            is_trusted: whether pickles in it may be opened; by default as the loader's `trust_state`.
         """
         self._refresh()
         trust = self.config.trust_state if is_trusted is None else is_trusted
         epoch, step = self.epochs.load_state_dict(state, is_trusted=trust)
         self._next_epoch, self._first_step, self._place = epoch, step, None
         if self.epochs.grows:
-            self._end_workers()  # their dataset may be of another run
+            self._end_workers()  # their dataset may belong to another run
         elif self.epochs.sampled is not None and self._engine is not None and self._pid == os.getpid():
-            self._engine.abandon()  # what is ordered is of another draw, also where it has the same place
+            self._engine.abandon()  # what is ordered is another draw, even if its position is the same
         self.log.resumed(epoch, self.epochs.step_number(step))
 
     def state_of_copy(self) -> dict[str, Any]:
-        """What a copy of the loader goes on from."""
+        """Return the state from which a copy of the loader continues."""
         return self.state_dict()
 
     def go_on_as_copy(self, state: dict[str, Any]) -> None:
-        """Stands where the loader stood of which this one's is a copy."""
-        self.load_state_dict(state, is_trusted=True)  # of a copy, or of a pickle that was opened anyway
+        """Continue at the position of the loader that this one was copied from."""
+        self.load_state_dict(state, is_trusted=True)  # trusted: it comes from a copy, or from a pickle that has been opened already
 
     def _position(self) -> tuple[int, int]:
-        """(epoch, step) of the batch that comes next, of any rank: a last step that has no row for this one is still to come."""
+        """Return (epoch, step) of the next batch of any rank. A last step without a row for this rank still counts as pending."""
         place = self._place
         if place is None:
             return self._next_epoch, self._first_step
@@ -355,24 +363,26 @@ class SeedStream:
             engine.close()
 
     def substitute(self, order: Order, row: int, tries: int) -> Any:
-        """The index that takes a bad sample's place at a try."""
+        """Return the index that replaces a bad sample at the given try."""
         if self.config.has_own_order:
             return next_of_dataset(self.config, order, row)
         return self.epochs.substitute(order, row, tries)
 
     def close(self) -> None:
-        """Ends the workers, for good."""
+        """End the workers permanently."""
         self._is_closed = True
         self._end_workers()
         self.epochs.ended()
 
     def __del__(self) -> None:
-        if hasattr(self, "epochs") and sys is not None and not sys.is_finalizing():  # as in torch_mode.py
+        if (
+            hasattr(self, "epochs") and sys is not None and not sys.is_finalizing()
+        ):  # at exit, modules are cleared before the last objects
             self.close()
 
 
 def _pins(config: LoaderConfig) -> bool:
-    """Whether batches are copied to pinned memory; a warning in torch's words where they cannot be."""
+    """Return whether batches are copied to pinned memory. Warn as torch does if they cannot be."""
     if config.pin_memory and not torch.accelerator.is_available():
         warnings.warn(
             "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used.",
@@ -383,5 +393,5 @@ def _pins(config: LoaderConfig) -> bool:
 
 
 def _base_seed(seed: int) -> int:
-    """What torch's worker seeds start from: workers' own streams in seed mode matter only to code outside samples."""
+    """Return the base of the workers' seeds, which in seed mode matter only to code outside samples."""
     return int(np.random.SeedSequence([seed & 0xFFFFFFFF, seed >> 32]).generate_state(1, np.uint64)[0]) >> 1

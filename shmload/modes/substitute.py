@@ -9,10 +9,15 @@ from shmload.engine.config import LoaderConfig
 
 
 def next_of_dataset(config: LoaderConfig, order: Order, row: int) -> int:
-    """The index that takes a bad sample's place where a sampler orders: the dataset's next.
+    """Return the index that follows a bad sample's in the dataset.
+
+    Args:
+        config: the loader's.
+        order: the order of the batch.
+        row: the row of the bad sample.
 
     Raises:
-        TypeError: the sampler gives keys.
+        TypeError: the sampler yields keys that are not integers.
     """
     ordered = order.indices[row]
     if not isinstance(ordered, int | np.integer):

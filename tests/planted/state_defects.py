@@ -303,7 +303,7 @@ STATE_DEFECTS = [
         "N1",
         "batches that came out of order come again",
         "shmload/modes/torch_mode.py",
-        "            while self._num_sent in self.progress.done:  # a resumed pass takes no notice of these\n",
+        "            while self._num_sent in self.progress.done:  # a resumed pass skips the orders that were complete\n",
         "            while self._num_sent < self.progress.done.first:\n",
         (f"{RESUME}out_of_order.py::test_out_of_order_each_sample_comes_once[map-False-1]",),
         is_crossing=True,

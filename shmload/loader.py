@@ -31,7 +31,8 @@ from shmload.engine.config import LoaderConfig
 from shmload.engine.engine import Engine
 from shmload.engine.holders import Holder
 from shmload.metrics import EpochCallback
-from shmload.modes.passes import EpochWatches, shown
+from shmload.modes.epoch_metrics import EpochWatches
+from shmload.modes.progress_bar import shown
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
 from shmload.ray_options import Ray

@@ -1,6 +1,6 @@
-"""Torch mode: order, randomness and pace exactly as torch's DataLoader has them, over the engine.
+"""Torch mode: the order, randomness and pace of torch's DataLoader, over the engine.
 
-The iterators derive from torch's own base, so that generators are drawn from in torch's order: the sampler's iterator first, then
+The iterators derive from torch's own base, so that generators are used in torch's sequence: the sampler's iterator first, then
 the workers' base seed, then one index per batch, `prefetch_factor * num_workers` ahead and one more for each batch delivered.
 """
 
@@ -27,22 +27,16 @@ from shmload.engine.engine import Engine
 from shmload.engine.outcome import NOTHING
 from shmload.engine.turns import Turns
 from shmload.errors import WorkerDied
+from shmload.modes.after_batch import after_batch
 from shmload.modes.continuation import Continuation, restored
-from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, after_batch, collated, next_of_dataset
-from shmload.modes.torch_order import (
-    DATASET,
-    PassProgress,
-    SamplerReader,
-    TorchState,
-    check_torch_state,
-    fresh_state,
-    has_own_states,
-    is_endless,
-    is_torchs_own,
-    not_once,
-    order_kind,
-    packed_state,
-)
+from shmload.modes.default_collate import collated
+from shmload.modes.epoch_metrics import EpochWatch, EpochWatches
+from shmload.modes.inline_reader import InlineReader
+from shmload.modes.pass_progress import PassProgress, fresh_state
+from shmload.modes.sampler_reader import SamplerReader, not_once
+from shmload.modes.substitute import next_of_dataset
+from shmload.modes.torch_samplers import is_endless, is_torchs_own
+from shmload.modes.torch_state import DATASET, TorchState, check_torch_state, has_own_states, order_kind, packed_state
 from shmload.shm import travel
 from shmload.torch_names import (
     BaseIterator,
@@ -62,32 +56,32 @@ log = logging.getLogger("shmload")
 
 
 class TorchPasses:
-    """What a loader in torch mode keeps from one pass to the next: how far the newest has come, and what the next goes on from.
+    """The state of a loader between passes: the newest pass's progress, and the state from which the next continues.
 
     Attributes:
         config: the loader's for the newest pass, which the loader sets.
-        progress: of the newest pass; it stays when the iterator is gone, as a loop that was left is resumed, too.
+        progress: of the newest pass. It outlives the iterator, because a loop that was left can be resumed.
     """
 
-    valid = None  # as every row is real
+    valid = None  # because no row is padding
 
     def __init__(self, config: LoaderConfig, builder: EngineBuilder, log: DeliveryLog, watches: EpochWatches) -> None:
         self.config, self.builder, self.log, self.watches = config, builder, log, watches
         self.progress: PassProgress | None = None
-        self._loaded: TorchState | None = None  # what the next pass goes on from
+        self._loaded: TorchState | None = None  # the state from which the next pass continues
         self.generators = Continuation()
         self.is_over = False  # whether a dataset's state, loaded into this process, was saved at the end of a pass through it
 
     @property
     def first_step(self) -> int:
-        """The step that the next pass begins with: 0, or where a loaded state left off."""
+        """Return the step that the next pass begins with: 0, or the position of a loaded state."""
         return 0 if self._loaded is None or self._loaded["is_finished"] else int(self._loaded["position"])
 
     def iterator(self, loader: DataLoader[Any]) -> _Iterator:
-        """The next pass.
+        """Begin the next pass.
 
         Args:
-            loader: as torch's own iterators know it.
+            loader: the object that torch's iterators get as their loader.
         """
         state, self._loaded = self._loaded, None
         config, generator = self.config, self.config.generator
@@ -127,10 +121,10 @@ class TorchPasses:
         return iterator
 
     def state_dict(self, now: Callable[[], LoaderConfig]) -> dict[str, Any]:
-        """Where the newest pass stands, or the next one would begin.
+        """Return the state of the newest pass, or the state before the next one if that has ended.
 
         Args:
-            now: gives the loader's arguments; they are asked for between passes only, as a state may be wanted with every batch.
+            now: returns the loader's arguments. It is called only between passes, because a state may be wanted with every batch.
         """
         if self._loaded is not None:
             return packed_state(self._loaded)
@@ -143,12 +137,14 @@ class TorchPasses:
         return packed_state({**state, "passes": self.log.num_passes})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next pass begin where the state was taken.
+        """Let the next pass begin where the state was taken.
 
+        Args:
+            state: what `state_dict` returned.
         Raises:
-            StateMismatch: it cannot.
+            StateMismatch: the state belongs to another loader or is damaged.
         """
-        # torchdata's loader gives {} for nothing
+        # torchdata's loader returns {} if there is no state
         self._loaded = None if state == {} else check_torch_state(state, self.config)
         self.progress = None
         if self._loaded is not None and "passes" in self._loaded:
@@ -159,15 +155,15 @@ class TorchPasses:
             self.log.resumed(self.log.num_passes, 0 if is_finished else num_behind, beyond=beyond)
 
     def state_of_copy(self) -> TorchState | None:
-        """What a copy of the loader goes on from."""
+        """Return the state from which a copy of the loader continues."""
         return self._loaded
 
     def go_on_as_copy(self, state: TorchState | None) -> None:
-        """Stands where the loader stood of which this one's is a copy."""
+        """Continue at the position of the loader that this one was copied from."""
         self._loaded = state
 
     def set_epoch(self, epoch: int) -> None:
-        """Passes it on to the sampler, if that has a set_epoch."""
+        """Call the sampler's `set_epoch`, if it has one."""
         batches: Any = self.config.batch_sampler
         for sampler in (batches, getattr(batches, "sampler", None), self.config.sampler):
             if hasattr(sampler, "set_epoch"):
@@ -175,22 +171,22 @@ class TorchPasses:
                 return
 
     def substitute(self, order: Order, row: int, tries: int) -> Any:
-        """The index that takes a bad sample's place at a try."""
+        """Return the index that replaces a bad sample at the given try."""
         return next_of_dataset(self.config, order, row)
 
     def close(self) -> None:
-        """Nothing is ordered ahead: iterators end what they have begun."""
+        """Do nothing, because each iterator ends its own workers."""
 
 
 class _Iterator(BaseIterator):
-    """What passes with and without workers share: torch's, plus the account of how far they have come."""
+    """Base of passes with and without workers: torch's iterator, plus its progress."""
 
     progress: PassProgress
     turns: Turns
     _order: Order  # of the batch that `_next_data` returns
-    _recorder: DeliveryLog | None = None  # none yet while batches are read again, unseen
+    _recorder: DeliveryLog | None = None  # None while a resumed pass reads batches again without yielding them
     _watch: EpochWatch | None = None
-    _after_batch: Callable[[Any], Any] | None = None  # so here
+    _after_batch: Callable[[Any], Any] | None = None  # likewise
     _pass = 0
     place: Origin | None = None  # after a resume: SamplerReader.place
 
@@ -244,7 +240,7 @@ class _Iterator(BaseIterator):
         return batch
 
     def _begin_record(self, passes: TorchPasses) -> None:
-        """From here on what is yielded reaches the user."""
+        """Record, from now on, the batches that are yielded, because they reach the user."""
         log = self._recorder = passes.log
         self._after_batch = passes.config.after_batch
         self._pass, log.num_passes = log.num_passes, log.num_passes + 1
@@ -254,8 +250,8 @@ class _Iterator(BaseIterator):
             self._watch = passes.watches.begin(passes.config, passes.builder, log, self._pass)
 
     def _reader_of_sampler(self, origin: Origin, generator: torch.Generator | None, **options: Any) -> SamplerReader:
-        """Stands from now on in the place of the sampler's iterator, which torch has just begun; before, generators stood there."""
-        if is_endless(self._index_sampler):  # all has been drawn that a pass draws
+        """Replace the sampler's iterator, which torch has just begun, by a reader. `origin`: the generators' states before."""
+        if is_endless(self._index_sampler):  # the pass has drawn everything that it draws
             origin = origin_of(generator)
         reader = SamplerReader(
             self._index_sampler, generator, iterator=self._sampler_iter, origin=origin, keeps_places=True, **options
@@ -264,23 +260,23 @@ class _Iterator(BaseIterator):
         return reader
 
     def _nothing_came(self, order: Order) -> None:
-        """Records that an order has no batch to be yielded."""
+        """Record that an order has no batch to yield."""
         if self._recorder is not None and self._recorder.is_on:
             self._recorder.delivered(order, NOTHING, epoch=self._pass, step=self._recorded_step(order))
 
     def _recorded_step(self, order: Order) -> int:
-        """Of an order that has just come behind: of an iterable dataset a resumed pass sends orders under other numbers."""
+        """Return the step of the order just completed. With an iterable dataset a resumed pass numbers its orders differently."""
         return self.progress.num_behind - 1 if self._dataset_kind == DatasetKind.Iterable else int(order.step)
 
     def _read_again_to(self, done: int) -> None:
-        """Reads batches again, unseen, up to an order that lies behind the last snapshot."""
+        """Read batches after the last snapshot again, without yielding them, up to this order."""
         progress = self.progress
         with progress.reading_again():
             while (first := progress.done.first) < done:
                 try:
                     next(self)
                 except Exception:
-                    if progress.done.first == first:  # else it is one that was lost then, too
+                    if progress.done.first == first:  # otherwise the saved run lost this batch as well
                         raise
 
 
@@ -288,7 +284,10 @@ class TorchIterator(_Iterator):
     """One pass (or, with persistent workers, all passes) of a loader with workers.
 
     Args:
-        state: where an earlier pass stood; this one goes on from there.
+        loader: the object that torch's iterators get as their loader.
+        passes: the loader's passes.
+        state: of an earlier pass, from which this one continues.
+        is_early: take the first batch from the sampler at once.
     """
 
     def __init__(
@@ -309,13 +308,15 @@ class TorchIterator(_Iterator):
             self._base_seed, self._shared_seed = state["base_seed"], state["shared_seed"]
             if self._shared_seed is not None:
                 self._dataset = with_shared_seed(self._dataset, self._shared_seed)
-        self._num_workers = config.total_workers  # torch knows of one kind
+        self._num_workers = config.total_workers  # torch has only local workers
         self._epoch = -1
         self._in_order = config.in_order
         self._every = config.snapshot_every_n_steps
         self._generator = config.generator
-        self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # what profiles are searched for
-        self._prefetch_factor: int = config.prefetch_factor  # type: ignore[assignment]  # None is torch's TypeError here, too
+        self._profile_name = (
+            "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # the name that users look for in profiles
+        )
+        self._prefetch_factor: int = config.prefetch_factor  # type: ignore[assignment]  # None raises TypeError as in torch
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
         init_fn = self._worker_init_fn = config.worker_init_fn
@@ -329,7 +330,7 @@ class TorchIterator(_Iterator):
             worker_init_fn=init_fn,
             shared_seed=self._shared_seed,
         )
-        assert isinstance(engine, Engine)  # only seed mode shares
+        assert isinstance(engine, Engine)  # only seed mode shares rings
         self._engine, engine.turns = engine, self.turns
         self._tuner = passes.builder.tuner
         self._reset(loader, first_iter=True, state=state)
@@ -362,7 +363,7 @@ class TorchIterator(_Iterator):
             reader = self._reader_of_sampler(origin, self._generator, every=self._every, seed_between=False)
         self._epoch += 1
         self._num_sent = 0
-        self._num_active = [0] * self._num_workers  # orders under way, by worker; -1: its iterator has ended
+        self._num_active = [0] * self._num_workers  # pending orders by worker, or -1 if its iterator has ended
         self._turns: Iterator[int] = cycle(range(self._num_workers))
         state = _put_at(reader, state, is_early=True)  # batches are ordered at once
         self.place = reader.place
@@ -394,14 +395,14 @@ class TorchIterator(_Iterator):
         engine.begin_pass(passes.config.num_steps, epoch_base=self._pass - self._epoch)
 
     def _finish(self, engine: Engine) -> None:
-        """Has every order made and forgets the batches: torch's workers, too, work off what they were sent."""
+        """Wait for all orders and drop their batches, because torch's workers also finish what they were sent."""
         while engine.num_queued:
             outcome = engine.next()
             self.progress.noted(outcome.order.worker, outcome.note)
 
     def _lost(self, engine: Engine, order: Order, note: Note | None, error: BaseException) -> None:
         """Count a batch that an error has replaced, at torch's pace."""
-        if isinstance(error, WorkerDied) and self._passes.config.ray is not None:  # its actor has no successor
+        if isinstance(error, WorkerDied) and self._passes.config.ray is not None:  # its actor is not replaced
             engine.break_off(functools.partial(WorkerDied, str(error)))
             return
         self.progress.last_worker = order.worker
@@ -411,7 +412,7 @@ class TorchIterator(_Iterator):
         self._go_on_ordering(engine)
 
     def _read_again(self, num_left: list[int]) -> None:
-        """Has each worker read so many batches of an iterable dataset again, unseen."""
+        """Let each worker read so many batches of an iterable dataset again, without yielding them."""
         engine, num_to_send = self._engine, list(num_left)
         assert engine is not None
         while any(num_left):
@@ -419,7 +420,7 @@ class TorchIterator(_Iterator):
                 if num_to_send[worker] and engine.num_queued < self._prefetch_factor * self._num_workers:
                     num_to_send[worker] -= 1
                     self._send(engine, next(self._batches), worker)
-            order, _, note, _ = engine.next()  # an error was raised in the first reading
+            order, _, note, _ = engine.next()  # errors are ignored, because they were raised in the first reading
             num_left[order.worker] -= 1
             self._num_active[order.worker] -= 1
             self.progress.noted(order.worker, note)
@@ -428,7 +429,7 @@ class TorchIterator(_Iterator):
     def _order_next(self, engine: Engine) -> None:
         try:
             index = next(self._batches)
-            while self._num_sent in self.progress.done:  # a resumed pass takes no notice of these
+            while self._num_sent in self.progress.done:  # a resumed pass skips the orders that were complete
                 self._num_sent += 1
                 index = next(self._batches)
         except StopIteration:
@@ -447,7 +448,7 @@ class TorchIterator(_Iterator):
         self._num_sent += 1
 
     def _go_on_ordering(self, engine: Engine) -> None:
-        """Orders as many batches as have come: one, unless the number ahead is another now."""
+        """Order one batch for the batch just received, or more or fewer if autotuning has changed the number ahead."""
         tuner = self._tuner
         if tuner is None:
             self._order_next(engine)
@@ -458,7 +459,7 @@ class TorchIterator(_Iterator):
             self._order_next(engine)
 
     def _next_worker(self) -> int:
-        """Whose turn it is: round about, without those whose iterator has ended or, unless in_order, that have their share."""
+        """Return the next worker in turn whose iterator has not ended and, unless in_order, that has less than its share; or -1."""
         num_left = self._num_workers - self._num_active.count(-1)
         share = self._prefetch_factor * self._num_workers // max(num_left, 1)
         for _ in range(self._num_workers):
@@ -491,7 +492,7 @@ class TorchIterator(_Iterator):
                 progress.done.add(order.step)
             else:
                 progress.ended(order.step, order.worker)
-                if self._num_active[order.worker] > 0:  # else an order from before its end
+                if self._num_active[order.worker] > 0:  # otherwise this order was sent before the iterator's end
                     self._num_active[order.worker] -= 1
             self._go_on_ordering(engine)
             if batch is not NOTHING:
@@ -507,15 +508,18 @@ class TorchIterator(_Iterator):
             engine.close()
 
     def __del__(self) -> None:
-        if sys is not None and not sys.is_finalizing():  # the module's names go before the last objects do
+        if sys is not None and not sys.is_finalizing():  # at exit, modules are cleared before the last objects
             self._shutdown_workers()
 
 
 class TorchInlineIterator(_Iterator, SingleProcessIterator):
-    """One pass without workers: torch's own, or, over a dataset that decodes in place or may have bad samples, ours.
+    """One pass without workers, read by torch's fetcher, or by InlineReader if samples decode in place or may be bad.
 
     Args:
-        state: where an earlier pass stood; this one goes on from there.
+        loader: the object that torch's iterators get as their loader.
+        passes: the loader's passes.
+        state: of an earlier pass, from which this one continues.
+        is_early: take the first batch from the sampler at once.
     """
 
     def __init__(
@@ -568,10 +572,10 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
             self._read_again_to(state["done"])
 
     def _read_again(self, num_batches: int) -> None:
-        """Reads so many batches of an iterable dataset again, unseen."""
+        """Read so many batches of an iterable dataset again, without yielding them."""
         with self.progress.reading_again():
             for _ in range(num_batches):
-                with suppress(Exception):  # it was lost then, too
+                with suppress(Exception):  # the saved run lost it as well
                     next(self)
 
     def _next_index(self) -> Any:
@@ -617,12 +621,12 @@ def _put_at(reader: SamplerReader, state: TorchState | None, *, is_early: bool) 
 
 
 def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
-    """Each worker's snapshot, pickled, to go on from; none if that is not possible or nothing needs it."""
+    """Return the workers' pickled snapshots from which they continue, or [] if there are none or they cannot be used."""
     if state is None:
         return []
     if state["num_workers"] != num_workers and any(state["workers"]):
         log.warning(
-            "the state was saved with %d workers and is resumed with %d: the order goes on, the workers' random streams do not",
+            "the state was saved with %d workers and is resumed with %d: the order continues, the workers' random streams do not",
             state["num_workers"],
             num_workers,
         )
@@ -632,11 +636,11 @@ def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
 
 
 def fast_forward(state: TorchState) -> str:
-    """Why all of the pass up to the state must be read again; empty if it need not be."""
+    """Return why the pass must be read again up to the state, or an empty string if that is not needed."""
     is_iterable = order_kind(state["sampler"]) == DATASET
     if not is_iterable or has_own_states(state["workers"]) or not state["position"] or state["is_finished"]:
         return ""
     return (
         f"neither the iterable dataset nor its iterator has state_dict and load_state_dict: the first {state['position']} batches "
-        "are read again to come to where the state was taken. Give one of them the two methods"
+        "are read again to reach the position of the state. Give one of them the two methods"
     )

@@ -29,7 +29,7 @@ import numpy as np
 
 from shmload._core.gather import number_runs
 from shmload.batch.ragged import ragged_of
-from shmload.modes.passes import collated
+from shmload.modes.default_collate import collated
 from shmload.pipeline.block_columns import Block, columns_of
 from shmload.pipeline.sources import Keys, Row, set_whole
 from shmload.schedule.state_codec import UsersOwn, sealed

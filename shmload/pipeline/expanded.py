@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from shmload.batch.ragged import ragged_of
 from shmload.errors import StateMismatch
-from shmload.modes.passes import collated
+from shmload.modes.default_collate import collated
 from shmload.pipeline.block_columns import Block, Piece, batch_of, items_of, length, part_of
 from shmload.pipeline.blocks import FailedItem, MadeBatch, Scan, saved
 from shmload.pipeline.conveyer import OF_BATCHES, Conveyer

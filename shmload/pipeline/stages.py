@@ -32,7 +32,7 @@ from shmload._core.trainer import Order
 from shmload.batch.ragged import ragged_of
 from shmload.engine.bad_samples import BadSamples, NextIndex, OnError
 from shmload.errors import SampleTimeout, StateMismatch, WorkerDied
-from shmload.modes.passes import collated
+from shmload.modes.default_collate import collated
 from shmload.pipeline.blocks import (
     BLOCK,
     IN_WORKER,

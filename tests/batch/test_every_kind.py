@@ -19,7 +19,7 @@ from torch.utils.data import default_collate
 from shmload import ShmLoader
 from shmload.batch import deliver
 from shmload.batch.ragged import ragged_of
-from shmload.modes.passes import collated
+from shmload.modes.default_collate import collated
 from shmload.torch_names import from_dlpack
 from tests.batch.ragged_kit import Encoding, Frozen, Opaque, Pair, Record, Samples, assert_same, reference
 from tests.matrix.versions import TORCH

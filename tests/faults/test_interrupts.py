@@ -13,12 +13,12 @@ import pytest
 
 from shmload import ShmLoader
 from shmload.engine import engine
-from shmload.modes import seed_mode
+from shmload.modes import epochs, sampled_order, seed_mode
 from tests.faults.faults_kit import COLLATE, DATASETS, Charges, Rows, Victims, digest
 
 pytestmark = pytest.mark.slow(reason="each interrupts loaders with workers again and again")
 LAST_LINE = "return batch"  # what happens between it and the caller's variable is the caller's
-FILES = {engine.__file__, seed_mode.__file__}
+FILES = {engine.__file__, seed_mode.__file__, epochs.__file__, sampled_order.__file__}
 
 
 class InterruptAtLine:

@@ -68,7 +68,7 @@ def test_a_batch_whose_function_fails_is_lost_and_the_next_comes(num_workers: in
         with pytest.raises(Failed) as raised:
             next(iterator)
         assert raised.value.__notes__ == [
-            "shmload: raised by after_batch (epoch 0, batch 1); that batch is lost, and the next is behind it"
+            "shmload: raised by after_batch (epoch 0, batch 1); that batch is lost; the next call returns the batch after it"
         ]
         state = loader.state_dict()
         assert [batch[0] for batch in iterator] == [6, 9, 12, 15, 18]

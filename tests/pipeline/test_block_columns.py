@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 
 from shmload.batch.ragged import ragged_of
-from shmload.modes.passes import collated
+from shmload.modes.default_collate import collated
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Filter, Map, Range
 from shmload.pipeline.block_columns import BlockColumns, batch_of, columns_of, items_of, length, part_of
 

@@ -82,7 +82,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "the same without workers",
-        "shmload/modes/passes.py",
+        "shmload/modes/inline_reader.py",
         "            self._reads_many = not (drew_for_many() and can_be_joined(samples))  #",
         "            #",
         ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),

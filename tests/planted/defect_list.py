@@ -51,7 +51,7 @@ DEFECTS = [
     Defect(
         "R2",
         "a resume begins its epoch anew",
-        "shmload/modes/seed_mode.py",
+        "shmload/modes/epochs.py",
         "            epoch, step = resume(state, self._schedule)\n",
         "            epoch, step = resume(state, self._schedule)[0], 0\n",
         (

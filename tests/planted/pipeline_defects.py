@@ -313,7 +313,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B8",
         "a state between the steps that were worked out is gone on from at one of those",
-        "shmload/modes/seed_mode.py",
+        "shmload/modes/epochs.py",
         "        if of_epoch == epoch and not between and ",
         "        if of_epoch == epoch and ",
         ("tests/pipeline/test_state.py::test_steps_behind_a_state_are_not_those_that_were_worked_out_before[True]",),

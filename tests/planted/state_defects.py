@@ -171,7 +171,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "states of a sampler are kept for all of a pass",
-        "shmload/modes/torch_order.py",
+        "shmload/modes/pass_progress.py",
         "        self.sampler.forget(self.done.first if self.is_always_current else self._snapshot[0])\n",
         "",
         (f"{RESUME}torch_mode.py::test_states_of_a_sampler_that_nobody_asks_for_are_not_kept[options0]",),
@@ -179,7 +179,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "in seed mode a sampler whose orders were abandoned is begun anew",
-        "shmload/modes/seed_mode.py",
+        "shmload/modes/sampled_order.py",
         "            return self.given[step - self.first]\n",
         "            self.first = step + len(self.given)\n",
         (
@@ -198,7 +198,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "an order that is only counting is made whole",
-        "shmload/modes/torch_order.py",
+        "shmload/modes/torch_samplers.py",
         "        return np.arange(first, end) if order is None else order[first:end]\n",
         "        return (np.arange(n) if order is None else order)[first:end]\n",
         (f"{RESUME}huge_orders.py::test_1e11_samples_need_nothing[in order-0]",),
@@ -206,7 +206,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a place in an order that is only counting is counted to",
-        "shmload/modes/torch_order.py",
+        "shmload/modes/torch_samplers.py",
         "        return iter(range(len(index_sampler))[num_skipped:])\n",
         "        return iter([i for i in range(len(index_sampler)) if i >= num_skipped])\n",
         (f"{RESUME}huge_orders.py::test_any_place_is_come_to_at_once[False]",),
@@ -268,7 +268,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a pass of living workers begins with what their iterators told in the last one",
-        "shmload/modes/torch_order.py",
+        "shmload/modes/pass_progress.py",
         "        self._notes = [between_passes(note) for note in last._notes] if self._is_iterable else last._notes\n",
         "        self._notes = last._notes\n",
         (f"{LIVING}[iterable, iterator-3 persistent]",),
@@ -276,7 +276,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a state between passes forgets the sampler's own",
-        "shmload/modes/torch_order.py",
+        "shmload/modes/sampler_reader.py",
         "        own = own_state(index_sampler)\n",
         "        pass\n",
         (f"{LIVING}[a stateful sampler-0]",),
@@ -284,7 +284,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "in seed mode a sampler that is at its end is begun anew when it is asked again",
-        "shmload/modes/seed_mode.py",
+        "shmload/modes/sampled_order.py",
         "        if keys is not None:\n            self.given",
         "        if keys is None:\n            self.first += 1\n        else:\n            self.given",
         (f"{LIVING}[a stateful sampler, seed-1]",),
@@ -292,7 +292,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a state between passes is of the last snapshot",
-        "shmload/modes/torch_order.py",
+        "shmload/modes/pass_progress.py",
         "        notes = [pickle.loads(note) if note else {} for note in self._notes]",
         "        notes = [pickle.loads(note) if note else {} for note in self._snapshot[1]]",
         (
@@ -303,7 +303,7 @@ STATE_DEFECTS = [
         "N1",
         "batches that came out of order come again",
         "shmload/modes/torch_mode.py",
-        "            while self._num_sent in self.progress.done:  # a resumed pass takes no notice of these\n",
+        "            while self._num_sent in self.progress.done:  # a resumed pass skips the orders that were complete\n",
         "            while self._num_sent < self.progress.done.first:\n",
         (f"{RESUME}out_of_order.py::test_out_of_order_each_sample_comes_once[map-False-1]",),
         is_crossing=True,

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from shmload import BlockShuffle, Mix, ShmLoader
-from shmload.modes.torch_order import SamplerReader
+from shmload.modes.sampler_reader import SamplerReader
 from shmload.worker.torch_side import origin_of
 
 N = 10**11  # as an array of int64: 745 GiB

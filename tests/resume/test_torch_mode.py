@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from shmload import ShmLoader
 from shmload.errors import SampleError, StateMismatch
-from shmload.modes.torch_order import Done
+from shmload.modes.pass_progress import Done
 from shmload.schedule.state_codec import opened
 from tests.resume import noisy_data as data
 

@@ -13,7 +13,6 @@ from rich.console import Console
 from tqdm import tqdm
 
 from shmload import Mix, ShmLoader
-from shmload.modes import passes
 from tests.trace.trace_kit import Plain, Rows, Stream, run
 
 MODES = pytest.mark.parametrize("seed", [1, None])
@@ -36,7 +35,7 @@ class Terminal(Console):
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """A terminal on which every batch is drawn."""
-    monkeypatch.setattr(passes, "LOOK_S", 0.0)
+    monkeypatch.setattr("shmload.modes.progress_bar.LOOK_S", 0.0)
     return Terminal()
 
 

@@ -20,7 +20,7 @@ import shmload.metrics
 from shmload import ShmLoader
 from shmload.batch.deliver import Jagged, Padded
 from shmload.metrics import EpochMetrics, summary_line, to_log, to_tensorboard
-from shmload.modes.passes import nbytes_of, rows_of
+from shmload.modes.epoch_metrics import nbytes_of, rows_of
 from tests.trace.trace_kit import Broken, Growing, Plain, Rows, Stream, run
 
 MODES = pytest.mark.parametrize("seed", [1, None])
@@ -215,7 +215,7 @@ def test_a_copy_has_no_callbacks() -> None:
 
 
 def test_nothing_is_measured_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.modes.passes.EpochWatch", None)
+    monkeypatch.setattr("shmload.modes.epoch_metrics.EpochWatch", None)
     run(ShmLoader(Rows(), 8, seed=1))
     run(ShmLoader(Rows(), 8))
 

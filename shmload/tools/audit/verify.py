@@ -22,7 +22,7 @@ import numpy as np
 from shmload._core.trainer import Order
 from shmload.audit.recorder import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Batch, Header, Mode, digest_of, read_header, read_log
 from shmload.loader import ShmLoader
-from shmload.modes.passes import InlineReader
+from shmload.modes.inline_reader import InlineReader
 from shmload.tools.audit.timeline import (
     AuditedLoader,
     AuditPart,

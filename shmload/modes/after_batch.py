@@ -1,0 +1,25 @@
+"""Call the user's `after_batch` on a delivered batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shmload.worker.failure import no_end
+
+
+def after_batch(function: Callable[[Any], Any], batch: Any, where: str) -> Any:
+    """Return `function(batch)`. An error that it raises gets a note with the batch's position.
+
+    Args:
+        function: the user's.
+        batch: the batch, just delivered.
+        where: its position, for messages.
+    """
+    try:
+        return function(batch)
+    except StopIteration as error:
+        raise no_end(error, f"after_batch ({where})") from error
+    except Exception as error:
+        error.add_note(f"shmload: raised by after_batch ({where}); that batch is lost; the next call returns the batch after it")
+        raise

@@ -1,0 +1,22 @@
+"""Collate samples into private memory without a `collate_fn`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shmload.batch.collate import pack_samples, registered_functions
+from shmload.batch.deliver import PrivateBatch, unpack
+from shmload.batch.ragged import Ragged
+
+
+def collated(samples: Any, ragged: Ragged | None) -> Any:
+    """Return the batch of some samples: torch's default collate, or, with a rule, also of samples that torch does not take.
+
+    Args:
+        samples: a list, or what the dataset's `__getitems__` returned.
+        ragged: the rule for samples that differ in shape, or None.
+    """
+    packed = None if ragged is None else pack_samples(samples, ragged, registered_functions())
+    return torch.utils.data.default_collate(samples) if packed is None else unpack(PrivateBatch(packed))

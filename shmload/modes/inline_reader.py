@@ -1,0 +1,154 @@
+"""Read batches in the trainer's process (`num_workers=0`).
+
+Samples, randomness and batches are the same as with workers, but there is no ring.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmload._core.trainer import Order
+from shmload.batch.collate import RowOut, private_rows, private_tensors
+from shmload.batch.deliver import PrivateBatch, unpack
+from shmload.batch.layout import structure
+from shmload.batch.ragged import Arenas, RaggedRows
+from shmload.engine.bad_samples import BadSamples
+from shmload.engine.outcome import NOTHING
+from shmload.modes.default_collate import collated
+from shmload.worker.job import Job
+from shmload.worker.read_plan import no_room
+from shmload.worker.sample_reader import can_be_joined, index_of, joined
+from shmload.worker.sample_rng import Sample, begin_many, drew_for_many, kept_generators, reading_of, seed_globals
+
+
+class InlineReader:
+    """Reads whole batches of a dataset into private memory.
+
+    Args:
+        job: how the dataset is read.
+        bad_samples: what to do about samples that cannot be read.
+    """
+
+    def __init__(self, job: Job, bad_samples: BadSamples) -> None:
+        self._job, self._bad_samples = job, bad_samples
+        self._in_place = job.plan.in_place(job.dataset)
+        self._reads_many = job.plan.has_getitems  # becomes False once its samples draw random numbers
+        self._own = job.own_generators()
+        self._arenas = Arenas()
+        self._row = -1
+        self.begun = object()  # replaced for each sample or group of samples; `sample_info` and `sample_rng` use it
+        self._key: Any = None
+        self._epoch = 0
+
+    def sample(self) -> Sample:
+        """Return the sample that was begun last."""
+        return self._job.seed, self._epoch, index_of(self._key), 0
+
+    def read(self, order: Order) -> Any:
+        """Return the batch of an order, or NOTHING if all its samples are skipped. Seed mode restores the trainer's generators."""
+        with reading_of(self), self._bad_samples.counting_irregular():
+            if self._job.seed is None or not self._job.seed_samples:
+                return self._read_good(order)
+            with kept_generators():
+                return self._read_good(order)
+
+    def _read_good(self, order: Order) -> Any:
+        is_empty = order.nrows == 0  # a batch sampler may yield an empty list
+        while order.nrows or is_empty:
+            indices = order.indices
+            keys = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+            self._row = -1
+            try:
+                return self._read(keys, order.epoch)
+            except Exception as error:
+                bad = self._bad_rows(keys, order.epoch) if self._bad_samples.are_tolerated else ()
+                if not bad:
+                    raise
+                order.indices = self._bad_samples.replaced(order, bad, partial(lambda raised: raised, error))
+        return NOTHING
+
+    def _bad_rows(self, keys: list[Any], epoch: int) -> list[int]:
+        """Return the rows that cannot be read, beginning with the one that just failed; none if the batch as a whole failed."""
+        bad = [] if self._row < 0 else [self._row]
+        for row in range(self._row + 1, len(keys)):
+            try:
+                self._begin(row, keys, epoch)
+                self._job.plan.try_sample(self._job.dataset, self._in_place, keys[row])
+            except Exception:
+                bad.append(row)
+        return bad
+
+    def _read(self, keys: list[Any], epoch: int) -> Any:
+        job = self._job
+        if self._in_place is not None and self._in_place.takes(keys):
+            return self._read_in_place(keys, epoch)
+        if not job.auto_collation:
+            self._begin(0, keys, epoch)
+            sample = job.dataset[keys[0]]
+            self._row = -1
+            return (job.collate_fn or torch.utils.data.default_convert)(sample)
+        if self._reads_many and keys:
+            self._begin(-1, keys, epoch)
+            begin_many(can_repeat=True, compares=job.seed_samples, own=self._own)
+            samples = job.dataset.__getitems__(keys)
+            self._reads_many = not (drew_for_many() and can_be_joined(samples))  # random numbers are keyed by the sample
+        if not (self._reads_many and keys):
+            samples = self._read_one_by_one(keys, epoch)
+        return (job.collate_fn or partial(collated, ragged=job.plan.ragged))(samples)
+
+    def _read_one_by_one(self, keys: list[Any], epoch: int) -> Any:
+        """Return a list of the samples; or what the dataset's `__getitems__` returns for each key, joined."""
+        read, begin, plan, dataset = [], self._begin, self._job.plan, self._job.dataset
+        for row, key in enumerate(keys):
+            begin(row, keys, epoch)
+            read.append(plan.read(dataset, key))
+        self._row = -1
+        if not (plan.has_getitems and keys):
+            return read
+        if (samples := joined(read)) is not None:
+            return samples
+        begin(-1, keys, epoch)
+        return dataset.__getitems__(keys)
+
+    def _begin(self, row: int, keys: list[Any], epoch: int) -> None:
+        """Set the randomness for the sample of a row, or, if `row` is -1, for the first of several that are read at once."""
+        self._row, self._epoch, job = row, epoch, self._job
+        key = self._key = keys[row if row > 0 else 0]
+        self.begun = object()
+        if job.seed_samples and job.seed is not None:
+            seed_globals(job.seed, epoch, index_of(key), keys, row)
+            if self._own is not None:
+                self._own.begin(job.seed, epoch, index_of(key))
+
+    def _begin_ragged(self, keys: list[Any], row: int, epoch: int) -> bool:
+        self._begin(row, keys, epoch)
+        if row < 0:
+            begin_many(can_repeat=False)
+        return True
+
+    def _read_in_place(self, keys: list[Any], epoch: int) -> Any:
+        assert self._in_place is not None
+        plan = self._job.plan
+        layout = plan.layout
+        assert layout is not None
+        if plan.is_whole:
+            assert plan.ragged is not None
+            ragged_rows = RaggedRows(layout, plan.ragged, len(keys), no_room, self._arenas)
+            self._in_place.read_ragged(keys, ragged_rows, lambda row: self._begin_ragged(keys, row, epoch))
+            return unpack(PrivateBatch(ragged_rows.finish()))
+        tensors = private_tensors(layout, len(keys))
+        rows = private_rows(layout, len(keys), tensors)
+        if self._in_place.read_batch_into is not None:
+            self._begin(-1, keys, epoch)
+            begin_many(can_repeat=False)
+            self._in_place.read_batch_into(np.asarray(keys, np.int64), RowOut(rows, slice(0, len(keys))))
+        else:
+            assert self._in_place.read_into is not None
+            for row, key in enumerate(keys):
+                self._begin(row, keys, epoch)
+                self._in_place.read_into(key, RowOut(rows, row))
+        return structure(layout.tree, tensors)

@@ -1,0 +1,133 @@
+"""The order of a user's sampler in seed mode: the sampler chooses the samples, the seed determines the randomness within them.
+
+Such an order has no formula, so a state records how the sampler reached its position (see sampler_reader.py), at the size that
+this takes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from shmload.errors import StateMismatch
+from shmload.modes.sampler_reader import SamplerReader, not_once, state_before
+from shmload.schedule import state as states
+from shmload.schedule import state_checksum
+from shmload.schedule.state import STATE_VERSION
+from shmload.schedule.state_codec import UsersOwn, opened, sealed
+from shmload.worker.sample_rng import kept_generators
+from shmload.worker.torch_side import origin_of
+
+MODE = "seed, with a sampler"
+
+
+@dataclass
+class _SamplerPass:
+    """One pass over the sampler: its batches from step `first` on, of which `given` have been ordered ahead."""
+
+    batches: SamplerReader
+    first: int
+    given: deque[Any]
+
+    def keys(self, step: int) -> Any:
+        """Return the keys of a batch, or None after the last batch."""
+        if step - self.first < len(self.given):  # its order was abandoned
+            return self.given[step - self.first]
+        keys = not_once(next(self.batches, None))
+        if keys is not None:
+            self.given.append(keys)
+        return keys
+
+    def reached(self, step: int) -> None:
+        """Drop the batches before that step."""
+        while self.given and self.first < step:
+            self.given.popleft()
+            self.first += 1
+        self.batches.forget(step)
+
+
+class SampledOrder:
+    """The batches of a sampler or batch sampler, epoch by epoch. Each epoch starts the sampler again; it only goes forward."""
+
+    def __init__(self, index_sampler: Any, seed: int) -> None:
+        self._sampler = index_sampler
+        self._identity = {"version": STATE_VERSION, "mode": MODE, "seed": seed}
+        self._passes: dict[int, _SamplerPass] = {}  # by epoch
+        self._loaded_at: tuple[int, int] | None = None  # the next pass continues from there
+        self._loaded: dict[str, Any] = {}  # the sampler's state there
+
+    def keys(self, epoch: int, step: int) -> Any:
+        """Return the keys of a batch, or None after the epoch's last batch."""
+        under_way = self._passes.get(epoch)
+        if under_way is None or not under_way.first <= step <= under_way.first + len(under_way.given):
+            under_way = self._passes[epoch] = _SamplerPass(self._from(epoch, step), step, deque())
+        return under_way.keys(step)
+
+    def reached(self, epoch: int, step: int) -> None:
+        """Drop the epoch's batches before that step."""
+        if epoch in self._passes:
+            self._passes[epoch].reached(step)
+
+    def keep(self, epochs: set[int]) -> None:
+        """Drop the batches of all other epochs."""
+        self._passes = {epoch: under_way for epoch, under_way in self._passes.items() if epoch in epochs}
+
+    def _from(self, epoch: int, step: int) -> SamplerReader:
+        origin, is_loaded = origin_of(None), self._loaded_at == (epoch, step)
+        with kept_generators() if is_loaded else nullcontext():  # a sampler may draw when it is begun
+            batches = SamplerReader(self._sampler, None, every=1, iterator=iter(self._sampler), origin=origin, seed_between=False)
+        if is_loaded:
+            if "own" in self._loaded and not self._loaded["taken"]:
+                batches.start_after(self._loaded)  # it may be at the end of its last pass
+            else:
+                batches.resume(self._loaded)
+            step -= batches.num_taken
+        next(islice(batches, step, step), None)
+        return batches
+
+    def state_dict(self, epoch: int, step: int, *, is_begun: bool) -> dict[str, Any]:
+        """Return the state before a batch that is the next to be delivered.
+
+        Args:
+            epoch, step: position of the batch.
+            is_begun: whether the pass that it belongs to has begun.
+        """
+        if is_begun and epoch in self._passes:
+            sampler = self._passes[epoch].batches.state(step)
+        elif self._loaded_at == (epoch, step):
+            sampler = self._loaded
+        else:
+            sampler = state_before(self._sampler, origin_of(None))
+        if "own" in sampler:
+            sampler = {**sampler, "own": UsersOwn(sampler["own"])}
+        return state_checksum.with_checksum({**self._identity, "epoch": epoch, "step": step, "sampler": sealed(sampler)})
+
+    def load_state_dict(self, state: Any, *, is_trusted: bool) -> tuple[int, int]:
+        """Move to the position where a state was taken, and return it as (epoch, step).
+
+        Args:
+            state: what `state_dict` returned.
+            is_trusted: whether pickles in it may be opened.
+        Raises:
+            StateMismatch: it comes from another kind of loader or seed, is damaged, or contains a pickle that is not trusted.
+        """
+        saved = state if isinstance(state, Mapping) else {}
+        if differing := states.differences(saved, self._identity):
+            what = "; ".join(differing)
+            raise StateMismatch(f"the state belongs to another loader: {what}. Remedy: build the loader as it was at saving")
+        state_checksum.check_checksum(saved)
+        try:
+            sampler = opened(saved["sampler"], is_trusted=is_trusted)
+            is_place = all(type(saved[name]) is int and saved[name] >= 0 for name in ("epoch", "step"))
+            if not is_place or type(sampler["taken"]) is not int or not ("own" in sampler or "origin" in sampler):
+                raise ValueError(f"it has {sorted(sampler)} at {saved['epoch']!r}, {saved['step']!r}")
+        except StateMismatch:
+            raise
+        except Exception as error:  # a pickle that is trusted may raise anything
+            raise StateMismatch(f"the state cannot be read: {error!r}. Load what state_dict() returned") from error
+        self._loaded_at, self._loaded, self._passes = (saved["epoch"], saved["step"]), sampler, {}
+        return self._loaded_at

@@ -1,0 +1,287 @@
+"""One pass over a loader's sampler, which can be saved and resumed.
+
+A position in the order of one of torch's samplers is the generators' states before the pass and the number of batches taken. A
+sampler that implements the Stateful contract (`state_dict`, `load_state_dict`, on itself or on its iterator) is asked for its own
+state instead.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain, islice
+from operator import length_hint
+from typing import Any
+
+import torch
+from torch import Generator
+from torch.utils.data.sampler import BatchSampler
+
+from shmload.modes.torch_samplers import _innermost, batches_of, is_endless, is_torchs_own
+from shmload.worker.torch_side import Origin, origin_of, replayed, torch_origin
+from shmload.world import is_stateful
+
+SamplerState = dict[str, Any]
+
+
+def not_once(keys: Any) -> Any:
+    """Return a batch's keys as a list if they are an iterator, so that they can be counted and read twice."""
+    return list(keys) if hasattr(keys, "__next__") else keys
+
+
+class SamplerReader:
+    """One pass over a loader's index sampler.
+
+    Args:
+        sampler: yields the keys of one batch.
+        generator: the loader's own, if it was given one.
+        every: ask a stateful sampler for its state every so many batches, or, if 0, only when the pass begins.
+        iterator: of the sampler, just begun as torch begins it.
+        origin: the generators' states before that.
+        seed_between: whether torch draws its workers' base seed after beginning the iterator, not before.
+        keeps_places: record the generators' states along with a stateful sampler's.
+
+    Attributes:
+        place: after a resume, the generators' states in the saved run; None if they are unknown.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        generator: Generator | None,
+        *,
+        every: int,
+        iterator: Iterator[Any],
+        origin: Origin,
+        seed_between: bool,
+        keeps_places: bool = False,
+    ) -> None:
+        self._sampler, self._generator, self._every = sampler, generator, every
+        self._origin, self._is_seed_between, self._keeps_places = origin, seed_between, keeps_places
+        self._origin_texts: dict[str, str] | None = None
+        self.place: Origin | None = None
+        self._num_drawn = 0
+        faster = self._faster(0)
+        self._iterator: Any = faster or iterator
+        # whether batches are slices of an array, not what the sampler yields
+        self.is_sliced = faster is not None and type(sampler) is BatchSampler and is_torchs_own(sampler)
+        self._ended: SamplerState | None = None  # the state of a stateful iterator that has ended
+        self.num_taken = 0
+        self._taken_early: list[Any] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._epoch = getattr(_innermost(self._sampler), "epoch", None)
+        self._is_stateful = is_stateful(self._sampler) or is_stateful(self._iterator) or self._ended is not None
+        # (batches taken, the sampler's own state, the generators')
+        self._states: deque[tuple[int, Any, Origin | None]] = deque()
+        self.own_at_end: SamplerState | None = (
+            None  # set at the end of every pass; None if neither sampler nor iterator has a state
+        )
+        self._note_state()
+
+    def _faster(self, num_skipped: int) -> Iterator[Any] | None:
+        """Return an iterator over the same batches that can seek or has a state, or None to use torch's own."""
+        sampler = self._sampler
+        if type(sampler) is BatchSampler and not is_torchs_own(sampler):
+            batches = _Batches(sampler)
+            return batches if batches.is_stateful else iter(batches)
+        return batches_of(sampler, num_skipped)
+
+    def resume(self, state: SamplerState, num_early: int = 1) -> None:
+        """Continue where an earlier pass gave its state.
+
+        Args:
+            num_early: take so many batches while the generators are the saved run's. A sampler that draws when its first batch is
+                taken must draw then, unless the program has restored its generators itself.
+        """
+        self.num_taken = state["taken"]
+        sampler = _innermost(self._sampler)
+        if "epoch" in state and hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(state["epoch"])
+        own = state.get("own")
+        if own is not None:
+            if "origin" in state:
+                self.place = self._go_to(Origin.loads(state["origin"]))
+            self._load(own)
+            if self.num_taken == length_hint(self._sampler, -1) and list(islice(self._iterator, 1)):
+                self._load(own)  # the sampler has begun its next pass by itself: back to this one's end
+                self._iterator, self._ended = iter(()), own
+        elif "origin" in state:
+            self._origin, self._origin_texts = Origin.loads(state["origin"]), None
+            if is_endless(self._sampler):
+                self.place = self._go_to(self._origin)
+            else:
+                self._is_seed_between = state["seed_between"]
+                with replayed(self._origin, self._generator):
+                    self._replay(num_early)
+                    self.place = origin_of(None)
+        self._begin()
+
+    def _go_to(self, place: Origin) -> Origin:
+        if self._generator is not None and place.own is not None:
+            self._generator.set_state(place.own)
+        return place
+
+    def _load(self, own: SamplerState) -> None:
+        if own["sampler"] is not None:
+            self._sampler.load_state_dict(own["sampler"])
+        self._iterator = self._faster(0) or iter(self._sampler)
+        if own["iterator"] is not None:
+            self._iterator.load_state_dict(own["iterator"])
+
+    def take_first(self) -> None:
+        """Take the first batch now, so that a sampler which draws for it uses the generators as they are now."""
+        self._iterator = chain(list(islice(self._iterator, 1)), self._iterator)
+
+    def start_after(self, state: SamplerState) -> None:
+        """Begin the pass after the one that gave this state at its end."""
+        if "own" not in state:
+            return
+        self._load(state["own"])
+        self.num_taken = 0
+        self._begin()
+        self._taken_early = list(islice(self._iterator, 1))  # the sampler begins its next pass by itself
+        if not self._taken_early:
+            self._iterator = self._faster(0) or iter(self._sampler)
+            self._begin()
+
+    @property
+    def num_ahead(self) -> int:
+        """Number of batches that the sampler has been asked for so far."""
+        return max(self.num_taken, self._num_drawn)
+
+    def _replay(self, num_early: int) -> None:
+        iterator = iter(self._sampler)
+        if self._is_seed_between:
+            torch.empty((), dtype=torch.int64).random_(generator=self._generator)
+        faster = self._faster(self.num_taken)
+        if faster is not None and is_torchs_own(self._sampler):
+            iterator, num_early = faster, max(num_early, int(self.num_taken > 0))  # an order is drawn whole with its first batch
+        else:
+            iterator = faster or iterator
+            next(islice(iterator, self.num_taken, self.num_taken), None)
+        self._num_drawn = self.num_taken + num_early
+        self._iterator = chain(list(islice(iterator, num_early)), iterator)
+
+    def batches(self) -> Iterator[Any]:
+        """Return an iterator over the remaining batches: the reader, which counts them, unless the sampler is torch's own."""
+        return self if self._is_stateful or self._taken_early or not is_torchs_own(self._sampler) else self._iterator
+
+    def __iter__(self) -> SamplerReader:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            keys = self._taken_early.pop() if self._taken_early else next(self._iterator)
+        except StopIteration:
+            self.own_at_end = self._own()
+            raise
+        self.num_taken += 1
+        if self._is_stateful:
+            self._note_state()
+        return keys
+
+    def _note_state(self) -> None:
+        if self._is_stateful and (not self._states or (self._every and self.num_taken % self._every == 0)):
+            place = torch_origin(self._generator) if self._keeps_places else None
+            self._states.append((self.num_taken, self._own(), place))
+
+    def _own(self) -> SamplerState | None:
+        """Return the present state of the sampler and of its iterator."""
+        if not self._is_stateful:
+            return None
+        sampler = self._sampler.state_dict() if is_stateful(self._sampler) else None
+        if self._ended is not None:
+            iterator = self._ended["iterator"]
+        else:
+            iterator = self._iterator.state_dict() if is_stateful(self._iterator) else None
+        return copy.deepcopy({"sampler": sampler, "iterator": iterator})
+
+    def forget(self, num_delivered: int) -> None:
+        """Drop the states from before so many batches were taken."""
+        while len(self._states) > 1 and self._states[1][0] <= num_delivered:
+            self._states.popleft()
+
+    def state(self, num_delivered: int) -> SamplerState:
+        """Return the state when so many batches had been taken, or the last one before that; drop older ones."""
+        state: SamplerState = {"taken": num_delivered}
+        if self._epoch is not None:
+            state["epoch"] = self._epoch
+        if self._is_stateful:
+            self.forget(num_delivered)
+            state["taken"], own, place = self._states[0]
+            state["own"] = copy.deepcopy(own)
+            if place is not None:
+                state["origin"] = place.dumps(is_torch_enough=True)
+            return state
+        if self._origin_texts is None:
+            self._origin_texts = self._origin.dumps(is_torchs_own(self._sampler))
+        state["origin"] = self._origin_texts
+        if not is_endless(self._sampler):
+            state["seed_between"] = self._is_seed_between
+        return state
+
+
+def own_state(index_sampler: Any) -> SamplerState | None:
+    """Return a stateful sampler's state between two passes; None if the sampler has no state."""
+    if is_stateful(index_sampler):
+        return {"sampler": copy.deepcopy(index_sampler.state_dict()), "iterator": None}
+    inner = _innermost(index_sampler)
+    if type(index_sampler) is BatchSampler and is_stateful(inner):
+        return {"sampler": None, "iterator": {"sampler": copy.deepcopy(inner.state_dict()), "iterator": None}}
+    return None
+
+
+def state_before(index_sampler: Any, origin: Origin, own: SamplerState | None = None) -> SamplerState:
+    """Return the state before a pass over a sampler.
+
+    Args:
+        index_sampler: the loader's.
+        origin: the generators' states that the pass would be drawn from.
+        own: what a stateful sampler gave at the end of the pass before.
+    """
+    state: SamplerState = {"taken": 0, "origin": origin.dumps(is_torchs_own(index_sampler))}
+    if not is_endless(index_sampler):
+        state["seed_between"] = False
+    if own is None:
+        own = own_state(index_sampler)
+    return state if own is None else {**state, "own": own}
+
+
+class _Batches:
+    """torch's BatchSampler over a user's sampler that may have a state, or whose iterator may."""
+
+    def __init__(self, batches: BatchSampler) -> None:
+        self._batches = batches
+        self._iterator: Any = iter(batches.sampler)
+
+    @property
+    def is_stateful(self) -> bool:
+        """Return whether the sampler or its iterator has a state."""
+        return is_stateful(self._batches.sampler) or is_stateful(self._iterator)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        while batch := next(self, None):
+            yield batch
+
+    def __next__(self) -> list[Any]:
+        batch = list(islice(self._iterator, self._batches.batch_size))
+        if not batch or (self._batches.drop_last and len(batch) < self._batches.batch_size):
+            raise StopIteration
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the sampler and of its iterator; None for one that has no state."""
+        parts: dict[str, Any] = {"sampler": self._batches.sampler, "iterator": self._iterator}
+        return {name: part.state_dict() if is_stateful(part) else None for name, part in parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        sampler: Any = self._batches.sampler
+        if state["sampler"] is not None:
+            sampler.load_state_dict(state["sampler"])
+        self._iterator = iter(sampler)
+        if state["iterator"] is not None:
+            self._iterator.load_state_dict(state["iterator"])

@@ -1,0 +1,78 @@
+"""torch's own samplers, read as arrays.
+
+Indices that are Python ints cost more than the rest of a batch of tiny rows. A random order is drawn whole, by the same calls at
+the same moments as in torch, so global generators and `generator` end where torch leaves them; this includes the extra
+permutation that an exhausted RandomSampler draws. A sequential order is never built, and any position in it is reached at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
+
+from shmload.torch_names import InfiniteConstantSampler
+from shmload.worker.torch_side import randperm
+
+
+def _innermost(index_sampler: Any) -> Any:
+    return getattr(index_sampler, "sampler", index_sampler)
+
+
+def is_endless(index_sampler: Any) -> bool:
+    """Return whether this is the sampler that torch uses for an iterable dataset."""
+    return isinstance(_innermost(index_sampler), InfiniteConstantSampler)
+
+
+def is_torchs_own(index_sampler: Any) -> bool:
+    """Return whether the order depends on torch's generators alone."""
+    kinds = (type(index_sampler), type(_innermost(index_sampler)))
+    return all(kind.__module__.startswith("torch.utils.data") for kind in kinds)
+
+
+def batches_of(index_sampler: Any, num_skipped: int = 0) -> Iterator[Any] | None:
+    """Return an iterator over what one of torch's own samplers yields, with batches as arrays; None for another sampler.
+
+    Args:
+        index_sampler: the loader's.
+        num_skipped: leave out so many at the beginning.
+    """
+    if type(index_sampler) is SequentialSampler:  # samples come one by one
+        return iter(range(len(index_sampler))[num_skipped:])
+    if type(index_sampler) is not BatchSampler:
+        return None
+    sampler = index_sampler.sampler
+    if type(sampler) is SequentialSampler:
+        return _slices(index_sampler, None, num_skipped)
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler.data_source):
+        return _slices(index_sampler, sampler, num_skipped)
+    return None
+
+
+def _slices(batch_sampler: BatchSampler, random: RandomSampler | None, num_skipped: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the batches of an order, which is drawn when the first is asked for, as torch's samplers do."""
+    n, batch_size = len(batch_sampler.sampler), batch_sampler.batch_size  # type: ignore[arg-type]  # both have a length
+    generator, order = None, None
+    if random is not None:
+        generator = random.generator
+        if generator is None:
+            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+            generator = torch.Generator()
+            generator.manual_seed(seed)
+        order = randperm(n, generator).numpy()
+
+    def indices(first: int, end: int) -> NDArray[np.int64]:
+        return np.arange(first, end) if order is None else order[first:end]
+
+    for first in range(num_skipped * batch_size, n - batch_size + 1, batch_size):
+        yield indices(first, first + batch_size)
+    if random is not None and random.generator is not None:
+        # torch's sampler draws one more order and does not use it, which moves the user's generator
+        randperm(n, generator)
+    rest = n % batch_size
+    if rest and not batch_sampler.drop_last and num_skipped * batch_size < n:
+        yield indices(n - rest, n)

@@ -80,9 +80,7 @@ class EpochWatch:
         self._num_bad = builder.bad_samples.count
         self._engine = builder.last
         self._totals = NO_TOTALS if self._engine is None else self._engine.totals()
-        self._is_iterable = config.is_iterable
-        # the end of an iterable dataset, and `__getitems__`, may give another number of samples than was ordered
-        self._shows_rows = config.is_iterable or (config.plan.has_getitems and config.custom_collate_fn is None)
+        self._count = samples_counter(config)
         self._waits: deque[int] = deque(maxlen=WAITS_KEPT)
         self._num_batches = self._waited_ns = self._samples = self._nbytes = 0
         self._asked_ns = self._began_ns = self._last_ns = 0
@@ -106,8 +104,7 @@ class EpochWatch:
         self._waited_ns += now - self._asked_ns
         order = self._deliveries.last
         assert order is not None
-        rows = rows_of(batch) if self._shows_rows else None
-        self._samples += order.nrows if rows is None else min(rows, order.nrows) if self._is_iterable else rows
+        self._samples += self._count(order, batch)
         if self._num_workers == 0:
             self._nbytes += nbytes_of(batch)
 
@@ -187,6 +184,26 @@ def nbytes_of(batch: Any) -> int:
     return 0
 
 
+def samples_counter(config: LoaderConfig, *, is_final: bool = False) -> Callable[[Order, Any], int]:
+    """Return a function of an order and its batch that returns the number of samples delivered.
+
+    The end of an iterable dataset, and `__getitems__`, may give another number than was ordered.
+
+    Args:
+        config: arguments of the loader.
+        is_final: whether it gets what `after_batch` returns, which need not show its samples.
+    """
+    is_iterable = config.is_iterable
+    shows_rows = is_iterable or (config.plan.has_getitems and config.custom_collate_fn is None)
+    shows_rows = shows_rows and not (is_final and config.after_batch is not None)
+
+    def count(order: Order, batch: Any) -> int:
+        rows = rows_of(batch) if shows_rows else None
+        return order.nrows if rows is None else min(rows, order.nrows) if is_iterable else rows
+
+    return count
+
+
 def rows_of(batch: Any) -> int | None:
     """Return the number of samples in a batch, as default collation makes it; None if it does not show.
 
@@ -214,13 +231,22 @@ LOOK_S = 0.1  # between two drawings
 NUM_LOOKS = 30  # over which samples/s and the share of waiting are taken
 
 
-def shown(batches: Iterator[T], total: int | None, done: int, log: DeliveryLog, description: str, console: Any) -> Iterator[T]:
+def shown(
+    batches: Iterator[T],
+    total: int | None,
+    done: int,
+    log: DeliveryLog,
+    description: str,
+    console: Any,
+    count: Callable[[Order, Any], int],
+) -> Iterator[T]:
     """The batches of one pass, with a bar.
 
     Args:
         total: batches of a whole pass, of which `done` lie behind; None: nobody knows.
         log: knows of how many samples the batch just yielded is made.
         console: rich's, where it is drawn; None: stderr.
+        count: (order, batch) -> samples delivered.
     """
     # slow to import, and few loaders show a bar
     from rich.console import Console
@@ -243,7 +269,7 @@ def shown(batches: Iterator[T], total: int | None, done: int, log: DeliveryLog, 
             now = monotonic()
             order = log.last
             assert order is not None
-            done, rows, waited = done + 1, rows + order.nrows, waited + now - began
+            done, rows, waited = done + 1, rows + count(order, batch), waited + now - began
             if now >= due:
                 due = now + LOOK_S
                 since = looks[0]

@@ -157,7 +157,12 @@ def test_bar_counts_samples_delivered_and_not_those_ordered(
     seed: int | None, after: Any, expected: list[int], terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(passes, "_rate", lambda since, now: seen.append(now[1]) or "")
+
+    def rate(since: Any, now: tuple[float, int, float]) -> str:
+        seen.append(now[1])
+        return ""
+
+    monkeypatch.setattr(passes, "_rate", rate)
     for _ in ShmLoader(Halved(20), 8, seed=seed, after_batch=after).progress(console=terminal):
         pass
     assert seen == expected

@@ -31,7 +31,7 @@ from shmload.engine.config import LoaderConfig
 from shmload.engine.engine import Engine
 from shmload.engine.holders import Holder
 from shmload.metrics import EpochCallback
-from shmload.modes.epoch_metrics import EpochWatches
+from shmload.modes.epoch_metrics import EpochWatches, samples_counter
 from shmload.modes.progress_bar import shown
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
@@ -429,7 +429,8 @@ class ShmLoader(DataLoader[T]):
         except TypeError:  # of an iterable dataset without a length
             total = None
         done = self.first_step
-        yield from shown(iter(self), total, done, self._recorder, description, console)
+        count = samples_counter(self._config(), is_final=True)
+        yield from shown(iter(self), total, done, self._recorder, description, console, count)
 
     def record_stream(self, batch: Any, stream: Any) -> None:
         """Keep the memory of a batch until the work that is queued on `stream` when the batch dies has finished.

@@ -25,6 +25,29 @@ from shmload.worker.job import Job
 if TYPE_CHECKING:
     from shmload.engine.trace import Trace
 
+MANY_ROWS = 1 << 16  # batches up to this size are taken at their word: asking for a length may cost more than the memory
+
+
+def max_rows(config: LoaderConfig) -> int:
+    """Return the rows of the largest batch expected; 0: unknown.
+
+    A `batch_size` beyond the number of samples, as programs pass to get everything in one batch, reserves no memory for rows that
+    never come.
+
+    Args:
+        config: arguments of the loader.
+    """
+    if not config.auto_collation:
+        return 1
+    num_rows = config.batch_size or 0
+    if num_rows <= MANY_ROWS:
+        return num_rows
+    try:
+        num_samples = len(config.dataset if config.sampler is None else config.sampler)
+    except (TypeError, NotImplementedError):  # no length, as that of a stream
+        return num_rows
+    return min(num_rows, num_samples)
+
 
 class Make(Protocol):
     """A function that makes an engine."""
@@ -94,7 +117,7 @@ class EngineBuilder:
             EngineOptions(
                 **size,
                 config=config,
-                max_rows=(config.batch_size if config.auto_collation else 1) or 0,
+                max_rows=max_rows(config),
                 timeout_s=config.timeout,
                 base_seed=base_seed,
                 resume=resume,

@@ -10,13 +10,14 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic_ns
 from typing import Any
 
 import numpy as np
 import torch
 
+from shmload._core.trainer import Order
 from shmload.batch.deliver import Jagged, Padded
 from shmload.engine.builder import EngineBuilder
 from shmload.engine.config import LoaderConfig
@@ -76,9 +77,7 @@ class EpochWatch:
         self._num_bad = builder.bad_samples.count
         self._engine = builder.last
         self._totals = NO_TOTALS if self._engine is None else self._engine.totals()
-        self._is_iterable = config.is_iterable
-        # the last batches of an iterable dataset and `__getitems__` may have fewer or more samples than were ordered
-        self._shows_rows = config.is_iterable or (config.plan.has_getitems and config.custom_collate_fn is None)
+        self._count = samples_counter(config)
         self._waits: deque[int] = deque(maxlen=WAITS_KEPT)
         self._num_batches = self._waited_ns = self._samples = self._nbytes = 0
         self._asked_ns = self._began_ns = self._last_ns = 0
@@ -102,8 +101,7 @@ class EpochWatch:
         self._waited_ns += now - self._asked_ns
         order = self._deliveries.last
         assert order is not None
-        rows = rows_of(batch) if self._shows_rows else None
-        self._samples += order.nrows if rows is None else min(rows, order.nrows) if self._is_iterable else rows
+        self._samples += self._count(order, batch)
         if self._num_workers == 0:
             self._nbytes += nbytes_of(batch)
 
@@ -174,6 +172,26 @@ def nbytes_of(batch: Any) -> int:
     if isinstance(batch, list | tuple):
         return sum(map(nbytes_of, batch))
     return 0
+
+
+def samples_counter(config: LoaderConfig, *, is_final: bool = False) -> Callable[[Order, Any], int]:
+    """Return a function of an order and its batch that returns the number of samples delivered.
+
+    The end of an iterable dataset and `__getitems__` may give another number than was ordered.
+
+    Args:
+        config: arguments of the loader.
+        is_final: whether the function gets what `after_batch` returns, which need not show its samples.
+    """
+    is_iterable = config.is_iterable
+    shows_rows = is_iterable or (config.plan.has_getitems and config.custom_collate_fn is None)
+    shows_rows = shows_rows and not (is_final and config.after_batch is not None)
+
+    def count(order: Order, batch: Any) -> int:
+        rows = rows_of(batch) if shows_rows else None
+        return order.nrows if rows is None else min(rows, order.nrows) if is_iterable else rows
+
+    return count
 
 
 def rows_of(batch: Any) -> int | None:

@@ -6,10 +6,11 @@ The loop itself draws it, a few times a second, so no thread is needed. It appea
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any, TypeVar
 
+from shmload._core.trainer import Order
 from shmload.engine.delivery_log import DeliveryLog
 
 T = TypeVar("T")
@@ -20,16 +21,25 @@ LOOK_S = 0.1  # between two updates of the bar
 NUM_LOOKS = 30  # updates over which samples/s and the share of waiting are averaged
 
 
-def shown(batches: Iterator[T], total: int | None, done: int, log: DeliveryLog, description: str, console: Any) -> Iterator[T]:
+def shown(
+    batches: Iterator[T],
+    total: int | None,
+    done: int,
+    log: DeliveryLog,
+    description: str,
+    console: Any,
+    count: Callable[[Order, Any], int],
+) -> Iterator[T]:
     """Yield the batches of one pass while a bar is drawn.
 
     Args:
         batches: an iterator of the pass.
         total: batches of a whole pass, or None if that is unknown.
         done: batches of the pass that were delivered earlier.
-        log: `log.last` is the order of the batch just yielded, which has its number of samples.
+        log: `log.last` is the order of the batch just yielded.
         description: the text before the bar.
         console: a `rich` console to draw on, or None for stderr.
+        count: (order, batch) -> number of samples delivered.
     """
     # imported here because it is slow and few loaders show a bar
     from rich.console import Console
@@ -52,7 +62,7 @@ def shown(batches: Iterator[T], total: int | None, done: int, log: DeliveryLog, 
             now = monotonic()
             order = log.last
             assert order is not None
-            done, rows, waited = done + 1, rows + order.nrows, waited + now - began
+            done, rows, waited = done + 1, rows + count(order, batch), waited + now - began
             if now >= due:
                 due = now + LOOK_S
                 since = looks[0]

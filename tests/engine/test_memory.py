@@ -206,3 +206,24 @@ def test_where_memfds_do_not_work_a_large_ring_is_named_and_reserved_at_once(mon
         (line,) = payloads()
         assert "/dev/shm/" in line
         assert not memory_of(loader).is_sparse
+
+
+class LongSampler(list[int]):
+    """A sampler that yields more than its length says."""
+
+    def __len__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("seed", [1, None])
+@pytest.mark.parametrize("batch_size", [10**9, (1 << 31) - 1])
+def test_batch_size_beyond_the_dataset_reserves_no_memory_for_rows_that_never_come(batch_size: int, seed: int | None) -> None:
+    dataset = [np.full(3, index) for index in range(5)]
+    with ShmLoader(dataset, batch_size, num_workers=1, seed=seed) as loader:
+        assert [batch[:, 0].tolist() for batch in loader] == [[0, 1, 2, 3, 4]]
+
+
+def test_batch_larger_than_its_sampler_says_is_delivered_whole() -> None:
+    num_rows = 100_000
+    with ShmLoader(range(num_rows), num_rows, sampler=LongSampler(range(num_rows)), num_workers=1) as loader:
+        assert [(len(batch), int(batch.sum())) for batch in loader] == [(num_rows, sum(range(num_rows)))]

@@ -136,3 +136,32 @@ def test_tqdm_knows_how_many_there_are_and_begins_where_a_state_left_off(seed: i
         assert sum(1 for _ in shown) == 3
     assert (shown.total, shown.n) == (8, 8)
     assert "5/8" in out.getvalue()
+
+
+class Halved(Plain):
+    """`__getitems__` leaves out every second sample."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices if index % 2]
+
+
+def half(batch: Any) -> Any:
+    """Returns one row of a batch."""
+    return [batch[0][:1], batch[1][:1]]
+
+
+@MODES
+@pytest.mark.parametrize(("after", "expected"), [(None, [4, 8, 10]), (half, [8, 16, 20])])
+def test_bar_counts_samples_delivered_and_not_those_ordered(
+    seed: int | None, after: Any, expected: list[int], terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def rate(since: Any, now: tuple[float, int, float]) -> str:
+        seen.append(now[1])
+        return ""
+
+    monkeypatch.setattr(progress_bar, "_rate", rate)
+    for _ in ShmLoader(Halved(20), 8, seed=seed, after_batch=after).progress(console=terminal):
+        pass
+    assert seen == expected

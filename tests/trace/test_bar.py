@@ -13,6 +13,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from shmload import Mix, ShmLoader
+from shmload.modes import progress_bar
 from tests.trace.trace_kit import Plain, Rows, Stream, run
 
 MODES = pytest.mark.parametrize("seed", [1, None])

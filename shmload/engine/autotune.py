@@ -51,6 +51,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from shmload.engine.batch_source import BatchSource
+from shmload.engine.bottleneck import Bottleneck, judge_ring
 from shmload.engine.engine import Engine
 from shmload.shm import segment
 from shmload.shm.segment import available_bytes
@@ -242,16 +243,6 @@ def _staffed(needed: float, margin: float) -> int:
     return ceil(needed + margin * sqrt(needed))
 
 
-def bound_by(now: Setting, look: Look, limits: Limits) -> str:
-    """What holds the pipeline back, in words."""
-    if look.waits < WAITS:
-        return f"the trainer: it waits {look.waits:.0%} of the time"
-    if look.busy < BUSY:
-        return f"what workers wait for: they are busy {look.busy:.0%} of the time, and the trainer waits {look.waits:.0%}"
-    most = " and there may be no more" if now.num_workers == limits.most.num_workers else ""
-    return f"the workers: they are busy {min(look.busy, 1):.0%} of the time{most}; the trainer waits {look.waits:.0%}"
-
-
 def _workers(setting: Setting) -> str:
     return f"{setting.num_workers} worker{'s' if setting.num_workers > 1 else ''}"
 
@@ -405,7 +396,7 @@ class Autotuner:
         on_change(self._setting)
         self._memory = LookMemory()
         self._decisions: deque[dict[str, Any]] = deque(maxlen=NUM_KEPT)
-        self._bound_by = ""
+        self._bottleneck: Bottleneck = "unknown"
         self._limits = Limits(least, most, self._most_ahead, self._most_ahead, 0.0)
         self._engine: weakref.ref[Engine] | None = None
         self._num_batches = 0  # in this window
@@ -454,7 +445,7 @@ class Autotuner:
             last = self._memory.look
             self._memory, decision = decide(self._setting, self._memory, window, self._limits)
             if (look := self._memory.look) is not None and look is not last:
-                self._bound_by = bound_by(self._setting, look, self._limits)
+                self._bottleneck = judge_ring(trainer_waits=look.waits, workers_busy=min(look.busy, 1.0))
             if decision is not None:
                 self._change(engine, decision)
             engine.worker_set.make_room(self.num_ahead, allowed)  # slots may have become free that were to be parked
@@ -484,11 +475,11 @@ class Autotuner:
         self._on_change(setting)
 
     def stats(self) -> dict[str, Any]:
-        """What is set now, what holds the pipeline back, and the last decisions, the newest last."""
+        """Return the current numbers, the bottleneck, and the last decisions, the newest last."""
         return {
             "num_workers": self._setting.num_workers,
             "prefetch_factor": self._setting.prefetch,
             "most_workers": self._most.num_workers,
-            "bound_by": self._bound_by,
+            "bottleneck": self._bottleneck,
             "decisions": list(self._decisions),
         }

@@ -20,10 +20,11 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from shmload._core.mapping import Mapping
 from shmload._core.stats_reader import StatsReader
+from shmload.engine.bottleneck import Bottleneck, judge_ring
 from shmload.shm import owners
 from shmload.shm.names import SHM_DIR, STEM_PATTERN
 from shmload.shm.owners import Leftover
@@ -253,10 +254,7 @@ def add_memory(report: dict[str, Any], proc: str = "/proc", *, is_known: bool = 
         report["memory"][f"workers_{name}"] = sum(worker[name] or 0 for worker in report["workers"]) or None
 
 
-Limit = Literal["start-up", "workers", "program", "neither"]
 Snapshot = dict[str, Any]  # what Stats reader.snapshot returns
-
-NOTICED = 5.0  # per cent of the interval: waits that are shorter name no limit
 
 
 def waited_ns(seen: Snapshot) -> int:
@@ -278,8 +276,37 @@ def beginning(seen: Snapshot) -> Snapshot:
     return {"time_ns": seen["owner_start_ns"], "workers": workers, **dict.fromkeys(compared, 0)}
 
 
-def shares(before: Snapshot, seen: Snapshot) -> dict[str, float]:
-    """The four parts in per cent, to a tenth; they sum to 100."""
+class TimeShares(NamedTuple):
+    """Shares of an interval in per cent, to a tenth; all but `workers_busy` sum to 100.
+
+    Attributes:
+        start_up: no worker was ready yet.
+        trainer_waits: the trainer waited for a batch.
+        workers_wait: the trainer was busy, and workers had nothing to do.
+        free: nobody waited.
+        workers_busy: share of the workers' time in which they held claims.
+    """
+
+    start_up: float
+    trainer_waits: float
+    workers_wait: float
+    free: float
+    workers_busy: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The four shares that sum to 100."""
+        return {name: share for name, share in self._asdict().items() if name != "workers_busy"}
+
+    @property
+    def bottleneck(self) -> Bottleneck:
+        """The verdict on these shares."""
+        start_up, trainer_waits, workers_busy = self.start_up / 100, self.trainer_waits / 100, self.workers_busy / 100
+        return judge_ring(trainer_waits=trainer_waits, workers_busy=workers_busy, start_up=start_up)
+
+
+def shares(before: Snapshot, seen: Snapshot) -> TimeShares:
+    """Return the shares of the interval between two snapshots."""
     begin, end = before["time_ns"], seen["time_ns"]
     interval = max(end - begin, 1)
     start_up = 0
@@ -300,16 +327,7 @@ def shares(before: Snapshot, seen: Snapshot) -> dict[str, float]:
     for name, part in parts.items():
         share = min(round(1000 * part / interval), left)
         found[name], left = share / 10, left - share
-    return {**found, "free": left / 10}
-
-
-def limit_of(time: dict[str, float]) -> Limit:
-    """Which part keeps the whole from being faster; "neither" if nobody waits for long."""
-    if time["start_up"] >= 50:
-        return "start-up"
-    if max(time["trainer_waits"], time["workers_wait"]) < NOTICED:
-        return "neither"
-    return "workers" if time["trainer_waits"] >= time["workers_wait"] else "program"
+    return TimeShares(**found, free=left / 10, workers_busy=round(100 * (1 - idle), 1))
 
 
 def _between(least: int, value: int, most: int) -> int:
@@ -358,8 +376,8 @@ def describe(seen: Snapshot, before: Snapshot | None = None) -> Report:
         "num_steps": seen["num_steps"] or None,
         "slots": _slots(seen),
         "orders": _orders(seen),
-        "time": time,
-        "limit": limit_of(time),
+        "time": time.parts,
+        "bottleneck": time.bottleneck,
         "waits_for": _waits_for(seen, workers),
         "is_hung": _is_hung(seen),
         "workers": workers,

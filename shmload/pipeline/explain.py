@@ -1,8 +1,8 @@
-"""What each stage of a pipeline takes, where it runs, and which of them bounds the whole.
+"""Explain a pipeline: what each stage takes, where it runs, and which part is the bottleneck.
 
     probe.py: stages with a clock ──▶ a tally a stage ──▶ StageCost ──▶ what so many workers can make, and what the trainer can
 
-What bounds it is worked out from these, and if the pipeline runs from who waits for whom.
+engine/bottleneck.py judges these times, or the waits of the pipeline itself if it runs.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from shmload.engine.bottleneck import MEANING, Bottleneck, judge
 from shmload.pipeline.blocks import Bucket, Scan
 from shmload.pipeline.probe import Measured, measure
 from shmload.pipeline.stage_names import Where, places_of
@@ -21,8 +22,6 @@ from shmload.worker.sample_rng import kept_generators
 
 if TYPE_CHECKING:
     from shmload.pipeline.conveyer import Conveyer
-
-Bound = Literal["workers", "trainer", "source", "consumer", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,14 @@ class StageCost:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a pipeline's stages take and what bounds it; `str()` of it is a table for people.
+    """What a pipeline's stages take and its bottleneck; `str()` of it is a table for people.
 
     Attributes:
         stages: in their order.
         num_workers: worker processes that the stages ask for, together.
-        bound: what keeps the pipeline from being faster: "workers" (the functions that they run), "source" (reading its items),
-            "trainer" (the functions that it runs), "consumer" (who takes what comes), "nothing": nothing could be measured.
+        bottleneck: "source" (reading its items), "decode" (the other stages, in the workers or, without any, in the trainer),
+            "hand-off" (of a running pipeline: the trainer waits although workers are idle), "trainer" (stages that it runs beside
+            workers, or the program that takes the items), "none", or "unknown".
         why: one line about that, and what would help.
         items_per_s: items that the pipeline can give a second if whoever takes them is fast enough; None: not known.
         workers_per_s: of these, what its workers can make; None: it has none, or not known.
@@ -62,7 +62,7 @@ class Explanation:
 
     stages: list[StageCost]
     num_workers: int
-    bound: Bound
+    bottleneck: Bottleneck
     why: str
     items_per_s: float | None
     workers_per_s: float | None
@@ -145,18 +145,18 @@ class _Summary:
         workers_per_s = 1e6 * at_work / workers_us if workers_us else None
         trainer_per_s = 1e6 / trainer_us if trainer_us else None
         items_per_s = min((rate for rate in (workers_per_s, trainer_per_s) if rate is not None), default=None)
-        bound = self._bound(workers_per_s, trainer_per_s)
-        busy = [worker["busy_share"] for worker in self._stats.get("workers", []) if worker["started_ns"]]
+        bottleneck = self._bottleneck(1e6 / workers_per_s if workers_per_s else None, trainer_us or 0.0)
+        busy = self._workers_busy()
         return Explanation(
             stages=[self._cost(number) for number in range(len(self._places))],
             num_workers=self._num_workers,
-            bound=bound,
-            why=self._why(bound, items_per_s),
+            bottleneck=bottleneck,
+            why=self._why(bottleneck, items_per_s, trainer_per_s),
             items_per_s=items_per_s,
             workers_per_s=workers_per_s,
             trainer_per_s=trainer_per_s,
-            trainer_waits=self._stats["time"]["trainer_waits"] if is_live and busy else None,
-            workers_busy=sum(busy) / len(busy) if is_live and busy else None,
+            trainer_waits=None if busy is None else self._stats["time"]["trainer_waits"],
+            workers_busy=busy,
         )
 
     # ------------------------------------------------------------ costs
@@ -204,20 +204,37 @@ class _Summary:
         busy_s, num_samples = (sum(worker[name] for worker in workers) for name in ("busy_s", "num_samples"))
         return 1e6 * busy_s / num_samples if num_samples else None
 
-    # ------------------------------------------------------------ what bounds it
+    def _workers_busy(self) -> float | None:
+        """Return in per cent for how much of their time running workers have been busy; None if none runs."""
+        busy = [worker["busy_share"] for worker in self._stats.get("workers", []) if worker["started_ns"]]
+        return sum(busy) / len(busy) if busy and "time" in self._stats else None
 
-    def _bound(self, workers_per_s: float | None, trainer_per_s: float | None) -> Bound:
-        limit = self._stats.get("limit")
-        if self._measured is None or not self._measured.num_rows:
-            return "workers" if limit == "workers" else "consumer" if limit == "program" else "nothing"
-        if limit == "program":
-            return "trainer" if self._is_trainers_own(trainer_per_s) else "consumer"
-        is_of_workers = workers_per_s is not None and (limit == "workers" or workers_per_s <= (trainer_per_s or workers_per_s))
-        if self._num_workers and not is_of_workers:
-            return "trainer"
-        if self._dearest(self._maker) == 0:
-            return "source"
-        return "workers" if self._num_workers else "trainer"
+    # ------------------------------------------------------------ the bottleneck
+
+    def _bottleneck(self, workers_us: float | None, trainer_us: float) -> Bottleneck:
+        """Judge a running pipeline by its own times, and one that does not run by those that were measured.
+
+        Args:
+            workers_us: microseconds between two items if only the workers took time; None: there are none, or not known.
+            trainer_us: the same of the trainer.
+        """
+        busy, is_measured = self._workers_busy(), self._measured is not None and self._measured.num_rows > 0
+        parts = self._shares(self._maker) if is_measured else {}
+        whole = sum(parts.values())
+        source = parts.get(0, 0.0) / whole if whole else 0.0  # of what an item takes
+        if busy is not None and self._stats["bottleneck"] != "unknown":
+            time, busy = self._stats["time"], busy / 100
+            waits, idle = time["trainer_waits"] / 100, time["workers_wait"] / 100
+            return judge(
+                trainer_waits=waits, workers_wait=idle, source=busy * source, decode=busy * (1 - source), hand_off=1 - busy
+            )
+        if not is_measured:
+            return "unknown"
+        waits, idle = 1.0, 0.0
+        if workers_us:
+            slowest_us = max(workers_us, trainer_us)
+            waits, idle = 1 - trainer_us / slowest_us, 1 - workers_us / slowest_us
+        return judge(trainer_waits=waits, workers_wait=idle, source=source, decode=1 - source)
 
     def _is_trainers_own(self, trainer_per_s: float | None) -> bool:
         """Whether the pipeline's own functions are most of what the program does between batches."""
@@ -240,26 +257,29 @@ class _Summary:
         share = self._shares(where)[dearest]
         return f"{self._places[dearest][0]} takes {share:,.1f} of the {whole:,.1f} us an item"
 
-    def _why(self, bound: Bound, items_per_s: float | None) -> str:
+    def _why(self, bottleneck: Bottleneck, items_per_s: float | None, trainer_per_s: float | None) -> str:
         most = "" if items_per_s is None else f"at the most {items_per_s:,.0f} items/s"
-        if bound == "nothing":
+        is_measured = self._measured is not None and self._measured.num_rows > 0
+        if bottleneck == "unknown":
             return f"Nothing could be measured: {self._reason}."
-        if bound == "consumer":
-            known = f", and the pipeline can give {items_per_s:,.0f} items/s" if items_per_s else ""
-            return f"Who takes the items is the limit: workers wait{known}. Fewer workers would do."
-        if self._measured is None or not self._measured.num_rows:
-            return f"The workers are the limit: the trainer waits for them. Their stages could not be measured: {self._reason}."
-        if bound == "trainer" and self._num_workers:
+        if bottleneck == "none":
+            return f"No bottleneck: {MEANING['none']} for long{f'; {most}' if most else ''}."
+        if bottleneck == "trainer":
+            is_live = self._workers_busy() is not None
+            if not is_measured or (is_live and not self._is_trainers_own(trainer_per_s)):
+                known = f", and the pipeline can give {items_per_s:,.0f} items/s" if items_per_s else ""
+                return f"Bottleneck is trainer: the program that takes the items; workers wait{known}. Fewer workers would do."
             remedy = "before Collate, or as a BatchMap, workers would do that"
-            return f"The trainer is the limit: {most}. {self._most('trainer')}; {remedy}."
-        what = "Reading the source" if bound == "source" else f"What {'workers do' if self._num_workers else 'the trainer does'}"
+            return f"Bottleneck is trainer: {most}. {self._most('trainer')}; {remedy}."
+        if not is_measured:
+            return f"Bottleneck is {bottleneck}: {MEANING[bottleneck]}. The stages could not be measured: {self._reason}."
         if not self._num_workers:
             is_of_batches = self._dearest("trainer") > self._of_batches
             remedy = "before Collate, or as a BatchMap, " if is_of_batches else "n_workers says how many "
             remedy += "workers could do that" if is_of_batches else "workers do that beside the trainer"
-            return f"{what} is the limit: {most}. {self._most('trainer')}; {remedy}."
+            return f"Bottleneck is {bottleneck}, in the trainer: {most}. {self._most('trainer')}; {remedy}."
         if self._num_workers < self._num_cpus:
             remedy = f"more workers would help: there are {self._num_cpus} processors"
         else:
             remedy = f"only less work would help: there are {self._num_cpus} processors for {_workers(self._num_workers)}"
-        return f"{what} is the limit: {_workers(self._num_workers)} make {most}. {self._most('workers')}; {remedy}."
+        return f"Bottleneck is {bottleneck}: {_workers(self._num_workers)} make {most}. {self._most('workers')}; {remedy}."

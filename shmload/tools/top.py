@@ -134,11 +134,11 @@ SLOTS = (("leased", "held", "magenta"), ("ready", "ready", "green"), ("filling",
          ("draining", "draining", "red"), ("free", "free", "bright_black"))  # fmt: skip
 TIMES = (("trainer_waits", "trainer waits", "red"), ("workers_wait", "workers wait", "magenta"), ("free", "free", "green"),
          ("start_up", "start-up", "cyan"))  # fmt: skip
-LIMITS = {
-    "workers": ("workers are the limit", "bold red"),
-    "program": ("the program is the limit", "bold magenta"),
-    "start-up": ("starting", "bold cyan"),
-    "neither": ("nobody waits", "bold green"),
+BOTTLENECKS = {
+    **{name: (f"bottleneck is {name}", "bold red") for name in ("source", "decode", "hand-off")},
+    "trainer": ("bottleneck is trainer", "bold magenta"),
+    "unknown": ("starting", "bold cyan"),
+    "none": ("nobody waits", "bold green"),
 }
 # columns of the workers' table: heading -> the least width of the terminal that shows it, and a worker's cell
 COLUMNS: dict[str, tuple[int, Callable[[Report], str]]] = {
@@ -274,7 +274,7 @@ def _time(loader: Report, width: int) -> Text:
     time = loader["time"]
     text = _line().append("time  ")
     append_bar(text, [(time[name] / 100, colour) for name, _, colour in TIMES], width)
-    words, style = LIMITS[loader["limit"]]
+    words, style = BOTTLENECKS[loader["bottleneck"]]
     text.append(f" {words}:", style=style)
     for name, words, colour in TIMES:
         if time[name] >= 1:
@@ -283,13 +283,13 @@ def _time(loader: Report, width: int) -> Text:
 
 
 def _stages(loader: Report) -> Text:
-    """Those of a pipeline; who keeps the whole from being faster is in the colour of the limit."""
-    _, style = LIMITS[loader["limit"]]
-    at_limit = {"workers": "workers", "program": "trainer"}.get(loader["limit"])
+    """List a pipeline's stages; those that run where the bottleneck is have its color."""
+    _, style = BOTTLENECKS[loader["bottleneck"]]
+    at_bottleneck = {"decode": "workers", "trainer": "trainer"}.get(loader["bottleneck"])
     text = _line().append("stages")
     for number, stage in enumerate(loader["stages"]):
         name = stage["name"] if stage["name"].isprintable() else repr(stage["name"])
-        text.append(" → " if number else " ").append(name, style=style if stage["where"] == at_limit else "")
+        text.append(" → " if number else " ").append(name, style=style if stage["where"] == at_bottleneck else "")
         if stage["where"] == "trainer":
             text.append(" in the trainer", style="bright_black")
     return text

@@ -42,7 +42,7 @@ def test_the_step_is_slept_and_is_not_the_loaders_wait():
     segment = record(MeasuredStream(Batches(*[1] * 5), 5, 1), after(0.0, num_batches=5), step_s=0.002)
     values = segment.values()
     assert segment.slept_s >= 5 * 0.002
-    assert values["consumer_ms_per_batch"] >= 2
+    assert values["trainer_own_ms_per_batch"] >= 2
     assert 0 < values["step_efficiency"] <= 1
     assert sum(segment.waits_s) <= segment.wall_s - segment.slept_s
 

@@ -105,4 +105,4 @@ def test_the_users_own_loader_is_measured_beside_a_shmloader(bench):
     (section,) = json.loads(done.stdout)["workloads"]
     assert (section["name"], section["num_workers"], section["batch_size"]) == ("loader", 1, 8)
     assert section["loaders"]["shmload"]["same_bytes"] is True
-    assert section["verdict"]["bound"] in ("source", "decode", "hand-off", "consumer")
+    assert section["verdict"]["bottleneck"] in ("source", "decode", "hand-off", "trainer", "none")

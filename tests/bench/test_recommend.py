@@ -12,7 +12,7 @@ FIGURES = Figures(
     copy_s=0.0,
     worker_cpu_s=0.0,
     trainer_cpu_s=0.0,
-    consumer_s=0.010,
+    trainer_s=0.010,
     wall_s=0.010,
     wait_share=0.5,
 )
@@ -71,4 +71,4 @@ def test_by_the_model_sleeping_is_not_bounded_by_the_cores():
 
 
 def test_without_a_step_the_way_to_know_better_is_named():
-    assert "--step-ms shows how few workers yours needs" in by_model(step_ms=0.0, consumer_s=0.001).sentence()
+    assert "--step-ms shows how few workers yours needs" in by_model(step_ms=0.0, trainer_s=0.001).sentence()

@@ -30,7 +30,7 @@ def values(rate, **more):
         "wait_share": 0.9,
         "trainer_us_per_batch": 100.0,
         "trainer_s_per_gib": 0.1,
-        "consumer_ms_per_batch": 0.2,
+        "trainer_own_ms_per_batch": 0.2,
         **more,
     }
 
@@ -66,7 +66,7 @@ def test_a_section_has_its_verdict_and_what_is_recommended(report):
     report.workloads = [section({"shmload": 2000.0, "torch": 1000.0})]
     text = said(report)
     assert "2.00x" in text
-    assert "verdict: decode bound: workers compute" in text
+    assert "verdict: bottleneck is decode: workers decode" in text
     assert "recommended: num_workers=2, prefetch_factor=2 (without a training step" in text
     assert "step kept" not in text
 

@@ -96,7 +96,7 @@ def test_it_says_what_it_did_and_why(caplog: pytest.LogCaptureFixture) -> None:
             "num_workers": loader.num_workers,
             "prefetch_factor": 2,
             "most_workers": autotune.most_workers(),
-            "bound_by": "",
+            "bottleneck": "unknown",
             "decisions": [],
         }
         next(iter(loader))
@@ -153,7 +153,7 @@ def test_a_trainer_that_waits_for_busy_workers_gets_more_and_the_same_batches(by
         assert said["decisions"][0]["trainer_waits"] == pytest.approx(0.8)
         assert said["decisions"][0]["batches_per_s"] == pytest.approx(10)
         assert "back to 1" in said["decisions"][1]["reason"], "the clock gives no gain"
-        assert said["bound_by"].startswith("the workers: they are busy 100% of the time")
+        assert said["bottleneck"] == "decode"
     assert found == [batch for epoch in expected_epochs(12) for batch in epoch]
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmload.engine.autotune import LOOK, Limits, LookMemory, RateWindow, Setting, bound_by, decide, looked
+from shmload.engine.autotune import LOOK, Limits, LookMemory, RateWindow, Setting, decide
 from tests.engine.tuning_kit import Pipeline
 
 LOADS = [(0.01, 0.002), (0.01, 0.0095), (0.01, 0.0105), (0.01, 0.035), (0.01, 0.1), (0.01, 0.3), (0.05, 0.12), (0.3, 1.0)]
@@ -148,17 +148,3 @@ def test_one_strange_window_changes_nothing() -> None:
         window = RateWindow(300.0, 0.01, 2.0, 60) if number % 13 == 5 else steady
         memory, decision = decide(now, memory, window, LIMITS)
         assert decision is None
-
-
-@pytest.mark.parametrize(
-    ("wait_s", "busy_s", "setting", "words"),
-    [
-        (0.01, 0.1, Setting(2, 2), "the trainer: it waits 2% of the time"),
-        (0.3, 0.3, Setting(2, 2), "what workers wait for: they are busy 30% of the time, and the trainer waits 60%"),
-        (0.3, 0.9, Setting(2, 2), "the workers: they are busy 90% of the time; the trainer waits 60%"),
-        (0.3, 8, MOST, "the workers: they are busy 100% of the time and there may be no more; the trainer waits 60%"),
-    ],
-)
-def test_it_says_what_holds_the_pipeline_back(wait_s: float, busy_s: float, setting: Setting, words: str) -> None:
-    look = looked((RateWindow(0.5, wait_s, busy_s, 10),), setting)
-    assert words == bound_by(setting, look, LIMITS)

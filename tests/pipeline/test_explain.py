@@ -259,7 +259,7 @@ def test_a_dataset_that_decodes_into_the_batch_is_the_source(kind: Any) -> None:
     source, _, collate = found.stages
     assert (source.num_in, collate.num_in, collate.num_out) == (12, 12, 3)
     assert (source.us_per_item or 0) > 0 == collate.us_per_item
-    assert found.bound == "source"
+    assert found.bottleneck == "source"
 
 
 def test_a_decoder_is_timed() -> None:
@@ -273,42 +273,51 @@ def test_a_decoder_is_timed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "bound", "said"),
+    ("stages", "bottleneck", "said"),
     [
-        ([Range(64), Map(dear), Collate(4)], "trainer", "What the trainer does is the limit"),
-        ([Range(64), Collate(4), Map(dear)], "trainer", "before Collate, or as a BatchMap, workers could do that"),
-        ([Items(Dataset()), Map(cheap), Collate(4)], "source", "Reading the source is the limit"),
+        ([Range(64), Map(dear), Collate(4)], "decode", "Bottleneck is decode, in the trainer"),
+        ([Range(64), Collate(4), Map(dear)], "decode", "before Collate, or as a BatchMap, workers could do that"),
+        ([Items(Dataset()), Map(cheap), Collate(4)], "source", "Bottleneck is source, in the trainer"),
         ([Items(Dataset(), n_workers=2), Collate(4)], "source", "2 workers make at the most"),
-        ([Range(64), DistributedBatchedMap(dear, 1), Collate(4)], "workers", "DistributedBatchedMap(spun, 1) takes"),
-        ([Range(64), DistributedBatchedMap(cheap, 2), Collate(4), Map(dear)], "trainer", "The trainer is the limit"),
+        ([Range(64), DistributedBatchedMap(dear, 1), Collate(4)], "decode", "DistributedBatchedMap(spun, 1) takes"),
+        ([Range(64), DistributedBatchedMap(cheap, 2), Collate(4), Map(dear)], "trainer", "Bottleneck is trainer"),
     ],
 )
-def test_what_bounds_a_pipeline_is_named(stages: list[Any], bound: str, said: str) -> None:
+def test_what_bounds_a_pipeline_is_named(stages: list[Any], bottleneck: str, said: str) -> None:
     with Conveyer(stages) as pipeline:
         found = pipeline.explain(items=12, seconds=LONG)
         assert pipeline.stats() == {}, "no workers have been started"
-    assert (found.bound, found.trainer_waits, found.workers_busy) == (bound, None, None)
+    assert (found.bottleneck, found.trainer_waits, found.workers_busy) == (bottleneck, None, None)
     assert said in found.why
     assert (found.workers_per_s is None) == (found.num_workers == 0)
 
 
-def running(limit: str, **time: float) -> Callable[[], dict[str, Any]]:
+def running(trainer_waits: float, workers_wait: float, busy_share: float) -> Callable[[], dict[str, Any]]:
     """Figures of a running pipeline."""
-    shares = {"start_up": 0.0, "trainer_waits": 0.0, "workers_wait": 0.0, "free": 0.0, **time}
-    worker = {"busy_share": 40.0, "busy_s": 4.0, "num_samples": 10_000, "started_ns": 1}
-    return lambda: {"time": shares, "limit": limit, "samples_per_s": 1000.0, "workers": [worker, {**worker, "busy_share": 60.0}]}
+    shares = {"start_up": 0.0, "trainer_waits": trainer_waits, "workers_wait": workers_wait, "free": 0.0}
+    worker = {"busy_share": busy_share, "busy_s": 4.0, "num_samples": 10_000, "started_ns": 1}
+    return lambda: {"time": shares, "bottleneck": "none", "samples_per_s": 1000.0, "workers": [worker, worker]}
 
 
 @pytest.mark.parametrize(
-    ("limit", "behind", "bound"),
-    [("program", cheap, "consumer"), ("program", partial(spun, 4e-3), "trainer"), ("workers", partial(spun, 4e-3), "workers")],
+    ("waits", "behind", "bottleneck", "said"),
+    [
+        ((10.0, 50.0, 40.0), cheap, "trainer", "the program that takes the items"),
+        ((10.0, 50.0, 40.0), partial(spun, 4e-3), "trainer", "Map(spun) takes"),
+        ((60.0, 4.0, 90.0), partial(spun, 4e-3), "decode", "DistributedBatchedMap(spun, 2) takes"),
+        ((60.0, 32.0, 20.0), cheap, "hand-off", "Bottleneck is hand-off"),
+        ((2.0, 3.0, 97.0), cheap, "none", "No bottleneck"),
+    ],
 )
-def test_a_running_pipelines_own_figures_decide(limit: str, behind: Any, bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_pipelines_own_figures_decide(
+    waits: tuple[float, float, float], behind: Any, bottleneck: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Conveyer([Range(64), DistributedBatchedMap(dear, 2), Collate(4), Map(behind)]) as pipeline:
-        monkeypatch.setattr(pipeline, "stats", running(limit, trainer_waits=10.0, workers_wait=50.0))
+        monkeypatch.setattr(pipeline, "stats", running(*waits))
         found = pipeline.explain(items=8, seconds=LONG)
-    assert (found.bound, found.trainer_waits, found.workers_busy) == (bound, 10.0, 50.0)
-    assert "running: the trainer waits 10 % of the time, workers are busy 50 %" in str(found)
+    assert (found.bottleneck, found.trainer_waits, found.workers_busy) == (bottleneck, waits[0], waits[2])
+    assert said in found.why
+    assert f"running: the trainer waits {waits[0]:.0f} % of the time, workers are busy {waits[2]:.0f} %" in str(found)
     assert found.workers_per_s is not None
     assert found.workers_per_s <= 2 * 2500, "an item has taken 400 us of workers that run, whatever it takes here"
 
@@ -385,7 +394,7 @@ def test_what_a_scan_carries_stays() -> None:
 def test_an_iterator_that_is_read_once_is_not_read() -> None:
     with Conveyer([Stream(iter([1, 2, 3])), Map(cheap)]) as pipeline:
         found = pipeline.explain()
-        assert found.bound == "nothing"
+        assert found.bottleneck == "unknown"
         assert found.why == "Nothing could be measured: the Stream's iterable has a position, which reading it would change."
         assert [stage.us_per_item for stage in found.stages] == [None, None]
         assert list(pipeline) == [1, 2, 3]
@@ -426,10 +435,10 @@ def test_items_that_fail_are_no_reason_to_fail() -> None:
     for stages in ([Range(8), Map(failing)], [Range(8), Map(failing), Collate(2)], [Range(8), Map(failing), Filter(bool)]):
         with Conveyer(stages) as pipeline:
             found = pipeline.explain(items=4)
-        assert found.bound == "nothing"
+        assert found.bottleneck == "unknown"
         assert found.why.startswith("Nothing could be measured: items fail: KeyError(")
     some_fail = Range(8).map(lambda x: x if x > 3 else failing(x)).explain(items=4)
-    assert some_fail.bound != "nothing", "what the others took is known; which stage took most is chance"
+    assert some_fail.bottleneck != "unknown", "what the others took is known; which stage took most is chance"
 
 
 def test_where_no_item_comes_nothing_is_known() -> None:
@@ -463,4 +472,4 @@ def test_a_pipeline_without_an_order_is_explained() -> None:
         ("DistributedBatchedMap(spun, 2, in_order=False)", 8),
         ("Collate(4)", 2),
     ]
-    assert found.bound == "workers"
+    assert found.bottleneck == "decode"

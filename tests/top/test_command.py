@@ -31,7 +31,7 @@ def test_once_as_json_is_one_object(still: int) -> None:
     assert done.exit_code == 0
     look = json.loads(done.stdout)
     (loader,) = look["loaders"]
-    assert (loader["pid"], loader["limit"], loader["slots"]["leased"]) == (still, "program", 2)
+    assert (loader["pid"], loader["bottleneck"], loader["slots"]["leased"]) == (still, "trainer", 2)
     assert 0.05 <= loader["interval_s"] < loader["age_s"]
     assert set(look) == {"time_s", "loaders", "totals", "leftovers", "unreadable"}
 

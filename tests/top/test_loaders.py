@@ -33,10 +33,10 @@ def watched(pid: int, least_s: float = 0.3) -> dict[str, Any]:
     return only_loader(watch.look())
 
 
-def test_with_a_slow_dataset_the_trainer_waits_and_workers_are_the_limit() -> None:
+def test_with_a_slow_dataset_the_trainer_waits_and_decode_is_the_bottleneck() -> None:
     with running("slow dataset") as program:
         found = watched(program.pid)
-    assert found["limit"] == "workers"
+    assert found["bottleneck"] == "decode"
     assert found["time"]["trainer_waits"] > 60
     assert found["time"]["workers_wait"] < 15
     assert sum(found["time"].values()) == pytest.approx(100)
@@ -46,10 +46,10 @@ def test_with_a_slow_dataset_the_trainer_waits_and_workers_are_the_limit() -> No
     assert sum(worker["samples_per_s"] for worker in found["workers"]) == pytest.approx(found["samples_per_s"], rel=0.5)
 
 
-def test_with_a_slow_program_the_workers_wait_and_the_program_is_the_limit() -> None:
+def test_with_a_slow_program_the_workers_wait_and_the_trainer_is_the_bottleneck() -> None:
     with running("slow program") as program:
         found = watched(program.pid)
-    assert found["limit"] == "program"
+    assert found["bottleneck"] == "trainer"
     assert found["time"]["workers_wait"] > 60
     assert found["time"]["trainer_waits"] < 15
     assert found["slots"]["ready"] >= 1

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.engine.stats import beginning, limit_of, shares
+from shmload.engine.bottleneck import Bottleneck
+from shmload.engine.stats import TimeShares, beginning, shares
 from tests.top.live_kit import SECOND, made_up, worker
 
 READY = [worker(), worker()]
 
 
-def parts(start_up: float, trainer_waits: float, workers_wait: float, free: float) -> dict[str, float]:
-    return {"start_up": start_up, "trainer_waits": trainer_waits, "workers_wait": workers_wait, "free": free}
+def parts(*four: float, workers_busy: float) -> TimeShares:
+    return TimeShares(*four, workers_busy)
 
 
 def busy(share: float, seconds: float = 10.0) -> list[dict[str, object]]:
@@ -22,57 +25,63 @@ def busy(share: float, seconds: float = 10.0) -> list[dict[str, object]]:
 
 def test_a_trainer_that_always_waits_has_slow_workers() -> None:
     found = shares(made_up(10), made_up(20, wait_ns=10 * SECOND, workers=busy(1.0)))
-    assert found == parts(0, 100, 0, 0)
-    assert limit_of(found) == "workers"
+    assert found == parts(0, 100, 0, 0, workers_busy=100)
+    assert found.bottleneck == "decode"
+
+
+def test_a_trainer_that_waits_while_workers_are_idle_waits_for_the_hand_off() -> None:
+    found = shares(made_up(10), made_up(20, wait_ns=10 * SECOND, workers=busy(0.2)))
+    assert found == parts(0, 100, 0, 0, workers_busy=20)
+    assert found.bottleneck == "hand-off"
 
 
 def test_workers_that_are_idle_while_the_program_works_have_a_slow_program() -> None:
     found = shares(made_up(10), made_up(20, workers=busy(0.1)))
-    assert found == parts(0, 0, 90, 10)
-    assert limit_of(found) == "program"
+    assert found == parts(0, 0, 90, 10, workers_busy=10)
+    assert found.bottleneck == "trainer"
 
 
 def test_where_both_are_busy_nobody_waits() -> None:
     found = shares(made_up(10), made_up(20, wait_ns=SECOND // 5, workers=busy(1.0)))
-    assert found == parts(0, 2, 0, 98)
-    assert limit_of(found) == "neither"
+    assert found == parts(0, 2, 0, 98, workers_busy=100)
+    assert found.bottleneck == "none"
 
 
 def test_idle_workers_count_only_for_the_time_in_which_the_trainer_does_not_wait() -> None:
     found = shares(made_up(10), made_up(20, wait_ns=4 * SECOND, workers=busy(0.5)))
-    assert found == parts(0, 40, 30, 30)
+    assert found == parts(0, 40, 30, 30, workers_busy=50)
 
 
 def test_a_wait_that_is_not_over_counts() -> None:
     before = made_up(10, waiting_since_ns=8 * SECOND, wait_ns=SECOND)
-    assert shares(before, made_up(20, waiting_since_ns=8 * SECOND, wait_ns=SECOND))["trainer_waits"] == 100
-    assert shares(before, made_up(20, wait_ns=4 * SECOND))["trainer_waits"] == 10
-    assert shares(made_up(10), made_up(20, waiting_since_ns=15 * SECOND))["trainer_waits"] == 50
+    assert shares(before, made_up(20, waiting_since_ns=8 * SECOND, wait_ns=SECOND)).trainer_waits == 100
+    assert shares(before, made_up(20, wait_ns=4 * SECOND)).trainer_waits == 10
+    assert shares(made_up(10), made_up(20, waiting_since_ns=15 * SECOND)).trainer_waits == 50
 
 
 def test_a_claim_that_is_not_finished_counts_as_busy() -> None:
     claimed = [worker(claimed_ns=10 * SECOND), worker(claimed_ns=15 * SECOND)]
-    assert shares(made_up(10), made_up(20, workers=claimed))["workers_wait"] == 25
+    assert shares(made_up(10), made_up(20, workers=claimed)).workers_wait == 25
 
 
 def test_until_the_first_worker_is_ready_it_is_start_up_whoever_waits() -> None:
     before = made_up(10, workers=[worker(started_ns=0), worker(started_ns=0)])
     late = [worker(started_ns=14 * SECOND, busy_ns=6 * SECOND), worker(started_ns=0)]
     found = shares(before, made_up(20, wait_ns=9 * SECOND, workers=late))
-    assert found == parts(40, 50, 0, 10)
-    assert shares(before, made_up(20, wait_ns=10 * SECOND, workers=before["workers"])) == parts(100, 0, 0, 0)
-    assert limit_of(parts(100, 0, 0, 0)) == "start-up"
+    assert found == parts(40, 50, 0, 10, workers_busy=100)
+    assert shares(before, made_up(20, wait_ns=10 * SECOND, workers=before["workers"])) == parts(100, 0, 0, 0, workers_busy=100)
+    assert parts(100, 0, 0, 0, workers_busy=100).bottleneck == "unknown"
 
 
 def test_parts_that_are_all_rounded_up_still_sum_to_the_whole() -> None:
     before = made_up(0, workers=[worker(started_ns=0)])
     found = shares(before, made_up(10, wait_ns=6670 * SECOND // 1000, workers=[worker(started_ns=3335 * SECOND // 1000)]))
-    assert found == parts(33.4, 33.4, 33.2, 0)
+    assert found == parts(33.4, 33.4, 33.2, 0, workers_busy=0)
 
 
 def test_a_worker_replaced_in_the_interval_makes_no_start_up() -> None:
     replaced = [worker(started_ns=18 * SECOND), worker(started_ns=18 * SECOND)]
-    assert shares(made_up(10), made_up(20, workers=replaced))["start_up"] == 0
+    assert shares(made_up(10), made_up(20, workers=replaced)).start_up == 0
 
 
 def test_before_the_ring_was_made_nothing_had_been_counted() -> None:
@@ -80,7 +89,7 @@ def test_before_the_ring_was_made_nothing_had_been_counted() -> None:
     begin = beginning(seen)
     assert begin["time_ns"] == 2 * SECOND
     assert begin["batches"] == begin["wait_ns"] == 0
-    assert shares(begin, seen) == parts(25, 12.5, 62.5, 0)
+    assert shares(begin, seen) == parts(25, 12.5, 62.5, 0, workers_busy=0)
 
 
 words = st.integers(0, 2**64 - 1)
@@ -93,6 +102,6 @@ snapshots = st.builds(
 @given(snapshots, snapshots)
 def test_the_parts_sum_to_the_whole_whatever_the_words_say(before: dict[str, object], seen: dict[str, object]) -> None:
     found = shares(before, seen)
-    assert sum(found.values()) == pytest.approx(100, abs=1e-9)
-    assert all(0 <= share <= 100 for share in found.values())
-    assert limit_of(found) in ("start-up", "workers", "program", "neither")
+    assert sum(found.parts.values()) == pytest.approx(100, abs=1e-9)
+    assert all(0 <= share <= 100 for share in found)
+    assert found.bottleneck in get_args(Bottleneck)

@@ -31,7 +31,7 @@ OF_THE_PROCESS = {
     "stages",
 }
 OF_THE_TRAINER = {"num_queued", "num_repacked", "num_taken_back", "bad_samples"}
-GOES_ON = {"interval_s", "age_s", "time", "limit", "samples_per_s", "batches_per_s", "nbytes_per_s", "memory"}
+GOES_ON = {"interval_s", "age_s", "time", "bottleneck", "samples_per_s", "batches_per_s", "nbytes_per_s", "memory"}
 GOES_ON_IN_A_WORKER = {"busy_share", "samples_per_s", "rss_bytes", "private_bytes", "is_waiting"}
 
 
@@ -91,7 +91,7 @@ def test_a_worker_that_is_not_up_yet_has_its_processs_pid(tmp_path: Path) -> Non
         workers = loader.stats()["workers"]
         assert [worker["state"] for worker in workers] == ["starting", "starting"]
         assert [worker["pid"] for worker in workers] == engine.pool.pids
-        assert loader.stats()["limit"] == "start-up"
+        assert loader.stats()["bottleneck"] == "unknown"
         for pid in engine.pool.pids:
             os.kill(pid, signal.SIGKILL)
 

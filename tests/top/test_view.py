@@ -65,7 +65,7 @@ def test_a_loader_is_shown_with_all_that_is_known_of_it() -> None:
         "pid 42 · Rows by read_into · seed mode · python train.py",
         "epoch 1 batch 7/100  3,200 samples/s  64 MB/s  50.0 batches/s  ▃▅█",
         " 1 held 1 ready 1 filling 1 free (next: 3/4 chunks)  1.05 MB  3 bad samples",
-        "workers are the limit: trainer waits 50 % workers wait 19 % free 31 %",
+        "bottleneck is decode: trainer waits 50 % workers wait 19 % free 31 %",
         "worker  pid  state     sample    for   busy  samples/s  restarts  batch  foreign     RSS",
         "     0  100  waiting        -      -   25 %        300         -  -            -  234 MB",
         "     1  101  decoding    4711  2.0 s  100 %        0.0         2  1:7          -  234 MB",
@@ -83,7 +83,7 @@ def test_no_line_is_wider_than_the_terminal_nor_wrapped(width: int) -> None:
 
 def test_eighty_columns_show_who_waits_and_what_each_worker_does() -> None:
     text = drawn(look(busy_loader()), 80)
-    assert "workers are the limit: trainer waits 50 %" in text
+    assert "bottleneck is decode: trainer waits 50 %" in text
     assert "decoding    4711  2.0 s  100 %        0.0         2" in text
 
 

@@ -204,7 +204,7 @@ class MeasuredSegment:
             "wait_share": min(1.0, sum(waits_s) / self.wall_s),
             "trainer_us_per_batch": loader_cpu_s / num_batches * 1e6,
             "trainer_s_per_gib": loader_cpu_s / self.nbytes * GIB if self.nbytes else math.nan,
-            "consumer_ms_per_batch": (self.touch_s + self.slept_s) / num_batches * 1e3,
+            "trainer_own_ms_per_batch": (self.touch_s + self.slept_s) / num_batches * 1e3,
         }
         if self.step_s:
             values["step_efficiency"] = num_batches * self.step_s / self.wall_s

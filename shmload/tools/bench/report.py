@@ -9,7 +9,7 @@ A batch is made in two places that work side by side: the workers and the traine
 batch, and the longer one sets the pace:
 
     workers = source (asleep until data comes) + decode (computing) + workers' hand-off (copying, coordination)
-    trainer = consumer (touching the batch, the training step) + trainer's hand-off (what the loader computes there)
+    trainer = its own work (touching the batch, the training step) + trainer's hand-off (what the loader computes there)
 
 Demands are CPU time and sleep, not wall time: other work on the machine makes a run longer, but does not change what bounds it.
 """
@@ -31,6 +31,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import shmload
+from shmload.engine.bottleneck import MEANING, Bottleneck, judge
 
 FORMAT = 1
 
@@ -294,17 +295,8 @@ def sentence(section: WorkloadReport, report: Report) -> str:
     )
 
 
-WAIT_MAX = 0.10  # below this share of its time a trainer that waits is no loader's problem
 EXPLAINED_MIN = 0.5  # demands should account for as much of the time of a batch
 INSTANT_S = 1e-6  # a demand that cannot be told from nothing
-
-SOURCE, DECODE, HAND_OFF, CONSUMER = "source", "decode", "hand-off", "consumer"
-MEANING = {
-    SOURCE: "workers sleep until the storage answers",
-    DECODE: "workers compute: decoding and transforming samples is most of the work",
-    HAND_OFF: "moving batches to the trainer is most of the work",
-    CONSUMER: "the trainer finds its batches ready: the loader is fast enough",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +307,7 @@ class Figures:
         read_cpu_s, read_blocked_s: reading all samples of a batch on one core, computing and asleep.
         copy_s: the least time in which a core copies the batch's bytes.
         worker_cpu_s, trainer_cpu_s: what the loader's processes computed; the trainer's own work not included.
-        consumer_s: the trainer's own work: touching the batch, and the simulated step.
+        trainer_s: the trainer's own work: touching the batch, and the simulated step.
         wall_s, wait_share: time from batch to batch, and the share of it in which the trainer waited.
     """
 
@@ -326,7 +318,7 @@ class Figures:
     copy_s: float
     worker_cpu_s: float
     trainer_cpu_s: float
-    consumer_s: float
+    trainer_s: float
     wall_s: float
     wait_share: float
 
@@ -339,20 +331,20 @@ class Demands:
     decode_s: float
     worker_hand_off_s: float
     trainer_hand_off_s: float
-    consumer_s: float
+    trainer_s: float
     in_parallel: bool  # workers beside the trainer, or everything in the trainer
 
     @property
     def hand_off_s(self) -> float:
         return self.worker_hand_off_s + self.trainer_hand_off_s
 
-    def pace_s(self, *, without: str = "") -> float:
+    def pace_s(self, *, without: Bottleneck = "none") -> float:
         """Seconds from batch to batch if these demands were all, one of them taken away."""
-        costs = {  # of workers, of the trainer
-            SOURCE: (self.source_s, 0.0),
-            DECODE: (self.decode_s, 0.0),
-            HAND_OFF: (self.worker_hand_off_s, self.trainer_hand_off_s),
-            CONSUMER: (0.0, self.consumer_s),
+        costs: dict[Bottleneck, tuple[float, float]] = {  # of workers, of the trainer
+            "source": (self.source_s, 0.0),
+            "decode": (self.decode_s, 0.0),
+            "hand-off": (self.worker_hand_off_s, self.trainer_hand_off_s),
+            "trainer": (0.0, self.trainer_s),
         }
         workers_s = sum(of_workers for name, (of_workers, _) in costs.items() if name != without)
         trainer_s = sum(of_trainer for name, (_, of_trainer) in costs.items() if name != without)
@@ -361,34 +353,34 @@ class Demands:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What bounds the loader, and what would be won without it.
+    """The bottleneck of a loader, and what would be gained without it.
 
     Args:
-        bound: source, decode, hand-off or consumer.
+        bottleneck: its name, as in engine/bottleneck.py.
         headroom_ratio: how many times faster the loader would be if that cost nothing.
-        *_ms: the demands it was worked out from, per batch.
-        explained_share: of the time of a batch, by the longer demand.
+        *_ms: the demands from which it follows, per batch.
+        explained_share: share of a batch's time that the longer demand accounts for.
     """
 
-    bound: str
+    bottleneck: Bottleneck
     headroom_ratio: float
     wait_share: float
     source_ms: float
     decode_ms: float
     hand_off_ms: float
-    consumer_ms: float
+    trainer_ms: float
     batch_wall_ms: float
     explained_share: float
 
     def sentence(self) -> str:
-        """The verdict in words."""
-        gain = f"without that it could be {ratio_words(self.headroom_ratio)} as fast"
-        if self.bound == CONSUMER:
-            gain = f"the loader alone could deliver {ratio_words(self.headroom_ratio)} as fast"
+        """Return the verdict in words."""
+        gain = f"; without that it could be {ratio_words(self.headroom_ratio)} as fast"
+        if self.bottleneck == "trainer":
+            gain = f"; the loader alone could deliver {ratio_words(self.headroom_ratio)} as fast"
         return (
-            f"{self.bound} bound: {MEANING[self.bound]}; the trainer waits {self.wait_share:.0%} of its time; {gain} "
-            f"(ms a batch: source {ms(self.source_ms)}, decode {ms(self.decode_ms)}, hand-off {ms(self.hand_off_ms)}, "
-            f"consumer {ms(self.consumer_ms)})"
+            f"bottleneck is {self.bottleneck}: {MEANING[self.bottleneck]}; the trainer waits {self.wait_share:.0%} of its time"
+            f"{gain if self.headroom_ratio > 1 else ''} (ms a batch: source {ms(self.source_ms)}, decode {ms(self.decode_ms)}, "
+            f"hand-off {ms(self.hand_off_ms)}, trainer {ms(self.trainer_ms)})"
         )
 
 
@@ -412,25 +404,29 @@ def demands(figures: Figures) -> Demands:
         decode_cpu_s / computing,
         worker_cpu_s / computing,
         trainer_cpu_s,
-        figures.consumer_s,
+        figures.trainer_s,
         figures.num_workers > 0,
     )
 
 
-def judge(figures: Figures) -> Verdict:
-    """The verdict on one loader's figures.
-
-    A trainer that hardly waits is the bound itself. Else it is the largest demand among those that it can wait for.
-    """
+def judged(figures: Figures) -> Verdict:
+    """Return the verdict on one loader's figures. Workers are idle for what their demand leaves of the time of a batch."""
     found = demands(figures)
-    by_name = {SOURCE: found.source_s, DECODE: found.decode_s, HAND_OFF: found.hand_off_s}
-    bound = CONSUMER if figures.wait_share <= WAIT_MAX else max(by_name, key=lambda name: by_name[name])
+    workers_s = found.source_s + found.decode_s + found.worker_hand_off_s
+    idle = max(1 - workers_s / figures.wall_s, 0.0) if figures.num_workers and figures.wall_s else 0.0
+    bottleneck = judge(
+        trainer_waits=figures.wait_share,
+        workers_wait=idle * (1 - figures.wait_share),
+        source=found.source_s,
+        decode=found.decode_s,
+        hand_off=found.hand_off_s,
+    )
     pace_s = found.pace_s()
     return Verdict(
-        bound=bound,
-        headroom_ratio=pace_s / found.pace_s(without=bound),
+        bottleneck=bottleneck,
+        headroom_ratio=pace_s / found.pace_s(without=bottleneck),
         wait_share=figures.wait_share,
-        **{f"{name}_ms": getattr(found, f"{name}_s") * 1e3 for name in ("source", "decode", "hand_off", "consumer")},
+        **{f"{name}_ms": getattr(found, f"{name}_s") * 1e3 for name in ("source", "decode", "hand_off", "trainer")},
         batch_wall_ms=figures.wall_s * 1e3,
         explained_share=pace_s / figures.wall_s if figures.wall_s else 1.0,
     )
@@ -506,7 +502,7 @@ def from_model(figures: Figures, *, step_ms: float) -> Recommendation:
     parts = demands(figures)
     computing = max(1, min(figures.num_workers, figures.num_cpus))
     compute_s = (parts.decode_s + parts.worker_hand_off_s) * computing
-    trainer_s = max(parts.consumer_s + parts.trainer_hand_off_s, 1e-6)
+    trainer_s = max(parts.trainer_s + parts.trainer_hand_off_s, 1e-6)
     needed = math.ceil(MARGIN * (compute_s + figures.read_blocked_s) / trainer_s)
     most = figures.num_cpus * min(1 + figures.read_blocked_s / max(compute_s, 1e-9), 8.0)
     num_workers = max(1, min(needed, math.floor(most)))
@@ -525,7 +521,7 @@ def judge_all(report: Report) -> None:
         figures = figures_of(section, report.subject, num_cpus)
         if figures is None:
             continue
-        verdict = judge(figures)
+        verdict = judged(figures)
         section.verdict, section.verdict_text = asdict(verdict), verdict.sentence()
         if verdict.explained_share < EXPLAINED_MIN:
             section.notes.append(
@@ -554,7 +550,7 @@ def figures_of(section: WorkloadReport, subject: str, num_cpus: int) -> Figures 
         copy_s=limit["batch_nbytes"] / section.batch_size * rows / (limit["memcpy_mb_per_s"] * 1e6),
         worker_cpu_s=max(0.0, metrics["cpu_us_per_sample"] * rows / 1e6 - trainer_cpu_s),
         trainer_cpu_s=trainer_cpu_s,
-        consumer_s=metrics["consumer_ms_per_batch"] / 1e3,
+        trainer_s=metrics["trainer_own_ms_per_batch"] / 1e3,
         wall_s=metrics["batch_wall_ms"] / 1e3,
         wait_share=metrics["wait_share"],
     )

@@ -1,0 +1,61 @@
+"""Judge which part of the way from storage to the training step keeps the whole from being faster.
+
+`stats()`, `shmload top`, `num_workers="auto"`, `explain()` and `shmload bench` measure different times, but all judge here and use
+these words. Two questions decide: does the trainer wait longer than the workers, and if so, what takes most of the workers' time?
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Bottleneck = Literal["source", "decode", "hand-off", "trainer", "none", "unknown"]
+
+NOTICED = 0.05  # shorter waits, as a share of the time, are no bottleneck
+MEANING: dict[Bottleneck, str] = {
+    "source": "workers wait for storage",
+    "decode": "workers decode and transform samples for most of their time",
+    "hand-off": "the trainer waits for batches to reach it rather than for samples",
+    "trainer": "batches are ready before the trainer asks for them",
+    "none": "neither the trainer nor the workers wait for long",
+    "unknown": "too little has been measured",
+}
+
+
+def judge(
+    *, trainer_waits: float, workers_wait: float, source: float = 0.0, decode: float = 0.0, hand_off: float = 0.0
+) -> Bottleneck:
+    """Return the bottleneck.
+
+    Args:
+        trainer_waits: share of the time, from 0 to 1, in which the trainer waited for a batch.
+        workers_wait: share of the time in which the trainer was busy, and workers had nothing to do.
+        source: time that batches spend waiting for storage, in any unit that the next two share.
+        decode: time spent decoding and transforming samples, and reading them if that is not measured apart.
+        hand_off: time spent on copies and coordination.
+    """
+    if max(trainer_waits, workers_wait) < NOTICED:
+        return "none"
+    if trainer_waits < workers_wait:
+        return "trainer"
+    parts: dict[Bottleneck, float] = {"source": source, "decode": decode, "hand-off": hand_off}
+    longest = max(parts, key=lambda part: parts[part])
+    return longest if parts[longest] else "unknown"
+
+
+def judge_ring(*, trainer_waits: float, workers_busy: float, start_up: float = 0.0) -> Bottleneck:
+    """Return the bottleneck of a running ring, which knows when its workers have work but not what they do.
+
+    A worker that has work counts as decoding. An idle one waits for the trainer while the trainer is busy, and for the hand-off
+    while the trainer waits, too.
+
+    Args:
+        trainer_waits: share of the time in which the trainer waited for a batch, start-up not included.
+        workers_busy: share of the workers' time in which they had work.
+        start_up: share of the time before the first worker was ready.
+    """
+    if start_up >= 0.5:
+        return "unknown"
+    idle = 1 - workers_busy
+    return judge(
+        trainer_waits=trainer_waits, workers_wait=idle * (1 - start_up - trainer_waits), decode=workers_busy, hand_off=idle
+    )

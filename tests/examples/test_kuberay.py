@@ -107,4 +107,4 @@ def test_the_decoders_have_a_cpu_for_each_actor_and_room_for_their_batches() -> 
 
 def test_the_program_is_python_and_its_loader_is_on_the_cluster() -> None:
     compile(PROGRAM, "train.py", "exec")
-    assert '"num_workers": NUM_WORKERS, "backend": "ray"' in PROGRAM
+    assert '"num_workers": NUM_WORKERS, "backend": Ray(' in PROGRAM

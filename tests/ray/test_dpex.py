@@ -86,7 +86,7 @@ def test_distributed_data_parallel(cluster: Cluster, tmp_path: Path) -> None:
 def test_its_arguments_are_attributes_and_without_distribution_it_is_the_local_loader() -> None:
     drawn = Drawing()
     loader = DpexDataLoader(drawn, False, "head:6379", 4, num_workers=1)
-    assert (loader.distribute_mode, loader.head_address, loader.backend, loader.address) == (False, "head:6379", "process", None)
+    assert (loader.distribute_mode, loader.head_address, loader.backend) == (False, "head:6379", "process")
     with loader:
         assert sum(1 for _ in loader) == len(loader) == 8
 

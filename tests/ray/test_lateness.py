@@ -47,7 +47,9 @@ def test_a_late_sample_is_named_by_its_place_in_the_whole_batch() -> None:
     failure = failure_in(looked(1, 90.0)[0], TASK)
     assert failure is not None
     assert (failure.kind, failure.rows) == (SampleTimeout, (4,))
-    begin = f"sample 5 of epoch 2 (row 4 of batch 7) took longer than sample_timeout_s=60.0: worker 1 (pid {os.getpid()}) was ended"
+    begin = (
+        f"sample 5 of epoch 2 (row 4 of batch 7) took longer than sample_timeout_s=60.0: worker 1 (pid {os.getpid()}) was killed"
+    )
     assert str(failure.exception()).startswith(begin)
     assert "test_lateness.py" in failure.text  # where it was
 

@@ -126,10 +126,10 @@ def test_a_loader_whose_constructor_takes_other_arguments_stays_what_it_is(place
     divided = prepare(NumbersLoader(61))
     on_cluster = prepare(DpexDataLoader(dataset, True, "head:6379", 4, shuffle=True, num_workers=1))
     assert (type(divided), divided.name, len(divided)) == (NumbersLoader, "numbers", 8)
-    assert (type(on_cluster), on_cluster.head_address, on_cluster.backend, len(on_cluster)) == (
+    assert (type(on_cluster), on_cluster.head_address, on_cluster.backend.address, len(on_cluster)) == (
         DpexDataLoader,
         "head:6379",
-        "ray",
+        "head:6379",
         8,
     )
     assert indices(divided) == indices(prepare(ShmLoader(dataset, 4, shuffle=True)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,12 @@ def test_a_growing_cache_adopts_no_hidden_files(tmp_path: Path) -> None:
         assert [file.name for file in cache.files()] == ["a.tfrecord"]
 
 
-READERS: dict[str, Any] = {"a.parquet": ParquetDataset, "a.tfrecord": TFRecordDataset, "a.tar": TarDataset, "b.tar": TarStream}
+READERS: dict[str, Any] = {
+    "a.parquet": partial(ParquetDataset, columns=["n"]),
+    "a.tfrecord": TFRecordDataset,
+    "a.tar": TarDataset,
+    "b.tar": TarStream,
+}
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -202,7 +202,7 @@ def test_a_callback_that_fails_is_logged_and_the_others_are_called(caplog: pytes
     epochs = told(loader)
     run(loader)
     assert len(epochs) == 1
-    assert "a callback of on_epoch_end failed; training goes on" in caplog.text
+    assert "a callback of on_epoch_end failed; training continues" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 from weakref import WeakSet, finalize
 
 import torch
@@ -21,9 +22,6 @@ from shmload.engine.holders import is_enabled
 from shmload.engine.options import EngineOptions
 from shmload.shm import owners
 from shmload.worker.job import Job
-
-if TYPE_CHECKING:
-    from shmload.engine.trace import Trace
 
 MANY_ROWS = 1 << 16  # batches up to this size are taken at their word: asking for a length may cost more than the memory
 
@@ -55,6 +53,24 @@ class Make(Protocol):
     def __call__(
         self, job: Job, options: EngineOptions, bad_samples: BadSamples, *, records_holders: bool = False
     ) -> BatchSource: ...
+
+
+class Tracing(Protocol):
+    """A recorder of engines (trace.py).
+
+    Attributes:
+        path: the file that it writes.
+    """
+
+    path: Path
+
+    def follow(self, engine: BatchSource, *, with_history: bool = True) -> None:
+        """Record an engine, too.
+
+        Args:
+            engine: the engine.
+            with_history: also record what it has done so far.
+        """
 
 
 class EngineBuilder:
@@ -89,7 +105,7 @@ class EngineBuilder:
         self.last: BatchSource | None = None
         self.tuner: Autotuner | None = tuner_of(config, on_change)
         self.num_made = 0
-        self.trace: Trace | None = None
+        self.trace: Tracing | None = None
         self.about: Sequence[tuple[str, str]] = ()
         self._reaper: finalize[..., Any] | None = None
 

@@ -283,13 +283,13 @@ def test_objects_that_only_pickle_can_move_are_counted() -> None:
     assert all(torch.equal(one.to_dense(), torch.eye(3)) for one in batches[0]["s"])
 
 
-class Names(list):  # type: ignore[type-arg]
+class Names(list):  # type: ignore[type-arg]  # a list of anything, as users write it
     """A list with something more."""
 
     note = ""
 
 
-class Twin(tuple):  # type: ignore[type-arg]
+class Twin(tuple):  # type: ignore[type-arg]  # a tuple of anything, as users write it
     """A tuple without names."""
 
 

@@ -271,7 +271,8 @@ class FilesystemStore:
         """
         if key is not None:
             checked_key(key, self.url)  # before anything is opened
-        tries = Retry(self.retry_policy, f"{verb} {self._name(key)}", self.outage)
+        outage = self.outage if verb in ("look at", "read") else None  # as of WebReader
+        tries = Retry(self.retry_policy, f"{verb} {self._name(key)}", outage)
         while True:
             try:
                 with self._pool.one(self._opened) as system:

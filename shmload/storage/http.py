@@ -218,7 +218,7 @@ class WebReader(ABC):
 
     retry_policy: RetryPolicy
     parallel: int
-    outage: Outage | None = None  # set by a reader whose objects and processes are to fail together
+    outage: Outage | None = None  # set by a dataset, whose reads fail together; writing and listing do not use it
 
     @abstractmethod
     def url_of(self, key: str) -> str:
@@ -266,7 +266,7 @@ class WebReader(ABC):
                     raise StoreError(f"{url} has {total:,} bytes, but its server refuses ranges of it")
                 return StoredObject(key, 0, version.etag or ""), b""
 
-        return self.repeatedly(f"read {url}", try_once)
+        return self.repeatedly(f"read {url}", try_once, outage=self.outage)
 
     def read_into(self, key: str, out: Buffer, *, offset: int = 0, etag: str | None = None) -> None:
         view = memoryview(out).cast("B")
@@ -278,9 +278,18 @@ class WebReader(ABC):
         self._fill_all(key, 0, parts, etag)
         return joined_crc32c([(part.crc32c, part.nbytes) for part in parts])
 
-    def repeatedly(self, doing: str, try_once: Callable[[], T], is_over: Callable[[], bool] = bool) -> T:
-        """What a try returns that does not fail; none is begun when `is_over`: nobody wants it any more."""
-        tries = Retry(self.retry_policy, doing, self.outage)
+    def repeatedly(
+        self, doing: str, try_once: Callable[[], T], is_over: Callable[[], bool] = bool, outage: Outage | None = None
+    ) -> T:
+        """Return what the first try returns that does not fail.
+
+        Args:
+            doing: the operation in words, for the error.
+            try_once: one try.
+            is_over: returns whether the result is no longer wanted, so that no further try is made.
+            outage: as for `Retry`.
+        """
+        tries = Retry(self.retry_policy, doing, outage)
         while not is_over():
             try:
                 found = try_once()

@@ -90,7 +90,10 @@ class RingMachine(RuleBasedStateMachine):
     def create(self) -> None:
         sizes = {"order_capacity": SLOT_NBYTES, "text_capacity": 64, "layout_capacity": 64}
         self.control = memory(control_nbytes(NUM_SLOTS, NUM_WORKERS, **sizes))
-        self.ring = TrainerRing(self.control, num_slots=NUM_SLOTS, num_workers=NUM_WORKERS, is_static=self.is_static, **sizes)
+        self.ring = TrainerRing(
+            self.control, num_slots=NUM_SLOTS, num_workers=NUM_WORKERS, is_static=self.is_static,
+            threads_per_worker=MAX_ROWS, **sizes,  # `post` makes one chunk: how many it makes otherwise depends on the measured time
+        )  # fmt: skip
         self.payload = memory(NUM_SLOTS * SLOT_NBYTES)
         self.rows = np.frombuffer(memoryview(self.payload), np.int64).reshape(NUM_SLOTS, MAX_ROWS)
         for slot in range(NUM_SLOTS):
@@ -169,10 +172,9 @@ class RingMachine(RuleBasedStateMachine):
             assert all(model.state != FREE for model in self.slots)
             return
         assert self.slots[order.slot].state == FREE
-        assert nchunks == (1 if self.is_static else self.ring.num_chunks(nrows))
+        assert nchunks == 1
         self.last_order += 1
-        words: list[object] = [OPEN] * nchunks
-        self.slots[order.slot] = Slot(ORDERED, self.last_order, self.next_seq, nrows, False, order.worker, words)
+        self.slots[order.slot] = Slot(ORDERED, self.last_order, self.next_seq, nrows, False, order.worker, [OPEN])
         self.next_seq += 1
         self.queue.append(order.slot)
         self.seen["posted"] += 1

@@ -36,7 +36,7 @@ FIELDS_OF: dict[str, str] = {
     "arrays": "iaruhke",
     "npy": "iaruk",
     "tensordataset": "iatk",
-    "parquet": "iarsyv",
+    "parquet": "iarsyvH",
     "hdf5": "iar",
     "zarr": "iar",
     "safetensors": "iar",
@@ -56,6 +56,7 @@ OF_SEVERAL = "qyij"  # sources that are several rows: a Chain, a Zip, an Interle
 CHOOSING = "tsr"  # stages that leave items as they are
 MANY = ("list", "fewer", "more", "none", "tuple", "tensor", "array", "object")
 FAILING = ("fewer", "none", "tensor")  # of these, those of which torch's collate makes an error of some batches
+EVERYTHING = 10**9  # a batch size that programs pass to get the whole dataset in one batch
 DECODED = ("rows", "batches")  # by a pipeline's dataset, in place
 
 # arguments that change nothing of what comes, a letter each; options.py says what they are
@@ -91,6 +92,7 @@ class Case:
     wrap: str = ""
     extra: str = ""
     appends: int = 0  # generations that a packed dataset gets while it is followed
+    store: str = ""  # "http": shards are read from a web server; "fails": from one that fails every few requests
     litter: bool = False  # files of other programs lie beside the data, and readers of files are given their folder
     bad: int = 0  # samples that cannot be read
     deadly: bool = False  # each ends the worker that reads it
@@ -231,7 +233,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         shares=rng.random() < 0.3,
         stages="".join(rng.choice("tsewrzfgmcukpaBqyij") for _ in range(rng.randint(0, 4))),
         mode=one(("seed", 3), ("torch", 2)),
-        batch_size=one((1, 1), (3, 2), (4, 2), (6, 2), (rng.randint(7, 33), 1), (None, 0.7)),
+        batch_size=one((1, 1), (3, 2), (4, 2), (6, 2), (rng.randint(7, 33), 1), (None, 0.7), (EVERYTHING, 0.15)),
         shuffle=rng.random() < 0.65,
         order=one(("", 8), ("block", 1), ("weighted", 0.7), ("lengths", 1), ("tokens", 1), ("sampler", 0.7), ("batch_sampler", 0.7)),
         ragged=one(("", 5), ("list", 1), ("pad", 1), ("nested", 0.6), ("jagged", 1), ("map", 0.7)),
@@ -263,6 +265,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         then_ranks=rng.choice((1, 1, 2, 3, 4)),
         loaders=1,
         appends=rng.choice((0, 0, 0, 1, 2, 5)),
+        store=one(("", 3), ("http", 0.5), ("fails", 1)),
         litter=rng.random() < 0.4,
     )  # fmt: skip
     if is_native and rng.random() < 0.3:  # several workers at batches of long texts and short rows: where races were
@@ -336,16 +339,22 @@ def _of_kind(case: Case) -> Case:
             case.extra, case.extra if case.extra in ("stops", "raises", *DECODED) else ""
         ),
         "npy": "",
-        "parquet": "ray" if case.extra == "ray" and case.backend == "ray" else "",
+        "parquet": {"ray": "ray" if case.backend == "ray" else ""}.get(case.extra, "hive" if case.extra else ""),
         "iterable": "state" if case.extra else "",
         "tokens": "files" if case.extra else "",
         "mix": "files" if case.extra else "",
     }.get(case.kind, "")
     if case.kind == "tfrecord" and extra == "bare":
         letters = "y"
+    if case.kind == "parquet":  # the names of the folders give one more column
+        letters = (letters.replace("H", "") or "i") + "H" * (extra == "hive")
     if case.kind == "lies" and extra in ("gzip", "bare"):  # lines of JSON: what is in them has no dtype
         letters = "".join(letter for letter in letters if letter in "is") or "i"
-    is_littered = case.litter and case.kind in LITTERED and extra != "ray" and not (case.kind == "remote" and case.appends)
+    if case.kind != "remote" or case.appends or case.backend == "ray":
+        case = replace(case, store="")
+    is_littered = (
+        case.litter and not case.store and case.kind in LITTERED and extra != "ray" and not (case.kind == "remote" and case.appends)
+    )
     case = replace(case, fields=letters, extra=extra, litter=is_littered)
     if case.kind not in (*PLAIN, *IN_PLACE):
         case = replace(case, bad=0)
@@ -384,6 +393,10 @@ def _of_kind(case: Case) -> Case:
         case = replace(case, extra="")
     if "B" in case.stages:  # its batches are what is dealt
         case = replace(case, then_ranks=case.ranks, drop_last=False)
+    if case.batch_size == EVERYTHING and (case.kind in ("iterable", "pipeline", "growing", "mix") or case.appends):
+        case = replace(case, batch_size=4)  # the size of what these give in an epoch has no bound, or they wait for a whole batch
+    if case.batch_size == EVERYTHING and not case.is_seeded:
+        case = replace(case, drop_last=False)  # torch's sampler, the oracle, makes a list of so many entries for it
     if case.wrap and case.n < 2:
         case = replace(case, wrap="")
     if case.kind != "remote":

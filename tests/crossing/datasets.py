@@ -7,10 +7,13 @@ import io
 import json
 import multiprocessing
 import os
+import random
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,14 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
 from tests.crossing.cases import IN_PLACE, PLAIN, Case
-from tests.crossing.values import VALUES, Kept, length, noise, row, sample, schema_of
+from tests.crossing.values import ROWS_PER_FOLDER, VALUES, Kept, length, noise, row, sample, schema_of
+from tests.storage.fault_proxy import Refuse, Reset, Status, Truncate, fault_proxy
+from tests.storage.store_kit import web_server
 
 CONCATENATED = 3
+FAULT_SHARE = 1 / 6  # of requests to a store that fails: six in a row, which end a read, are too rare to be met
+
+_lasting: list[ExitStack] = []  # servers, which end with the process
 
 
 class Whole(int):
@@ -300,7 +308,30 @@ def _remote(case: Case, folder: Path) -> Any:
     ahead = (None, 0, max(sizes))[case.seed % 3]
     if case.litter:
         _litter(folder)
-    return RemoteDataset.from_urls(str(folder), cache_bytes=room, ahead_bytes=ahead).indexed(**_tar_options(case))
+    urls: Any = str(folder)
+    if case.store:
+        urls = [f"{_url(case, folder)}/{path.name}" for path in paths]
+    return RemoteDataset.from_urls(urls, cache_bytes=room, ahead_bytes=ahead).indexed(**_tar_options(case))
+
+
+def _url(case: Case, folder: Path) -> str:
+    """The URL of one of a case's folders on its web server."""
+    return f"{_server(folder.parent, case.store, case.seed)}/{folder.name}"
+
+
+@cache
+def _server(root: Path, store: str, seed: int) -> str:
+    """Start a web server over a folder, which lasts as long as this process, and return its URL."""
+    lasting = ExitStack()
+    url = lasting.enter_context(web_server(root))
+    if store == "fails":
+        proxy = lasting.enter_context(fault_proxy(url))
+        rng = random.Random(seed)
+        faults = [Refuse(), Status(503), Truncate(100), Reset(700)]
+        proxy.script(*(rng.choice(faults) if rng.random() < FAULT_SHARE else None for _ in range(100_000)))
+        url = proxy.url
+    _lasting.append(lasting)
+    return url
 
 
 def _packed(case: Case, folder: str) -> Any:
@@ -312,7 +343,7 @@ def _packed(case: Case, folder: str) -> Any:
     room = max(shard.nbytes for shard in manifest.shards) * (1, 2, 8)[case.seed % 3]
     if case.litter:
         _litter(Path(folder))
-    return RemoteDataset.from_urls(folder, cache_bytes=room, key=key)
+    return RemoteDataset.from_urls(_url(case, Path(folder)) if case.store else folder, cache_bytes=room, key=key)
 
 
 def _coding(case: Case) -> tuple[bytes | None, str | None]:
@@ -577,7 +608,7 @@ def _parquet(case: Case, folder: Path) -> Any:
 
     whole = [_written(case, index) for index in range(case.n)]
     columns: dict[str, Any] = {}
-    for name in case.fields:
+    for name in case.fields.replace("H", ""):
         values = [value[name] for value in whole]
         if name == "a":
             flat = np.concatenate(values) if values else np.empty(0, np.float32)
@@ -589,10 +620,16 @@ def _parquet(case: Case, folder: Path) -> Any:
     table = pa.table(columns)
     if case.extra == "ray":
         return _ray_blocks([table.slice(first, 7) for first in range(0, case.n, 7)])
-    pq.write_table(table, folder / "x.parquet", row_group_size=7)
+    if case.extra == "hive":
+        for first in range(0, case.n, ROWS_PER_FOLDER):
+            part = folder / f"H={first // ROWS_PER_FOLDER:03}"
+            part.mkdir()
+            pq.write_table(table.slice(first, ROWS_PER_FOLDER), part / "x.parquet", row_group_size=7)
+    else:
+        pq.write_table(table, folder / "x.parquet", row_group_size=7)
     if case.litter:
         _litter(folder)
-    return ParquetDataset(str(folder if case.litter else folder / "x.parquet"))
+    return ParquetDataset(str(folder if case.litter or case.extra == "hive" else folder / "x.parquet"))
 
 
 def _ray_blocks(tables: list[Any]) -> Any:

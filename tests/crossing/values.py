@@ -14,6 +14,7 @@ import torch
 from tests.crossing.cases import Case
 
 RAGGED_WIDTH = 2
+ROWS_PER_FOLDER = 11  # of a partitioned dataset
 
 
 class Pair(NamedTuple):
@@ -77,6 +78,7 @@ def noise(kept: Kept | None = None) -> list[float]:
 
 VALUES: dict[str, Callable[[Case, int], Any]] = {
     "i": lambda case, i: i,
+    "H": lambda case, i: np.int32(i // ROWS_PER_FOLDER),
     "a": lambda case, i: row(case.size, i),
     "t": lambda case, i: torch.from_numpy(row(case.size, i + 1)),
     "u": lambda case, i: np.int16(i),

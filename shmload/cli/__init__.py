@@ -5,10 +5,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+import shmload
 from shmload.cli.bench_command import bench
 from shmload.cli.clean_command import clean
 from shmload.cli.doctor_command import doctor
@@ -25,7 +26,6 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="shmload",
-    help="A shared-memory, zero-copy data loader for PyTorch.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -33,6 +33,21 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: half as many lines, and a flag is not shown with a value
 )
 COMMANDS: tuple[Callable[..., None], ...] = (bench, clean, doctor, index, inspect, launch, pack, top, trace, verify)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(shmload.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def of_all_commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """A shared-memory, zero-copy data loader for PyTorch."""
 
 
 def first_sentence(command: Callable[..., None]) -> str:

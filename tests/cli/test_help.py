@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import shmload
 from shmload.cli import COMMANDS, app, main
 
 SCREEN = 40  # lines
@@ -25,6 +26,11 @@ def help_of(*words: str) -> list[str]:
 @pytest.mark.parametrize("name", [command.__name__ for command in COMMANDS])
 def test_a_command_explains_itself_on_one_screen(name: str) -> None:
     assert len(help_of(name)) <= SCREEN
+
+
+def test_version_option_prints_the_version_alone() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"{shmload.__version__}\n")
 
 
 def test_a_flag_is_shown_without_a_value() -> None:

@@ -3,6 +3,16 @@
 At first one segment holds the payload of all slots in use. A slot that needs more, or that comes into use later, gets a segment of
 its own and keeps it, so a ring adapts to growing batches slot by slot. The old segment is given up at once; leases and workers that
 still map it keep it until they let go. A ring may have more slots than are in use: the others are *parked* and have no memory.
+
+A payload of up to 8 MiB is a named segment in /dev/shm and is reserved at once. Reserving a larger one takes 0.25 s per GiB, and
+filling it with zeros and mapping it 0.4 s more, which the first batch would have to wait for. So a larger one is a memfd, because
+unreserved room in /dev/shm can be taken by any process. Workers ask the kernel for pages for the rows that they are about to
+write (MADV_POPULATE_WRITE, which fails where a write would raise SIGBUS), and the trainer reserves the rest from the second batch
+on, while it would sleep anyway. If other programs have taken the memory in the meantime, RingTooSmall is raised. Kernels before
+5.14 and rings that are pinned, shared by ranks, or poisoned for debugging reserve the whole payload at once.
+
+Rejected for parked slots: one sparse segment for all slots, because populating its mappings would fill it; truncating the segment
+of a parked slot, because a late read would raise SIGBUS, where it now reads zeros.
 """
 
 from __future__ import annotations

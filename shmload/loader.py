@@ -551,3 +551,19 @@ def _set_numbers(loader: ShmLoader[Any] | None, setting: Setting) -> None:
         loader.num_workers = AutoNumber(setting.num_workers)
     if loader is not None and is_auto(loader.prefetch_factor):
         loader.prefetch_factor = AutoNumber(setting.prefetch)
+
+
+def configure_for_pipeline(
+    loader: ShmLoader[Any], about: Iterable[tuple[str, str]], bad_samples: Callable[[BadSamples], BadSamples] | None = None
+) -> None:
+    """Configure the loader that runs a pipeline.
+
+    Args:
+        loader: before its first pass.
+        about: (name, where it runs) of each stage, for displays.
+        bad_samples: returns the policy for bad samples that replaces the loader's own, which it is given.
+    """
+    builder = loader._builder
+    builder.about = tuple(about)
+    if bad_samples is not None:
+        builder.bad_samples = bad_samples(builder.bad_samples)

@@ -1,13 +1,18 @@
 """Composable, resumable pipelines, in the words of the Conveyer library: stages in a row over the one engine."""
 
-from shmload.pipeline.blocks import AsyncMap, Bucket, Filter, FlatMap, Pack, Scan
+from shmload.pipeline.async_map import AsyncMap
+from shmload.pipeline.block_stages import Filter, FlatMap
+from shmload.pipeline.buckets import Bucket
 from shmload.pipeline.caching import Cache
 from shmload.pipeline.conveyer import Conveyer
-from shmload.pipeline.join import Chain, Interleave, Join, Zip
-from shmload.pipeline.methods import Pipeline
-from shmload.pipeline.sources import Enumerate, Generate, Items, Permutation, Range, Repeat, Shuffle, Skip, Take, Window
-from shmload.pipeline.stages import BatchMap, Collate, DistributedBatchedMap, Map, Partition, reconcile
-from shmload.pipeline.streams import Stream
+from shmload.pipeline.join import Join
+from shmload.pipeline.methods import Chain, Interleave, Pipeline, Zip
+from shmload.pipeline.packing import Pack
+from shmload.pipeline.position_stages import Enumerate, Repeat, Shuffle, Skip, Take, Window
+from shmload.pipeline.reconcile import reconcile
+from shmload.pipeline.scan import Scan
+from shmload.pipeline.sources import Generate, Items, Permutation, Range, Stream
+from shmload.pipeline.stages import BatchMap, Collate, DistributedBatchedMap, Map, Partition
 
 __all__ = [
     "AsyncMap",

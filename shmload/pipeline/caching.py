@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from shmload.batch.ragged import ATOMS
-from shmload.pipeline.sources import Derived, Items, Keys, Mapped
+from shmload.pipeline.rows import Derived, Keys
 from shmload.shm import travel
 
 BUSY_S = 60.0  # that a write waits for others' to end
@@ -150,10 +150,7 @@ def fingerprint(row: Keys, version: str) -> str:
 def _parts(row: Keys) -> Iterator[tuple[str, Any]]:
     """What tells a row from others, each with whose it is, for people."""
     yield row.identity, row.identity
-    if isinstance(row, Items):
-        yield row.identity, row.items
-    if isinstance(row, Mapped):
-        yield from ((stage.name, stage.function) for stage in row.functions)
+    yield from row.held
     for below in row.parts:
         yield from _parts(below)
 

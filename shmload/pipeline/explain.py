@@ -10,18 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from shmload.engine.bottleneck import MEANING, Bottleneck, judge
-from shmload.pipeline.blocks import Bucket, Scan
+from shmload.pipeline.buckets import Bucket
+from shmload.pipeline.pipeline_engine import PipelineEngine
+from shmload.pipeline.plan import Plan
 from shmload.pipeline.probe import Measured, measure
+from shmload.pipeline.scan import Scan
 from shmload.pipeline.stage_names import Where, places_of
 from shmload.pipeline.stages import Collate
-from shmload.pipeline.streams import Stream
 from shmload.worker.sample_rng import kept_generators
-
-if TYPE_CHECKING:
-    from shmload.pipeline.conveyer import Conveyer
 
 
 @dataclass(frozen=True)
@@ -102,18 +101,27 @@ def _workers(number: int) -> str:
 # ------------------------------------------------------------ what it comes to
 
 
-def explained(pipeline: Conveyer, items: int, seconds: float) -> Explanation:
-    """See Conveyer.explain."""
-    places = places_of(pipeline.stages, pipeline.plan)
+def explained(
+    stages: Sequence[Any], block_size: int, engine: PipelineEngine, stats: dict[str, Any], *, items: int, seconds: float
+) -> Explanation:
+    """See Conveyer.explain.
+
+    Args:
+        stages, block_size: of the Conveyer.
+        engine: that runs them.
+        stats: of the loader that runs, if any.
+        items, seconds: as of Conveyer.explain.
+    """
+    places = places_of(stages, engine.plan)
     measured: Measured | None = None
-    source = pipeline.stages[0]
-    if isinstance(source, Stream) and (source.is_spent_once_read or hasattr(source.iterable, "state_dict")):
+    source: Any = engine.plan.source
+    if engine.plan.is_streamed and (source.stream.is_spent_once_read or hasattr(source.stream.iterable, "state_dict")):
         reason = "the Stream's iterable has a position, which reading it would change"
     else:
         with kept_generators():
-            measured = measure(pipeline, items, seconds)
+            measured = measure(stages, block_size, engine.place, items, seconds)
         reason = "of the items that were read none came" if measured.error is None else f"items fail: {measured.error!r:.200}"
-    return _Summary(pipeline, places, measured, reason).explanation()
+    return _Summary(stages, engine.plan, stats, places, measured, reason).explanation()
 
 
 class _Summary:
@@ -123,8 +131,15 @@ class _Summary:
         reason: why nothing was measured, if so.
     """
 
-    def __init__(self, pipeline: Conveyer, places: Sequence[tuple[str, Where]], measured: Measured | None, reason: str) -> None:
-        plan, stages = pipeline.plan, pipeline.stages
+    def __init__(
+        self,
+        stages: Sequence[Any],
+        plan: Plan,
+        stats: dict[str, Any],
+        places: Sequence[tuple[str, Where]],
+        measured: Measured | None,
+        reason: str,
+    ) -> None:
         self._places, self._measured, self._reason = places, measured, reason
         self._num_workers, self._num_ranks = plan.pool.num_workers, plan.partition.n_ranks
         self._is_expanding = plan.is_expanding
@@ -132,7 +147,7 @@ class _Summary:
         self._of_batches = min([*ends, len(stages)])  # the first stage that is given batches, or makes them of single items
         scans = [number for number, stage in enumerate(stages) if isinstance(stage, Scan)]
         self._behind_blocks = min([*scans, self._of_batches])
-        self._stats = pipeline.stats()
+        self._stats = stats
         self._num_cpus = len(os.sched_getaffinity(0))
 
     def explanation(self) -> Explanation:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from shmload.batch.collate import SingleRow
 from shmload.batch.ragged import Ragged, RaggedRows
-from shmload.pipeline.sources import Derived, Items, Keys, Shuffled, Skipped, Taken
-from shmload.pipeline.stages import RowProgram
+from shmload.pipeline.position_stages import Shuffled, Skipped, Taken
+from shmload.pipeline.programs import RowProgram
+from shmload.pipeline.rows import Derived, Keys
 from shmload.worker.decoding_protocol import in_place_of
 from shmload.worker.in_place_dataset import InPlace, InPlaceSubset
 from shmload.worker.read_plan import ReadPlan
@@ -35,7 +36,7 @@ class Choice:
 
     def __init__(self, rows: Sequence[Any]) -> None:
         *self._rows, self._items = rows
-        self.dataset = self._items.items
+        self.dataset = self._items.dataset
 
     @classmethod
     def of(cls, row: Keys) -> Choice | None:
@@ -43,7 +44,7 @@ class Choice:
         rows: list[Any] = [row]
         while type(rows[-1]) in _CHOOSING:
             rows.append(rows[-1].below)
-        return cls(rows) if type(rows[-1]) is Items and not rows[-1].is_keyed else None
+        return None if rows[-1].dataset is None else cls(rows)
 
     def index(self, key: int) -> int:
         """Of one key."""

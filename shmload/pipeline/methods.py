@@ -2,54 +2,62 @@
 
 for batch in Items(files).map(read, workers=2).batch(32): ...          an epoch
 with Items(files).map(read, workers=2).batch(32).conveyer() as batches:      with its position: state(), load_state()
+
+Zip, Chain and Interleave are here because methods make them, and they have these methods themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-if TYPE_CHECKING:
-    from shmload.pipeline.conveyer import Conveyer
-    from shmload.pipeline.explain import Explanation
-    from shmload.schedule.any_schedule import Uneven
-
-
-def _stage(name: str, *arguments: Any, **options: Any) -> Any:
-    from shmload import pipeline  # which is made of what this is a part of
-
-    return getattr(pipeline, name)(*arguments, **options)
+from shmload.pipeline.block_stages import Filter, FlatMap
+from shmload.pipeline.buckets import Bucket
+from shmload.pipeline.caching import Cache
+from shmload.pipeline.combined_rows import Chained, Interleaved, Zipped
+from shmload.pipeline.compose import compose
+from shmload.pipeline.conveyer import Conveyer
+from shmload.pipeline.explain import Explanation
+from shmload.pipeline.member_checks import check_member
+from shmload.pipeline.packing import Pack
+from shmload.pipeline.position_stages import Enumerate, Repeat, Shuffle, Skip, Take, Window
+from shmload.pipeline.rows import Keys, Mapped
+from shmload.pipeline.scan import Scan
+from shmload.pipeline.stage_arguments import set_whole
+from shmload.pipeline.stages import BatchMap, Collate, DistributedBatchedMap, Map, Partition
+from shmload.schedule.any_schedule import Uneven
+from shmload.schedule.permutation import MAX_N
 
 
 class Fluent:
-    """What sources and pipelines have in common: each method gives a pipeline with one more stage, and leaves this one as it is.
+    """Base of sources and pipelines: each method returns a pipeline with one more stage, and leaves this one unchanged.
 
-    Iterating is one epoch of it, from the start, in this process and the workers that its stages ask for.
+    Iterating it delivers one epoch, from the start, in this process and the workers that its stages request.
     """
 
     @property
     def stages(self) -> tuple[Any, ...]:
-        """What a Conveyer is made of."""
+        """The stages, for a Conveyer."""
         return (self,)
 
     def _then(self, stage: Any) -> Pipeline:
         return Pipeline((*self.stages, stage))
 
     def conveyer(self, **options: Any) -> Conveyer:
-        """The Conveyer of these stages.
+        """Return the Conveyer of these stages.
 
         Args:
             options: as of Conveyer.
         """
-        made: Conveyer = _stage("Conveyer", self.stages, **options)
-        return made
+        return Conveyer(self.stages, **options)
 
     def explain(self, *, items: int = 256, seconds: float = 1.0) -> Explanation:
-        """What each stage takes, where it runs, and what bounds the pipeline: `Conveyer.explain`.
+        """Explain what each stage costs, where it runs, and what the bottleneck is: see `Conveyer.explain`.
 
         Args:
-            items: so many are made, or a batch at least.
-            seconds: or as many as can be in this time.
+            items: make this many, but at least one batch.
+            seconds: or as many as fit in this time.
         """
         with self.conveyer() as pipeline:
             return pipeline.explain(items=items, seconds=seconds)
@@ -59,95 +67,95 @@ class Fluent:
             yield from pipeline
 
     def map(self, fn: Callable[[Any], Any], *, workers: int = 0, **options: Any) -> Pipeline:
-        """`Map(fn)`, or with workers `DistributedBatchedMap(fn, workers, **options)`; behind `batch` one of whole batches.
+        """`Map(fn)`, or with workers `DistributedBatchedMap(fn, workers, **options)`; after `batch` a function of whole batches.
 
         Raises:
-            TypeError: there are options, and no workers, which they are for.
+            TypeError: there are options for workers, but no workers.
         """
         if options and not workers:
             raise TypeError(f"map({', '.join(options)}) is for workers: give their number, workers=2")
-        return self._then(_stage("DistributedBatchedMap", fn, workers, **options) if workers else _stage("Map", fn))
+        return self._then(DistributedBatchedMap(fn, workers, **options) if workers else Map(fn))
 
     def filter(self, fn: Callable[[Any], Any]) -> Pipeline:
         """`Filter(fn)`."""
-        return self._then(_stage("Filter", fn))
+        return self._then(Filter(fn))
 
     def flat_map(self, fn: Callable[[Any], Iterable[Any]]) -> Pipeline:
         """`FlatMap(fn)`."""
-        return self._then(_stage("FlatMap", fn))
+        return self._then(FlatMap(fn))
 
     def scan(self, fn: Callable[[Any, Any], tuple[Any, Any]], initial: Any = None) -> Pipeline:
         """`Scan(fn, initial)`."""
-        return self._then(_stage("Scan", fn, initial))
+        return self._then(Scan(fn, initial))
 
     def take(self, n: int) -> Pipeline:
         """`Take(n)`."""
-        return self._then(_stage("Take", n))
+        return self._then(Take(n))
 
     def skip(self, n: int) -> Pipeline:
         """`Skip(n)`."""
-        return self._then(_stage("Skip", n))
+        return self._then(Skip(n))
 
     def repeat(self, times: int | None = None) -> Pipeline:
         """`Repeat(times)`."""
-        return self._then(_stage("Repeat", times))
+        return self._then(Repeat(times))
 
     def enumerate(self, start: int = 0) -> Pipeline:
         """`Enumerate(start)`."""
-        return self._then(_stage("Enumerate", start))
+        return self._then(Enumerate(start))
 
     def window(self, size: int, step: int = 1) -> Pipeline:
         """`Window(size, step)`."""
-        return self._then(_stage("Window", size, step))
+        return self._then(Window(size, step))
 
     def shuffle(self, seed: int | None = None, *, buffer_size: int | None = None) -> Pipeline:
         """`Shuffle(seed, buffer_size=...)`."""
-        return self._then(_stage("Shuffle", seed, buffer_size=buffer_size))
+        return self._then(Shuffle(seed, buffer_size=buffer_size))
 
     def pack(self, window: int, **options: Any) -> Pipeline:
         """`Pack(window, **options)`."""
-        return self._then(_stage("Pack", window, **options))
+        return self._then(Pack(window, **options))
 
     def zip(self, *others: Any) -> Pipeline:
         """`Zip(self, *others)`."""
-        return Pipeline((_stage("Zip", self, *others),))
+        return Pipeline((Zip(self, *others),))
 
     def chain(self, *others: Any) -> Pipeline:
         """`Chain(self, *others)`."""
-        return Pipeline((_stage("Chain", self, *others),))
+        return Pipeline((Chain(self, *others),))
 
     def interleave(self, *others: Any, block_length: int = 1) -> Pipeline:
         """`Interleave(self, *others, block_length=block_length)`."""
-        return Pipeline((_stage("Interleave", self, *others, block_length=block_length),))
+        return Pipeline((Interleave(self, *others, block_length=block_length),))
 
     def bucket(
         self, length: Callable[[Any], int], boundaries: Sequence[int], batch_size: int | None = None, **options: Any
     ) -> Pipeline:
         """`Bucket(length, boundaries, batch_size, **options)`."""
-        return self._then(_stage("Bucket", length, boundaries, batch_size, **options))
+        return self._then(Bucket(length, boundaries, batch_size, **options))
 
     def cache(self, folder: Any = None, *, version: str = "") -> Pipeline:
         """`Cache(folder, version)`."""
-        return self._then(_stage("Cache", folder, version))
+        return self._then(Cache(folder, version))
 
     def map_batches(self, fn: Callable[[Any], Any]) -> Pipeline:
-        """`BatchMap(fn)`, behind `batch`."""
-        return self._then(_stage("BatchMap", fn))
+        """`BatchMap(fn)`, after `batch`."""
+        return self._then(BatchMap(fn))
 
     def partition(self, rank: int, n_ranks: int, *, uneven: Uneven = "pad") -> Pipeline:
         """`Partition(rank, n_ranks, uneven=uneven)`."""
-        return self._then(_stage("Partition", rank, n_ranks, uneven=uneven))
+        return self._then(Partition(rank, n_ranks, uneven=uneven))
 
     def batch(self, batch_size: int, return_partial_batch: bool = True, *, ragged: Any = "list") -> Pipeline:
         """`Collate(batch_size, return_partial_batch, ragged=ragged)`."""
-        return self._then(_stage("Collate", batch_size, return_partial_batch, ragged=ragged))
+        return self._then(Collate(batch_size, return_partial_batch, ragged=ragged))
 
 
 class Pipeline(Fluent):
-    """Stages in a row.
+    """A list of stages.
 
     Args:
-        stages: as of Conveyer, which says what makes no pipeline.
+        stages: as of Conveyer, which checks them.
     """
 
     def __init__(self, stages: Iterable[Any]) -> None:
@@ -159,3 +167,91 @@ class Pipeline(Fluent):
 
     def __repr__(self) -> str:
         return f"Pipeline({', '.join(map(repr, self._stages))})"
+
+
+class Combined(Fluent):
+    """Several pipelines as one source of single items, which reads each member at any position."""
+
+    def __init__(self, *members: Any) -> None:
+        name = type(self).__name__
+        if not members:
+            raise ValueError(f"a {name} needs at least one member; got none")
+        self.members = members
+
+    def _made(self, rows: list[Keys]) -> Keys:
+        """Return the row made of the members' rows."""
+        raise NotImplementedError
+
+    def as_source(self) -> Keys:
+        """Return the combined row, for the first stage of a pipeline, with the workers that the members request.
+
+        Raises:
+            TypeError, ValueError: a member is no pipeline of single items.
+        """
+        name, plans = type(self).__name__, []
+        for number, member in enumerate(self.members):
+            if not isinstance(member, Conveyer | Fluent | list | tuple):
+                raise TypeError(
+                    f"member {number} of the {name} is a Conveyer, a source or a list of stages; got a {type(member).__name__}"
+                )
+            stages: Any = member.stages if isinstance(member, Fluent) else member
+            plan, options = (member.plan, member.options) if isinstance(member, Conveyer) else (compose(stages), {})
+            check_member(number, plan, options, name)
+            plans.append(plan)
+        rows: list[Keys] = [
+            Mapped(plan.source, [replace(stage, name=f"{stage.name} of member {number}") for stage in plan.item_stages])
+            for number, plan in enumerate(plans)
+        ]
+        source = self._made(rows)
+        source.pools = [plan.pool for plan in plans]
+        return source
+
+
+class Zip(Combined):
+    """Tuples of its members' items, epoch by epoch, each to the end of the shortest; a source.
+
+    Args:
+        members: Conveyers, sources or lists of stages, of single items. Members that repeat go on where they stand.
+    Raises:
+        TypeError, ValueError: a member is no such thing.
+    Example:
+        >>> from shmload.pipeline import Conveyer, Items, Range, Zip
+        >>> with Conveyer([Zip(Items("abc"), Range(10))]) as pairs:
+        ...     list(pairs)
+        [('a', 0), ('b', 1), ('c', 2)]
+    """
+
+    def _made(self, rows: list[Keys]) -> Keys:
+        return Zipped(rows)
+
+
+class Chain(Combined):
+    """The epochs of its members, one behind the other, as one; a source.
+
+    Args:
+        members: as of Zip; only the last may repeat.
+    Raises:
+        TypeError, ValueError: a member is no such thing.
+    """
+
+    def _made(self, rows: list[Keys]) -> Keys:
+        return Chained(rows)
+
+
+class Interleave(Combined):
+    """Items of each member in turn, to the end of the longest; a source. By weights: Join.
+
+    Args:
+        members: as of Zip; all of them repeat, or none.
+        block_length: items of each member at a time.
+    Raises:
+        TypeError, ValueError: a member is no such thing.
+    """
+
+    def __init__(self, *members: Any, block_length: int = 1) -> None:
+        super().__init__(*members)
+        self.block_length = block_length
+        set_whole(self, "Interleave(block_length)", "block_length", 1, MAX_N)
+
+    def _made(self, rows: list[Keys]) -> Keys:
+        return Interleaved(rows, self.block_length)

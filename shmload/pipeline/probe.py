@@ -1,25 +1,31 @@
 """A pipeline with a clock: its stages as they are, each timed without what it calls of others, and run here without workers.
 
-It is another Conveyer of the same stages, whose plan has timed copies of rows and functions in it. So items are made, and draw, as
-in a worker. What no stage takes, of a batch, is Collate's, or the source's where a dataset decodes into the batch.
+It is another engine for the same stages, whose plan contains timed copies of rows and functions. So items are made, and draw, as
+in a worker. Time of a batch that no stage takes is attributed to Collate, or to the source if a dataset decodes into the batch.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
 from shmload.pipeline.block_columns import length
-from shmload.pipeline.blocks import BlockRow, Expanding, Expansion, Scan
-from shmload.pipeline.conveyer import Conveyer
+from shmload.pipeline.block_rows import BlockRow, Expansion
+from shmload.pipeline.block_stages import Expanding
+from shmload.pipeline.compose import compose
+from shmload.pipeline.engines import engine_of
 from shmload.pipeline.in_place import ChosenProgram
-from shmload.pipeline.sources import Keys, Mapped, Row
-from shmload.pipeline.stages import Collate, PoolOptions
-from shmload.pipeline.streams import Stream, StreamRow
+from shmload.pipeline.pipeline_engine import PipelinePlace
+from shmload.pipeline.plan import PoolOptions
+from shmload.pipeline.rows import Keys, Mapped, Row
+from shmload.pipeline.scan import Scan
+from shmload.pipeline.stages import Collate
+from shmload.pipeline.stream_rows import StreamItems, StreamRow
 from shmload.worker.decoding_protocol import is_decoder
 from shmload.worker.stage_engine import Each
 
@@ -127,13 +133,15 @@ class _TimedStage(Expanding):
 
 
 class Probe:
-    """A pipeline as another, without workers and with a clock, which stands where that one does.
+    """A copy of a pipeline without workers and with a clock.
 
     Args:
-        options: of the Conveyer.
+        stages: of the pipeline.
+        end_ns: when to stop.
+        block_size: as of Conveyer.
     """
 
-    def __init__(self, stages: Sequence[Any], end_ns: int, options: Mapping[str, Any]) -> None:
+    def __init__(self, stages: Sequence[Any], end_ns: int, block_size: int) -> None:
         self.tallies = [Tally() for _ in stages]
         self.finishing = Tally()  # putting blocks' items into the form in which they travel: in workers
         self.num_blocks = self.num_made = 0  # and the items of these
@@ -141,11 +149,10 @@ class Probe:
         self._others = Tally()
         self._stages, self._clock = stages, _Clock(end_ns)
         self._numbers = {f"stage {number} (a {type(stage).__name__})": number for number, stage in enumerate(stages)}
-        self.conveyer = Conveyer(list(stages), **options)
-        plan = self.conveyer.plan
+        plan = compose(stages, block_size)
         self._collate = next((number for number, stage in enumerate(stages) if isinstance(stage, Collate)), None)
         self.is_in_place = isinstance(plan.program, ChosenProgram)
-        self.conveyer.plan = replace(
+        timed = replace(
             plan,
             pool=PoolOptions(),
             source=self._row(plan.source, self._row_tallies(plan.source)),
@@ -154,12 +161,7 @@ class Probe:
             made_batches=self._each(plan.made_batches),
             tail=[(name, self._behind(name, stage)) for name, stage in plan.tail],
         )
-        if plan.is_expanding:
-            self._expand(self.conveyer)
-
-    def _expand(self, conveyer: Any) -> None:
-        """Has its blocks made by what is timed."""
-        conveyer._blocks = conveyer._blocks_of(conveyer.plan, {})
+        self.engine = engine_of(timed, {}, ())
 
     def read(self) -> int:
         """Has the next batch or item made; how many items came.
@@ -168,10 +170,10 @@ class Probe:
             StopIteration: at the end.
         """
         rest = self._rest()
-        self._clock.run(rest, self.conveyer)
+        self._clock.run(rest, self.engine.pull)
         self._num_reads += 1
         self._first_ns = self._first_ns or rest.ns
-        num_rows = 1 if self.conveyer.plan.collate is None else self.conveyer.valid or 1
+        num_rows = 1 if self.engine.plan.collate is None else self.engine.valid or 1
         if self._collate is not None:
             tally = self.tallies[self._collate]
             tally.num_in += num_rows
@@ -224,15 +226,15 @@ class Probe:
         if isinstance(getattr(row, "below", None), Keys):
             held["below"] = self._row(row.below, tallies)
         if isinstance(row, BlockRow):
-            held["_expansion"] = self._expansion(row._expansion)
-        elif isinstance(row, Mapped):
-            held["_functions"] = {each.name: each for each in self._each(row.functions)}
-        elif id(row) in tallies and not self.is_in_place:
+            return made.with_expansion(self._expansion(row.expansion))
+        if isinstance(row, Mapped):
+            return made.with_functions(self._each(row.functions))
+        if id(row) in tallies and not self.is_in_place:
             held["item"] = self._clock.each(tallies[id(row)], made.item)
             held |= {"at": held["item"]} if isinstance(row, Row) else {}
         return made
 
-    def _stream(self, stream: Stream) -> Stream:
+    def _stream(self, stream: StreamItems) -> StreamItems:
         source = stream.iterable
 
         def items() -> Iterator[Any]:
@@ -264,15 +266,11 @@ class Probe:
         return replace(stage, function=self._clock.each(tally, stage.function))
 
     def _expansion(self, expansion: Expansion) -> Expansion:
-        made = copy.copy(expansion)
-        made._runs = [
-            (name, _TimedStage(self._clock, self.tallies[self._numbers[name]], stage))
-            if isinstance(stage, Expanding)
-            else (name, self._each(stage))
-            for name, stage in expansion._runs
-        ]
-        made._finish = partial(self._finished, expansion._finish)
-        return made
+        return expansion.wrapped(
+            lambda name, stage: _TimedStage(self._clock, self.tallies[self._numbers[name]], stage),
+            self._each,
+            lambda finish: partial(self._finished, finish),
+        )
 
     def _finished(self, finish: Callable[[list[Any]], Any] | None, items: list[Any]) -> Any:
         """A block, in the form in which it travels; making that is part of collating."""
@@ -305,18 +303,21 @@ class Measured:
     is_whole: bool
 
 
-def measure(pipeline: Conveyer, items: int, seconds: float) -> Measured:
-    """Has some items made, of the pipeline as it is; or fewer at a time, where these take too long.
+def measure(stages: Sequence[Any], block_size: int, place: PipelinePlace, items: int, seconds: float) -> Measured:
+    """Make some items with the pipeline as it is, or with smaller batches and blocks if these take too long.
 
     Args:
+        stages, block_size: of the Conveyer.
+        place: where to begin.
         items, seconds: as of Conveyer.explain.
     """
     begin, whole_ns = perf_counter_ns(), int(seconds * 1e9)
-    plan = pipeline.plan
+    plan, whole_block = compose(stages, block_size), block_size
     batch_size = min(plan.collate.batch_size, items) if plan.collate is not None else 1
-    block_size, end_ns = pipeline.block_size, begin + int(FIRST_SHARE * whole_ns)
+    end_ns = begin + int(FIRST_SHARE * whole_ns)
     while True:
-        found = _probed(pipeline, items, end_ns, batch_size, block_size)
+        is_like = block_size == whole_block and plan.is_in_order and not plan.is_streamed
+        found = _probed(stages, place if is_like else PipelinePlace(place.epoch, 0), items, end_ns, batch_size, block_size)
         size = max(batch_size, block_size if plan.is_expanding else 1)
         if found.num_rows or found.is_whole or size == 1:
             return found
@@ -324,32 +325,26 @@ def measure(pipeline: Conveyer, items: int, seconds: float) -> Measured:
         batch_size, block_size, end_ns = min(batch_size, fewer), min(block_size, fewer), begin + whole_ns
 
 
-def _probed(pipeline: Conveyer, items: int, end_ns: int, batch_size: int, block_size: int) -> Measured:
-    stages = [replace(stage, batch_size=batch_size) if isinstance(stage, Collate) else stage for stage in pipeline.stages]
+def _probed(stages: Sequence[Any], place: PipelinePlace, items: int, end_ns: int, batch_size: int, block_size: int) -> Measured:
+    stages = [replace(stage, batch_size=batch_size) if isinstance(stage, Collate) else stage for stage in stages]
     stages = [replace(stage, in_order=True) if not getattr(stage, "in_order", True) else stage for stage in stages]
-    probe = Probe(stages, end_ns, {"block_size": block_size})
-    place = pipeline.__getstate__()["place"]
-    counters = place[2] if len(place) > 2 else ()
-    is_elsewhere = block_size != pipeline.block_size or isinstance(stages[0], Stream) or not pipeline.plan.is_in_order
+    probe = Probe(stages, end_ns, block_size)
     num_rows, num_failed = 0, 0
     error: BaseException | None = None
     is_whole = True
     seen = probe.tallies, 0, 0, 0
-    with probe.conveyer:
-        if is_elsewhere:
-            probe.conveyer._move(place[0], 0)
-        else:
-            probe.conveyer._move(*place)
+    with closing(probe.engine) as engine:
+        engine.go(place)
         try:
             while num_rows < items and num_failed < _MOST_FAILED * items and (perf_counter_ns() < end_ns or not num_rows):
                 try:
                     num_rows += probe.read()
                     seen = probe.seen(), probe.finishing.ns, probe.num_blocks, probe.num_made
                 except StopIteration:
-                    if num_rows or is_elsewhere or not (place[1] or any(counters)):
+                    if num_rows or not (place.position or any(place.counters or ())):
                         break
-                    is_elsewhere = True  # it stands at the end of its epoch: then the epoch's beginning does
-                    probe.conveyer._move(place[0], 0)
+                    place = PipelinePlace(place.epoch, 0)  # it is at the end of its epoch, so take the beginning
+                    engine.go(place)
                 except Exception as failure:
                     num_failed, error = num_failed + 1, error or failure
         except EnoughError:

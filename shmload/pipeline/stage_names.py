@@ -7,10 +7,11 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
 from typing import Any, Literal
 
-from shmload.pipeline.blocks import Bucket, Scan
-from shmload.pipeline.sources import Enumerate, Items, Repeat, Shuffle, Skip, Take, Window
-from shmload.pipeline.stages import BatchMap, Collate, Partition, Plan
-from shmload.pipeline.streams import Stream
+from shmload.pipeline.buckets import Bucket
+from shmload.pipeline.plan import Plan
+from shmload.pipeline.position_stages import Enumerate, Repeat, Shuffle, Skip, Take, Window
+from shmload.pipeline.scan import Scan
+from shmload.pipeline.stages import BatchMap, Collate, Partition
 
 Where = Literal["workers", "trainer", "by place"]
 _BY_PLACE = Take | Skip | Repeat | Enumerate | Window | Shuffle
@@ -19,26 +20,24 @@ _BY_PLACE = Take | Skip | Repeat | Enumerate | Window | Shuffle
 def name_of(stage: Any) -> str:
     """A stage with its arguments, for people."""
     kind = type(stage).__name__
-    if isinstance(stage, Items):
-        return f"Items({type(stage.items).__name__} of {stage.n})"
-    if isinstance(stage, Stream):
-        source = stage.iterable
-        return f"Stream({_value(source) if callable(source) else type(source).__name__})"
+    if (label := getattr(stage, "label", None)) is not None:
+        return str(label)
     if isinstance(members := getattr(stage, "members", None), Sequence):
         return f"{kind}({len(members)} members)"
     if not is_dataclass(stage):
-        return f"{kind}({', '.join(_value(getattr(stage, name)) for name in ('fn', 'n_elements') if hasattr(stage, name))})"
+        return f"{kind}({', '.join(shown(getattr(stage, name)) for name in ('fn', 'n_elements') if hasattr(stage, name))})"
     given, is_by_name = [], False
     for each in fields(stage):
         value = getattr(stage, each.name)
         if not each.init or (each.default is not MISSING and value == each.default):
             is_by_name = True
             continue
-        given.append(f"{each.name}={_value(value)}" if is_by_name or each.kw_only else _value(value))
+        given.append(f"{each.name}={shown(value)}" if is_by_name or each.kw_only else shown(value))
     return f"{kind}({', '.join(given)})"
 
 
-def _value(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return an argument of a stage as text, shortened; of a function its name."""
     while isinstance(value, partial):
         value = value.func
     if callable(value):
@@ -52,9 +51,11 @@ def places_of(stages: Sequence[Any], plan: Plan) -> list[tuple[str, Where]]:
     maker: Where = "workers" if plan.pool.num_workers else "trainer"
     found: list[tuple[str, Where]] = []
     is_behind = False  # Collate, or a Scan: there the trainer is alone
-    for stage in stages:
+    for number, stage in enumerate(stages):
         where = maker
-        is_of_trainer = isinstance(stage, Stream | Scan) or (is_behind and not isinstance(stage, BatchMap))
+        is_of_trainer = (
+            isinstance(stage, Scan) or (plan.is_streamed and not number) or (is_behind and not isinstance(stage, BatchMap))
+        )
         if isinstance(stage, Partition) or (isinstance(stage, _BY_PLACE) and not getattr(stage, "is_buffered", False)):
             where = "by place"
         elif is_of_trainer or (plan.is_expanding and isinstance(stage, Collate)):  # of what workers have put into columns

@@ -2,7 +2,7 @@
 
     order       ShardShuffle: shards in random order, mixed by windows; a formula of (seed, epoch)
     rank r      its positions r, r + world_size, ... of that order: sample by sample, so all ranks have equally many
-    worker w    units w, w + n, ... of the rank's: a unit is what makes one item (stages.py)
+    worker w    units w, w + n, ... of the rank's: a unit is what makes one item (worker/stage_engine.py)
     stages      decode, to_tuple, ... over the samples of a worker's units
 
 Every rank reads from the same windows at the same time. So the processes of a node fetch each shard once and share it, and what

@@ -97,7 +97,7 @@ def test_a_resume_within_items_that_were_fetched_together_is_proven(tmp_path: Pa
 def test_a_resume_where_the_next_fetch_begins_takes_all_of_what_was_fetched(tmp_path: Path) -> None:
     with dataclasses.replace(Spec(Leaf(2000, False, True, 3), num_workers=1), options={"audit": tmp_path}).make() as pipeline:
         pulled(pipeline, 200)
-        while pipeline._fetched:
+        while pipeline.engine.num_ready:
             pipeline()
         at = pipeline.state()["position"]
         pipeline.load_state(pipeline.state())

@@ -15,6 +15,7 @@ from shmload.pipeline import (
     Conveyer,
     DistributedBatchedMap,
     Enumerate,
+    Filter,
     Generate,
     Items,
     Join,
@@ -134,3 +135,10 @@ def test_the_names_are_those_of_the_conveyer_library() -> None:
     assert sorted(shmload.pipeline.__all__) == shmload.pipeline.__all__
     seed = {"Permutation", "Partition", "Map", "DistributedBatchedMap", "Collate", "Conveyer", "Join", "Range"}
     assert seed < set(shmload.pipeline.__all__)
+
+
+@pytest.mark.parametrize(
+    "stages", [[Range(9)], [Range(9), Filter(bool)], [Range(9), DistributedBatchedMap(str, 1, in_order=False)], [Stream([1, 2])]]
+)
+def test_every_pipeline_is_a_plain_conveyer(stages: list[Any]) -> None:
+    assert type(Conveyer(stages)) is Conveyer

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 
 from shmload.errors import SampleError
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Partition, Range
-from shmload.pipeline.join import Draws
+from shmload.pipeline.draws import Draws
 from shmload.schedule.permutation import MAX_N
 from tests.pipeline.pipeline_kit import Add, Joined, Leaf, plain, turns
 from tests.pipeline.pipeline_kit import joined_ranges as joined

@@ -55,8 +55,8 @@ def test_every_spelling_of_saving_and_loading_is_the_same() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"position": 13}, "the state's position is 13, and an epoch has 12 items"),
-        ({"epoch": 10**30}, "the state's epoch is 1000000000000000000000000000000, and of 12 items there are at most"),
+        ({"position": 13}, "the state's position is 13, but an epoch has 12 items"),
+        ({"epoch": 10**30}, "the state's epoch is 1000000000000000000000000000000, but 12 items allow at most"),
         ({"position": -1}, "position must not be negative, it is -1"),
         ({"position": "x"}, "position must be int, it is 'x'"),
         ({"position": True}, "position must be int, it is True"),

@@ -143,7 +143,7 @@ def test_single_items_that_are_fetched_together_resume_between_any_two(num_done:
         done = pulled(pipeline, num_done)
         assert list(islice(spec.of_rank(0), num_done)) == done
         if num_done == 150:
-            assert pipeline._stream.rounds > 1, "by now, items of no cost come together"
+            assert pipeline.engine.rounds > 1, "by now, items of no cost come together"
         state = pipeline.state()
         assert num_done == state["position"]
         rest = list(islice(spec.of_rank(0, 0, num_done), 60))

@@ -234,9 +234,9 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a pipeline that has ended for its rank says that the last step is still to come",
-        "shmload/pipeline/conveyer.py",
-        "            self._end()\n            raise StopIteration\n        if self.plan.",
-        "            raise StopIteration\n        if self.plan.",
+        "shmload/pipeline/pipeline_engine.py",
+        "            self.end()\n            raise StopIteration\n",
+        "            raise StopIteration\n",
         (f"{RESUME}any_rank.py::test_so_it_is_of_a_pipeline[2-25-True]",),
     ),
     Defect(

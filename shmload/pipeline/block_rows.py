@@ -1,0 +1,149 @@
+"""Rows of blocks: what stages make of fixed-size blocks of a row.
+
+After a Filter, nobody knows which source item becomes item 1,000 before the items in front of it have been read. So the row below
+is cut into blocks of `size` items, and the result of a block depends on that block alone: stages start over with each block. A
+position is (block, number of its items already consumed), and resuming reads at most one block again.
+
+    row          0 1 2 3 | 4 5 6 7 | 8 9          blocks of 4
+    Filter(odd)    1   3 |   5   7 |   9
+    Batch(2)       1 - 3     5 - 7     9          batches run across the blocks
+    position     (0, 0)    (1, 0)    (2, 0)
+
+Workers expand blocks ahead, in order. Every rank expands all blocks, because only a rank that has counted the items knows which of
+them are its own. So put expensive functions after the stages that drop items.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from shmload.pipeline.block_columns import Block, columns_of
+from shmload.pipeline.block_stages import Expanding
+from shmload.pipeline.failed_items import IN_WORKER, FailedItem, failed, reading
+from shmload.pipeline.rows import Keys, Row
+from shmload.pipeline.scan import Scan
+from shmload.worker.failure import Failure
+from shmload.worker.stage_engine import Each, noted
+
+BLOCK = 256  # items of the row below that are expanded together
+
+
+def columned(items: list[Any]) -> Block:
+    """The items as columns, if they can be."""
+    return columns_of(items) or items
+
+
+class Expansion:
+    """What stages make of a block's items, in the form in which it travels to the trainer.
+
+    Args:
+        stages: (name, stage): functions of an item, and Expanding ones.
+        finish: items -> that form.
+        behind: stages that the trainer runs on what comes of it.
+    """
+
+    def __init__(
+        self, stages: Sequence[tuple[str, Any]], finish: Callable[[list[Any]], Block] | None = None, behind: Sequence[Any] = ()
+    ) -> None:
+        self._runs: list[tuple[str, Any]] = []  # neighbouring functions run together
+        for name, stage in stages:
+            if isinstance(stage, Expanding):
+                self._runs.append((name, stage))
+            elif self._runs and isinstance(self._runs[-1][1], list):
+                self._runs[-1][1].append(stage)
+            else:
+                self._runs.append(("", [stage]))
+        self._finish = finish
+        kinds = [stage.kind for _, stage in stages if isinstance(stage, Expanding)]
+        self.kinds = ", ".join([*kinds, *("Scan" for stage in behind if isinstance(stage, Scan))]) or "items"
+
+    def wrapped(
+        self,
+        stage: Callable[[str, Expanding], Expanding],
+        functions: Callable[[list[Each]], list[Each]],
+        finish: Callable[[Any], Callable[[list[Any]], Block]],
+    ) -> Expansion:
+        """Return a copy in which each stage, the functions between two stages, and the last step are wrapped."""
+        made = copy.copy(self)
+        made._runs = [
+            (name, stage(name, run)) if isinstance(run, Expanding) else (name, functions(run)) for name, run in self._runs
+        ]
+        made._finish = finish(self._finish)
+        return made
+
+    def __call__(self, items: Iterator[Any], row: Any) -> Block:
+        """The block's items.
+
+        Args:
+            row: whose they are.
+        """
+        reading.row = row
+        for name, stage in self._runs:
+            items = stage.run(items, name) if isinstance(stage, Expanding) else _mapped(stage, items)
+        made = list(items)
+        return made if self._finish is None else self._finish(made)
+
+
+class BlockRow(Row):
+    """A row of blocks: item b is what stages make of the b-th block of the row below.
+
+    Args:
+        size: items of the row below in a block; the last of an epoch may have fewer.
+    """
+
+    def __init__(self, below: Keys, expansion: Expansion, size: int) -> None:
+        super().__init__(
+            -(-below.n // size),
+            f"{expansion.kinds} of blocks of {size} of {below.identity}",
+            repeating=below.repeating,
+            seed=below.seed,
+        )
+        self.below, self.size, self._expansion = below, size, expansion
+
+    @property
+    def expansion(self) -> Expansion:
+        """What the stages make of a block."""
+        return self._expansion
+
+    def with_expansion(self, expansion: Expansion) -> BlockRow:
+        """Return the same row with other stages."""
+        made = copy.copy(self)
+        made._expansion = expansion
+        return made
+
+    def item(self, key: int) -> Block:
+        start = key * self.size
+        stop = start + self.size
+        if not self.repeating:
+            epoch, block = divmod(key, self.n)
+            start = epoch * self.below.n + block * self.size
+            stop = min(start + self.size, (epoch + 1) * self.below.n)
+        return self._expansion(self._read(start, stop), self.below)
+
+    def name(self, key: int) -> str:
+        epoch, block = (0, key) if self.repeating else divmod(key, self.n)
+        return f"block {block} of epoch {epoch}, of {self.size} items"
+
+    def _read(self, start: int, stop: int) -> Iterator[Any]:
+        at = self.below.at
+        for position in range(start, stop):
+            reading.position = position
+            try:
+                item = at(position)
+            except Exception as error:
+                item = failed(error, "")
+            yield item
+
+
+def _mapped(stages: list[Each], items: Iterator[Any]) -> Iterator[Any]:
+    for item in items:
+        if type(item) is not FailedItem:
+            stage = stages[0]
+            try:
+                for stage in stages:
+                    item = stage.function(item)
+            except Exception as error:
+                item = FailedItem(Failure.of(noted(error, stage, f", of {reading.name()}"), IN_WORKER, ""))
+        yield item

@@ -1,0 +1,120 @@
+"""Bucket: batches of items of similar length."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, NamedTuple
+
+from shmload.batch.ragged import ragged_of
+from shmload.modes.default_collate import collated
+from shmload.pipeline.block_stages import Expanding
+from shmload.pipeline.failed_items import FailedItem, failed
+from shmload.pipeline.stage_arguments import set_whole
+
+
+class LikeItems(NamedTuple):
+    """Items that are one batch."""
+
+    items: list[Any]
+
+
+class MadeBatch(NamedTuple):
+    """The batch of such items."""
+
+    size: int
+    batch: Any
+
+
+@dataclass(frozen=True)
+class Bucket(Expanding):
+    """Batches of items of like length, so that little is padded. It takes the place of Collate.
+
+    An item goes to the bucket of the first boundary that is not below its length, or to the last; a bucket that is full is a
+    batch. What is left in the buckets at a block's end are smaller batches: a pipeline's `block_size` should be many of them.
+
+    Args:
+        length: item -> its length.
+        boundaries: ascending.
+        batch_size: items of a batch.
+        max_tokens: in place of `batch_size`: the most that a batch's items may have together, each counted as its longest. An
+            item that alone has more is a batch of its own.
+        ragged: as of Collate.
+    Raises:
+        ValueError, TypeError: arguments that make no sense, or do not go together.
+    """
+
+    length: Callable[[Any], int]
+    boundaries: Sequence[int]
+    batch_size: int | None = None
+    _: KW_ONLY
+    max_tokens: int | None = None
+    ragged: Any = "list"
+
+    def __post_init__(self) -> None:
+        if not callable(self.length):
+            raise TypeError(f"Bucket(length) is a function of one item; got {self.length!r}")
+        try:
+            object.__setattr__(self, "boundaries", tuple(map(int, self.boundaries)))
+        except (TypeError, ValueError, OverflowError):
+            raise TypeError(f"Bucket(boundaries) are whole numbers; got {self.boundaries!r}") from None
+        if list(self.boundaries) != sorted(set(self.boundaries)):
+            raise ValueError(f"Bucket(boundaries) ascend; got {self.boundaries}")
+        ragged_of(self.ragged, None, is_torch_mode=False)
+        if (self.batch_size is None) == (self.max_tokens is None):
+            raise ValueError("Bucket needs batch_size or max_tokens, one of them")
+        name = "max_tokens" if self.batch_size is None else "batch_size"
+        set_whole(self, f"Bucket({name})", name, 1, 1 << 31)
+
+    @property
+    def kind(self) -> str:
+        return f"Bucket({self.boundaries}, batch_size={self.batch_size}, max_tokens={self.max_tokens})"
+
+    def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
+        measure, boundaries = self.length, self.boundaries
+        held: list[list[Any]] = [[] for _ in range(len(boundaries) + 1)]
+        longest = [0] * len(held)
+        for item in items:
+            if type(item) is FailedItem:
+                yield item
+                continue
+            try:
+                length = int(measure(item))
+            except Exception as error:
+                yield failed(error, name)
+                continue
+            at = bisect_left(boundaries, length)
+            like, most = held[at], max(longest[at], length)
+            if like and self.max_tokens is not None and most * (len(like) + 1) > self.max_tokens:
+                yield LikeItems(like)
+                like, most = [], length
+                held[at] = like
+            like.append(item)
+            longest[at] = most
+            if len(like) == self.batch_size:
+                yield LikeItems(like)
+                held[at], longest[at] = [], 0
+        yield from (LikeItems(left) for left in held if left)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of items that are to be one.
+
+    Attributes:
+        ragged: how they are collated, as of Collate.
+    """
+
+    ragged: Any
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        rule = ragged_of(self.ragged, None, is_torch_mode=False)
+        return [self._batch(item, rule) if type(item) is LikeItems else item for item in items]
+
+    @staticmethod
+    def _batch(like: LikeItems, rule: Any) -> Any:
+        try:
+            return MadeBatch(len(like.items), collated(like.items, rule))
+        except Exception as error:
+            return failed(error, "collating a batch of Bucket")

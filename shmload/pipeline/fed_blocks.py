@@ -1,0 +1,187 @@
+"""FedBlocks: blocks whose numbers, and contents if necessary, the trainer sends to the workers one by one.
+
+A block is a sample that the sampler of a ShmLoader orders, so workers, crash replay and back-pressure are the loader's. This is how
+the blocks of a Stream are read, and blocks that arrive in the order in which they are finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from typing import Any
+
+import torch
+
+from shmload.errors import SampleTimeout, WorkerDied
+from shmload.loader import ShmLoader, configure_for_pipeline
+from shmload.pipeline.block_columns import Block
+from shmload.pipeline.block_rows import BlockRow
+from shmload.pipeline.plan import Plan, PoolOptions
+from shmload.pipeline.stream_feed import BlockKey, Feed, StreamProgram
+from shmload.worker.own_generators import OwnGenerators
+from shmload.worker.sample_rng import sample_info, sample_of
+
+ANY_NUMBER = 1 << 30  # of workers may be replaced
+
+
+class BlockProgram:
+    """A dataset whose keys are blocks of a row that can be read at any position."""
+
+    def __init__(self, row: BlockRow) -> None:
+        self._row = row
+
+    def __len__(self) -> int:
+        return self._row.n
+
+    @cached_property
+    def _own(self) -> OwnGenerators:
+        return OwnGenerators(self._row)
+
+    def __getitem__(self, key: BlockKey) -> tuple[int, Block]:
+        epoch, block, _ = key
+        at = block if self._row.repeating else epoch * self._row.n + block
+        with sample_of(self._row.seed, epoch, at, sample_info().worker, own=self._own):
+            return block, self._row.item(at)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_row": self._row}
+
+
+class Numbers:
+    """The numbers of a row's blocks, from a place on: the feed of a row that workers can read themselves."""
+
+    def __init__(self, row: BlockRow) -> None:
+        self._row = row
+        self.epoch = self.block = 0
+        self.own: dict[int, str] = {}
+        self.pristine = ""
+
+    def __iter__(self) -> Iterator[BlockKey]:
+        numbers = count(self.block) if self._row.repeating else range(self.block, self._row.n)
+        return (BlockKey(self.epoch, number, None) for number in numbers)
+
+
+class Remaining:
+    """The sampler of the loader: a feed without the blocks that have been consumed already."""
+
+    def __init__(self, feed: Feed | Numbers) -> None:
+        self._feed = feed
+        self.consumed: set[int] = set()
+
+    def __iter__(self) -> Iterator[BlockKey]:
+        return (key for key in self._feed if key.block not in self.consumed)
+
+
+@dataclass
+class FedBlocks:
+    """A BlockSource over a ShmLoader whose sampler feeds it.
+
+    Args:
+        row: a StreamRow or a BlockRow.
+        pool: the workers.
+        options: arguments for ShmLoader.
+        about: the stages, for displays.
+        in_order: whether blocks arrive in order, or as they are finished.
+    """
+
+    row: Any
+    pool: PoolOptions
+    options: Mapping[str, Any]
+    about: Sequence[tuple[str, str]]
+    in_order: bool = True
+    place: int = field(default=0, init=False)
+    number: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        is_sent = self.pool.num_workers > 0
+        self.feed: Feed | Numbers = Numbers(self.row) if self._is_placed else Feed(self.row.stream, self.row.size, is_sent=is_sent)
+        self._sampler = Remaining(self.feed)
+        self._loader: ShmLoader[Any] | None = None
+        self._iterator: Iterator[Any] | None = None
+
+    @classmethod
+    def of(cls, plan: Plan, options: Mapping[str, Any], about: Sequence[tuple[str, str]]) -> FedBlocks:
+        """Return the source for a plan."""
+        return cls(plan.source, plan.pool, options, about, plan.is_in_order)
+
+    @property
+    def _is_placed(self) -> bool:
+        return isinstance(self.row, BlockRow)
+
+    def __call__(self) -> Block:
+        if self._loader is None:
+            self._loader = self._made()
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+        try:
+            block: Block
+            self.number, block = next(self._iterator)
+            return block
+        except (SampleTimeout, WorkerDied) as error:
+            error.add_note(f"shmload: a block has {self.row.size} items; sample_timeout_s is the timeout of DistributedBatchedMap")
+            raise
+        finally:
+            self.place += 1
+
+    def _made(self) -> ShmLoader[Any]:
+        pool = self.pool
+        program: Any = BlockProgram(self.row) if self._is_placed else StreamProgram(self.row)
+        options: dict[str, Any] = {"seed": self.row.seed}
+        if not self.in_order:  # torch mode; everything an item draws comes from the program's own generators
+            generator = torch.Generator().manual_seed(self.row.seed % (1 << 63))
+            options = {"in_order": False, "generator": generator, "max_restarts": ANY_NUMBER}
+        if pool.num_workers:
+            options |= {"prefetch_factor": pool.prefetch_factor(self.row.size), "sample_timeout_s": pool.timeout_s}
+        options |= {"num_workers": pool.num_workers, "collate_fn": _unchanged, **self.options}
+        loader: ShmLoader[Any] = ShmLoader(program, sampler=self._sampler, batch_size=None, **options)
+        configure_for_pipeline(loader, self.about)
+        return loader
+
+    def restart(self, epoch: int) -> None:
+        self.go(epoch, 0, None, set())
+
+    def go(self, epoch: int, block: int, own: str | None, consumed: set[int]) -> None:
+        self._iterator, self.place = None, block
+        self.feed.epoch, self.feed.block = epoch, block
+        self.feed.own = {} if own is None else {block: own}
+        self._sampler.consumed = consumed
+
+    def state_at(self, block: int) -> str | None:
+        own: str | None = self.feed.own.get(block)
+        return own
+
+    def forget(self, block: int) -> None:
+        for number in [number for number in self.feed.own if number < block]:
+            del self.feed.own[number]
+
+    def first(self, epoch: int) -> Generator[Block]:
+        if self.row.stream.is_spent_once_read:
+            raise ValueError(
+                "the last step is filled up with the epoch's first items, and the Stream's iterator cannot be read again: give "
+                'Partition uneven="drop" or "exact", or Stream an iterable'
+            )
+        others = FedBlocks(self.row, PoolOptions(timeout_s=self.pool.timeout_s), {}, ())
+        others.restart(epoch)
+        others.feed.pristine = self.feed.pristine
+        try:
+            while True:
+                try:
+                    yield others()
+                except StopIteration:
+                    return
+        finally:
+            others.close()
+
+    def stats(self) -> dict[str, Any]:
+        return {} if self._loader is None else self._loader.stats()
+
+    def close(self) -> None:
+        self._iterator = None
+        if self._loader is not None:
+            self._loader.close()
+
+
+def _unchanged(block: Block) -> Block:
+    return block

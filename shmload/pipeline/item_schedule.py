@@ -1,0 +1,147 @@
+"""The schedule of a pipeline: which items each rank receives at each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.pipeline.rows import Keys
+from shmload.schedule.any_schedule import Uneven
+from shmload.schedule.keyed_batches import BatchSchedule, KeyedBatches
+from shmload.schedule.stream_positions import stream_end, stream_positions
+
+
+class ItemStream(KeyedBatches):
+    """The steps of one pipeline.
+
+    Args:
+        batch_size: items of a rank's batch; None: items come singly, and are only fetched together.
+    """
+
+    n, identity = 0, ""
+
+    def __init__(self, source: Keys, batch_size: int | None) -> None:
+        self.source, self.batch_size = source, batch_size
+        self.n, self.identity = source.n, f"pipeline({source.identity})"
+        self.rounds = 1  # of single items that are fetched together, from the next step that is ordered on
+        self.rounds_at: dict[int, int] = {}  # of the steps that were ordered and not delivered, if more than one
+        self.epoch = 0  # of a source that does not repeat: the one that is delivered
+
+    def schedule(self, *, seed: int, uneven: Uneven, world_size: int) -> StreamSchedule:
+        """Which of its items each rank is given."""
+        return StreamSchedule(self, seed=seed, uneven=uneven, world_size=world_size)
+
+    def num_batches(self, *, seed: int, epoch: int) -> int:
+        """Of one rank alone, as an ordinary batch sampler."""
+        return -(-self.n // (self.batch_size or 1))
+
+    def batch(self, number: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+        size = self.batch_size or 1
+        return self.source.keys_at(number * size, min((number + 1) * size, self.n))
+
+
+@dataclass(frozen=True)
+class StreamSchedule(BatchSchedule):
+    """Pure map (position, rank) -> keys."""
+
+    order: Any  # a Stream
+
+    @cached_property
+    def stride(self) -> int:
+        """Items of one step over all ranks."""
+        return int(self.order.batch_size or 1) * self.world_size
+
+    @property
+    def rows_per_rank(self) -> int | None:
+        size: int | None = self.order.batch_size
+        return size
+
+    @cached_property
+    def is_endless(self) -> bool:
+        return bool(self.order.source.repeating)
+
+    @property
+    def stream(self) -> dict[str, Any]:
+        """For the header of an audit: what its keys and positions mean."""
+        return {"members": self.order.source.members, "is_endless": self.is_endless}
+
+    def number(self, step: int) -> int:
+        """For a record of steps: their positions, which mean the same for every number of ranks."""
+        return step
+
+    def behind(self, step: int) -> int:
+        """The step that follows one."""
+        rounds: int = self.order.rounds_at.get(step, 1)
+        return step + self.stride * rounds
+
+    def end_of(self, epoch: int, rank: int) -> int:
+        if not self.is_endless and epoch != self.order.epoch:
+            return 0  # nothing is ordered ahead of a pipeline that may have come to its end
+        return stream_end(None if self.is_endless else self.n, rank, uneven=self.uneven, stride=self.stride)
+
+    def batch(self, epoch: int, step: int, rank: int = 0) -> NDArray[np.int64]:
+        if self.order.rounds > 1:
+            self.order.rounds_at[step] = self.order.rounds
+        else:
+            self.order.rounds_at.pop(step, None)
+        return self._keys(epoch, self.positions(step, rank))
+
+    def batches(self, epoch: int, step: int, rank: int, most: int) -> NDArray[np.int64]:
+        source, size = self.order.source, self.order.batch_size
+        left = most if self.is_endless else (self.n - step) // self.stride
+        count, first = max(min(max(most, 1), left), 0), self._at(epoch, step)
+        if self.world_size == 1:  # the steps lie end to end
+            keys: NDArray[np.int64] = source.keys_at(first, first + count * size)
+            return keys.reshape(count, size)
+        out = np.empty((count, size), np.int64)
+        for number, row in enumerate(out):
+            start = first + number * self.stride + rank * size
+            row[:] = source.keys_at(start, start + size)
+        return out
+
+    def positions(self, step: int, rank: int) -> NDArray[np.int64]:
+        """Of a rank's items at a step; at n and beyond, in a pipeline that does not repeat, stands padding."""
+        return stream_positions(
+            step,
+            rank,
+            n=None if self.is_endless else self.n,
+            uneven=self.uneven,
+            world_size=self.world_size,
+            batch_size=self.order.batch_size,
+            num_rounds=self.order.rounds_at.get(step, 1),
+        )
+
+    def position(self, step: int) -> int:
+        """Items that all ranks have had before a step."""
+        return step if self.is_endless else min(step, self.n)
+
+    def num_valid(self, epoch: int, step: int, rank: int) -> int:
+        positions = self.positions(step, rank)
+        return len(positions) if self.is_endless else int((positions < self.n).sum())
+
+    def counters(self, epoch: int, step: int) -> Any:
+        """What a resume needs besides its position: of a Join, what each member has had."""
+        return self.order.source.counters_at(self._at(epoch, self.position(step))) or None
+
+    def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:
+        """The key so many places behind that of a row."""
+        return int(self._keys(epoch, self.positions(step, rank)[row : row + 1] + distance)[0])
+
+    def _at(self, epoch: int, position: int) -> int:
+        """The position as the source counts."""
+        return position if self.is_endless else epoch * self.n + position
+
+    def _keys(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        if not len(positions):
+            return np.empty(0, np.int64)
+        source: Keys = self.order.source
+        if not self.is_endless:
+            positions = positions % self.n + epoch * self.n
+        first, last = int(positions.min()), int(positions.max())
+        if last - first < 64 * len(positions):
+            return source.keys_at(first, last + 1)[positions - first]
+        return np.concatenate([source.keys_at(at, at + 1) for at in positions.tolist()])  # padding, far from the rest

@@ -1,0 +1,152 @@
+"""A Join as the first stage of a pipeline: the items of its members as one row of keys.
+
+    key = the member's own key * number of members + the member's number
+
+Members continue where they are when an epoch of the Join ends. So the items drawn from a member are always a prefix of its own
+row: each of its epochs is delivered completely before the next one begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.errors import StateMismatch
+from shmload.pipeline.draws import Draws
+from shmload.pipeline.plan import Plan, PoolOptions
+from shmload.pipeline.programs import RowProgram
+from shmload.pipeline.rows import Keys
+from shmload.schedule.digest import digest
+from shmload.schedule.mix_draws import Drawn
+from shmload.schedule.mix_order import Stop
+from shmload.schedule.permutation import MAX_N
+
+READ_AHEAD = 1024  # keys that are worked out at a time: a batch has few of each of many members
+
+
+class JoinSource(Keys):
+    """The items of several pipelines as one source.
+
+    Args:
+        plans: of the members.
+    Raises:
+        ValueError: the members are so large that keys do not fit.
+    """
+
+    def __init__(self, plans: Sequence[Plan], weights: Sequence[Any], stop: Stop, seed: int) -> None:
+        self._sources: list[Keys] = [plan.source for plan in plans]
+        self._programs = [
+            RowProgram(plan.source, [replace(stage, name=f"{stage.name} of member {number}") for stage in plan.item_stages])
+            for number, plan in enumerate(plans)
+        ]
+        self._draws = Draws([MAX_N if source.repeating else source.n for source in self._sources], weights, stop)
+        self._newest = (0, np.empty(0, np.int64))  # (position, keys from there on)
+        self.pools: list[PoolOptions] = [plan.pool for plan in plans]
+        self.seed = seed
+        self.repeating = self._draws.is_endless
+        self.n = sum(source.n for source in self._sources) if self.repeating else self._draws.n
+        self.members = [source.members for source in self._sources]
+        # one for each member, at every depth
+        self.num_counters = len(self._sources) + sum(source.num_counters for source in self._sources)
+        members = ", ".join(source.identity for source in self._sources)
+        if len(members) > 200:
+            members = f"{len(self._sources)} members, {digest(np.frombuffer(members.encode(), np.uint8))}"
+        self.identity = f"Join({members}; {self._draws.mark})"
+        if (largest := _num_keys(self.members)) > MAX_N:
+            raise ValueError(
+                f"an epoch of the Join's members has keys up to {largest}, which counts a member's items times the number of "
+                f"members, and at most 2^62 can be told apart: join fewer items"
+            )
+
+    def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The keys at positions [start, stop); beyond n, of the epochs that follow."""
+        first, keys = self._newest
+        if not first <= start <= stop <= first + len(keys):
+            end = MAX_N if self.repeating else (start // self.n + 1) * self.n
+            keys = self._take(start, max(stop, min(start + READ_AHEAD, end)))
+            self._newest = first, keys = start, keys
+        return keys[start - first : stop - first].copy()
+
+    def _take(self, start: int, stop: int) -> NDArray[np.int64]:
+        parts = []
+        while start < stop:
+            epoch, place = self._place(start)
+            end = stop if self.repeating else min(stop, (epoch + 1) * self.n)
+            before = self._before(epoch)
+            parts += [
+                self._keys(members, counters + before) for members, counters in self._draws.blocks(place, place + end - start)
+            ]
+            start = end
+        return np.concatenate([np.empty(0, np.int64), *parts])
+
+    def _keys(self, members: NDArray[np.uint16], counters: NDArray[np.int64]) -> NDArray[np.int64]:
+        keys = np.empty(len(members), np.int64)
+        for member in np.unique(members).tolist():
+            its = members == member
+            first = int(counters[member])
+            keys[its] = self._sources[member].keys_at(first, first + int(its.sum())) * len(self._sources) + member
+        return keys
+
+    def _place(self, position: int) -> tuple[int, int]:
+        return (0, position) if self.repeating else divmod(position, self.n)
+
+    def _before(self, epoch: int) -> NDArray[np.int64]:
+        """Draws of each member in the epochs before."""
+        return self._draws.drawn.counters_at(self.n if epoch else 0) * epoch
+
+    def item(self, key: int) -> Any:
+        """What a key stands for: the member's item, behind the member's functions."""
+        key, member = divmod(key, len(self._sources))
+        return self._programs[member][key]
+
+    def name(self, key: int) -> str:
+        """What a key stands for, for people."""
+        key, member = divmod(key, len(self._sources))
+        return f"{self._sources[member].name(key)} of member {member}"
+
+    # ------------------------------------------------------------ position
+
+    def counters_at(self, position: int) -> list[int]:
+        """Draws of each member before a position, in its epoch; then those of members that are Joins, in theirs."""
+        epoch, place = self._place(position)
+        counters = self._draws.drawn.counters_at(place)
+        had = self._before(epoch) + counters
+        return [
+            *counters.tolist(),
+            *(c for s, count in zip(self._sources, had.tolist(), strict=True) for c in s.counters_at(count)),
+        ]
+
+    def go_on_at(self, position: int, counters: Sequence[int]) -> None:
+        """Takes over what `counters_at` gave for that position.
+
+        Raises:
+            StateMismatch: it cannot have. Nothing is taken over then.
+        """
+        if len(counters) != self.num_counters:
+            raise StateMismatch(
+                f"the state of this Join has {self.num_counters} counters, one for each member; got {len(counters)}. Load what "
+                "state() returned"
+            )
+        for drawn, place, its in list(self._checked(position, counters)):
+            drawn.learn(place, its)
+
+    def _checked(self, position: int, counters: Sequence[int]) -> Iterator[tuple[Drawn, int, Sequence[int]]]:
+        """Which counters are whose, at which place, at every depth."""
+        epoch, place = self._place(position)
+        done = len(self._sources)
+        self._draws.drawn.check_at(place, counters[:done])
+        yield self._draws.drawn, place, counters[:done]
+        before = self._before(epoch).tolist()
+        for source, whole, count in zip(self._sources, before, counters[:done], strict=True):
+            its, done = counters[done : done + source.num_counters], done + source.num_counters
+            if isinstance(source, JoinSource):
+                yield from source._checked(whole + count, its)
+
+
+def _num_keys(members: Any) -> int:
+    """Keys of an epoch lie below it."""
+    return members if isinstance(members, int) else len(members) * max(map(_num_keys, members))

@@ -1,0 +1,157 @@
+"""PipelineEngine: what every way of running a Plan has in common, above all its position and its state.
+
+A `PipelinePlace` is a position in a pipeline's row, (epoch, position), and what else the engine needs to continue there. A state is
+a place, the identity of the schedule, and a checksum.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from shmload.pipeline.item_schedule import StreamSchedule
+from shmload.pipeline.plan import Plan
+from shmload.schedule.state import check_state, compare_state, make_state
+from shmload.schedule.state_checksum import with_checksum
+from shmload.worker.stage_engine import through
+
+
+class PipelinePlace(NamedTuple):
+    """A position in a pipeline from which any number of ranks can continue.
+
+    Attributes:
+        position: items of this epoch that all ranks have consumed, or of all epochs if the source repeats; of pipelines that
+            expand blocks, blocks instead of items.
+        counters: what the engine needs besides the position, or None.
+        children: saved states of Scans and of a Stream's iterable.
+    """
+
+    epoch: int
+    position: int
+    counters: list[int] | None = None
+    children: Mapping[str, str] = {}
+
+
+class PipelineEngine(ABC):
+    """Runs a Plan from any place.
+
+    Args:
+        plan: what to run.
+        schedule: which keys each step has; it also identifies the pipeline in states.
+
+    Attributes:
+        epoch: the current one; 0 if the source repeats.
+    """
+
+    def __init__(self, plan: Plan, schedule: StreamSchedule) -> None:
+        self.plan, self.schedule = plan, schedule
+        self.is_endless = plan.source.repeating
+        self.epoch = 0
+
+    def pull(self) -> Any:
+        """Return the next batch, or the next item if nothing collates; raise StopIteration at the end of the epoch."""
+        if self.is_ended:
+            self.end()
+            raise StopIteration
+        made = self.advance()
+        return made if self.plan.collate is None else through(self.plan.batch_stages, made, self.where)
+
+    @abstractmethod
+    def advance(self) -> Any:
+        """Return the next item, or the next batch before the functions of batches; raise StopIteration at the end of the epoch.
+
+        If it raises any other exception, that item or batch is lost, and the next call continues after it.
+        """
+
+    @abstractmethod
+    def where(self, _: int = 0) -> str:
+        """Name the last batch, for error messages."""
+
+    @property
+    @abstractmethod
+    def valid(self) -> int | None:
+        """Number of rows of the last batch that are not padding, or None before the first batch and for single items."""
+
+    @property
+    @abstractmethod
+    def num_steps(self) -> int:
+        """Number of batches or items of this rank in the epoch.
+
+        Raises:
+            TypeError: it is not known before the items are read.
+        """
+
+    @property
+    @abstractmethod
+    def is_ended(self) -> bool:
+        """Whether nothing is left for this rank until the next epoch begins."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Note that the epoch has ended for this rank, which may happen before it ends for others."""
+
+    @abstractmethod
+    def begin_pass(self) -> None:
+        """Prepare an iteration: begin the next epoch if this one has been consumed."""
+
+    def begin_next_epoch(self) -> None:
+        """Go to the start of the next epoch of a pipeline that does not repeat."""
+        self.restart(self.epoch + 1)
+
+    @abstractmethod
+    def restart(self, epoch: int) -> None:
+        """Go to the start of an epoch."""
+
+    # ------------------------------------------------------------ position
+
+    @property
+    @abstractmethod
+    def place(self) -> PipelinePlace:
+        """Where to continue; at the end of an epoch its position is the number of items."""
+
+    @abstractmethod
+    def go(self, place: PipelinePlace) -> None:
+        """Continue at a place that a state describes."""
+
+    @abstractmethod
+    def check(self, place: PipelinePlace) -> None:
+        """Check what a state says about a place.
+
+        Raises:
+            StateMismatch: this pipeline has no such place.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """Return the state, the same on all ranks after equal steps."""
+        place = self.place
+        state = dict(make_state(self.schedule, epoch=place.epoch, step=place.position))
+        if self.is_endless:
+            state["epoch"], state["position"] = divmod(place.position, self.schedule.n)
+        if place.counters is not None:
+            state["counters"] = place.counters
+        if place.children:
+            state["children"] = place.children
+        return with_checksum(state)
+
+    def place_of(self, state: Mapping[str, Any]) -> PipelinePlace:
+        """Return the place at which a state was taken.
+
+        Raises:
+            StateMismatch: the state belongs to another pipeline, or is damaged.
+        """
+        checked = check_state(state)
+        compare_state(checked, self.schedule)
+        place = PipelinePlace(checked["epoch"], checked["position"], checked.get("counters"), checked.get("children", {}))
+        self.check(place)
+        return place._replace(epoch=0, position=place.epoch * self.schedule.n + place.position) if self.is_endless else place
+
+    # ------------------------------------------------------------ workers
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """Return the statistics of the loader that runs the pipeline; empty before the first item."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the workers."""

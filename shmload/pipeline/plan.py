@@ -1,0 +1,103 @@
+"""Plan: a compiled pipeline, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shmload.pipeline.block_rows import BlockRow
+from shmload.pipeline.in_place import Choice, ChosenProgram
+from shmload.pipeline.programs import BatchProgram, InPlaceProgram, ItemProgram, RowProgram
+from shmload.pipeline.rows import Keys
+from shmload.pipeline.stages import Collate, DistributedBatchedMap, Partition
+from shmload.pipeline.stream_rows import StreamRow
+from shmload.worker.decoding_protocol import is_decoder
+from shmload.worker.stage_engine import Each
+
+PREFETCHED = 2  # batches that each worker has ordered ahead, at the least
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """The workers that a pipeline's stages ask for, together."""
+
+    num_workers: int = 0
+    buffer_size: int | None = None
+    timeout_s: float | None = None
+
+    @classmethod
+    def of(cls, stages: Sequence[DistributedBatchedMap], joined: Sequence[PoolOptions]) -> PoolOptions:
+        """The worker pool for some stages, behind members of a Join: an item goes through one of these, and all stages."""
+        joined = [pool for pool in joined if pool.num_workers]
+        sizes = [one.buffer_size for one in stages] + [one.buffer_size for one in joined]
+        known = [size for size in sizes if size is not None]
+        times = [stage.timeout for stage in stages]
+        if joined:
+            longest = [pool.timeout_s for pool in joined]
+            times.append(None if None in longest else max(time for time in longest if time is not None))
+        return cls(
+            num_workers=sum(stage.n_workers for stage in stages) + sum(pool.num_workers for pool in joined),
+            buffer_size=sum(known) if known else None,
+            timeout_s=None if None in times or not times else sum(time for time in times if time is not None),
+        )
+
+    def prefetch_factor(self, rows: int) -> int:
+        """Batches of so many items that each worker has ordered ahead."""
+        return max(PREFETCHED, -(-(self.buffer_size or 0) // (rows * self.num_workers)))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A pipeline, compiled.
+
+    Attributes:
+        item_stages, batch_stages: the functions of items before Collate, of batches behind it.
+    """
+
+    source: Keys
+    item_stages: list[Each]
+    batch_stages: list[Each]
+    partition: Partition
+    collate: Collate | None
+    pool: PoolOptions
+    made_batches: list[Each]  # functions of batches where these are made
+    tail: list[tuple[str, Any]]  # behind a Scan, in the trainer: it, and functions of an item
+    is_in_order: bool = True
+
+    @property
+    def collate_fn(self) -> Any:
+        """The loader's."""
+        if self.collate is None:
+            return list
+        return BatchProgram(self.collate.ragged, self.made_batches) if self.made_batches else None
+
+    @property
+    def is_expanding(self) -> bool:
+        """Whether its source's items are blocks of what comes."""
+        return isinstance(self.source, BlockRow | StreamRow)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the trainer reads the source item by item."""
+        return isinstance(self.source, StreamRow)
+
+    @property
+    def program(self) -> RowProgram:
+        """The dataset that is read."""
+        kind = RowProgram
+        is_chosen = self.collate is not None and not self.item_stages and not self.made_batches
+        if is_chosen and Choice.of(self.source) is not None:
+            return ChosenProgram(self.source)
+        is_decoded = self.item_stages and is_decoder(self.item_stages[-1].function)
+        if self.collate is not None and is_decoded and not self.made_batches:
+            kind = InPlaceProgram
+        elif self.collate is None and self.pool.num_workers:
+            kind = ItemProgram
+        return kind(self.source, self.item_stages)
+
+    @property
+    def uneven(self) -> Any:
+        """What the last step of a pipeline that does not repeat does."""
+        is_whole = self.collate is not None and not self.collate.return_partial_batch
+        return "drop" if is_whole else self.partition.uneven

@@ -1,0 +1,85 @@
+"""Row programs: the datasets that workers read, from a key to the result of a pipeline's functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shmload.batch.ragged import ragged_of
+from shmload.modes.default_collate import collated
+from shmload.pipeline.failed_items import IN_WORKER, FailedItem
+from shmload.pipeline.rows import Keys
+from shmload.worker.failure import Failure, no_end
+from shmload.worker.stage_engine import Each, noted, through
+
+
+class RowProgram:
+    """A dataset: key -> the item behind the pipeline's functions. What they raise has a note that names the item.
+
+    Args:
+        stages: the functions.
+    """
+
+    def __init__(self, source: Keys, stages: Sequence[Each]) -> None:
+        self._source, self._stages = source, {stage.name: stage for stage in stages}  # by name: an error of pickling shows it
+
+    def __len__(self) -> int:
+        return self._source.n
+
+    def __getitem__(self, key: int) -> Any:
+        stage = None
+        try:
+            item = self._source.item(key)
+            for stage in self._stages.values():  # what `through` does, without a call more for each item
+                item = stage.function(item)
+        except Exception as error:
+            error = self._noted(error, stage, key)
+            raise error
+        return item
+
+    def _noted(self, error: Exception, stage: Each | None, key: int) -> Exception:
+        """An exception with a note of whose it is: a stage's, or the source's."""
+        name = self._source.name(key)
+        if stage is not None:
+            return noted(error, stage, f", of {name}")
+        if isinstance(error, StopIteration):  # of somebody's dataset: it would end the items
+            error = no_end(error, "reading the source")
+        error.add_note(f"shmload: {name}")
+        return error
+
+
+class InPlaceProgram(RowProgram):
+    """One whose last function decodes straight into the row it is given."""
+
+    def __init__(self, source: Keys, stages: Sequence[Each]) -> None:
+        super().__init__(source, stages[:-1])
+        self._last = stages[-1].name
+        decoder: Any = stages[-1].function
+        self._decoder = decoder
+        self.schema = decoder.schema
+        self.batch_type = getattr(decoder, "batch_type", None)
+
+    def read_into(self, key: int, out: Any) -> None:
+        """Decodes an item into a row."""
+        last = Each(self._last, lambda item: self._decoder.read_into(item, out))
+        through((last,), self[key], self._source.name, key)
+
+
+class ItemProgram(RowProgram):
+    """One whose items are made by workers and come singly: an item's exception is its own."""
+
+    def __getitem__(self, key: int) -> Any:
+        try:
+            return super().__getitem__(key)
+        except Exception as error:
+            return FailedItem(Failure.of(error, IN_WORKER, ""))
+
+
+class BatchProgram:
+    """Makes a batch of items, and applies functions to it."""
+
+    def __init__(self, ragged: Any, stages: Sequence[Each]) -> None:
+        self._ragged, self._stages = ragged_of(ragged, None, is_torch_mode=False), {stage.name: stage for stage in stages}
+
+    def __call__(self, items: list[Any]) -> Any:
+        return through(self._stages.values(), collated(items, self._ragged))

@@ -1,0 +1,76 @@
+"""Reconcile the states that the ranks of a job saved at different steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shmload.errors import StateMismatch
+from shmload.schedule.state_checksum import CHECK, check_checksum
+
+log = logging.getLogger("shmload")
+_OF_PLACE = ("epoch", "position", "counters", "children", CHECK)  # of a state, what differs from place to place
+
+
+def reconcile(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The state to load on every rank, out of one from each of them.
+
+    It is that of the rank which had come the least far: nothing is lost, and what other ranks have had beyond it comes again, which
+    a warning counts. After equal steps all states are alike, and any of them will do.
+
+    Args:
+        states: of a Conveyer or a Join, in any order.
+    Raises:
+        StateMismatch: they are not of one pipeline; says what differs.
+    """
+    if not states:
+        raise StateMismatch("reconcile needs the state of each rank; got none")
+    first = _identity(states[0])
+    for number, state in enumerate(states):
+        if _identity(state) != first:
+            raise StateMismatch(
+                f"states 0 and {number} are of different pipelines: {first} and {_identity(state)}. Give the states of the ranks "
+                "of one job"
+            )
+    for state in states:
+        check_checksum(state)
+    by_progress = sorted(states, key=_progress)
+    least, most = _progress(by_progress[0]), _progress(by_progress[-1])
+    if least != most:
+        log.warning(
+            "ranks had saved between %s and %s: all go on at the first, and what lies between comes again on the ranks that have "
+            "had it",
+            _told(least),
+            _told(most),
+        )
+    return dict(by_progress[0])
+
+
+def _identity(state: Any) -> Any:
+    """What must be alike."""
+    try:
+        _progress(state)
+        if state["mode"] == "join":
+            return _marks(state["members"])
+        return {name: value for name, value in state.items() if name not in _OF_PLACE}
+    except (TypeError, ValueError, LookupError, AttributeError):
+        raise StateMismatch(f"reconcile takes states of a Conveyer or a Join as state() returns them; got {state!r:.200}") from None
+
+
+def _marks(entries: list[Any]) -> list[Any]:
+    """Of a Join's entries, or a member's, what says whose they are: their text, at every depth."""
+    return [_marks(entry) if isinstance(entry, list) else entry for entry in entries if isinstance(entry, list | str)]
+
+
+def _progress(state: Mapping[str, Any]) -> tuple[int, ...]:
+    """(epoch, position), of a Join in draws; then what has been had of the block at the position, or of each member."""
+    if state["mode"] != "join":
+        return int(state["epoch"]), int(state["position"]), *map(int, state.get("counters", ()))
+    _, epoch, *members = state["members"]
+    return epoch, sum(count for count, _ in members)
+
+
+def _told(progress: tuple[int, ...]) -> str:
+    epoch, position, *counters = progress
+    return f"position {position} of epoch {epoch}" + (f", counters {counters}" if counters else "")

@@ -1,0 +1,182 @@
+"""Rows of items: sequences of epochs that any process can read at any position.
+
+A row numbers the items of all its epochs consecutively: position e * n + p is item p of epoch e. A repeating row has no end; its
+epochs only affect how positions are counted. A stage that depends only on positions turns a row into another row: item k of the new
+row is computed from the items of the row below that it consists of, so any worker can read any item.
+
+    Items(["a", "b", "c"])      a b c | a b c | ...
+    Skip(1)                     b c | b c | ...
+    Enumerate()                 (0, b) (1, c) | (0, b) (1, c) | ...
+
+The order of a row consists of keys, which are sent to the workers, and each key identifies an item. The keys of a Range, a
+Permutation and a Join encode the item; the keys of all other rows are positions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.errors import StateMismatch
+from shmload.schedule.digest import digest
+from shmload.worker.stage_engine import Each, noted
+
+SEED = 1234  # of sources that are given none
+
+
+class Keys:
+    """What is asked of a row. Its positions number the items of all epochs, end to end.
+
+    Attributes:
+        n: items of an epoch.
+        identity: which order it is; a state saved under another is refused.
+        members: what keys are made of, for who reads them: n of a plain source, the list of its members' of a Join.
+        num_counters: what a resume needs besides the position.
+        is_fixed: item p is the same in every epoch, but for what is drawn at random.
+        parts: the rows that it is made of.
+    """
+
+    is_fixed = False
+    parts: Sequence[Keys] = ()
+    n: int
+    seed: int
+    repeating: bool
+    identity: str
+    members: Any
+    num_counters = 0
+    pools: Sequence[Any] = ()  # workers that its members request
+    n_workers = 0  # that it requests itself
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset whose samples are the items, unchanged; None if there is none."""
+        return None
+
+    @property
+    def held(self) -> Sequence[tuple[str, Any]]:
+        """The objects that determine its items besides its identity, each with a name for error messages."""
+        return ()
+
+    def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The keys at positions [start, stop)."""
+        raise NotImplementedError
+
+    def item(self, key: int) -> Any:
+        """What a key stands for."""
+        return key % self.n
+
+    def name(self, key: int) -> str:
+        """What a key stands for, for people."""
+        return "item {1} of epoch {0}".format(*divmod(key, self.n))
+
+    def at(self, position: int) -> Any:
+        """The item at a position."""
+        return self.item(self.key(position))
+
+    def key(self, position: int) -> int:
+        """The key at a position."""
+        return int(self.keys_at(position, position + 1)[0])
+
+    def counters_at(self, position: int) -> list[int]:
+        """What a resume there needs besides the position."""
+        return []
+
+    def go_on_at(self, position: int, counters: Sequence[int]) -> None:
+        """Takes over what `counters_at` gave; StateMismatch if it cannot have."""
+        if counters:
+            raise StateMismatch(f"a {type(self).__name__} has no counters; the state has {counters!r:.200}")
+
+
+class Row(Keys):
+    """A row whose keys are its positions."""
+
+    def __init__(self, n: int, identity: str, *, repeating: bool, seed: int) -> None:
+        self.n = self.members = n
+        self.identity, self.repeating, self.seed = identity, repeating, seed
+
+    def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:
+        return np.arange(start, stop, dtype=np.int64)
+
+    def __init_subclass__(cls) -> None:
+        if "item" in vars(cls):
+            cls.at = cls.item  # type: ignore[assignment, method-assign]  # methods are set; keys are positions: a call less an item
+
+    def key(self, position: int) -> int:
+        return position
+
+    def item(self, key: int) -> Any:
+        raise NotImplementedError
+
+
+class Mapped(Row):
+    """The items of a row behind functions."""
+
+    def __init__(self, below: Keys, stages: Sequence[Each]) -> None:
+        super().__init__(below.n, below.identity, repeating=below.repeating, seed=below.seed)
+        self.below, self._functions = below, {stage.name: stage for stage in stages}  # by name: an error of pickling shows it
+        self.is_fixed, self.parts = below.is_fixed, (below,)
+
+    @property
+    def functions(self) -> list[Each]:
+        """The functions, in order."""
+        return list(self._functions.values())
+
+    @property
+    def held(self) -> Sequence[tuple[str, Any]]:
+        return [(stage.name, stage.function) for stage in self.functions]
+
+    def with_functions(self, functions: Sequence[Each]) -> Mapped:
+        """Return the same row with other functions of the same names."""
+        made = copy.copy(self)
+        made._functions = {stage.name: stage for stage in functions}
+        return made
+
+    def item(self, key: int) -> Any:
+        item = self.below.at(key)
+        try:
+            for stage in self._functions.values():  # what `through` does, without a call more for each item
+                item = stage.function(item)
+        except Exception as error:
+            error = noted(error, stage, f", of {self.below.name(self.below.key(key))}")
+            raise error
+        return item
+
+
+class Derived(Row):
+    """A row whose items are made of those of another one.
+
+    Args:
+        n: items of an epoch.
+        what: the stage that makes it, with its arguments.
+    """
+
+    def __init__(self, below: Keys, n: int, what: str, *, repeating: bool | None = None) -> None:
+        is_endless = below.repeating if repeating is None else repeating
+        super().__init__(n, f"{what} of {_short(below.identity)}", repeating=is_endless, seed=below.seed)
+        self.below, self.parts = below, (below,)
+        self.is_fixed = below.is_fixed and not below.repeating
+
+    def place(self, position: int) -> int:
+        """Where in the row below an item stands, or begins."""
+        return position
+
+    def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`place` of several."""
+        place: Any = self.place  # arithmetic, which arrays have, too
+        made: NDArray[np.int64] = place(positions)
+        return made
+
+    def item(self, key: int) -> Any:
+        return self.below.at(self.place(key))
+
+    def name(self, key: int) -> str:
+        place = self.place(key)
+        return self.below.name(self.below.key(place))
+
+
+def _short(names: str) -> str:
+    return names if len(names) <= 200 else digest(np.frombuffer(names.encode(), np.uint8))

@@ -1,0 +1,207 @@
+"""The feed of a Stream: the trainer reads it block by block and sends the blocks to workers."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cached_property
+from itertools import islice
+from typing import Any, NamedTuple
+
+from shmload.errors import StateMismatch
+from shmload.pipeline.block_columns import Block
+from shmload.pipeline.failed_items import FailedItem, reading
+from shmload.pipeline.position_stages import Enumerate, Skip
+from shmload.pipeline.scan import saved
+from shmload.pipeline.stream_rows import UNKNOWN, StreamItems, StreamRow
+from shmload.schedule.state_codec import opened
+from shmload.shm import travel
+from shmload.worker.failure import Failure
+from shmload.worker.own_generators import OwnGenerators
+from shmload.worker.sample_rng import sample_info, sample_of
+
+ENDED = ""  # in place of the own state of an iterable that has come to its end, which may be that of its next pass's start
+
+
+class _ItemNames:
+    """What the items of a stream are called."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def key(self, position: int) -> int:
+        return position
+
+    def name(self, key: int) -> str:
+        return f"item {key} of epoch {self._epoch} of the Stream"
+
+
+class BlockKey(NamedTuple):
+    """A block that is ordered; its items, if a worker cannot read them itself, or the pickle of these."""
+
+    epoch: int
+    block: int
+    items: list[Any] | bytes | None
+
+    def __repr__(self) -> str:
+        return f"<block {self.block}>"  # in errors
+
+
+class StreamProgram:
+    """A dataset whose keys are blocks themselves: it gives the block's number, and what comes of it."""
+
+    def __init__(self, row: StreamRow) -> None:
+        self._expansion, self._size, self._seed = row.expansion, row.size, row.seed
+
+    def __len__(self) -> int:
+        return UNKNOWN
+
+    @cached_property
+    def _own(self) -> OwnGenerators:
+        return OwnGenerators(self._expansion)
+
+    def __getitem__(self, key: BlockKey) -> tuple[int, Block]:
+        epoch, block, sent = key
+        items: Any = pickle.loads(sent) if isinstance(sent, bytes) else sent  # by the trainer
+        with sample_of(self._seed, epoch, block, sample_info().worker, own=self._own):
+            return block, self._expansion(_placed(items, block * self._size), _ItemNames(epoch))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_own"}
+
+
+def _placed(items: list[Any], first: int) -> Iterator[Any]:
+    for position, item in enumerate(items, first):
+        reading.position = position
+        yield item
+
+
+class Feed:
+    """Reads a stream, block by block, from a place on: the loader's sampler.
+
+    Args:
+        is_sent: whether items go to workers, as a pickle.
+    Attributes:
+        own: the iterable's own state before a block, if it has any, as text.
+    """
+
+    def __init__(self, stream: StreamItems, size: int, *, is_sent: bool) -> None:
+        self._stream, self._size, self._is_sent = stream, size, is_sent
+        self.epoch = self.block = 0  # where the next pass begins
+        self.own: dict[int, str] = {}
+        self._is_spent = False
+        self.pristine = ""  # an iterable's own state before its first pass
+
+    def __iter__(self) -> Iterator[BlockKey]:
+        for epoch, block, items in self._read():
+            yield BlockKey(epoch, block, _sent(items, epoch, block * self._size) if self._is_sent else items)
+
+    def _read(self) -> Iterator[tuple[int, int, list[Any]]]:
+        epoch, block = self.epoch, self.block
+        try:
+            items, state_of = self._begun(epoch, block)
+        except Exception as error:
+            yield epoch, block, [_failed(error, epoch, block * self._size)]
+            return
+        begun = block
+        while True:
+            if state_of is not None and block > begun:  # what has not begun to read may show where its last pass ended
+                self.own[block] = saved(state_of(), "the state of the Stream's iterable")
+            chunk: list[Any] = []
+            try:
+                for item in islice(items, self._size):
+                    chunk.append(item)  # noqa: PERF402  # what came before an error is given, too
+            except Exception as error:
+                yield epoch, block, [*chunk, _failed(error, epoch, block * self._size + len(chunk))]
+                return
+            if chunk:
+                yield epoch, block, chunk
+                block += 1
+            if len(chunk) < self._size:
+                if state_of is not None:
+                    self.own[block] = ENDED
+                return
+
+    def _begun(self, epoch: int, block: int) -> tuple[Iterator[Any], Callable[[], Any] | None]:
+        """The items from a block on, and what says where the iterable stands."""
+        source = self._stream.iterable
+        if self._stream.is_spent_once_read and (self._is_spent or epoch):
+            raise ValueError(
+                "the Stream's iterator can be read only once, and was: give Stream an iterable, or a function that makes iterators"
+            )
+        self._is_spent = True
+        is_class = isinstance(source, type)  # which has what its instances have
+        if hasattr(source, "set_epoch") and not is_class:
+            source.set_epoch(epoch)
+        iterator = _iterator_of(source)
+        ways = () if self._stream.resume != "state" else (iterator,) if is_class else (iterator, source)
+        holder: Any = next((one for one in ways if _is_stateful(one)), None)
+        text = self.own.get(block)
+        if holder is not None and text == ENDED:
+            return iter(()), None
+        if holder is None and text is not None:
+            raise StateMismatch("the state has one of the Stream's iterable in it, which this one does not go on by")
+        if holder is source and holder is not None:  # it may stand where an earlier pass has left it
+            self.pristine = self.pristine or saved(source.state_dict(), "the state of the Stream's iterable")
+            source.load_state_dict(opened(text or self.pristine, is_trusted=False))
+            iterator = _iterator_of(source)
+        elif text is not None:
+            holder.load_state_dict(opened(text, is_trusted=False))
+        first = block * self._size
+        return self._stepped(iterator, first, has_moved=text is not None), None if holder is None else holder.state_dict
+
+    def _stepped(self, iterator: Iterator[Any], first: int, *, has_moved: bool) -> Iterator[Any]:
+        """The items behind the stream's steps, from number `first` of these on."""
+        steps = self._stream.steps
+        num_skipped = sum(step.n for step in steps if isinstance(step, Skip))
+        at = first + num_skipped if has_moved and first else 0
+        for number, item in enumerate(iterator, at):
+            for step in steps:
+                if isinstance(step, Skip):
+                    number -= step.n
+                    if number < 0:
+                        break
+                elif isinstance(step, Enumerate):
+                    item = step.start + number, item
+                elif number >= step.n:
+                    return
+            else:
+                if number >= first:
+                    yield item
+
+
+def _iterator_of(source: Any) -> Iterator[Any]:
+    if hasattr(source, "__iter__") and not isinstance(source, type):
+        return iter(source)
+    made: Iterator[Any] = source()
+    if not hasattr(made, "__iter__"):
+        raise TypeError(f"the function of the Stream makes an iterator; it gave a {type(made).__name__}")
+    return made
+
+
+def _is_stateful(one: Any) -> bool:
+    return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+
+
+def _sent(items: list[Any], epoch: int, first: int) -> bytes:
+    """Items as workers are given them, from number `first` on; one that cannot be pickled has failed, and the others come."""
+    with suppress(Exception):
+        return travel.dumps(items)
+    found: list[Any] = []
+    for number, item in enumerate(items, first):
+        try:
+            travel.dumps(item)
+        except Exception as error:
+            refused = TypeError(
+                f"a {type(item).__qualname__} of the Stream cannot be pickled, and only pickle brings it to workers: "
+                f"{type(error).__name__}: {error}"
+            )
+            item = _failed(refused, epoch, number)
+        found.append(item)
+    return travel.dumps(found)
+
+
+def _failed(error: Exception, epoch: int, number: int) -> FailedItem:
+    error.add_note(f"shmload: {_ItemNames(epoch).name(number)}")
+    return FailedItem(Failure.of(error, "reading the Stream", ""))

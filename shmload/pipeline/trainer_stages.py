@@ -1,0 +1,90 @@
+"""The stages that run in the trainer on single items: Scans, and the Maps after a Scan."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from shmload.errors import StateMismatch
+from shmload.pipeline.failed_items import FailedItem
+from shmload.pipeline.scan import Scan, saved
+from shmload.schedule.state_codec import opened
+from shmload.worker.failure import Failure
+from shmload.worker.stage_engine import called
+
+
+class TrainerStages:
+    """Stages with the states that their Scans carry from item to item.
+
+    Args:
+        stages: (name, Scan or function of an item).
+    """
+
+    def __init__(self, stages: Sequence[tuple[str, Any]]) -> None:
+        self._stages = stages
+        self._initial = [stage.initial for _, stage in stages if isinstance(stage, Scan)]
+        self.restart()
+
+    def __bool__(self) -> bool:
+        return bool(self._stages)
+
+    def restart(self) -> None:
+        """Begin with the initial states."""
+        self._carried = [copy.deepcopy(state) for state in self._initial]
+
+    def restarted(self) -> TrainerStages:
+        """Return the same stages in their initial states."""
+        return TrainerStages(self._stages)
+
+    def __call__(self, items: list[Any], of_what: str) -> list[Any]:
+        """Run the stages on items, in order.
+
+        Args:
+            of_what: names the items' block, for error messages.
+        """
+        return [item if type(item) is FailedItem else self._result(item, of_what) for item in items]
+
+    def _result(self, item: Any, of_what: str) -> Any:
+        which = 0
+        for name, stage in self._stages:
+            try:
+                if isinstance(stage, Scan):
+                    self._carried[which], item = called(partial(stage, self._carried[which]), item, name)
+                    which += 1
+                else:
+                    item = stage(item)
+            except Exception as error:
+                error.add_note(f"shmload: {name}, of an item of {of_what}")
+                return FailedItem(Failure.of(error, "in the trainer", ""))
+        return item
+
+    # ------------------------------------------------------------ states
+
+    def saved(self) -> dict[str, str]:
+        """Return the carried states, for the state of a pipeline."""
+        return {"scans": saved(self._carried, "what a Scan carries")} if self._initial else {}
+
+    def check(self, children: Mapping[str, str]) -> None:
+        """Check saved states.
+
+        Raises:
+            StateMismatch: they are missing, or of another number of Scans.
+        """
+        if self._initial and len(self._opened(children)) != len(self._initial):
+            raise StateMismatch(f"the state is of another number of Scans than {len(self._initial)}")
+
+    def load(self, children: Mapping[str, str]) -> None:
+        """Continue with saved states, or with the initial ones if there are none."""
+        self.restart()
+        if self._initial and "scans" in children:
+            self._carried = self._opened(children)
+
+    @staticmethod
+    def _opened(children: Mapping[str, str]) -> list[Any]:
+        try:
+            carried = opened(children["scans"], is_trusted=False)
+        except (KeyError, ValueError, TypeError) as error:
+            raise StateMismatch(f"the state does not say what the pipeline's Scans carried ({error!r})") from error
+        return carried if isinstance(carried, list) else []

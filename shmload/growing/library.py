@@ -25,7 +25,6 @@ way: no worker stands still for it. Its files are held from then until a later e
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import logging
 import os
@@ -33,7 +32,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,7 +54,6 @@ from shmload.growing.files import (
     Intake,
     Snapshot,
     WriterStatistics,
-    locked,
     newest_generation,
     read_own_name,
     read_snapshot,
@@ -64,9 +62,10 @@ from shmload.growing.files import (
     snapshot_path,
 )
 from shmload.growing.sampler_supervisor import Samplers
+from shmload.processes.file_lock import FileLock, locked
+from shmload.processes.run_key import run_key
 from shmload.storage.folder import BudgetedFolder, Leases
-from shmload.storage.ledger import Kept, KeptFile, try_lock
-from shmload.world import run_key
+from shmload.storage.ledger import Kept
 
 LOOK_S = 0.05  # between looks for the first samples; other machines' writers ring no bell
 EXAMINE_S = 0.2  # how long files dropped in by others may keep an epoch from beginning, behind the first of them
@@ -285,14 +284,14 @@ class GrowingRun:
         """Begins to attend. False: another process has just removed the run (`forget_runs`), as nobody attended it."""
         self.path.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError), locked(self.path / "gate"):
-            path = os.fspath(self.path / "attending")
-            self._attending = KeptFile(path)
-            if try_lock(self._attending.fd):
+            path = self.path / "attending"
+            self._attending = FileLock.open(path, os.O_CREAT)
+            if self._attending.try_acquire():
                 for epoch in self._epochs():
                     if resumed is None or epoch > resumed:
                         self._forget(epoch)
-            fcntl.flock(self._attending.fd, fcntl.LOCK_SH)
-            return os.path.samestat(os.fstat(self._attending.fd), os.stat(path))
+            self._attending.acquire(shared=True)
+            return self._attending.is_at(path)
         return False
 
     def _epochs(self) -> list[int]:
@@ -379,8 +378,9 @@ def forget_runs(folder: Path, is_there: Callable[[str], bool]) -> None:
     """Removes runs that nobody attends and of whose samples nothing is left: no state of theirs can be resumed."""
     runs = folder / CONTROL / "runs"
     for path in runs.iterdir() if runs.is_dir() else ():
-        with suppress(OSError, ValueError), open(path / "attending", "rb+") as file:  # it is attended, or on its way out
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError, ValueError), closing(FileLock.open(path / "attending")) as attending:
+            if not attending.try_acquire():
+                continue
             snapshots = [snapshot for kept in path.glob("epoch-*.json") if (snapshot := read_snapshot(kept))]
             if not any(is_there(each.name) for snapshot in snapshots for each in snapshot.files):
                 shutil.rmtree(path, ignore_errors=True)

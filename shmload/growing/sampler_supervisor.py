@@ -36,11 +36,11 @@ from shmload._core.watch import die_with
 from shmload.errors import WorkerDied
 from shmload.formats.paths import write_if_possible
 from shmload.growing.files import CONTROL, CacheWriter, WriterReport
+from shmload.processes.exit_codes import describe_exit, settle
+from shmload.processes.interrupts import interrupts_held
 from shmload.shm import owners
 from shmload.worker.fork_warnings import warn_of_fork
-from shmload.worker.interrupts import interrupts_held
 from shmload.worker.pool import context_of
-from shmload.world import describe_exit, settle
 
 log = logging.getLogger("shmload")
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, SupportsIndex
 from shmload.launch.affinity import shares
 from shmload.launch.environment import NodePlace, environment
 from shmload.launch.topology import cores, device_nodes, num_devices
-from shmload.shm.names import Host
+from shmload.shm.host import Host
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from typing import IO, Any
 
 from shmload.launch.in_rank import RankReport, read_report
 from shmload.launch.rank_specs import Child, RankSpec
-from shmload.world import describe_exit
+from shmload.processes.exit_codes import describe_exit
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -25,7 +25,7 @@ STATE_DEFECTS = [
     Defect(
         "R1",
         "a descriptor that the program has closed leaves a child the others",
-        "shmload/shm/names.py",
+        "shmload/processes/private_fds.py",
         "    with suppress(OSError):\n        return kept.file == _file_of(fd)\n",
         "    if True:\n        return kept.file == _file_of(fd)\n",
         ("tests/shm/test_segment.py::test_a_forked_child_keeps_none_where_the_program_has_closed_one",),

@@ -70,7 +70,7 @@ def launch(
     this command stand before SCRIPT, torchrun's others, too (--tee, --rdzv-conf, ...): docs/launch.md.
     """
     from shmload.errors import RankFailed
-    from shmload.launch.watching import Stopped
+    from shmload.launch.signals import Stopped
 
     if module and no_python:
         raise typer.BadParameter("modules are run by Python", param_hint="--no-python")

@@ -15,9 +15,9 @@ has left its memory, however it ends. Who hands on what an actor had waits for t
   Ray's to end, or the user's.
 * processes/file_lock.py cannot serve here: a flock covers a whole file and is only asked for by taking it. The owner's flock on
   the same file and these locks do not see each other.
-* An OFD lock lives as long as any copy of its descriptor. Children that the user's code forks close theirs (`private_fds.keep`), and
-  exec closes it (CLOEXEC). One that is forked in C and does not exec holds it, and then what its actor had waits for it, too.
-  None of them has the ring mapped (Mapping's `inherit`).
+* An OFD lock lives as long as any copy of its descriptor. Children that the user's code forks close theirs
+  (`private_fds.keep`), and exec closes it (CLOEXEC). One that is forked in C and does not exec holds it, and then what its actor
+  had waits for it, too. None of them has the ring mapped (Mapping's `inherit`).
 * Where the kernel has no such lock (a sandbox), no actor gets it, and batches come by Ray's store.
 
 Rejected: the actor's pid, which means nothing in another PID namespace; POSIX locks, which any close of the file drops; host

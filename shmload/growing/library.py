@@ -61,7 +61,7 @@ from shmload.growing.files import (
     reports,
     snapshot_path,
 )
-from shmload.growing.sampler_supervisor import Samplers
+from shmload.growing.samplers import Samplers
 from shmload.processes.file_lock import FileLock, locked
 from shmload.processes.run_key import run_key
 from shmload.storage.folder import BudgetedFolder, Leases

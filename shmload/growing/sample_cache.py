@@ -21,7 +21,8 @@ from shmload.growing.library import (
     forget_runs,
     statistics_of,
 )
-from shmload.growing.sampler_supervisor import Sampler, Samplers
+from shmload.growing.sampler_process import Sampler
+from shmload.growing.samplers import Samplers
 from shmload.storage.folder import BudgetedFolder
 
 BUDGET = "budget"  # for stats readers

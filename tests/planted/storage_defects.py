@@ -191,7 +191,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a sampler is stopped amid a record",
-        "shmload/growing/sampler_supervisor.py",
+        "shmload/growing/sampler_process.py",
         "    if _writing is None or _writing.is_waiting:",
         "    if True:",
         ("tests/growing/test_samplers.py::test_a_stop_amid_a_record_leaves_a_file_that_holds_what_its_name_says",),
@@ -570,7 +570,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S1",
         "a sampler's sample waits for the next one, however long that takes",
-        "shmload/growing/sampler_supervisor.py",
+        "shmload/growing/timely_publisher.py",
         "            self._has_written.set()\n",
         "            pass\n",
         ("tests/growing/test_samplers.py::test_a_sample_is_published_in_time_however_long_the_next_one_takes",),

@@ -79,7 +79,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "an epoch's snapshot has no room reserved on a disk that fills up",
-        "shmload/growing/library.py",
+        "shmload/growing/growing_run.py",
         "        self._reserve(2 * len(data))\n",
         "",
         ("tests/growing/test_small_disk.py::test_training_goes_on_when_others_fill_the_disk",),
@@ -167,7 +167,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a run is removed under a rank that joins it",
-        "shmload/growing/library.py",
+        "shmload/growing/growing_run.py",
         "            return self._attending.is_at(path)\n",
         "            return True\n",
         ("tests/growing/test_run.py::test_a_run_that_is_forgotten_while_a_rank_joins_it_is_begun_anew",),
@@ -183,7 +183,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a resume reads whatever lies under the name of a file that it had",
-        "shmload/growing/library.py",
+        "shmload/growing/growing_epochs.py",
         "file.name not in held or self._is_replaced(file) for",
         "file.name not in held for",
         ("tests/growing/test_resume.py::test_a_resume_does_not_read_another_file_under_the_name_of_the_one_it_had",),
@@ -731,7 +731,7 @@ STORAGE_DEFECTS = [
         "N5",
         "a resume of a followed dataset reads the newest snapshot",
         "shmload/remote/following.py",
-        "        self._snapshots, self._begun = {epoch: found}, epoch\n",
+        "        self._read_from(epoch, found)\n",
         "        self._begun = epoch\n",
         (f"{FOLLOWING}test_a_state_is_resumed_on_its_own_snapshot_and_the_epoch_behind_it_reads_all",),
         is_crossing=True,

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, lru_cache
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple
 
 OWN_CPUS = "SHMLOAD_RANK_CPUS"  # set by `shmload.launch`: so many of the node's processors are this rank's alone
 log = logging.getLogger("shmload")
-_RUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE")
 
 
 class Place(NamedTuple):
@@ -156,30 +154,6 @@ def _place_by_environment() -> tuple[int, int]:
     return rank, world_size
 
 
-def start_of(pid: int | str) -> str:
-    """When a process ("self": this one) began, in the kernel's ticks since boot; empty if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
-            return stat.read().rpartition(")")[2].split()[19]  # proc(5): the 22nd field; the second may hold blanks
-    except OSError:
-        return ""
-
-
-def run_key() -> tuple[str, ...]:
-    """What the processes of one run on one node have in common, and no other run there has.
-
-    Launchers say to every rank where all meet (MASTER_ADDR and MASTER_PORT, torchrun's run id, Slurm's job and step, OpenMPI's
-    name of the job). Without one the ranks are one process's children (torch.multiprocessing.spawn, MPICH's mpirun): then it is
-    that process, known by its id and start. Ids mean nothing across containers, so their PID namespace goes with them.
-    """
-    namespace = str(os.stat("/proc/self/ns/pid").st_ino)
-    found = tuple(os.environ.get(name, "") for name in _RUN_VARIABLES)
-    if any(found):
-        return (namespace, *found)
-    parent = os.getppid()
-    return namespace, str(parent), start_of(parent)  # none for 0: it is in another PID namespace
-
-
 def ability_of(value: Any, name: str) -> Any:
     """Return what an object's class defines, or the object was given, under a name.
 
@@ -312,31 +286,3 @@ def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str],
         return sorted({*vars(sys.modules[package]), *places})
 
     return get, names
-
-
-UNKNOWN_EXIT = 255  # as multiprocessing's fork server and asyncio have it
-
-
-def settle(process: Any) -> int:
-    """Wait for a process of multiprocessing's that has ended, and return its exit code.
-
-    UNKNOWN_EXIT: the code is lost, because the program ignores SIGCHLD or waits for all of its children itself. multiprocessing
-    would take such a process for one that still runs.
-    """
-    process.join()
-    if process.exitcode is None:
-        process._popen.returncode = UNKNOWN_EXIT
-        process.join()
-    return int(process.exitcode)
-
-
-def describe_exit(code: Any) -> str:
-    """What a process's exit code says, in words."""
-    if code is None:
-        return "is still running"
-    if code == UNKNOWN_EXIT:
-        return f"exited with code {code}, or the code is unknown because the program waits for its children itself"
-    if code < 0:
-        names = {int(each): each.name for each in signal.Signals}
-        return f"was killed by {names.get(-code, f'signal {-code}')}"
-    return f"exited with code {code}"

@@ -16,7 +16,10 @@ PACKAGE = ROOT / "shmload"
 PICTURE = ROOT / "docs" / "house.svg"
 
 STOREYS = (  # rooms, and what they do
-    ("errors faults world metrics torch_names ray_options _core", "errors, crash points, rank and host, compiled modules"),
+    (
+        "errors faults world processes metrics torch_names ray_options _core",
+        "errors, crash points, ranks, processes, compiled modules",
+    ),
     ("shm schedule batch storage", "shared memory; order of samples; layout of a batch; stores and caches"),
     ("formats device", "one format per module; the calls of a GPU"),
     ("worker", "the worker's loop, ways to read a dataset, randomness"),

@@ -63,10 +63,10 @@ from shmload._core.digest import hash_at, hash_bytes
 from shmload._core.trainer import Order
 from shmload.engine.config import LoaderConfig
 from shmload.engine.outcome import NOTHING
+from shmload.processes import private_fds
 from shmload.schedule.any_schedule import SCHEDULE_VERSION
 from shmload.schedule.keyed_batches import BatchSchedule
 from shmload.schedule.schedule import Schedule
-from shmload.shm import names
 from shmload.world import package_ability, rank_and_world_size
 
 _NAMES_ONLY = (type, FunctionType, ModuleType)  # their attributes are no data
@@ -562,7 +562,7 @@ class Recorder:
             self._pending.append(record)
 
     def _is_open(self) -> bool:
-        return names.is_kept(self._file) and self._pid == os.getpid()  # a forked child makes its own
+        return private_fds.is_kept(self._file) and self._pid == os.getpid()  # a forked child makes its own
 
     def _open(self) -> None:
         assert self._folder is not None
@@ -570,7 +570,7 @@ class Recorder:
         self._file, self._pid = -1, os.getpid()
         self._path = self._folder / f"rank-{self._header.rank:04d}-{secrets.token_hex(8)}{SUFFIX}"
         started = dataclasses.replace(self._header, started_ns=time_ns(), pid=self._pid)
-        self._file = names.keep(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666))
+        self._file = private_fds.keep(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666))
         self._pending.insert(0, header_line(dataclasses.asdict(started)))
 
     def _write(self, record: bytes, batch: str = "") -> None:
@@ -603,7 +603,7 @@ class Recorder:
     def close(self) -> None:
         """Ends the file; the next delivery begins another."""
         if self._is_open():
-            names.close(self._file)
+            private_fds.close(self._file)
         self._file = -1
 
     def __getstate__(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def doctor(
     elif address != "auto":
         refuse("doctor", f"an address is that of a Ray cluster: shmload doctor --cluster {address}")
     else:
-        from shmload.shm.names import Host
+        from shmload.shm.host import Host
         from shmload.tools.doctor import examine
 
         findings = examine(Host())

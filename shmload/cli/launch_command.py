@@ -70,7 +70,7 @@ def launch(
     this command stand before SCRIPT, torchrun's others, too (--tee, --rdzv-conf, ...): docs/launch.md.
     """
     from shmload.errors import RankFailed
-    from shmload.launch.watching import Stopped
+    from shmload.launch.signals import Stopped
 
     if module and no_python:
         raise typer.BadParameter("modules are run by Python", param_hint="--no-python")
@@ -165,7 +165,7 @@ def _run(
     from shmload.errors import RankFailed
     from shmload.launch import environment, rank_specs
     from shmload.launch.spawning import SpawnedRanks
-    from shmload.shm.names import Host
+    from shmload.shm.host import Host
 
     # the same on all machines, and another one in the next run
     run_id = secrets.token_hex(8) if num_nodes == 1 else f"{master_addr}:{master_port or environment.STATIC_PORT}"
@@ -197,7 +197,7 @@ def _tell(text: str) -> None:
 def _run_by_torch(given: dict[str, object], words: list[str], grace_s: float, pin: bool, logs: Path | None) -> OSError | None:
     from shmload.launch.elastic_agent import run_elastic
     from shmload.launch.rank_specs import number_of_ranks
-    from shmload.shm.names import Host
+    from shmload.shm.host import Host
 
     if given["nproc-per-node"] is None and "PET_NPROC_PER_NODE" not in os.environ:
         given["nproc-per-node"] = number_of_ranks(None, Host())

@@ -23,7 +23,7 @@ from shmload.device.pending_copies import Releases
 from shmload.device.sending import sent
 from shmload.engine.outcome import NOTHING, Outcome
 from shmload.errors import CopyFailed
-from shmload.worker.interrupts import interrupts_held
+from shmload.processes.interrupts import interrupts_held
 
 
 class ReadyBatches(Protocol):

@@ -37,9 +37,9 @@ from shmload.engine.supervisor import Supervisor
 from shmload.engine.turns import Turns
 from shmload.engine.worker_set import WorkerSet
 from shmload.errors import WorkerDied
+from shmload.processes.interrupts import interrupts_held
 from shmload.shm import owners
 from shmload.worker.failure import Failure
-from shmload.worker.interrupts import interrupts_held
 from shmload.worker.job import Job, PeerRing
 from shmload.worker.note import AFRESH, END, NO_NEWS, Note, load_note
 from shmload.worker.pool import STOP_GRACE_S, PreparedWorkers

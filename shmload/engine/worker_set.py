@@ -12,7 +12,7 @@ from time import monotonic_ns
 
 from shmload._core.trainer import TrainerRing
 from shmload.engine.ring_memory import LEAST_SLOTS, RingMemory
-from shmload.worker.interrupts import interrupts_held
+from shmload.processes.interrupts import interrupts_held
 from shmload.worker.pool import WorkerPool
 
 log = logging.getLogger("shmload")

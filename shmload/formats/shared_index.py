@@ -31,11 +31,12 @@ from shmload.batch.layout import aligned
 from shmload.errors import RingTooSmall
 from shmload.formats.columns import library
 from shmload.formats.parquet_footer import check_file
-from shmload.shm import names, travel
+from shmload.processes import private_fds
+from shmload.processes.run_key import run_key
+from shmload.shm import travel
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import SHM_DIR, meeting_stem, proc_self
 from shmload.shm.segment import Group, available_bytes, open_segment
-from shmload.world import run_key
 
 _SCALARS = {"int": "int64", "float": "float64", "bool": "bool"}  # kinds with one dtype of their own
 
@@ -305,13 +306,13 @@ class IndexMemory:
             os.close(fd)
             return cls(mapping, reference)
         memory = cls(mapping, reference._replace(path=f"{proc_self()}/fd/{fd}"))
-        weakref.finalize(memory, _release, names.keep(fd), os.getpid())
+        weakref.finalize(memory, _release, private_fds.keep(fd), os.getpid())
         return memory
 
 
 def _release(fd: int, pid: int) -> None:
     if os.getpid() == pid:  # in a forked child the descriptor is closed, and its number may be another's
-        names.close(fd)
+        private_fds.close(fd)
 
 
 def _gone(path: str) -> FileNotFoundError:

@@ -31,7 +31,8 @@ from shmload.growing.files import (
     report_bad,
     snapshot_path,
 )
-from shmload.growing.library import GrowingEpochs, JoinedRun
+from shmload.growing.growing_epochs import GrowingEpochs
+from shmload.growing.growing_run import JoinedRun
 from shmload.schedule.any_schedule import Uneven
 from shmload.schedule.snapshot_schedule import SnapshotSchedule
 

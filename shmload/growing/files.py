@@ -59,8 +59,8 @@ from shmload._core.records import RecordReader
 from shmload.errors import CacheFull, ShardCorrupt
 from shmload.formats.paths import AtomicWriter, write_if_possible
 from shmload.formats.tfrecord import Offsets, RecordFile, TFRecordWriter, error_of, fields_of
+from shmload.processes.file_lock import FileLock, is_locked, locked
 from shmload.storage.folder import BudgetedFolder, Reservation, repeated
-from shmload.storage.ledger import KeptFile, is_locked, try_lock
 
 CONTROL = ".growing"
 ENDINGS = {None: "", "gzip": ".gz", "zlib": ".zz"}
@@ -96,17 +96,6 @@ def read_own_name(name: str) -> tuple[int, int] | None:
     return None if found is None else (int(found[2]), int(found[3]))
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[int]:
-    """A descriptor of a file, made if it is not there, that one process at a time has."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def next_generation(control: Path) -> int:
     """A number that no other call gives, and that is greater than any given before.
 
@@ -138,8 +127,8 @@ class WriterReport:
         self.path = control / kind / f"{self._pid}-{secrets.token_hex(4)}.json"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         unlocked = self.path.with_name(f".{self.path.name}")  # under its own name it would be taken for a dead one's
-        self._lock = KeptFile(os.fspath(unlocked))
-        try_lock(self._lock.fd)
+        self._lock = FileLock.open(unlocked, os.O_CREAT)
+        self._lock.try_acquire()
         unlocked.rename(self.path.with_suffix(".lock"))
 
     def write(self, what: Any) -> None:
@@ -159,7 +148,7 @@ def reports(control: Path, kind: str) -> Iterator[tuple[int, Any]]:
     """What living processes say of themselves, each with its id. Removes what dead ones have left."""
     for lock in sorted((control / kind).glob("[!.]*.lock")):
         path = lock.with_suffix(".json")
-        if is_locked(os.fspath(lock)):
+        if is_locked(lock):
             with suppress(FileNotFoundError):  # it has just ended, or said nothing yet
                 yield int(path.name.split("-")[0]), json.loads(path.read_bytes())
         else:

@@ -9,19 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from shmload.formats.paths import write_whole
+from shmload.growing.cache_statistics import CacheStatistics, statistics_of
 from shmload.growing.dataset import GrowingDataset, SnapshotRecords
 from shmload.growing.files import BAD, CONTROL, MAX_INFLATED_BYTES, CacheFile, CacheWriter
-from shmload.growing.library import (
-    CacheStatistics,
-    GrowingEpochs,
-    JoinedRun,
-    Library,
-    Missing,
-    are_samples,
-    forget_runs,
-    statistics_of,
-)
-from shmload.growing.sampler_supervisor import Sampler, Samplers
+from shmload.growing.growing_epochs import GrowingEpochs, Missing
+from shmload.growing.growing_run import JoinedRun, forget_runs
+from shmload.growing.library import Library, are_samples
+from shmload.growing.sampler_process import Sampler
+from shmload.growing.samplers import Samplers
 from shmload.storage.folder import BudgetedFolder
 
 BUDGET = "budget"  # for stats readers

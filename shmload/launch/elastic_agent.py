@@ -34,9 +34,12 @@ from torch.distributed.run import config_from_args, get_args_parser
 
 from shmload.errors import RankFailed
 from shmload.launch.environment import LOOPBACK, STATIC_PORT, next_start, threads_of_each
-from shmload.launch.rank_specs import BOOT, Child, RankSpec, divided, log_of
-from shmload.launch.watching import DRAIN_S, Pipe, RankWatch, Signals, Stopped
-from shmload.shm.names import Host
+from shmload.launch.output import Pipe
+from shmload.launch.rank_specs import BOOT, RankSpec, divided, log_of
+from shmload.launch.signals import Signals, Stopped
+from shmload.launch.watching import DRAIN_S, RankWatch
+from shmload.processes.child import Child
+from shmload.shm.host import Host
 from shmload.torch_names import rank_processes
 from shmload.world import OWN_CPUS
 

@@ -13,7 +13,8 @@ from typing import NamedTuple, SupportsIndex
 from shmload.launch.affinity import shares
 from shmload.launch.environment import NodePlace, environment
 from shmload.launch.topology import cores, device_nodes, num_devices
-from shmload.shm.names import Host
+from shmload.processes.child import Child
+from shmload.shm.host import Host
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,6 @@ class Ends(NamedTuple):
     stdout: int
     stderr: int
     report: int
-
-
-class Child(NamedTuple):
-    """A started process: its id, and a function that reaps it after its end and returns its exit code (negative: a signal)."""
-
-    pid: int
-    reap: Callable[[], int]
 
 
 Start = Callable[[RankSpec, Ends], Child]  # starts the process of a rank and does not wait for it
@@ -132,6 +126,12 @@ def booted(command: Sequence[str], rank_spec: RankSpec, ends: Ends, keep: Sequen
 
 
 def start_command(command: Sequence[str], rank_spec: RankSpec, ends: Ends) -> Child:
-    """Start a command line as a rank."""
+    """Start a command line as a rank.
+
+    Args:
+        command: the command line.
+        rank_spec: the rank.
+        ends: where it writes.
+    """
     process = booted(command, rank_spec, ends)
     return Child(process.pid, process.wait)

@@ -29,9 +29,11 @@ from typing import Any
 from shmload.errors import RankFailed
 from shmload.launch import boot, in_rank
 from shmload.launch.environment import LOOPBACK, NodePlace, held_port
-from shmload.launch.rank_specs import Child, Ends, RankSpec, Start, booted, number_of_ranks, rank_specs
-from shmload.launch.watching import DRAIN_S, SIGNALS, RankWatch, RunningRank, Signals, Stopped
-from shmload.shm.names import Host
+from shmload.launch.rank_specs import Ends, RankSpec, Start, booted, number_of_ranks, rank_specs
+from shmload.launch.signals import SIGNALS, Signals, Stopped
+from shmload.launch.watching import DRAIN_S, RankWatch, RunningRank
+from shmload.processes.child import Child
+from shmload.shm.host import Host
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 

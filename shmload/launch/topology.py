@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from shmload.shm.names import Host, listed
+from shmload.shm.host import Host, listed
 
 _DRIVERS = ("dev/nvidiactl", "dev/kfd", "dev/dxg")  # of NVIDIA, AMD and WSL
 

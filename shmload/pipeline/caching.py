@@ -7,7 +7,6 @@ once.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import os
 import pickle
@@ -23,6 +22,7 @@ import torch
 
 from shmload.batch.ragged import ATOMS
 from shmload.pipeline.rows import Derived, Keys
+from shmload.processes.file_lock import locked
 from shmload.shm import travel
 
 BUSY_S = 60.0  # that a write waits for others' to end
@@ -106,8 +106,7 @@ def _begin(path: Path) -> int:
     Returns:
         its inode, by which it is told from one that has its name after it.
     """
-    with path.with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(path.with_suffix(".lock")):
         file = _connected(path)
         file.execute("PRAGMA journal_mode=WAL")
         file.execute("CREATE TABLE IF NOT EXISTS items (place INTEGER PRIMARY KEY, item BLOB NOT NULL)")

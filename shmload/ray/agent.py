@@ -48,9 +48,9 @@ from shmload._core.mapping import Mapping
 from shmload._core.rows import copy_from
 from shmload._core.watch import die_with
 from shmload.batch.layout import aligned
+from shmload.processes import private_fds
 from shmload.ray.actor_pool import ARRIVED, Briefing, Call, Cluster
 from shmload.ray.actors import ActorSetting, Reply, Slot, Task, same_layout
-from shmload.shm import names
 from shmload.shm.segment import Doorbell, open_segment
 from shmload.worker.failure import Failure
 from shmload.worker.loop import process_begin_ns
@@ -387,7 +387,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a worker's
     try:
         control = open_memory(posts[0].control_path)
-        control_fd = names.keep(open_segment(posts[0].control_path))
+        control_fd = private_fds.keep(open_segment(posts[0].control_path))
         ready, grants = (Doorbell.attach(name) for name in (posts[0].ready_bell, posts[0].grants_bell))
         orders = {post.orders_bell: Doorbell.attach(post.orders_bell) for post in posts}
         memory = open_memory(posts[0].pickled_job_path)

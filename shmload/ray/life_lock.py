@@ -13,10 +13,11 @@ has left its memory, however it ends. Who hands on what an actor had waits for t
   and when it gets it the agent has ended, or wants it ended. Then Ray has GRACE_S to do that, and the actor ends itself: where
   its raylet has been killed, Ray lets it go on until its sample is done. The thread needs the GIL; an actor that is stopped is
   Ray's to end, or the user's.
-* The owner's flock on the same file is another kind of lock; they do not see each other.
-* An OFD lock lives as long as any copy of its descriptor. Children that the user's code forks close theirs (`names.keep`), and
-  exec closes it (CLOEXEC). One that is forked in C and does not exec holds it, and then what its actor had waits for it, too.
-  None of them has the ring mapped (Mapping's `inherit`).
+* processes/file_lock.py cannot serve here: a flock covers a whole file and is only asked for by taking it. The owner's flock on
+  the same file and these locks do not see each other.
+* An OFD lock lives as long as any copy of its descriptor. Children that the user's code forks close theirs
+  (`private_fds.keep`), and exec closes it (CLOEXEC). One that is forked in C and does not exec holds it, and then what its actor
+  had waits for it, too. None of them has the ring mapped (Mapping's `inherit`).
 * Where the kernel has no such lock (a sandbox), no actor gets it, and batches come by Ray's store.
 
 Rejected: the actor's pid, which means nothing in another PID namespace; POSIX locks, which any close of the file drops; host
@@ -34,7 +35,7 @@ import threading
 from contextlib import suppress
 from time import monotonic
 
-from shmload.shm import names
+from shmload.processes import private_fds
 from shmload.shm.segment import open_segment
 
 GRACE_S = 5.0  # that Ray has to end an actor, which may then clean up
@@ -71,13 +72,13 @@ def hold(path: str, byte: int) -> bool:
         False: the segment cannot be reached from here, or not be locked.
     """
     try:
-        fd = names.keep(open_segment(path))
+        fd = private_fds.keep(open_segment(path))
     except OSError:
         return False
     try:
         _lock(fd, fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte)
     except OSError:
-        names.close(fd)
+        private_fds.close(fd)
         return False
     threading.Thread(target=_end_when_told, args=(fd, byte), daemon=True).start()
     return True

@@ -1,11 +1,10 @@
-"""A packed dataset that is followed: each epoch reads what has been appended before it begins.
+"""A packed dataset that is followed: each epoch reads what was appended before it begins.
 
-An epoch is a snapshot: the first `n` samples, up to the end of a generation. Appending only adds behind what is there, so a sample
-has the same number in every snapshot, and a worker that meets a number beyond what it knows reads the manifest anew.
+An epoch reads a snapshot: the first `n` samples, up to the end of a generation. Appending only adds at the end, so a sample has the
+same number in every snapshot, and a worker that gets a number beyond those it knows reads the manifest again.
 
-All ranks read the same snapshot in an epoch: the first that settles it says so in the store of torch.distributed's process group,
-by one compare-and-set, and the others find it there. No rank waits for another, so ranks may order ahead at their own pace. A state
-names the snapshot by a digest of its shards, and is resumed on it for as long as the manifest begins with these shards.
+The first rank that settles an epoch writes its snapshot to the store of torch.distributed's process group, by one compare-and-set.
+A state names the snapshot by a digest of its shards. It can be resumed as long as the manifest begins with these shards.
 """
 
 from __future__ import annotations
@@ -13,57 +12,53 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shmload.errors import ShardCorrupt, StateMismatch, StoreError
 from shmload.remote.indexed import RemoteSource
 from shmload.remote.manifest import Manifest
+from shmload.schedule.epoch_snapshots import EpochSnapshots
 
 __all__ = ["FollowedEpochs", "ShardSnapshot"]
 
 
 class ShardSnapshot(NamedTuple):
-    """What an epoch reads: the first `n` samples, of shards with this digest."""
+    """The first `n` samples, of shards with this digest."""
 
     n: int
     digest: str
 
 
-class FollowedEpochs:
-    """The trainer's side of a followed dataset, of one loader: which snapshot an epoch has.
+class FollowedEpochs(EpochSnapshots[ShardSnapshot]):
+    """The epochs of one loader of a followed dataset. Ranks agree through the store of torch.distributed's process group.
 
     Args:
-        source: of the samples; knows all shards that any snapshot has.
-        world_size: of how many ranks each is to read the same one.
+        source: the samples; knows all shards that any snapshot has.
+        world_size: number of ranks that read the same snapshots.
     """
 
     identity = "followed shards"
-    n = 0
+    not_yet = (StoreError, ShardCorrupt)
 
     def __init__(self, source: RemoteSource, world_size: int = 1) -> None:
+        super().__init__()
         self._source, self.world_size = source, world_size
-        self._snapshots: dict[int, ShardSnapshot] = {}
-        self._begun = -1
-        self._unsettled = -1  # an epoch that could not be settled ahead of its time
 
-    def snapshot(self, epoch: int) -> ShardSnapshot:
-        """An epoch's snapshot; settled by the first rank that asks for it.
+    def settle(self, epoch: int, *, is_ahead: bool) -> ShardSnapshot:
+        """Return an epoch's snapshot, settled by the first rank that asks for it.
+
+        Args:
+            epoch: the epoch.
+            is_ahead: makes no difference.
 
         Raises:
             StoreError: the store does not answer, or ranks have no way to agree.
             ShardCorrupt: the dataset was packed anew.
         """
-        if epoch not in self._snapshots:
-            manifest = self._source.follow()
-            found = ShardSnapshot(manifest.num_samples, manifest.digest)
-            if self.world_size > 1:
-                found = self._agreed(epoch, found)
-            self._snapshots[epoch] = found
-        return self._snapshots[epoch]
+        manifest = self._source.follow()
+        found = ShardSnapshot(manifest.num_samples, manifest.digest)
+        return self._agreed(epoch, found) if self.world_size > 1 else found
 
     def _agreed(self, epoch: int, ours: ShardSnapshot) -> ShardSnapshot:
-        """What the ranks read in an epoch: this, unless another rank was first."""
+        """Return what all ranks read in an epoch: our snapshot, unless another rank was first."""
         from shmload.torch_names import default_store
 
         if (store := default_store()) is None:
@@ -81,19 +76,20 @@ class FollowedEpochs:
             )
         return agreed
 
-    def state(self, epoch: int) -> dict[str, Any] | None:
-        """What a state says of an epoch's snapshot; None before it is begun, as a resume may read more by then."""
-        return self._snapshots[epoch]._asdict() if epoch == self._begun else None
+    def named(self, snapshot: ShardSnapshot) -> dict[str, Any]:
+        """Return what a state says of a snapshot."""
+        return snapshot._asdict()
 
-    def go_on_from(self, named: Mapping[str, Any] | None, epoch: int) -> None:
-        """Takes a state's snapshot for its epoch.
+    def restart(self, epoch: int) -> None:
+        """Begin an epoch whose state names no snapshot. One that was read ahead, before the state was loaded, does not count."""
+        self._snapshots, self._begun, self._unsettled = {}, epoch - 1, -1
+
+    def resume(self, named: Mapping[str, Any], epoch: int) -> None:
+        """Read the snapshot that a state names in its epoch.
 
         Raises:
             StateMismatch: the dataset does not begin with it.
         """
-        if named is None:  # what was read of the epoch before the state was loaded does not settle it
-            self._snapshots, self._begun, self._unsettled = {}, epoch - 1, -1
-            return
         manifest = self._source.follow()
         found = next((each for each in _snapshots_of(manifest) if each._asdict() == named), None)
         if found is None:
@@ -101,37 +97,10 @@ class FollowedEpochs:
                 f"{self._source.url}: the state is of a snapshot, {named!r:.100}, that the {manifest.num_samples} samples there do "
                 "not begin with: they were packed anew since. Resume with the dataset that the state was saved with"
             )
-        self._snapshots, self._begun = {epoch: found}, epoch
-
-    def is_settled(self, epoch: int) -> bool:
-        """Whether an epoch has a snapshot, or is to have one now, whatever it takes; what lies ahead must not disturb it."""
-        if epoch in self._snapshots or epoch <= self._begun or self._begun < 0:
-            return True
-        if epoch == self._unsettled:
-            return False
-        try:
-            self.snapshot(epoch)
-        except (StoreError, ShardCorrupt):
-            self._unsettled = epoch  # another look with each batch would cost too much
-            return False
-        return True
-
-    def begins(self, epoch: int) -> None:
-        """Says that an epoch is read from now on."""
-        self._unsettled = -1
-        self.snapshot(epoch)
-        self._begun = epoch
-        self._snapshots = {each: kept for each, kept in self._snapshots.items() if each >= epoch - 1}
-
-    def ended(self) -> None:
-        """Says that none is read any more."""
-
-    def keys(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The indices of an epoch's records: samples keep their numbers."""
-        return records
+        self._read_from(epoch, found)
 
 
 def _snapshots_of(manifest: Manifest) -> list[ShardSnapshot]:
-    """Those that the dataset has had, and has."""
+    """Return the dataset's snapshots, past and present."""
     then = map(manifest.at, manifest.generations)
     return [ShardSnapshot(each.num_samples, each.digest) for each in then]

@@ -20,7 +20,6 @@ It holds its owner by a weak reference only, and ends with it: a dataset that no
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import pickle
@@ -43,6 +42,7 @@ from typing_extensions import Buffer
 
 from shmload._core.mapped_file import MappedFile
 from shmload.errors import CacheFull, StoreError
+from shmload.processes.file_lock import FileLock, locked
 from shmload.remote.fetch import fetch_index, fetch_of, fetch_range, name_of
 from shmload.remote.manifest import Shards
 from shmload.storage.cache import Cache
@@ -68,12 +68,12 @@ class PrivateFolder:
         place = Path(tempfile.gettempdir())
         remove_abandoned(place)
         self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-", dir=place)
-        # locked under another name first: one that is found without a lock is a dead owner's
-        fd = os.open(f"{self.path}/{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        # locked under another name first, because a folder whose lock is free is taken for a dead owner's
+        lock = FileLock.open(f"{self.path}/{_LOCK}.new", os.O_CREAT, 0o600)
+        lock.acquire()
         os.rename(f"{self.path}/{_LOCK}.new", f"{self.path}/{_LOCK}")
         self.owner: PrivateFolder | None = None  # that this one keeps
-        self._finish: Any = weakref.finalize(self, _end, self.path, fd, os.getpid())
+        self._finish: Any = weakref.finalize(self, _end, self.path, lock, os.getpid())
 
     @property
     def is_gone(self) -> bool:
@@ -102,22 +102,19 @@ def remove_abandoned(place: Path) -> list[str]:
         with contextlib.suppress(OSError):  # it is being made, or its owner lives
             if (status := os.lstat(folder)).st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
                 continue  # anyone may make such a name there
-            fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-                removed.append(str(folder))
-            finally:
-                os.close(fd)
+            with contextlib.closing(FileLock.open(folder / _LOCK)) as lock:
+                if lock.try_acquire():
+                    shutil.rmtree(folder, ignore_errors=True)
+                    removed.append(str(folder))
     return removed
 
 
-def _end(path: str, fd: int, owner: int) -> None:
+def _end(path: str, lock: FileLock, owner: int) -> None:
     if os.getpid() == owner:  # a forked worker's copy ends nothing
         with contextlib.suppress(OSError):
             os.rename(path, f"{path}.gone")  # a worker that is about to end finds no folder to put more into
         shutil.rmtree(f"{path}.gone", ignore_errors=True)
-        os.close(fd)
+        lock.close()
 
 
 Fetched = Literal["done", "again", "over"]
@@ -264,7 +261,7 @@ class LocalShards:
         """Indexes shards: one process of those that share the folder, while the others wait for what it leaves there."""
         with contextlib.ExitStack() as stack:
             if os.path.isdir(self._indexes_folder):  # closed: indexed by each for itself
-                fcntl.flock(stack.enter_context(open(f"{self._indexes_folder}/.lock", "w")), fcntl.LOCK_EX)
+                stack.enter_context(locked(f"{self._indexes_folder}/.lock"))
             list(stack.enter_context(ThreadPoolExecutor(min(len(numbers), _AT_ONCE), "shmload-index")).map(self.index, numbers))
 
     def extend(self, shards: Shards) -> None:

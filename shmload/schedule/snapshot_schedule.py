@@ -26,7 +26,7 @@ class SnapshotSchedule(BatchSchedule):
     """Pure map (snapshot, step, rank) -> indices.
 
     Args:
-        order: tells the snapshot of each epoch: `GrowingEpochs`, or `FollowedEpochs` for a packed dataset.
+        order: an `EpochSnapshots`, which knows the snapshot of each epoch.
         batch_size: samples in one step of one rank.
         is_shuffled: use a new random order in each epoch.
     """

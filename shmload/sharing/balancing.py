@@ -21,11 +21,11 @@ from shmload._core.neighbour import Neighbour
 from shmload._core.trainer import TrainerRing
 from shmload.engine.rank_hook import RankHook
 from shmload.engine.ring import Ring
+from shmload.processes import private_fds
+from shmload.processes.identity import of_ticket, pidfd_of
+from shmload.processes.interrupts import interrupts_held
 from shmload.sharing.rank_group import RankGroup, poll_of
-from shmload.shm import names
-from shmload.shm.names import of_ticket, pidfd_of
 from shmload.shm.segment import Doorbell, map_segment, open_segment
-from shmload.worker.interrupts import interrupts_held
 from shmload.worker.job import PeerRing
 from shmload.worker.pool import Death, written_stack
 
@@ -68,7 +68,7 @@ class Helpers:
         if pidfd < 0:
             self._ring.release(record)  # it has ended, and has claimed nothing
             return
-        self._watched[record] = names.keep(pidfd), pid
+        self._watched[record] = private_fds.keep(pidfd), pid
         self._poll.register(pidfd, select.POLLIN)
         self._ring.accept(record, ticket)
 
@@ -107,13 +107,13 @@ class Helpers:
         """Makes way for another, once a helper's claims have been taken back."""
         pidfd, _ = self._watched.pop(record)
         self._poll.unregister(pidfd)
-        names.close(pidfd)
+        private_fds.close(pidfd)
         self._ring.release(record)
 
     def close(self) -> None:
         """Watches nobody any more."""
         for pidfd, _ in self._watched.values():
-            names.close(pidfd)
+            private_fds.close(pidfd)
         self._watched.clear()
         self._poll = select.poll()
 

@@ -19,11 +19,13 @@ from shmload._core import trainer
 from shmload._core.trainer import Order, Share
 from shmload.engine.rank_hook import RankHook
 from shmload.errors import RankLeft
-from shmload.shm import names
+from shmload.processes import private_fds
+from shmload.processes.identity import pidfd_of, start_of
+from shmload.processes.run_key import run_key
 from shmload.shm.meeting import Meeting
-from shmload.shm.names import meeting_stem, pidfd_of
+from shmload.shm.names import meeting_stem
 from shmload.shm.segment import Group
-from shmload.world import local_place, run_key, start_of
+from shmload.world import local_place
 
 MEET_S = 300.0  # for the others to come, where the loader has no timeout: they may have more to import and to open
 _ENDED = '{} has ended before all ranks of this node had begun to read (share="node")'
@@ -101,7 +103,7 @@ class RankGroup:
         """Watches nobody any more."""
         self.meeting.leave()
         for pidfd in self.pidfds.values():
-            names.close(pidfd)
+            private_fds.close(pidfd)
         self.group.close()
 
 
@@ -145,13 +147,13 @@ def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s:
         _check_promises(rank_group)
     except BaseException:
         for pidfd in pidfds.values():
-            names.close(pidfd)
+            private_fds.close(pidfd)
         meeting.leave()
         group.close()
         raise
     others = {number: pidfds.pop(member.local_rank) for number, member in enumerate(rank_group) if member != mine}
     for pidfd in pidfds.values():
-        names.close(pidfd)
+        private_fds.close(pidfd)
     return RankGroup(rank_group, rank_group.index(mine), others, meeting, group)
 
 
@@ -164,7 +166,7 @@ def _all_members(meeting: Meeting, mine: RankInfo, num_local: int, pidfds: dict[
                 pidfd = pidfd_of(member.pid, member.began)
                 if pidfd < 0:
                     raise RankLeft(_ENDED.format(member))
-                pidfds[member.local_rank] = names.keep(pidfd)
+                pidfds[member.local_rank] = private_fds.keep(pidfd)
         if len(members) == num_local:
             return members
         if ended := [fd for fd, _ in poll_of(pidfds.values()).poll(LOOK_MS)]:

@@ -18,14 +18,14 @@ names still lead to them, else all is begun again.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shmload.shm import names, owners
+from shmload.processes.file_lock import FileLock
+from shmload.shm import owners
 from shmload.shm.names import SHM_DIR
 
 _DIGEST_NBYTES = 16
@@ -43,7 +43,7 @@ class Meeting:
         base = f"{SHM_DIR}/{stem.removesuffix('0')}"
         self._places = [(f"{base}{number}-control", f"{base}{number}-gate") for number in range(_NUM_PLACES)]
         self._control_path, self._gate_path = self._places[0]
-        self._control = -1
+        self._control: FileLock | None = None
         self._pid = os.getpid()
 
     @contextmanager
@@ -58,43 +58,44 @@ class Meeting:
         try:
             yield
         finally:
-            names.close(gate)
+            gate.close()
 
     def read(self) -> bytes:
         """What the board says; nothing if nobody has written yet."""
-        data = os.pread(self._control, os.fstat(self._control).st_size, 0)
+        assert self._control is not None
+        data = os.pread(self._control.fd, os.fstat(self._control.fd).st_size, 0)
         digest, text = data[:_DIGEST_NBYTES], data[_DIGEST_NBYTES:]
         return text if digest == _digest(text) else b""
 
     def write(self, text: bytes) -> None:
         """Writes the board anew. A writer that is killed leaves one that says nothing, or what it said before."""
-        os.pwrite(self._control, _digest(text) + text, 0)
-        os.ftruncate(self._control, _DIGEST_NBYTES + len(text))
+        assert self._control is not None
+        os.pwrite(self._control.fd, _digest(text) + text, 0)
+        os.ftruncate(self._control.fd, _DIGEST_NBYTES + len(text))
 
     def leave(self) -> None:
         """Attends no longer; the last one removes the files. Does nothing in a forked child, or twice."""
-        if os.getpid() != self._pid or self._control < 0:
+        if os.getpid() != self._pid or self._control is None:
             return
-        control, self._control = self._control, -1
+        control, self._control = self._control, None
         try:
-            fcntl.flock(control, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(control, self._control_path):
+            if control.try_acquire() and control.is_at(self._control_path):
                 os.unlink(self._gate_path)  # first: while the old board is there, nobody passes by it to a new meeting
                 os.unlink(self._control_path)
-        except (BlockingIOError, FileNotFoundError):  # others attend; somebody has removed what nobody should
+        except FileNotFoundError:  # somebody has removed what nobody should
             pass
         finally:
-            names.close(control)
+            control.close()
 
-    def _enter(self) -> int:
+    def _enter(self) -> FileLock:
         while True:
-            if self._control < 0:
+            if self._control is None:
                 self._control_path, self._gate_path = self._place()
             try:
-                if self._control < 0:
+                if self._control is None:
                     owners.attend(self._control_path)
                     self._control = _opened(self._control_path)
-                    fcntl.flock(self._control, fcntl.LOCK_SH)
+                    self._control.acquire(shared=True)
                 gate = _opened(self._gate_path)
             except OSError:
                 if _others(self._control_path) is None and _others(self._gate_path) is None:
@@ -102,19 +103,19 @@ class Meeting:
                 self._let_go()  # another user has been quicker
                 continue
             try:
-                fcntl.flock(gate, fcntl.LOCK_EX)
-                if _is_at(gate, self._gate_path) and _is_at(self._control, self._control_path):
+                gate.acquire()
+                if gate.is_at(self._gate_path) and self._control.is_at(self._control_path):
                     return gate
             except BaseException:  # a signal's, while waiting
-                names.close(gate)
+                gate.close()
                 raise
-            names.close(gate)
+            gate.close()
             self._let_go()
 
     def _let_go(self) -> None:
-        if self._control >= 0:
-            names.close(self._control)
-            self._control = -1
+        if self._control is not None:
+            self._control.close()
+            self._control = None
 
     def _place(self) -> tuple[str, str]:
         """Where to meet: where one of this user's has begun to, else at the first place that is free."""
@@ -138,13 +139,12 @@ def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=_DIGEST_NBYTES).digest()
 
 
-def _opened(path: str) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    status = os.fstat(fd)
-    if not _is_ours(status):
-        os.close(fd)
+def _opened(path: str) -> FileLock:
+    lock = FileLock.open(path, os.O_CREAT | os.O_NONBLOCK, 0o600)
+    if not _is_ours(os.fstat(lock.fd)):
+        lock.close()
         raise PermissionError(errno.EPERM, f"not a file of user {os.geteuid()}", path)
-    return names.keep(fd)
+    return lock
 
 
 def _is_ours(status: os.stat_result) -> bool:
@@ -159,11 +159,3 @@ def _others(path: str) -> int | None:
     except FileNotFoundError:
         return None
     return None if _is_ours(status) else status.st_uid
-
-
-def _is_at(fd: int, path: str) -> bool:
-    try:
-        found = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(os.fstat(fd), found)

@@ -35,7 +35,6 @@ A group without a control segment has none to ask. It is left alone until its fi
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import select
@@ -51,9 +50,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
 
 from shmload._core.trainer import Lease, live_leases, stop_poisoning
-from shmload.shm import names
+from shmload.processes import private_fds
+from shmload.processes.file_lock import FileLock
+from shmload.processes.identity import start_of
 from shmload.shm.names import NEW, SHM_DIR, STEM_PATTERN, process_stem
-from shmload.world import start_of
 
 GRACE_S = 1.0
 
@@ -92,7 +92,7 @@ def _settle(fork: _Fork, timeout_s: float) -> None:
     poll.register(fork.reader, select.POLLIN)
     if poll.poll(timeout_s * 1000):  # nothing is ever written: this is the end of the file
         _unsettled.remove(fork)
-        names.close(fork.reader)
+        private_fds.close(fork.reader)
 
 
 def _private(lease: Lease) -> bool:
@@ -107,7 +107,7 @@ def _before() -> None:
     leases = live_leases()
     if leases:
         reader, writer = os.pipe2(os.O_CLOEXEC)
-        _thread.fork = _Fork(leases, names.keep(reader), writer)
+        _thread.fork = _Fork(leases, private_fds.keep(reader), writer)
 
 
 def _in_parent() -> None:
@@ -121,7 +121,7 @@ def _in_parent() -> None:
 def _in_child() -> None:
     fork, _thread.fork = _thread.fork, None
     stop_poisoning()
-    _unsettled.clear()  # names.py has closed the readers
+    _unsettled.clear()  # private_fds.py has closed the readers
     if fork is not None and all(_private(lease) for lease in fork.leases):  # after the first refusal all slots stay kept
         os.close(fork.writer)
 
@@ -167,18 +167,18 @@ def enter() -> None:
     global _groups
     with _lock:
         _groups += 1
-        if _shell is None or _shell.poll() is not None or not names.is_kept(_pipe):  # somebody has killed it, or closed its pipe
+        if _shell is None or _shell.poll() is not None or not private_fds.is_kept(_pipe):  # killed, or its pipe closed
             _start()
 
 
 def _start() -> None:
     global _shell, _pipe
     if _pipe >= 0:
-        names.close(_pipe)
+        private_fds.close(_pipe)
     if _shell is not None:
         _await(_shell)  # it is removing what there was, by names that those of the new groups begin like
     end, own = os.pipe2(os.O_CLOEXEC)
-    _pipe = names.keep(own)
+    _pipe = private_fds.keep(own)
     try:
         _shell = subprocess.Popen(
             ["/bin/sh", "-c", _SCRIPT, process_stem()],
@@ -227,7 +227,7 @@ def attend(board: str) -> None:
 
 
 def _write(line: str) -> None:
-    if names.is_kept(_pipe):
+    if private_fds.is_kept(_pipe):
         with suppress(OSError):  # somebody has killed it; the next one gets all of it
             os.write(_pipe, f"{line}\n".encode())
 
@@ -260,7 +260,7 @@ def leave() -> None:
         shell, _shell = _shell, None
         pipe, _pipe = _pipe, -1
         if pipe >= 0:
-            names.close(pipe)
+            private_fds.close(pipe)
     if shell is not None:
         _await(shell)
 
@@ -351,41 +351,37 @@ def _held(control: str, uid: int) -> Iterator[tuple[_State, int]]:
     """Whether the owner of a control segment lives, and its pid; if it does not, its lock is held in the block."""
     for path in (control, control + NEW):
         try:
-            fd = names.keep(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+            lock = FileLock.open(path)
         except FileNotFoundError:
             continue
         except OSError:  # no descriptor is left, say: what cannot be asked counts as living
             yield "living", 0
             return
         try:
-            yield _state_of(fd, path, uid) if path == control else ("living" if _is_locked(fd) else "no control", 0)
+            yield _state_of(lock, path, uid) if path == control else ("living" if _is_locked(lock) else "no control", 0)
         finally:
-            names.close(fd)
+            lock.close()
         return
     yield "no control", 0
 
 
-def _state_of(fd: int, path: str, uid: int) -> tuple[_State, int]:
-    status = os.fstat(fd)
-    if status.st_uid != uid or not stat.S_ISREG(status.st_mode) or _is_locked(fd):
+def _state_of(lock: FileLock, path: str, uid: int) -> tuple[_State, int]:
+    status = os.fstat(lock.fd)
+    if status.st_uid != uid or not stat.S_ISREG(status.st_mode) or _is_locked(lock):
         return "living", 0
-    try:
-        if not os.path.samestat(status, os.stat(path, follow_symlinks=False)):
-            return "living", 0  # somebody has removed it meanwhile, and another has begun
-    except FileNotFoundError:
-        return "living", 0
-    head = os.pread(fd, _HEADER.size, 0)
+    if not lock.is_at(path):
+        return "living", 0  # its owner has removed it meanwhile, and another may have begun
+    head = os.pread(lock.fd, _HEADER.size, 0)
     magic, pid = _HEADER.unpack(head) if len(head) == _HEADER.size else (b"", 0)
     return "dead", pid if magic == _MAGIC else 0
 
 
-def _is_locked(fd: int) -> bool:
-    """Whether somebody else holds the lock; if not, this descriptor does from now on."""
+def _is_locked(lock: FileLock) -> bool:
+    """Return whether another process holds a lock. If not, this process holds it from now on."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # where flock is not to be had at all, nobody is declared dead
+        return not lock.try_acquire()
+    except OSError:  # on a file system without locks, nobody is declared dead
         return True
-    return False
 
 
 def _described(stem: str, paths: list[str], uid: int, pid: int, why: str) -> Leftover | None:

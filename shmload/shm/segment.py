@@ -40,7 +40,6 @@ from __future__ import annotations
 
 import atexit
 import errno
-import fcntl
 import functools
 import logging
 import os
@@ -54,7 +53,9 @@ from typing import Any, Literal, NamedTuple, Self
 from shmload._core.bell import Bell, make_semaphore
 from shmload._core.mapping import Mapping
 from shmload.errors import RingTooSmall
-from shmload.shm import names, owners
+from shmload.processes import private_fds
+from shmload.processes.file_lock import FileLock, try_lock
+from shmload.shm import owners
 from shmload.shm.names import NEW, SHM_DIR, new_stem, proc_self
 
 try:
@@ -211,7 +212,7 @@ class Segment:
     def __init__(self, name: str, nbytes: int, fd: int, kind: Literal["shm", "memfd"]) -> None:
         self.name, self.nbytes, self.kind = name, nbytes, kind
         self.num_reserved = 0
-        self.fd = names.keep(fd)
+        self.fd = private_fds.keep(fd)
         self.path = f"{SHM_DIR}/{name}" if kind == "shm" else memfd_path(name, fd)
         self._pid = os.getpid()
         self._is_closed = False
@@ -276,7 +277,7 @@ class Segment:
         if self.kind == "shm":
             with suppress(FileNotFoundError):
                 os.unlink(self.path)
-        names.close(self.fd)
+        private_fds.close(self.fd)
 
     @property
     def unreserved_nbytes(self) -> int:
@@ -357,7 +358,7 @@ def _create_named(name: str, nbytes: int, num_reserved: int) -> int:
     fd = -1
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try_lock(fd)
         os.fchmod(fd, 0o600)
         _reserve_first(fd, num_reserved)
         os.rename(path, f"{SHM_DIR}/{name}")  # never seen unlocked under its name: a janitor takes what it can lock
@@ -467,13 +468,13 @@ class Doorbell(Bell):
 
     @classmethod
     def _unnamed(cls, name: str) -> Doorbell:
-        fd = names.keep(os.memfd_create(name[1:], os.MFD_CLOEXEC))
+        fd = private_fds.keep(os.memfd_create(name[1:], os.MFD_CLOEXEC))
         try:
             os.fchmod(fd, 0o600)
             make_semaphore(fd)
             return cls(memfd_path(name[1:], fd), fd, is_owner=True)
         except BaseException:
-            names.close(fd)
+            private_fds.close(fd)
             raise
 
     @classmethod
@@ -497,7 +498,7 @@ class Doorbell(Bell):
             return
         self._owner_pid = 0
         if self._fd >= 0:
-            names.close(self._fd)
+            private_fds.close(self._fd)
             return
         with suppress(posix_ipc.ExistentialError):
             posix_ipc.unlink_semaphore(self.name)
@@ -513,9 +514,8 @@ class _Mark:
     def __init__(self, path: str) -> None:
         self._path = path
         self._pid = os.getpid()
-        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = names.keep(os.open(path + NEW, flags, 0o600))
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._lock = FileLock.open(path + NEW, os.O_CREAT | os.O_EXCL, 0o600)
+        self._lock.try_acquire()
         os.rename(path + NEW, path)  # never seen unlocked: see owners.py
 
     def close(self) -> None:
@@ -524,7 +524,7 @@ class _Mark:
             return
         with suppress(FileNotFoundError):
             os.unlink(self._path)
-        names.close(self._fd)
+        self._lock.close()
 
 
 class Group:

@@ -33,7 +33,8 @@ from typing import Any, TypeVar
 
 from shmload import faults
 from shmload.errors import CacheFull, StoreError
-from shmload.storage.ledger import NEW, OURS, Kept, KeptFile, Ledger, Session, unlink
+from shmload.processes.file_lock import FileLock
+from shmload.storage.ledger import NEW, OURS, Kept, Ledger, Session, unlink
 
 __all__ = ["BudgetedFolder", "FolderStatistics", "Lease", "Leases", "Reservation"]
 
@@ -182,7 +183,7 @@ class Reservation:
         nbytes: what is reserved; also the file's length until it is published.
     """
 
-    def __init__(self, folder: BudgetedFolder, session: Session, file: KeptFile, name: str, nbytes: int) -> None:
+    def __init__(self, folder: BudgetedFolder, session: Session, file: FileLock, name: str, nbytes: int) -> None:
         self.name = name
         self.nbytes = nbytes
         self._folder = folder
@@ -526,7 +527,7 @@ class BudgetedFolder:
         session = self._session()
         temporary = name or f"{os.getpid()}-{secrets.token_hex(4)}"
 
-        def try_once() -> Lease | KeptFile:
+        def try_once() -> Lease | FileLock:
             with session.locked() as ledger:
                 kept = ledger.files.get(name) if name else None
                 if kept is not None:

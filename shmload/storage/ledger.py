@@ -9,11 +9,6 @@ writes a new token there with the folder's time of change. A process lists the f
 copy, or the ledger is dirty (its writer was killed), damaged, gone, or older than the folder (somebody else put a
 file there, or took one). So there is nothing to recover, and nothing to believe.
 
-Descriptors whose locks say "this process lives", and so must not live on in anything it forks.
-
-A flock belongs to the open file: as long as a forked child keeps a copy of the descriptor, its dead parent would seem to live. They
-are opened close-on-exec and through here, which closes each forked child's copies. Closing a copy ends no lock of the parent's.
-
 What a process has open of a budgeted folder: its ledger, its leases of a process, its lock against its own threads.
 
 Each process begins its own at its first use, a forked child too. A lease may be let go by the garbage collector at any moment, also
@@ -38,13 +33,11 @@ from __future__ import annotations
 
 import array
 import contextlib
-import fcntl
 import logging
 import os
 import secrets
 import stat
 import struct
-import sys
 import tempfile
 import threading
 import time
@@ -55,64 +48,9 @@ from typing import NamedTuple
 
 from shmload import faults
 from shmload.errors import StoreError
+from shmload.processes.file_lock import FileLock, is_locked, try_lock
 
 log = logging.getLogger("shmload")
-_kept: set[int] = set()
-
-
-class KeptFile:
-    """A file, open for reading and writing, whose descriptor no child has. It closes with its last reference, if not before."""
-
-    fd = -1
-
-    def __init__(self, path: str, flags: int = 0) -> None:
-        self._pid = os.getpid()
-        self.fd = os.open(path, flags | os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        _kept.add(self.fd)
-
-    def close(self) -> None:
-        """Unlocks and closes it; mappings may live on. Twice is no error, and in a forked child it is closed already."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0 and self._pid == os.getpid():
-            fcntl.flock(fd, fcntl.LOCK_UN)
-            _kept.discard(fd)
-            os.close(fd)
-
-    def __del__(self) -> None:
-        if sys is not None and not sys.is_finalizing():  # the module's names go before the last objects do
-            self.close()
-
-
-def is_locked(path: str) -> bool:
-    """Whether somebody holds a lock on the file. One that is not there has no holder."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        return not try_lock(fd, fcntl.LOCK_SH)
-    finally:
-        os.close(fd)
-
-
-def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Takes a lock if nobody else holds it."""
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _close_all() -> None:
-    for fd in _kept:
-        with contextlib.suppress(OSError):  # a program that has closed every descriptor
-            os.close(fd)
-    _kept.clear()
-
-
-os.register_at_fork(after_in_child=_close_all)
-
 
 HIDDEN = ".shmload"
 NEW = f"{HIDDEN}/new"
@@ -152,14 +90,14 @@ class Ledger:
         self.num_listings = 0
         self._adopts = adopts
         self._path = f"{folder}/{HIDDEN}/ledger"
-        self._file = KeptFile(self._path)
+        self._file = FileLock.open(self._path, os.O_CREAT)
         self._token = b""  # of the change that `files` and `writing` are as of; empty: they are not to be believed
         self._is_changing = False
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Alone in the folder, and up to date. What raises behind the first change leaves the next one a listing."""
-        fcntl.flock(self._file.fd, fcntl.LOCK_EX)
+        self._file.acquire()
         try:
             self._look()
             faults.hit("holding_lock")
@@ -172,7 +110,7 @@ class Ledger:
             raise
         finally:
             self._is_changing = False
-            fcntl.flock(self._file.fd, fcntl.LOCK_UN)
+            self._file.release()
 
     def changing(self) -> None:
         """To be called before a file is made, renamed or removed."""
@@ -267,8 +205,8 @@ class ProcessLeases:
         self._users = f"{folder}/{USERS}"
         self.name = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._path = f"{self._users}/{self.name}"
-        self._file = KeptFile(self._path, os.O_EXCL)
-        fcntl.flock(self._file.fd, fcntl.LOCK_EX)
+        self._file = FileLock.open(self._path, os.O_CREAT | os.O_EXCL)
+        self._file.acquire()
         self._capacity_bytes = capacity_bytes
         self._version = 0
         with contextlib.suppress(OSError):  # the disk is full: the first lease writes it, after room was made
@@ -396,7 +334,7 @@ class Session:
         _check_locks(folder)
         self.pid = os.getpid()
         self.ledger = Ledger(folder, adopts=adopts)
-        self.writing: dict[str, KeptFile] = {}  # by temporary name
+        self.writing: dict[str, FileLock] = {}  # by temporary name
         self.is_closed = False
         self._is_open = True  # descriptors are, until nobody is inside the lock
         self._lock = threading.Lock()
@@ -441,11 +379,11 @@ class Session:
                 unlink(f"{self.folder}/{NEW}/{name}")
                 self.ledger.end_writing(name)
 
-    def begin_writing(self, name: str, nbytes: int) -> KeptFile:
+    def begin_writing(self, name: str, nbytes: int) -> FileLock:
         """Makes a file for a reservation, of its length at once: so a listing counts it right. The folder's lock is held."""
         self.ledger.changing()
-        file = KeptFile(f"{self.folder}/{NEW}/{name}", os.O_EXCL)
-        fcntl.flock(file.fd, fcntl.LOCK_EX)
+        file = FileLock.open(f"{self.folder}/{NEW}/{name}", os.O_CREAT | os.O_EXCL)
+        file.acquire()
         os.ftruncate(file.fd, nbytes)
         self.writing[name] = file
         self.ledger.set_writing(name, nbytes)

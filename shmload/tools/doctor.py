@@ -22,7 +22,8 @@ from typing import Literal
 
 import shmload
 from shmload.shm import owners, segment
-from shmload.shm.names import Host, listed, new_stem
+from shmload.shm.host import Host, listed
+from shmload.shm.names import new_stem
 
 Level = Literal["good", "advice", "problem"]
 

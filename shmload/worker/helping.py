@@ -18,7 +18,7 @@ from shmload import faults
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.neighbour import Neighbour
-from shmload.shm.names import own_ticket, pidfd_of
+from shmload.processes.identity import own_ticket, pidfd_of
 from shmload.shm.segment import Doorbell
 from shmload.worker.job import Job, PeerRing
 from shmload.worker.loop import WorkerLoop

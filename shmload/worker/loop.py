@@ -20,6 +20,7 @@ from shmload.batch.layout import Layout
 from shmload.batch.ragged import Arenas, PackedBatch, RaggedRows, pack
 from shmload.errors import RingTooSmall
 from shmload.metrics import irregular_files
+from shmload.processes.identity import start_of
 from shmload.worker.failure import Failure
 from shmload.worker.iterable_pass import IterablePass
 from shmload.worker.job import Job
@@ -28,7 +29,6 @@ from shmload.worker.sample_reader import SampleReader
 from shmload.worker.sample_rng import begin_reading, end_samples
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 from shmload.worker.snapshot import Snapshots
-from shmload.world import start_of
 
 
 def process_begin_ns() -> int:

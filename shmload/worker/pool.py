@@ -20,15 +20,15 @@ from typing import Any, NamedTuple, Protocol
 
 from shmload import faults
 from shmload._core.mapping import Mapping
+from shmload.processes.exit_codes import describe_exit, settle
+from shmload.processes.interrupts import interrupts_held
 from shmload.shm import owners
 from shmload.shm.segment import Group, Segment
 from shmload.worker.fork_warnings import warn_of_fork
-from shmload.worker.interrupts import interrupts_held
 from shmload.worker.job import Job, Post
 from shmload.worker.job_pickling import pickled_once
 from shmload.worker.process import STACK_SIGNAL, main
 from shmload.worker.template import process_maker
-from shmload.world import describe_exit, settle
 
 STACK_NBYTES = 65536
 

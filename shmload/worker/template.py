@@ -50,7 +50,8 @@ from pathlib import Path
 from time import sleep
 from typing import Any, NoReturn
 
-from shmload.shm import names, owners
+from shmload.processes import private_fds
+from shmload.shm import owners
 
 log = logging.getLogger("shmload")
 
@@ -193,7 +194,7 @@ class Template:
         self.origin = origin
         path = spawn.get_preparation_data("")["sys_path"]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control = names.keep(ours.detach())
+        self._control = private_fds.keep(ours.detach())
         try:
             with theirs:
                 self.process = subprocess.Popen(
@@ -202,14 +203,14 @@ class Template:
                     restore_signals=False,  # Python ignores the same ones again
                 )
         except BaseException:
-            names.close(self._control)
+            private_fds.close(self._control)
             raise
         weakref.finalize(self, _end, self.process, self._control, os.getpid())
 
     @property
     def is_alive(self) -> bool:
         """Whether it takes orders: it has not ended, and the program has not closed the way to it."""
-        return self.process.poll() is None and names.is_kept(self._control)
+        return self.process.poll() is None and private_fds.is_kept(self._control)
 
     def order(self, modules: Iterable[str], fds: Iterable[int] = ()) -> None:
         """Has it import what it has not, and fork a worker if there are descriptors for one. Waits for neither.
@@ -226,7 +227,7 @@ def _end(process: subprocess.Popen[bytes], control: int, owner: int) -> None:
     if os.getpid() != owner:
         process.returncode = 0  # not this process's child: nothing to wait for, nothing to warn of
         return
-    names.close(control)
+    private_fds.close(control)
     process.kill()
     process.wait()
     owners.forget(process.pid)

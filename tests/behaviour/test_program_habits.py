@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from shmload.shm import names
-from shmload.world import UNKNOWN_EXIT, describe_exit, settle
+from shmload.processes import private_fds
+from shmload.processes.exit_codes import UNKNOWN_EXIT, describe_exit, settle
 
 pytestmark = pytest.mark.slow(reason="starts programs that import torch")
 
@@ -50,15 +50,15 @@ def test_the_exit_code_of_a_process_that_the_program_has_reaped_is_unknown() -> 
 
 def test_a_descriptor_that_the_program_has_reused_is_not_closed() -> None:
     reader, writer = os.pipe()
-    kept = names.keep(reader)
+    kept = private_fds.keep(reader)
     os.close(reader)
     null = os.open(os.devnull, os.O_RDONLY)
     assert null == reader
-    assert not names.is_kept(kept)
-    anew = names.keep(null)
-    names.close(kept)
-    assert names.is_kept(anew)
-    names.close(anew)
+    assert not private_fds.is_kept(kept)
+    anew = private_fds.keep(null)
+    private_fds.close(kept)
+    assert private_fds.is_kept(anew)
+    private_fds.close(anew)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(null)
     os.close(writer)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shmload.shm.names import Host
+from shmload.shm.host import Host
 from shmload.tools.doctor import Finding, Said
 
 Tree = dict[str, str]

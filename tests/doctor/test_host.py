@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shmload.shm.names import Host, listed
+from shmload.shm.host import Host, listed
 from shmload.tools import doctor
 from tests.doctor.conftest import said
 

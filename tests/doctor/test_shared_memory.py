@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from shmload.shm.names import Host
+from shmload.shm.host import Host
 from shmload.tools import doctor
 from tests.doctor.conftest import said
 

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shmload.cli import app
-from shmload.shm.names import Host
+from shmload.shm.host import Host
 from shmload.tools import doctor
 from shmload.tools.doctor import Finding
 from tests.doctor.conftest import said

@@ -13,7 +13,7 @@ import pytest
 from shmload.errors import ShardCorrupt, StateMismatch
 from shmload.growing import SampleCache
 from shmload.growing.files import CacheFile, Snapshot, next_generation, read_snapshot, snapshot_path
-from shmload.growing.library import KEPT_SNAPSHOTS, GrowingRun, forget_runs, run_name
+from shmload.growing.growing_run import KEPT_SNAPSHOTS, GrowingRun, forget_runs, run_name
 from tests.growing.growing_kit import dataset_of, epoch_of, loader_of, put
 
 

@@ -55,16 +55,6 @@ def test_one_that_raises_is_told_with_its_traceback_and_what_it_had_is_kept(cach
     assert len(cache.files()) >= 2
 
 
-def test_one_that_fails_all_night_is_still_started_again(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = partial(sampler_supervisor._Place, in_a_row=1100)
-    monkeypatch.setattr(sampler_supervisor, "_Place", first)
-    monkeypatch.setattr(sampler_supervisor, "MAX_PAUSE_S", 0.001)
-    samplers = cache.start(stuck_at_once, 1, max_restarts=10**6, multiprocessing_context="fork")
-    wait_until(lambda: (s := samplers.states) and s[0]["restarts"] >= 2, "two restarts")
-    assert samplers._process.exitcode is None
-    samplers.stop()
-
-
 def test_when_all_are_given_up_the_next_epoch_raises_what_befell_them(cache: SampleCache) -> None:
     samplers = cache.start(stuck_at_once, 2, max_restarts=2)
     wait_until(lambda: samplers.are_done, "both to be given up")
@@ -150,9 +140,9 @@ def test_a_killed_supervisor_takes_its_samplers_along_and_is_replaced(cache: Sam
     with loader_of(dataset_of(cache, timeout_s=30.0)) as loader:
         epoch_of(loader)
         pids = [state["pid"] for state in samplers.states]
-        samplers._process.kill()
+        samplers._child.send(signal.SIGKILL)
         wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "the samplers to end")
-        wait_until(lambda: samplers._process.exitcode is not None, "the supervisor to be seen dead")
+        wait_until(lambda: not samplers._child.lives, "the supervisor to be seen dead")
         epoch_of(loader)
         epoch_of(loader)
         wait_until(lambda: all(s["pid"] not in (0, *pids) for s in samplers.states), "new ones")
@@ -176,7 +166,7 @@ cache = SampleCache(sys.argv[1], 1 << 16, file_nbytes=1024)
 samplers = cache.start(endless, 2, publish_s=0.0)
 loader = loader_of(dataset_of(cache, timeout_s=30.0), num_workers=1)
 epoch_of(loader)
-print(samplers._process.pid, *[state["pid"] for state in samplers.states], flush=True)
+print(samplers._child.pid, *[state["pid"] for state in samplers.states], flush=True)
 if sys.argv[2] == "wait":
     sys.stdin.read()
 """

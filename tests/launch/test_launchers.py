@@ -16,7 +16,8 @@ import typer
 
 from shmload.cli import app
 from shmload.engine import autotune
-from shmload.world import Place, launched_place, local_place, rank_and_world_size, run_key
+from shmload.processes.run_key import run_key
+from shmload.world import Place, launched_place, local_place, rank_and_world_size
 
 # As the programs set them: OpenMPI 5.0.11 and MPICH 5.0.2, recorded; Slurm's from srun(1), "OUTPUT ENVIRONMENT VARIABLES"
 OPENMPI = {
@@ -145,7 +146,8 @@ def test_runs_of_openmpi_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 PROGRAM = """
-from shmload.world import local_place, rank_and_world_size, run_key
+from shmload.processes.run_key import run_key
+from shmload.world import local_place, rank_and_world_size
 print(*rank_and_world_size(), *local_place(), hash(run_key()))
 """
 

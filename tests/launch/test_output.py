@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.launch.watching import TAIL, Pipe
+from shmload.launch.output import TAIL, Pipe
 
 
 class Stream(io.TextIOWrapper):

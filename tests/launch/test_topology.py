@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shmload.launch.topology import Core, cores, device_nodes, num_devices
-from shmload.shm.names import Host
+from shmload.shm.host import Host
 
 
 def host(root: Path, files: dict[str, str], **environ: str) -> Host:

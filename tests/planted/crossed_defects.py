@@ -325,7 +325,7 @@ CROSSED_DEFECTS = [
         "N6",
         "a child that an actor forks keeps its lock",
         "shmload/ray/life_lock.py",
-        "names.keep(open_segment(path))",
+        "private_fds.keep(open_segment(path))",
         "open_segment(path)",
         (f"{LIFE_LOCK}test_what_an_actor_has_forked_does_not_keep_its_lock",),
     ),
@@ -728,7 +728,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a worker whose exit code the program has taken cannot be closed",
-        "shmload/world.py",
+        "shmload/processes/exit_codes.py",
         "    if process.exitcode is None:\n        process._popen.returncode = UNKNOWN_EXIT\n",
         "    if False:\n        process._popen.returncode = UNKNOWN_EXIT\n",
         ("tests/behaviour/test_program_habits.py::test_the_exit_code_of_a_process_that_the_program_has_reaped_is_unknown",),
@@ -736,7 +736,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a descriptor of the program's is closed, whose number was the loader's",
-        "shmload/shm/names.py",
+        "shmload/processes/private_fds.py",
         "        return kept.file == _file_of(fd)\n",
         "        return bool(_file_of(fd))\n",
         ("tests/behaviour/test_program_habits.py::test_a_descriptor_that_the_program_has_reused_is_not_closed",),

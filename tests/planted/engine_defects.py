@@ -401,7 +401,7 @@ ENGINE_DEFECTS = [
         "R7",
         "a forked child of the trainer keeps its template alive",
         "shmload/worker/template.py",
-        "        self._control = names.keep(ours.detach())\n",
+        "        self._control = private_fds.keep(ours.detach())\n",
         "        self._control = ours.detach()\n",
         (f"{TEMPLATE}test_a_template_ends_with_its_trainer[fork]",),
     ),

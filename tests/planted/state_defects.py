@@ -25,7 +25,7 @@ STATE_DEFECTS = [
     Defect(
         "R1",
         "a descriptor that the program has closed leaves a child the others",
-        "shmload/shm/names.py",
+        "shmload/processes/private_fds.py",
         "    with suppress(OSError):\n        return kept.file == _file_of(fd)\n",
         "    if True:\n        return kept.file == _file_of(fd)\n",
         ("tests/shm/test_segment.py::test_a_forked_child_keeps_none_where_the_program_has_closed_one",),
@@ -131,9 +131,9 @@ STATE_DEFECTS = [
     Defect(
         "R2",
         "what was gone of an epoch is gone of another run's, too",
-        "shmload/growing/library.py",
-        "        self._snapshots, self._holds, self._gone = {}, {}, {}\n",
-        "        self._snapshots, self._holds = {}, {}\n",
+        "shmload/growing/growing_epochs.py",
+        "        self._holds, self._gone = {}, {}\n",
+        "        self._holds = {}\n",
         ("tests/growing/test_resume.py::test_what_was_gone_of_another_runs_epoch_is_forgotten",),
     ),
     Defect(
@@ -349,7 +349,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a growing dataset's state names a folder anywhere",
-        "shmload/growing/library.py",
+        "shmload/growing/growing_run.py",
         '    return isinstance(name, str) and re.fullmatch("[0-9a-f]{12}", name) is not None\n',
         "    return isinstance(name, str)\n",
         (f"{RESUME}damaged.py::test_a_run_that_a_state_names_is_no_path",),

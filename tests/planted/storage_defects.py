@@ -79,7 +79,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "an epoch's snapshot has no room reserved on a disk that fills up",
-        "shmload/growing/library.py",
+        "shmload/growing/growing_run.py",
         "        self._reserve(2 * len(data))\n",
         "",
         ("tests/growing/test_small_disk.py::test_training_goes_on_when_others_fill_the_disk",),
@@ -103,7 +103,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a forked child keeps its dead parent's leases",
-        "shmload/storage/ledger.py",
+        "shmload/processes/private_fds.py",
         "os.register_at_fork(after_in_child=_close_all)\n",
         "",
         (f"{PROCESSES}test_a_parents_leases_end_with_it_although_its_child_lives",),
@@ -152,7 +152,7 @@ STORAGE_DEFECTS = [
         "S4",
         "a writer counts as living while anyone has its pid",
         "shmload/growing/files.py",
-        "        if is_locked(os.fspath(lock)):\n",
+        "        if is_locked(lock):\n",
         "        if os.path.exists(f\"/proc/{path.name.split('-')[0]}\"):\n",
         ("tests/growing/test_writer.py::test_a_report_counts_as_long_as_its_writer_lives_whatever_its_pid_says",),
     ),
@@ -167,8 +167,8 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a run is removed under a rank that joins it",
-        "shmload/growing/library.py",
-        "            return os.path.samestat(os.fstat(self._attending.fd), os.stat(path))\n",
+        "shmload/growing/growing_run.py",
+        "            return self._attending.is_at(path)\n",
         "            return True\n",
         ("tests/growing/test_run.py::test_a_run_that_is_forgotten_while_a_rank_joins_it_is_begun_anew",),
     ),
@@ -183,7 +183,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a resume reads whatever lies under the name of a file that it had",
-        "shmload/growing/library.py",
+        "shmload/growing/growing_epochs.py",
         "file.name not in held or self._is_replaced(file) for",
         "file.name not in held for",
         ("tests/growing/test_resume.py::test_a_resume_does_not_read_another_file_under_the_name_of_the_one_it_had",),
@@ -191,7 +191,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a sampler is stopped amid a record",
-        "shmload/growing/sampler_supervisor.py",
+        "shmload/growing/sampler_process.py",
         "    if _writing is None or _writing.is_waiting:",
         "    if True:",
         ("tests/growing/test_samplers.py::test_a_stop_amid_a_record_leaves_a_file_that_holds_what_its_name_says",),
@@ -570,7 +570,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S1",
         "a sampler's sample waits for the next one, however long that takes",
-        "shmload/growing/sampler_supervisor.py",
+        "shmload/growing/timely_publisher.py",
         "            self._has_written.set()\n",
         "            pass\n",
         ("tests/growing/test_samplers.py::test_a_sample_is_published_in_time_however_long_the_next_one_takes",),
@@ -731,7 +731,7 @@ STORAGE_DEFECTS = [
         "N5",
         "a resume of a followed dataset reads the newest snapshot",
         "shmload/remote/following.py",
-        "        self._snapshots, self._begun = {epoch: found}, epoch\n",
+        "        self._read_from(epoch, found)\n",
         "        self._begun = epoch\n",
         (f"{FOLLOWING}test_a_state_is_resumed_on_its_own_snapshot_and_the_epoch_behind_it_reads_all",),
         is_crossing=True,

@@ -20,13 +20,14 @@ import pytest
 
 from shmload import ShmLoader
 from shmload.errors import ShardCorrupt, StoreError
+from shmload.processes.file_lock import is_locked
 from shmload.remote import RemoteDataset
 from shmload.remote.fetch import fetch_of
 from shmload.remote.listing import shards_in
 from shmload.remote.local_shards import Fetched, LocalShards, Prefetcher, PrivateFolder, remove_abandoned
 from shmload.storage.cache import Cache
 from shmload.storage.folder import BudgetedFolder
-from shmload.storage.ledger import NEW, is_locked
+from shmload.storage.ledger import NEW
 from shmload.storage.local import LocalStore
 from tests.remote.remote_kit import NBYTES, WatchedStore, dataset_of, labels, watched, write_packed, write_plain
 

@@ -9,10 +9,9 @@ import pytest
 
 from shmload._core.filler import DONE
 from shmload._core.neighbour import Neighbour
+from shmload.processes.identity import of_ticket, own_ticket, pidfd_of, start_of
 from shmload.sharing.balancing import NodeBell, PeerPool
-from shmload.shm.names import of_ticket, own_ticket, pidfd_of
 from shmload.shm.segment import Group
-from shmload.world import start_of
 from tests.sharing.sharing_kit import Crowd
 
 MINE, ANOTHERS = own_ticket(), own_ticket() + 1

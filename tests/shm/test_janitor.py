@@ -165,7 +165,7 @@ def test_many_janitors_and_owners_at_once_leave_the_living_alone(monkeypatch: py
 def test_a_real_loaders_owner_is_known_by_its_pid(monkeypatch: pytest.MonkeyPatch) -> None:
     with ShmLoader(list(range(8)), batch_size=2, seed=1, num_workers=1) as loader:
         next(iter(loader))
-        monkeypatch.setattr(owners, "_is_locked", lambda fd: False)
+        monkeypatch.setattr(owners, "_is_locked", lambda lock: False)
         assert [os.getpid()] == [found.pid for found in find_leftovers() if process_stem() in found.stem]
 
 

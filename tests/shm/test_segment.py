@@ -14,8 +14,8 @@ import pytest
 
 from shmload._core.mapping import Mapping
 from shmload.errors import RingTooSmall
-from shmload.shm import names
-from shmload.shm.names import SHM_DIR, new_stem
+from shmload.processes import private_fds
+from shmload.shm.names import SHM_DIR, new_stem, process_stem
 from shmload.shm.segment import Group, Segment, memfd_path, open_segment
 from tests.shm.mount_kit import READ_ONLY, in_mount_namespace, needs_unshare, of_size
 
@@ -50,7 +50,7 @@ def test_one_that_is_interrupted_while_it_is_made_leaves_nothing(kind: Any, monk
     with pytest.raises(KeyboardInterrupt):
         Segment.create(new_stem() + "-a", MIB, kind=kind)
     assert len(os.listdir("/proc/self/fd")) == len(before)
-    assert {name for name in os.listdir(SHM_DIR) if name.startswith(names.process_stem())} <= set(files)
+    assert {name for name in os.listdir(SHM_DIR) if name.startswith(process_stem())} <= set(files)
 
 
 def test_a_mapping_outlives_its_segment() -> None:
@@ -97,7 +97,7 @@ def test_a_forked_child_neither_removes_nor_keeps_its_parents_segment() -> None:
     pid = os.fork()
     if pid == 0:
         segment.close()
-        os._exit(1 if segment.fd in names._descriptors else 0)
+        os._exit(1 if segment.fd in private_fds._descriptors else 0)
     assert os.waitpid(pid, 0)[1] == 0
     assert os.path.exists(segment.path)
     segment.close()
@@ -105,9 +105,9 @@ def test_a_forked_child_neither_removes_nor_keeps_its_parents_segment() -> None:
 
 def test_a_forked_child_keeps_none_where_the_program_has_closed_one(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = os.pipe()
-    monkeypatch.setattr(names, "_descriptors", {})
-    names.keep(first)
-    names.keep(second)  # after the one that is closed
+    monkeypatch.setattr(private_fds, "_descriptors", {})
+    private_fds.keep(first)
+    private_fds.keep(second)  # after the one that is closed
     os.close(first)
     pid = os.fork()
     if pid == 0:

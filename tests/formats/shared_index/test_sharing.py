@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from shmload import SharedIndex, world
+from shmload import SharedIndex
+from shmload.processes import run_key as run_key_module
+from shmload.processes.run_key import run_key
 from shmload.shm import segment
 from shmload.shm.names import SHM_DIR, meeting_stem, process_stem
-from shmload.world import run_key
 from tests.children import go_on, python, running, says, waits_for_a_lock
 from tests.formats.shared_index.index_kit import gone_within
 
@@ -221,17 +222,17 @@ def test_without_a_place_to_meet_the_error_says_what_to_do(monkeypatch: pytest.M
 
 def test_runs_differ_by_what_their_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
     found = set()
-    for name in world._RUN_VARIABLES:
+    for name in run_key_module._RUN_VARIABLES:
         for value in ("1", "2"):
             monkeypatch.setenv(name, value)
             found.add(run_key())
-    assert len(found) == 2 * len(world._RUN_VARIABLES)
+    assert len(found) == 2 * len(run_key_module._RUN_VARIABLES)
 
 
 def test_without_a_launcher_a_run_is_its_parents(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in world._RUN_VARIABLES:
+    for name in run_key_module._RUN_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    code = "from shmload.world import run_key; print(run_key())"
+    code = "from shmload.processes.run_key import run_key; print(run_key())"
     keys = [python(code).communicate()[0] for _ in range(2)]
     assert keys[0] == keys[1]
     assert ast.literal_eval(keys[0])[1] == str(os.getpid())

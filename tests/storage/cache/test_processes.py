@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from shmload import CacheFull
+from shmload.processes.file_lock import FileLock
 from shmload.storage.folder import BudgetedFolder, Lease
-from shmload.storage.ledger import KeptFile
 from tests.storage.cache.folder_kit import being_written, names, put, really_there, users
 
 DEADLINE_S = 20
@@ -59,12 +59,12 @@ def test_a_killed_process_holds_nothing_and_whoever_waits_goes_on_at_once(place:
 
 
 def test_a_copy_that_ends_in_a_child_closes_none_of_the_childs_own_files(tmp_path: Path) -> None:
-    of_parent = KeptFile(f"{tmp_path}/parent")
+    of_parent = FileLock.open(f"{tmp_path}/parent", os.O_CREAT)
 
     def opens_its_own_and_ends_the_copy() -> None:
-        number, own = of_parent.fd, [KeptFile(f"{tmp_path}/0")]
+        number, own = of_parent.fd, [FileLock.open(f"{tmp_path}/0", os.O_CREAT)]
         while own[-1].fd != number:  # lower ones may be free, too
-            own.append(KeptFile(f"{tmp_path}/{len(own)}"))
+            own.append(FileLock.open(f"{tmp_path}/{len(own)}", os.O_CREAT))
         of_parent.close()
         os.fstat(number)
 

@@ -1,0 +1,66 @@
+"""What a growing cache is doing, for its own process and for readers of its statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+from shmload.growing.files import CONTROL, WriterStatistics, newest_generation, reports
+from shmload.growing.library import Library
+
+RATE_S = 60.0  # what is published in so many seconds makes the rate
+
+
+@dataclass(frozen=True)
+class CacheStatistics:
+    """A growing cache at one moment.
+
+    Attributes:
+        nbytes: of all files, those that are being written included at what is reserved for them.
+        num_leased: files that epochs under way keep from being evicted.
+        generation: how many files writers have published so far.
+        num_evicted: of those, how many are gone.
+        bytes_per_s, samples_per_s: published in the last minute.
+        bad: files that are left out, and why.
+        writers: the living ones.
+        samplers: those under supervision, of any process here.
+    """
+
+    capacity_bytes: int
+    nbytes: int
+    num_files: int
+    num_samples: int
+    num_leased: int
+    num_writing: int
+    generation: int
+    num_evicted: int
+    bytes_per_s: float
+    samples_per_s: float
+    bad: Mapping[str, str]
+    writers: Sequence[WriterStatistics]
+    samplers: Sequence[Mapping[str, Any]]
+
+
+def statistics_of(library: Library) -> CacheStatistics:
+    """The cache now."""
+    files, of_folder = library.files(), library.folder.statistics()
+    control = library.path / CONTROL
+    generation = newest_generation(control)
+    newest = [file for file in files if file.mtime_ns > (time() - RATE_S) * 1e9]
+    return CacheStatistics(
+        capacity_bytes=library.folder.capacity_bytes,
+        nbytes=of_folder.nbytes,
+        num_files=len(files),
+        num_samples=sum(file.num_records for file in files),
+        num_leased=of_folder.num_leased,
+        num_writing=of_folder.num_writing,
+        generation=generation,
+        num_evicted=generation - sum(file.generation >= 0 for file in files),
+        bytes_per_s=sum(file.nbytes for file in newest) / RATE_S,
+        samples_per_s=sum(file.num_records for file in newest) / RATE_S,
+        bad=library.bad(),
+        writers=[WriterStatistics(**one) for _, one in reports(control, "writers")],
+        samplers=[{"trainer": pid, **one} for pid, all_of_it in reports(control, "samplers") for one in all_of_it],
+    )

@@ -1,0 +1,209 @@
+"""The snapshots of one training run, the same for all its ranks.
+
+    .growing/runs/<name>/epoch-<e>.json   written once by the first rank to need it, visible when complete
+    .growing/runs/<name>/epoch-<e>.begun  a rank has begun to read the snapshot; until then it may be replaced
+    .growing/runs/<name>/spare            reserved disk space, which becomes the next snapshot if the disk is full by then
+    .growing/runs/<name>/attending        each rank of the run holds a shared lock on it while it lives
+    .growing/runs/<name>/gate             locked by a rank that joins the run or writes a snapshot to a full disk
+
+A rank that joins a run without living ranks, and resumes nothing, is the first of a new run: snapshots of an earlier run of the
+same name are deleted. A rank that resumes keeps those up to its epoch, and so reads the very samples that it would have read.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+from shmload.formats.paths import write_whole
+from shmload.growing.files import CONTROL, Snapshot, read_snapshot, snapshot_path
+from shmload.processes.file_lock import FileLock, locked
+from shmload.processes.run_key import run_key
+
+log = logging.getLogger("shmload")
+
+
+SPARE = "spare"
+SPARE_NBYTES = 4096  # it is reserved in multiples of this
+KEPT_SNAPSHOTS = 64  # of a run: states of older epochs cannot be resumed
+
+
+def run_name(given: str | None, world_size: int) -> str:
+    """What the ranks of a run have in common and no other run has: as given, else what their launcher set for them all.
+
+    Args:
+        given: by the user; None: of one rank a name drawn anew.
+    """
+    if given is None and world_size == 1:
+        return secrets.token_hex(6)
+    key = run_key()[1:] if given is None else ("named", given)  # the first is of this node alone
+    return hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+
+
+def is_run_name(name: object) -> bool:
+    """Whether it is a name of a run: it becomes part of a path, and a state may say anything."""
+    return isinstance(name, str) and re.fullmatch("[0-9a-f]{12}", name) is not None
+
+
+def run_path(folder: Path, name: str) -> Path:
+    """Where a run's snapshots lie."""
+    return folder / CONTROL / "runs" / name
+
+
+class GrowingRun:
+    """This rank's part in a run; ends with the object.
+
+    Args:
+        resumed: the epoch that is gone on in; None: the run begins.
+    """
+
+    def __init__(self, folder: Path, name: str, resumed: int | None) -> None:
+        self.name = name
+        self.path = run_path(folder, name)
+        while not self._attend(resumed):
+            pass
+
+    def _attend(self, resumed: int | None) -> bool:
+        """Begins to attend. False: another process has just removed the run (`forget_runs`), as nobody attended it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError), locked(self.path / "gate"):
+            path = self.path / "attending"
+            self._attending = FileLock.open(path, os.O_CREAT)
+            if self._attending.try_acquire():
+                for epoch in self._epochs():
+                    if resumed is None or epoch > resumed:
+                        self._forget(epoch)
+            self._attending.acquire(shared=True)
+            return self._attending.is_at(path)
+        return False
+
+    def _epochs(self) -> list[int]:
+        return sorted(int(path.stem.removeprefix("epoch-")) for path in self.path.glob("epoch-*.json"))
+
+    def read(self, epoch: int) -> Snapshot | None:
+        """An epoch's snapshot, if it is frozen."""
+        return read_snapshot(snapshot_path(self.path, epoch))
+
+    def freeze(self, snapshot: Snapshot) -> bool:
+        """Makes this the epoch's snapshot, unless another rank was first. A few of the newest are kept."""
+        path, data = snapshot_path(self.path, snapshot.epoch), snapshot.dumps()
+        try:
+            is_ours = write_whole(path, data, is_new=True)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            with locked(self.path / "gate"):
+                self._recycle(snapshot.epoch, len(data))
+                with open(self.path / SPARE, "rb+", buffering=0) as spare:
+                    spare.write(data)
+                    spare.truncate()
+                try:
+                    os.link(self.path / SPARE, path)
+                    is_ours = True
+                except FileExistsError:
+                    is_ours = False
+                (self.path / SPARE).unlink()
+        for epoch in self._epochs()[:-KEPT_SNAPSHOTS]:
+            self._forget(epoch)
+        self._reserve(2 * len(data))
+        return is_ours
+
+    def _recycle(self, epoch: int, nbytes: int) -> None:
+        """Make a spare file of at least `nbytes` without any more of the disk: of the oldest snapshot that no rank reads.
+
+        Raises:
+            OSError: the disk is full, and neither a spare file nor such a snapshot is large enough.
+        """
+        spare = self.path / SPARE
+        for earlier in [e for e in self._epochs() if e < epoch - 1]:
+            if spare.exists() and spare.stat().st_size >= nbytes:
+                return
+            log.info("the disk of %s is full: epoch %d can no longer be resumed", self.path, earlier)
+            os.replace(snapshot_path(self.path, earlier), spare)
+            self._forget(earlier)
+        if not spare.exists() or spare.stat().st_size < nbytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(self.path))
+
+    def _reserve(self, nbytes: int) -> None:
+        """Reserve room for the next epoch's snapshot, if there is any: samplers may fill the disk until then."""
+        with suppress(OSError), locked(self.path / "gate"), open(self.path / SPARE, "ab") as spare:
+            os.posix_fallocate(spare.fileno(), 0, -(-nbytes // SPARE_NBYTES) * SPARE_NBYTES)
+
+    def begin(self, epoch: int) -> None:
+        """Says that this epoch's snapshot is read, so that it stays what it is."""
+        self._mark(epoch).touch()
+
+    def take_back(self, snapshot: Snapshot) -> bool:
+        """Forgets a snapshot that no rank has begun to read. False: one has.
+
+        A rank that froze it ahead of its time and was killed held its files no longer, and they may be gone before another comes.
+        """
+        with locked(self.path / "gate"):
+            if self._mark(snapshot.epoch).exists():
+                return False
+            if self.read(snapshot.epoch) == snapshot:
+                self._forget(snapshot.epoch)
+            return True
+
+    def _mark(self, epoch: int) -> Path:
+        return self.path / f"epoch-{epoch}.begun"
+
+    def _forget(self, epoch: int) -> None:
+        snapshot_path(self.path, epoch).unlink(missing_ok=True)
+        self._mark(epoch).unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Attends no longer. Twice is no error."""
+        self._attending.close()
+
+
+def forget_runs(folder: Path, is_there: Callable[[str], bool]) -> None:
+    """Removes runs that nobody attends and of whose samples nothing is left: no state of theirs can be resumed."""
+    runs = folder / CONTROL / "runs"
+    for path in runs.iterdir() if runs.is_dir() else ():
+        with suppress(OSError, ValueError), closing(FileLock.open(path / "attending")) as attending:
+            if not attending.try_acquire():
+                continue
+            snapshots = [snapshot for kept in path.glob("epoch-*.json") if (snapshot := read_snapshot(kept))]
+            if not any(is_there(each.name) for snapshot in snapshots for each in snapshot.files):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+class JoinedRun:
+    """The run that all loaders of a dataset read in, joined at the first look.
+
+    Args:
+        folder: of the cache.
+        name: of the run; None: drawn, or made of what the launcher says.
+
+    Attributes:
+        world_size: set with the schedule of the first loader, before any epoch is asked for.
+    """
+
+    def __init__(self, folder: Path, name: str | None) -> None:
+        self._folder, self._name = folder, name
+        self.world_size = 1
+        self._run: GrowingRun | None = None
+
+    @property
+    def run(self) -> GrowingRun:
+        """This rank's part in it."""
+        if self._run is None:
+            self._run = GrowingRun(self._folder, run_name(self._name, self.world_size), None)
+        return self._run
+
+    def go_on_in(self, name: str, epoch: int) -> None:
+        """Joins the run that a state names, in the epoch that it is of."""
+        if self._run is not None and self._run.name != name:
+            self._run.leave()
+            self._run = None
+        if self._run is None:
+            self._run = GrowingRun(self._folder, name, epoch)

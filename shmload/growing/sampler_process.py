@@ -1,0 +1,89 @@
+"""The process of one sampler, from its fork to its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from shmload._core.watch import die_with
+from shmload.growing.files import CacheWriter
+from shmload.growing.timely_publisher import TimelyPublisher
+
+Sampler = Callable[[int, int], Iterable[Any]]
+MakeWriter = Callable[[str], CacheWriter]
+TEXT_NBYTES = 65536  # the most that is kept of a traceback
+
+
+class Stopped(BaseException):
+    """The supervisor, or the sampler, is asked to end."""
+
+
+is_asked_to_end = False  # kept, because an exception raised while a finalizer runs is lost
+_writing: CacheWriter | None = None  # in a sampler, while it writes a record
+
+
+def stop(number: int, frame: Any) -> None:
+    """Handle SIGTERM in a supervisor or sampler."""
+    global is_asked_to_end
+    is_asked_to_end = True
+    if _writing is None or _writing.is_waiting:  # within a record, the exception would leave one that is written and not counted
+        raise Stopped
+
+
+def run_sampler(supervisor: int, sampler: Sampler, worker_id: int, num_workers: int, text: int, make_writer: MakeWriter) -> None:
+    """Run one sampler in this process, which was forked for it, and end the process.
+
+    Args:
+        supervisor: the id of the parent process.
+        sampler: what to run.
+        worker_id: its number.
+        num_workers: how many there are.
+        text: a descriptor; gets "1" once a file is published, then the traceback of a failure.
+        make_writer: opens the cache under a role.
+    """
+    global _writing
+    code = 1
+    try:
+        die_with(supervisor)
+        _draw_other_numbers()
+        writer = make_writer(f"sampler {worker_id} of {num_workers}")
+        in_time = TimelyPublisher(writer)
+        try:
+            for record in sampler(worker_id, num_workers):
+                with in_time.turn:
+                    _writing = writer
+                    writer.write(record)
+                    _writing = None
+                in_time.written()
+                if writer.num_files:
+                    os.pwrite(text, b"1", 0)
+                if is_asked_to_end:
+                    break
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            with in_time.turn:
+                writer.close()  # what it has collected is kept
+        code = 0
+    except Stopped:
+        code = 0
+    except BaseException:
+        os.pwrite(text, b"sampler %d: " % worker_id + traceback.format_exc().encode()[-TEXT_NBYTES // 2 :], 1)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _draw_other_numbers() -> None:
+    """Seed this process's random generators anew, because a fork copies the parent's."""
+    import random
+
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()

@@ -1,0 +1,33 @@
+"""Exit codes of processes, also where another part of the program has collected them first."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+UNKNOWN_EXIT = 255  # as multiprocessing's fork server and asyncio have it
+
+
+def settle(process: Any) -> int:
+    """Wait for a process of multiprocessing's that has ended, and return its exit code.
+
+    UNKNOWN_EXIT: the code is lost, because the program ignores SIGCHLD or waits for all of its children itself. multiprocessing
+    would take such a process for one that still runs.
+    """
+    process.join()
+    if process.exitcode is None:
+        process._popen.returncode = UNKNOWN_EXIT
+        process.join()
+    return int(process.exitcode)
+
+
+def describe_exit(code: Any) -> str:
+    """Describe a process's exit code in words."""
+    if code is None:
+        return "is still running"
+    if code == UNKNOWN_EXIT:
+        return f"exited with code {code}, or the code is unknown because the program waits for its children itself"
+    if code < 0:
+        names = {int(each): each.name for each in signal.Signals}
+        return f"was killed by {names.get(-code, f'signal {-code}')}"
+    return f"exited with code {code}"

@@ -1,0 +1,53 @@
+"""Tell a process from a later one with the same id, by its start time.
+
+A *ticket* holds both in one word of shared memory: process id << 40 | start time, in the kernel's ticks since boot.
+"""
+
+from __future__ import annotations
+
+import os
+
+_START_BITS = 40
+
+
+def start_of(pid: int | str) -> str:
+    """Return when a process began, in the kernel's ticks since boot, or "" if there is no such process.
+
+    Args:
+        pid: the process id, or "self".
+    """
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[19]  # proc(5): the 22nd field; the second may hold blanks
+    except OSError:
+        return ""
+
+
+def pidfd_of(pid: int, began: str) -> int:
+    """Return a pidfd of the process that began at a given time, or -1 if it has ended.
+
+    Args:
+        pid: the process id.
+        began: its start time, as of `start_of`.
+
+    Raises:
+        OSError: no descriptor is left.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
+    if began and start_of(pid) == began:  # read after the pidfd was opened, so the id cannot be reused in between
+        return pidfd
+    os.close(pidfd)
+    return -1
+
+
+def own_ticket() -> int:
+    """Return this process's ticket; never 0."""
+    return os.getpid() << _START_BITS | int(start_of(os.getpid()) or 0) & (1 << _START_BITS) - 1
+
+
+def of_ticket(ticket: int) -> tuple[int, str]:
+    """Return the process id and start time that a ticket holds."""
+    return ticket >> _START_BITS, str(ticket & (1 << _START_BITS) - 1)

@@ -1,0 +1,24 @@
+"""What the processes of one run on one node have in common, and no other run there has."""
+
+from __future__ import annotations
+
+import os
+
+from shmload.processes.identity import start_of
+
+_RUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE")
+
+
+def run_key() -> tuple[str, ...]:
+    """Return a key that all processes of this run on this node compute alike.
+
+    Launchers tell every rank where all meet (MASTER_ADDR and MASTER_PORT, torchrun's run id, Slurm's job and step, OpenMPI's name
+    of the job). Without a launcher, ranks are children of one process (torch.multiprocessing.spawn, MPICH's mpirun), so the key is
+    that process's id and start time. The PID namespace is part of the key because ids mean nothing across containers.
+    """
+    namespace = str(os.stat("/proc/self/ns/pid").st_ino)
+    found = tuple(os.environ.get(name, "") for name in _RUN_VARIABLES)
+    if any(found):
+        return (namespace, *found)
+    parent = os.getppid()
+    return namespace, str(parent), start_of(parent)  # "" for parent 0, which is in another PID namespace

@@ -1,0 +1,145 @@
+"""Which snapshot of a growing dataset each epoch reads, the same in all ranks.
+
+The first rank that needs an epoch's snapshot settles it where all ranks look; the others find it there. No rank waits for another,
+so ranks may order batches ahead at their own pace. Where they look is up to the dataset: a folder of the run, or the store of
+torch.distributed.
+
+A state names the snapshot of an epoch that has begun. Before that, the epoch may be settled anew and then read more.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Sized(Protocol):
+    """A snapshot: all that is required here is its number of samples."""
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+
+
+S = TypeVar("S", bound=Sized)
+
+
+class EpochSnapshots(ABC, Generic[S]):
+    """The snapshots of one loader's epochs.
+
+    Attributes:
+        identity: what states call this kind of order.
+        not_yet: errors that leave an epoch unsettled while an earlier one is read.
+    """
+
+    identity: str
+    n = 0
+    not_yet: tuple[type[Exception], ...]
+
+    def __init__(self) -> None:
+        self._snapshots: dict[int, S] = {}
+        self._begun = -1  # the epoch that is read; -1: none
+        self._unsettled = -1  # an epoch that could not be settled ahead of its time
+
+    def snapshot(self, epoch: int, *, is_ahead: bool = False) -> S:
+        """Return an epoch's snapshot. The first rank that asks settles it.
+
+        Args:
+            epoch: the epoch.
+            is_ahead: whether an earlier epoch is still read, which must not be disturbed or delayed.
+
+        Raises:
+            Exception: one of `not_yet`.
+        """
+        if epoch not in self._snapshots:
+            self._snapshots[epoch] = self.settle(epoch, is_ahead=is_ahead)
+        return self._snapshots[epoch]
+
+    @abstractmethod
+    def settle(self, epoch: int, *, is_ahead: bool) -> S:
+        """Agree with the other ranks on an epoch's snapshot."""
+
+    @abstractmethod
+    def named(self, snapshot: S) -> dict[str, Any]:
+        """Return what a state says of a snapshot."""
+
+    @abstractmethod
+    def resume(self, named: Mapping[str, Any], epoch: int) -> None:
+        """Read the snapshot that a state names in its epoch, and no other. Call `_read_from`.
+
+        Raises:
+            StateMismatch: it cannot be read any more.
+        """
+
+    def restart(self, epoch: int) -> None:
+        """Begin an epoch whose state names no snapshot."""
+
+    def _read_from(self, epoch: int, snapshot: S) -> None:
+        self._snapshots, self._begun = {epoch: snapshot}, epoch
+
+    def state(self, epoch: int) -> dict[str, Any] | None:
+        """Return what a state says of an epoch's snapshot, or None before the epoch has begun."""
+        snapshot = self._snapshots.get(epoch)
+        return None if snapshot is None or epoch != self._begun else self.named(snapshot)
+
+    def go_on_from(self, named: Mapping[str, Any] | None, epoch: int) -> None:
+        """Continue in a state's epoch.
+
+        Args:
+            named: what the state says of the snapshot; None if it was taken before the epoch began.
+            epoch: the epoch.
+
+        Raises:
+            StateMismatch: the snapshot cannot be read any more, or the state is invalid.
+        """
+        if named is None:
+            self.restart(epoch)
+        else:
+            self.resume(named, epoch)
+
+    def is_settled(self, epoch: int) -> bool:
+        """Return whether an epoch has a snapshot, or must get one now. Try to settle an epoch that lies ahead, without waiting.
+
+        Args:
+            epoch: the epoch.
+        """
+        if epoch in self._snapshots or epoch <= self._begun or self._begun < 0:
+            return True
+        if epoch == self._unsettled:
+            return False
+        try:
+            self.snapshot(epoch, is_ahead=True)
+        except self.not_yet:
+            self._unsettled = epoch  # not tried again with each batch; what is in the way is raised when the epoch begins
+            return False
+        return True
+
+    def begins(self, epoch: int) -> None:
+        """Settle an epoch that is read from now on, and forget earlier ones.
+
+        Args:
+            epoch: the epoch.
+        """
+        self._unsettled = -1
+        self.opened(epoch, self.snapshot(epoch))
+        self._begun = epoch
+        self._snapshots = {each: kept for each, kept in self._snapshots.items() if each >= epoch - 1}
+
+    def opened(self, epoch: int, snapshot: S) -> None:
+        """Do what is due before an epoch is read."""
+
+    def ended(self) -> None:
+        """Release what the epochs hold, because none is read any more."""
+
+    def keys(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices of records of an epoch.
+
+        Args:
+            epoch: the epoch.
+            records: numbers of samples in its snapshot.
+        """
+        return records

@@ -228,11 +228,11 @@ def taken(dataset: Any, rows: Any) -> Any:
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many groups were joined, each time."""
-    from shmload.formats import arrow_tables
+    from shmload.formats.arrow import arrow_groups
 
     found: list[int] = []
-    join = arrow_tables._joined
-    monkeypatch.setattr(arrow_tables, "_joined", lambda tables: found.append(len(tables)) or join(tables))
+    join = arrow_groups._joined
+    monkeypatch.setattr(arrow_groups, "_joined", lambda tables: found.append(len(tables)) or join(tables))
     return found
 
 

@@ -16,8 +16,8 @@ from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import example_features
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats import TFRecordDataset
+from shmload.formats.tfrecord.tfrecord_format import features_of
 from shmload.remote import RemoteDataset
-from shmload.tools.inspect import features_of
 
 
 def varint(value: int) -> bytes:
@@ -186,6 +186,6 @@ def test_remote_dataset_merges_pieces_of_a_feature(tmp_path: Path) -> None:
     dataset.close()
     write_record(path, MERGED[:-1])
     dataset = RemoteDataset.from_urls(str(path))
-    with pytest.raises(ShardCorrupt, match=r"x\.tfrecord: sample 0, at byte 0: is no Example"):
+    with pytest.raises(ShardCorrupt, match=r"x\.tfrecord: sample 0, at byte 0: is not an Example"):
         list(dataset)
     dataset.close()

@@ -105,6 +105,7 @@ class HDF5Dataset(ArrayTreeDataset):
         return FixedColumn(blocks(lambda a, b: dataset[a:b], row_nbytes), dtype, dataset.shape[1:])
 
 
+_MAGIC = b"\x89HDF\r\n\x1a\n"
 _KINDS = ("integer", "float", "time", "string", "bit field", "opaque", "compound", "reference", "enum", "vlen", "array")
 
 
@@ -142,10 +143,12 @@ class HDF5(ColumnFormat):
         """Return whether its magic is at the beginning, or after a user block, whose size is a power of two."""
         if head.is_folder or head.compression:
             return False
+        if not head.is_local:
+            return head.begin.startswith(_MAGIC)
         with open(head.path, "rb") as file:
             for at in (0, *(1 << bits for bits in range(9, head.nbytes.bit_length()))):
                 file.seek(at)
-                if file.read(8) == b"\x89HDF\r\n\x1a\n":
+                if file.read(8) == _MAGIC:
                     return True
         return False
 

@@ -8,7 +8,7 @@ import os
 import stat
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Head:
         compression: "gzip", "bzip2", "xz", "zstd", "zlib", or empty.
         nbytes: of the file as it is stored.
         is_folder: whether it is a folder.
+        is_local: whether `path` can be opened.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class Head:
     compression: str = ""
     nbytes: int = 0
     is_folder: bool = False
+    is_local: bool = True
 
     @property
     def stem(self) -> str:
@@ -100,7 +102,7 @@ def head_of_object(name: str, nbytes: int, read: Callable[[int, int], Any]) -> H
         ValueError: it is compressed, and damaged.
     """
     begin = bytes(memoryview(read(0, min(PEEK, nbytes))).cast("B"))
-    return _expanded(Path(name), begin, nbytes, lambda: _Object(nbytes, read))
+    return replace(_expanded(Path(name), begin, nbytes, lambda: _Object(nbytes, read)), is_local=False)
 
 
 class _Object(io.RawIOBase):

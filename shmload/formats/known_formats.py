@@ -1,11 +1,16 @@
 """The registry of formats: which format a name, or the first bytes of a file, belong to.
 
+Installed packages add formats by entry points of the group "shmload.formats", which name their classes.
+
 LitData's chunks are not listed, because only the index.json beside them tells what they are (`remote/listing.py`).
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import is_dataclass, replace
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +30,8 @@ from shmload.formats.tfrecord.tfrecord_format import TFRecords
 from shmload.formats.zarr import Zarr
 
 __all__ = ["formats", "is_shard_format", "layout_named", "layout_of", "recognize", "recognize_path", "register"]
+
+log = logging.getLogger("shmload")
 
 _FORMATS: list[type[Any]] = [  # in the order in which they are asked
     NumpyRows,
@@ -59,7 +66,18 @@ def register(format: type[Format]) -> None:
 
 def formats() -> list[Format]:
     """Return all formats with their default options, in the order in which they are asked."""
+    _load_plugins()
     return [cast(Format, kind()) for kind in _FORMATS]
+
+
+@cache
+def _load_plugins() -> None:
+    """Register the formats of installed packages, once. One that cannot be imported is logged, and left out."""
+    for entry in entry_points(group="shmload.formats"):
+        try:
+            register(entry.load())
+        except Exception as error:  # of another package's code
+            log.warning("the format %s of %s is left out: %s: %s", entry.name, entry.value, type(error).__name__, error)
 
 
 def is_shard_format(format: Any) -> bool:
@@ -95,6 +113,7 @@ def layout_of(key: str) -> ShardFormat | None:
     Args:
         key: of the object, without the ending of a compression.
     """
+    _load_plugins()
     name = without_number(key.rsplit("/", 1)[-1].lower())
     return next((kind() for kind in _FORMATS if kind.endings and name.endswith(kind.endings) and is_shard_format(kind)), None)
 
@@ -109,6 +128,7 @@ def layout_named(given: str | ShardFormat) -> ShardFormat:
     """
     if not isinstance(given, str):
         return replace(cast(Any, given)) if is_dataclass(given) else given
+    _load_plugins()
     named = {kind.name: kind for kind in _FORMATS if is_shard_format(kind)}
     if given not in named:
         raise ValueError(f"layout is one of {', '.join(named)}, or of the classes of shmload.remote.layouts; got {given!r}")

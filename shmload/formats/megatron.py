@@ -30,7 +30,7 @@ class MegatronTokens(ColumnFormat):
         if head.begin.startswith(tokens.MAGIC):
             return True
         beside = head.path.with_suffix(".idx")
-        if head.path.suffix != ".bin" or not beside.is_file():
+        if not head.is_local or head.path.suffix != ".bin" or not beside.is_file():
             return False
         with open(beside, "rb") as file:
             return file.read(len(tokens.MAGIC)) == tokens.MAGIC

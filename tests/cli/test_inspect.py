@@ -99,6 +99,11 @@ def refusal(done: Any) -> str:
     return str(line)
 
 
+@pytest.mark.parametrize("name", ["inspect", "index"])
+def test_empty_path_is_refused_instead_of_read_as_the_current_folder(name: str, command: Command) -> None:
+    assert "a PATH is empty: give a file" in refusal(command(name, ""))
+
+
 def test_raw_tokens_are_of_no_known_format(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     np.arange(2000, dtype=np.uint16).tofile(path)

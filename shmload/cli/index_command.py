@@ -26,14 +26,16 @@ def index(
     ] = None,
 ) -> None:
     """Build the index beside each file, and say what was written, how large it is and how long it took."""
+    from shmload.formats.json_lines import is_lines
     from shmload.storage.client import is_url
     from shmload.tools.inspect import index as build
-    from shmload.tools.inspect import is_lines
 
     found, errors = list[tuple[str, bool]](), list[Exception]()
     with refusing("index"), shown(sys.stderr.isatty()) as progress:
         for place in progress.over(places, str):
             try:  # what was written for the others lies there, and is said
+                if not place:
+                    raise ValueError("a PATH is empty: give a file, a folder or a URL")
                 is_file = not is_url(place) and Path(place).is_file()
                 if is_url(place) or (Path(place).is_dir() and any(Path(place).iterdir())) or (is_file and is_lines(place)):
                     found.extend((line, False) for line in _of_shards(place, layout, cache_folder))

@@ -14,11 +14,11 @@ from shmload.cli.terminal import console, refusing, shown
 from shmload.tools import readable
 
 if TYPE_CHECKING:
-    from shmload.tools.inspect import Summary
+    from shmload.formats.summary import Summary
 
 
 def inspect(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files, folders of images or Zarr, growing caches.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, folders of images or Zarr, growing caches.")],
     samples: Annotated[int, typer.Option(min=0, help="How many of the first samples to show.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
 ) -> None:
@@ -26,7 +26,9 @@ def inspect(
     from shmload.tools.inspect import describe
 
     with refusing("inspect", OSError, ValueError, RuntimeError, ModuleNotFoundError), shown(sys.stderr.isatty()) as progress:
-        each = progress.over(paths, lambda path: path.name)
+        if "" in paths:
+            raise ValueError("a PATH is empty: give a file or folder; `.` is the current one")
+        each = progress.over(list(map(Path, paths)), lambda path: path.name)
         found = [describe(path, num_samples=samples) for path in each]
     if as_json:
         typer.echo(json.dumps([summary.as_dict() for summary in found], indent=1))
@@ -40,7 +42,7 @@ def _lines(summary: "Summary") -> list[str]:
     """A line for the path, one for each field, and its first samples."""
     from rich.markup import escape
 
-    from shmload.tools.inspect import shortened
+    from shmload.formats.summary import shortened
 
     head = f"{summary.format}, {summary.num_samples:,} samples, {readable(summary.nbytes)}"
     lines = [f"[bold]{escape(summary.path)}[/]: {head}"]

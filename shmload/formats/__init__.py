@@ -8,29 +8,37 @@ from shmload.world import lazy_names
 
 if TYPE_CHECKING:
     from shmload.formats.arrays import ArrayDataset
-    from shmload.formats.columns import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
+    from shmload.formats.hdf5 import HDF5Dataset
     from shmload.formats.images.decoder import CenterCrop, ImageDecoder, RandomResizedCrop, Resize, with_restart_markers
     from shmload.formats.images.image_folder import ImageFolder
     from shmload.formats.images.normalize import Normalize
+    from shmload.formats.parquet.parquet_dataset import ParquetDataset
     from shmload.formats.ray_blocks import RayDataset, RayStream
+    from shmload.formats.safetensors import SafetensorsDataset
     from shmload.formats.tar.shards import TarDataset
     from shmload.formats.tar.stream import TarStream
     from shmload.formats.tar.writer import TarWriter
-    from shmload.formats.tfrecord import TFRecordDataset, TFRecordWriter
+    from shmload.formats.tfrecord.tfrecord_dataset import TFRecordDataset
+    from shmload.formats.tfrecord.tfrecord_writer import TFRecordWriter
     from shmload.formats.tokens import TokenDataset
+    from shmload.formats.zarr import ZarrDataset
 
 _MODULES = {
     "arrays": ("ArrayDataset",),
     "images.decoder": ("CenterCrop", "ImageDecoder", "RandomResizedCrop", "Resize", "with_restart_markers"),
     "images.image_folder": ("ImageFolder",),
     "images.normalize": ("Normalize",),
-    "columns": ("HDF5Dataset", "ParquetDataset", "SafetensorsDataset", "ZarrDataset"),
+    "hdf5": ("HDF5Dataset",),
+    "parquet.parquet_dataset": ("ParquetDataset",),
     "ray_blocks": ("RayDataset", "RayStream"),
+    "safetensors": ("SafetensorsDataset",),
     "tar.shards": ("TarDataset",),
     "tar.stream": ("TarStream",),
     "tar.writer": ("TarWriter",),
-    "tfrecord": ("TFRecordDataset", "TFRecordWriter"),
+    "tfrecord.tfrecord_dataset": ("TFRecordDataset",),
+    "tfrecord.tfrecord_writer": ("TFRecordWriter",),
     "tokens": ("TokenDataset",),
+    "zarr": ("ZarrDataset",),
 }
 
 __all__ = [

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from shmload.errors import ShmloadError
-from shmload.formats.columns import library
+from shmload.formats.extras import library
 
 __all__ = ["compression_of", "expanded_file", "expanded_pieces", "packing_of", "zstd_pieces"]
 

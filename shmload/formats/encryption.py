@@ -17,7 +17,7 @@ import os
 from hashlib import sha256
 from typing import Any
 
-from shmload.formats.columns import library
+from shmload.formats.extras import library
 
 __all__ = ["ENCRYPTED", "KEY_NBYTES", "SampleCipher", "key_in_file", "key_in_variable"]
 

@@ -25,8 +25,12 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shmload.batch.collate import OneSample, empty_rows
-from shmload.formats.arrow_tables import Groups, plain_values, schema_of
-from shmload.formats.columns import GroupedDataset, Indices, Opened, names_of
+from shmload.formats.arrow.arrow_groups import Groups
+from shmload.formats.arrow.arrow_schema import schema_of
+from shmload.formats.arrow.arrow_types import plain_values
+from shmload.formats.column_dataset import GroupedDataset, Opened
+from shmload.formats.field_names import names_of
+from shmload.formats.row_numbers import Indices
 from shmload.world import rank_and_world_size
 
 

@@ -29,8 +29,8 @@ from shmload._core.index_reader import PackedRows
 from shmload._core.mapping import Mapping as MappedMemory
 from shmload.batch.layout import aligned
 from shmload.errors import RingTooSmall
-from shmload.formats.columns import library
-from shmload.formats.parquet_footer import check_file
+from shmload.formats.arrow.arrow_reader import check_encryption
+from shmload.formats.extras import library
 from shmload.processes import private_fds
 from shmload.processes.run_key import run_key
 from shmload.shm import travel
@@ -476,7 +476,7 @@ def _pack_parquet(path: Path) -> Packed:
     try:
         with library("pyarrow.parquet", "parquet").ParquetFile(path) as file:
             _check_names(file.schema_arrow.names)
-            check_file(str(path), file.metadata, None, "write the others into a file of their own")
+            check_encryption(str(path), file, None, "write the others into a file of their own")
             builders = [ColumnBuilder(name) for name in file.schema_arrow.names]
             for batch in file.iter_batches():
                 for name, builder, column in zip(batch.schema.names, builders, batch.columns, strict=True):

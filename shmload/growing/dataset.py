@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import ShardCorrupt
-from shmload.formats.columns import PerProcess
-from shmload.formats.tfrecord import TFRecordDataset
+from shmload.formats.per_process import PerProcess
+from shmload.formats.tfrecord.tfrecord_dataset import TFRecordDataset
 from shmload.growing.files import (
     EPOCH_SHIFT,
     MAX_INFLATED_BYTES,

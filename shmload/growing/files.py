@@ -58,7 +58,9 @@ from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import RecordReader
 from shmload.errors import CacheFull, ShardCorrupt
 from shmload.formats.paths import AtomicWriter, write_if_possible
-from shmload.formats.tfrecord import Offsets, RecordFile, TFRecordWriter, error_of, fields_of
+from shmload.formats.tfrecord.record_fields import error_of, fields_of
+from shmload.formats.tfrecord.record_file import Offsets, RecordFile
+from shmload.formats.tfrecord.tfrecord_writer import TFRecordWriter
 from shmload.processes.file_lock import FileLock, is_locked, locked
 from shmload.storage.folder import BudgetedFolder, Reservation, repeated
 

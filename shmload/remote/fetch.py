@@ -16,10 +16,10 @@ from typing_extensions import Buffer
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, ShmloadError, StoreError
 from shmload.formats.compression import compression_of, expanded_pieces
+from shmload.formats.format import ShardFormat
 from shmload.formats.paths import write_if_possible
 from shmload.formats.tar.shards import map_file
-from shmload.formats.tfrecord import compression_of_records
-from shmload.remote.block_index import ShardLayout
+from shmload.formats.tfrecord.record_file import compression_of_records
 from shmload.remote.manifest import MANIFEST_NAME, RemoteShard, Shards
 from shmload.storage.cache import Fetch
 from shmload.storage.http import WebReader
@@ -129,7 +129,7 @@ _BEGIN_NBYTES = 12  # of a shard, which tell how it is compressed
 _COMPRESSED = ("tar", "tfrecord", "jsonl", "npy")  # layouts that others compress as a whole
 
 
-def packing_at(shard: RemoteShard, layout: ShardLayout) -> str:
+def packing_at(shard: RemoteShard, layout: ShardFormat) -> str:
     """Return how a shard is compressed by its first bytes: as of `packing_of`, or "zlib", or nothing."""
     if layout.name not in _COMPRESSED or not shard.stored_nbytes:
         return ""

@@ -28,12 +28,13 @@ from typing_extensions import Buffer
 from shmload._core.tar_rows import TarRows
 from shmload.batch.collate import OneSample
 from shmload.errors import ShardCorrupt
-from shmload.formats.columns import checked_index, checked_indices, names_of
+from shmload.formats.block_index import Read
 from shmload.formats.encryption import ENCRYPTED, SampleCipher
+from shmload.formats.field_names import names_of
+from shmload.formats.row_numbers import checked_index, checked_indices
 from shmload.formats.tar.members import Decode
 from shmload.formats.tar.shards import KEY, ShardIndex, TarDataset, TarSamples
-from shmload.remote.block_index import Read
-from shmload.remote.layouts import members_span
+from shmload.formats.tar.tar_format import members_span
 from shmload.remote.listing import shards_of
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.manifest import MANIFEST_NAME, Manifest

@@ -14,15 +14,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
+from typing_extensions import Buffer
 
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.formats.compression import packing_of
+from shmload.formats.format import ShardFormat
+from shmload.formats.head import head_of_object
+from shmload.formats.known_formats import is_shard_format, layout_named, layout_of, recognize
+from shmload.formats.litdata.litdata_format import litdata_of
 from shmload.formats.paths import is_about, is_hidden, shard_paths
-from shmload.formats.tfrecord import FOREIGN_SUFFIXES
-from shmload.remote.block_index import ShardLayout
+from shmload.formats.plain_files import PlainFiles
+from shmload.formats.tar.tar_format import Tar
+from shmload.formats.tfrecord.record_file import FOREIGN_SUFFIXES
 from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, pack_beside, packing_at
-from shmload.remote.layouts import LitData, Mds, Parquet, PlainFiles, Tar, layout_named, layout_of, litdata_of
+from shmload.remote.layouts import LitData, Mds, Parquet
 from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, ShardEntry, Shards, ShardTable
 from shmload.remote.packing.generation import CLAIM, unfinished
 from shmload.storage.client import split_query, split_url
@@ -37,7 +45,7 @@ INDEX_NAME = "index.json"  # of MosaicML Streaming and LitData
 _AT_ONCE = 16  # heads under way
 
 
-def shards_in(store: Store, layout: str | ShardLayout | None = None, generation: str | None = None) -> Shards:
+def shards_in(store: Store, layout: str | ShardFormat | None = None, generation: str | None = None) -> Shards:
     """The shards of a folder: those of its manifest, of the index.json of another loader, or all objects of one layout in it.
 
     Args:
@@ -77,7 +85,7 @@ def _of_entry(store: Store, entry: ShardEntry) -> RemoteShard:
     return found if entry.packed is None else replace(found, packing="zst", packed_nbytes=entry.packed.nbytes)
 
 
-def _foreign(store: Store, layout: str | ShardLayout | None) -> Shards:
+def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
     """The shards of a folder that nobody has packed with shmload."""
     asked = None if layout is None else layout_named(layout)
     try:
@@ -107,11 +115,13 @@ def _foreign(store: Store, layout: str | ShardLayout | None) -> Shards:
     _tell_ignored(store.url, listed, next(iter(groups.values())))
     ((_, entries),) = groups.items()
     kind = asked or layout_of(packing_of(entries[0].key)[0]) or TAR
+    if isinstance(kind, Parquet):
+        kind = kind.in_folder(store.url, [entry.key for entry in entries])
     there = [RemoteShard(store, e.key, e.nbytes, e.etag, has_index=e.key + SIDECAR in names) for e in entries]
     return _all_sized(there, kind)
 
 
-def _groups(listed: list[StoredObject], asked: ShardLayout | None) -> dict[str, list[StoredObject]]:
+def _groups(listed: list[StoredObject], asked: ShardFormat | None) -> dict[str, list[StoredObject]]:
     """The objects that may be a folder's shards, by layout. There is one layout where the rest is clearly something else.
 
     Hidden objects are never shards. With a layout asked for, the shards are the objects whose names say it, or if there is none,
@@ -150,7 +160,7 @@ def _tell_ignored(url: str, listed: list[StoredObject], taken: list[StoredObject
             log.debug("%s: %d objects are no shards and are ignored: %s", url, len(others), ", ".join(others[:5]))
 
 
-def _all_sized(there: list[RemoteShard], layout: ShardLayout) -> Shards:
+def _all_sized(there: list[RemoteShard], layout: ShardFormat) -> Shards:
     """The shards of a dataset with their layout and, of compressed ones, how many bytes they expand to.
 
     If the first is compressed and its name does not say so, as TensorFlow writes TFRecord files, each shard's first bytes are read.
@@ -166,7 +176,7 @@ def _all_sized(there: list[RemoteShard], layout: ShardLayout) -> Shards:
         return Shards(tuple((pool.map if is_compressed else map)(sized, there)))
 
 
-def _sized(shard: RemoteShard, layout: ShardLayout, is_unnamed: bool) -> RemoteShard:
+def _sized(shard: RemoteShard, layout: ShardFormat, is_unnamed: bool) -> RemoteShard:
     """A shard with its layout; of a compressed one it is found out what it expands to, once, if no index beside it says so."""
     packing = "" if isinstance(layout, PlainFiles) else packing_of(shard.key)[1]
     if is_unnamed and not packing:
@@ -182,14 +192,14 @@ def _sized(shard: RemoteShard, layout: ShardLayout, is_unnamed: bool) -> RemoteS
 _Named = tuple[str, int, int | None, str]  # key, nbytes, samples, compression
 
 
-def _named_by_index(store: Store, asked: ShardLayout | None) -> Shards:
+def _named_by_index(store: Store, asked: ShardFormat | None) -> Shards:
     """The shards that the index.json of MosaicML Streaming or LitData names."""
     where = f"{store.url}/{INDEX_NAME}"
     try:
         index = json.loads(bytes(store.get(INDEX_NAME)))
         if "shards" in index:
             named: list[_Named] = [_mds_entry(one, where) for one in index["shards"]]
-            layout: ShardLayout = asked if isinstance(asked, Mds) else Mds()
+            layout: ShardFormat = asked if isinstance(asked, Mds) else Mds()
         elif "chunks" in index:
             config = index["config"]
             is_tables = config.get("item_loader") == "ParquetLoader"
@@ -240,7 +250,7 @@ def _mds_entry(one: Mapping[str, Any], where: str) -> _Named:
 def shards_of_urls(
     urls: str | Iterable[str],
     open_store: Callable[[str], Store],
-    layout: str | ShardLayout | None = None,
+    layout: str | ShardFormat | None = None,
     generation: str | None = None,
 ) -> Shards:
     """The shards that URLs name: objects of one layout, in whose names braces expand, or one folder.
@@ -271,8 +281,9 @@ def shards_of_urls(
         try:
             return shards_in(open_store(names[0]), layout, generation)
         except StoreError:
-            if asked is None or generation is not None or not _is_object(names[0], open_store):
+            if generation is not None or not _is_object(names[0], open_store):
                 raise
+            asked = asked or _recognized(names[0], open_store)
     if generation is not None:
         raise ValueError(f"generation={generation!r} is one of a packed folder, which is given by its URL alone; got {names[0]!r}")
     if asked is None and len(found := {kind.name for kind in kinds.values() if kind is not None}) > 1:
@@ -302,6 +313,33 @@ def _is_object(url: str, open_store: Callable[[str], Store]) -> bool:
     except StoreError:
         return False
     return True
+
+
+def _recognized(url: str, open_store: Callable[[str], Store]) -> ShardFormat:
+    """Return the format of an object whose name does not tell, by its first bytes.
+
+    Raises:
+        ValueError: its bytes do not tell, either.
+    """
+    parent, key = split_url(url)
+    store = open_store(parent)
+    found = store.head(key)
+
+    def read(offset: int, nbytes: int) -> Buffer:
+        out = np.empty(nbytes, np.uint8).data
+        if nbytes:
+            store.read_into(key, out, offset=offset, etag=found.etag or None)
+        return out
+
+    kind = recognize(head_of_object(key, found.nbytes, read)) if found.nbytes else None
+    if kind is None or not is_shard_format(kind):
+        what = (
+            "is of no format that is known by its first bytes"
+            if kind is None
+            else f"is {kind.title}, which is read from local files only"
+        )
+        raise ValueError(f'{url}: {what}: say layout=, such as layout="tfrecord", or give the URL of a folder')
+    return layout_named(cast(ShardFormat, kind))
 
 
 def indexes_beside(shards: Shards) -> Iterator[tuple[RemoteShard, str]]:

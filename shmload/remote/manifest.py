@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from shmload.errors import ObjectMissing, ShardCorrupt
-from shmload.remote.block_index import ShardLayout
-from shmload.remote.layouts import Tar
+from shmload.formats.format import ShardFormat
+from shmload.formats.tar.tar_format import Tar
 from shmload.storage.local import Store
 
 __all__ = ["MANIFEST_NAME", "TAR", "IndexEntry", "Manifest", "RemoteShard", "ShardEntry", "ShardTable", "Shards"]
@@ -317,7 +317,7 @@ class RemoteShard:
     num_samples: int | None = None
     crc32c: str | None = None
     index: IndexEntry | None = None
-    layout: ShardLayout = TAR
+    layout: ShardFormat = TAR
     packing: str = ""
     packed_nbytes: int = 0
     has_index: bool = False

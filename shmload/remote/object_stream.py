@@ -15,9 +15,10 @@ from typing import Any
 
 from shmload.errors import ObjectMissing
 from shmload.formats.compression import packing_of
+from shmload.formats.known_formats import layout_of
 from shmload.formats.paths import is_hidden
+from shmload.formats.plain_files import PlainFiles
 from shmload.formats.tar.shards import KEY
-from shmload.remote.layouts import PlainFiles, layout_of
 from shmload.storage.client import open_store
 from shmload.storage.local import Store, StoredObject
 

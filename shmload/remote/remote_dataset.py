@@ -47,8 +47,8 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shmload.formats.encryption import SampleCipher
+from shmload.formats.format import ShardFormat
 from shmload.remote import fluent
-from shmload.remote.block_index import ShardLayout
 from shmload.remote.fluent import MemberHandler, SampleDecoder, default_collation_fn, reraise_exception
 from shmload.remote.indexed import RemoteRecords, RemoteSamples, RemoteSource, RemoteUnits, taken_at
 from shmload.remote.listing import shards_in, shards_of_urls
@@ -253,7 +253,7 @@ class RemoteDataset(IterableDataset[Any]):
         uneven: Uneven = "pad",
         rank: int | None = None,
         world_size: int | None = None,
-        layout: str | ShardLayout | None = None,
+        layout: str | ShardFormat | None = None,
         nodes: int = 1,
         ahead_bytes: float | None = None,
         generation: str | None = None,

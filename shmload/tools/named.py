@@ -142,11 +142,13 @@ def dataset_of(source: str) -> Any:
         OSError, ValueError: there is none, or it is of no kind that can be packed.
     """
     from shmload.formats.compression import packing_of
+    from shmload.formats.known_formats import layout_of, recognize_path
     from shmload.formats.paths import expanded, shard_paths
+    from shmload.formats.plain_files import PlainFiles
     from shmload.formats.tar.shards import TarDataset
-    from shmload.remote.layouts import PlainFiles, Tar, TFRecords, layout_of
+    from shmload.formats.tar.tar_format import Tar
+    from shmload.formats.tfrecord.tfrecord_format import TFRecords
     from shmload.storage.client import is_url
-    from shmload.tools.inspect import recognise
 
     if is_url(source) or os.path.isdir(source):
         return _of_shards(source) if is_url(source) or _holds_shards(source) else _of_folder(source)
@@ -157,14 +159,14 @@ def dataset_of(source: str) -> Any:
     paths = shard_paths(source) if "{" in source else expanded(source, "sample", beside=(".index", ".shmload-index"))
     if all(layout_of(packing_of(path)[0]) not in (None, Tar(), TFRecords(), PlainFiles()) for path in paths):
         return _of_shards([os.path.abspath(path) for path in paths])
-    kind = recognise(Path(paths[0]))[0].name
-    if kind == "tar":
+    kind = recognize_path(Path(paths[0]))[0]
+    if isinstance(kind, Tar):
         return TarDataset(paths, decode=False, cache=False)
-    if kind == "TFRecord":
+    if isinstance(kind, TFRecords):
         return Examples(paths)
     raise ValueError(
-        f"{paths[0]} is {kind}: folders of images, TFRecord, Parquet, JSON lines, .npy and tar files are packed as they are. Write "
-        "a function that returns a dataset of it, and name that: package.module:function"
+        f"{paths[0]} is {kind.title}: folders of images, TFRecord, Parquet, JSON lines, .npy and tar files are packed as they are. "
+        "Write a function that returns a dataset of it, and name that: package.module:function"
     )
 
 
@@ -189,8 +191,9 @@ def _of_folder(folder: str) -> Any:
 def _holds_shards(folder: str) -> bool:
     """Whether a folder is a dataset of shards, and none of images."""
     from shmload.formats.compression import packing_of
+    from shmload.formats.known_formats import layout_of
     from shmload.formats.paths import is_hidden
-    from shmload.remote.layouts import PlainFiles, layout_of
+    from shmload.formats.plain_files import PlainFiles
 
     names = [name for name in os.listdir(folder) if not is_hidden(name)]
     layouts = [layout_of(packing_of(name)[0]) for name in names]
@@ -219,7 +222,7 @@ class Examples:
     """Records of TFRecord files, as dicts of their features."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        from shmload.formats.tfrecord import TFRecordDataset
+        from shmload.formats.tfrecord.tfrecord_dataset import TFRecordDataset
 
         self._records = TFRecordDataset(paths)
 
@@ -227,6 +230,6 @@ class Examples:
         return len(self._records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        from shmload.tools.inspect import sample_of
+        from shmload.formats.tfrecord.tfrecord_format import sample_of
 
         return sample_of(self._records[index]["bytes"])

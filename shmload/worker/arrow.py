@@ -17,8 +17,8 @@ import numpy as np
 from shmload.batch.collate import collates_as_shipped
 from shmload.batch.layout import of_any, of_numpy
 from shmload.batch.ragged import Ragged
-from shmload.formats.arrow_tables import ArrowColumn, column_of
-from shmload.formats.columns import Indices
+from shmload.formats.arrow.arrow_column import ArrowColumn, column_of
+from shmload.formats.row_numbers import Indices
 from shmload.worker.in_place_dataset import InPlace
 
 _FORMATTERS = {  # the only ones whose results are known here

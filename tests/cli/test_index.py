@@ -43,7 +43,7 @@ def test_built_indexes_are_used(written: Written, command: Command, monkeypatch:
     assert command("index", tar, records).exit_code == 0
     monkeypatch.setattr("shmload.formats.tar.shards.TarScan", None)
     assert len(TarDataset(tar)) == 5
-    monkeypatch.setattr("shmload.formats.tfrecord.record_starts", None)
+    monkeypatch.setattr("shmload.formats.tfrecord.record_file.record_starts", None)
     assert len(TFRecordDataset(records)) == 6
 
 
@@ -68,7 +68,7 @@ def test_formats_without_an_index_say_so(written: Written, command: Command) -> 
     assert done.exit_code == 0
     first, second = done.stdout.splitlines()
     assert "no index was written: npy needs no index" in first
-    assert "is compressed: it is inflated when it is opened" in second
+    assert "is compressed: it is expanded when it is opened" in second
 
 
 def test_a_compressed_shard_cannot_be_indexed(written: Written, command: Command) -> None:

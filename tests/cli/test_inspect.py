@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from shmload.formats import TarDataset, TarWriter
-from shmload.tools.inspect import features_of, shortened
+from shmload.formats.summary import shortened
+from shmload.formats.tfrecord.tfrecord_format import features_of
 
 Written = Callable[[str], Path]
 Command = Callable[..., Any]
@@ -98,6 +99,11 @@ def refusal(done: Any) -> str:
     return str(line)
 
 
+@pytest.mark.parametrize("name", ["inspect", "index"])
+def test_empty_path_is_refused_instead_of_read_as_the_current_folder(name: str, command: Command) -> None:
+    assert "a PATH is empty: give a file" in refusal(command(name, ""))
+
+
 def test_raw_tokens_are_of_no_known_format(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     np.arange(2000, dtype=np.uint16).tofile(path)
@@ -148,7 +154,7 @@ def test_what_is_no_file_of_samples_is_one_line(command_name: str, command: Comm
         ("folder", "folder: the folder is empty"),
         (
             "text",
-            "text: it is of no known format (npy, Parquet, HDF5, safetensors, Zarr, tar, TFRecord, JSON lines, images, tokens)",
+            "text: it is of no known format (npy, Parquet, HDF5, safetensors, Zarr, tar, TFRecord, JSON lines, MDS, images, tokens)",
         ),
         ("other", "other: holds no shards" if command_name == "index" else "other: it is of no known format"),
     ):

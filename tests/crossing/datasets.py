@@ -375,8 +375,9 @@ def _followed(case: Case, folder: str) -> Any:
 
 
 def _lies(case: Case, folder: Path) -> Any:
+    from shmload.formats.tfrecord.tfrecord_format import TFRecords
     from shmload.remote import RemoteDataset
-    from shmload.remote.layouts import LitData, TFRecords
+    from shmload.remote.layouts import LitData
     from shmload.remote.listing import shards_in
     from shmload.storage.local import LocalStore
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shmload.formats import TarDataset, TarWriter
-from shmload.formats.columns import PerProcess
+from shmload.formats.per_process import PerProcess
 
 
 class Held:

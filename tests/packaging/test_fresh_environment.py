@@ -124,7 +124,7 @@ def test_the_environment_holds_no_extra(environment: Path, tmp_path: Path) -> No
 def test_every_module_imports_but_those_that_are_about_a_library(environment: Path, tmp_path: Path) -> None:
     done = run(environment, tmp_path, "python", "-W", "error", "-c", EVERY_MODULE)
     assert dict(line.split(": ") for line in done.stdout.splitlines()) == {
-        "shmload.formats.arrow_tables": "No module named 'pyarrow'",
+        "shmload.formats.arrow.arrow_groups": "No module named 'pyarrow'",
         "shmload.formats.ray_blocks": "No module named 'pyarrow'",
         "shmload.integrations.accelerate": "No module named 'accelerate'",
         "shmload.integrations.ray": "No module named 'ray'",

@@ -90,7 +90,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a group's fields stand in the order of the folder's entries",
-        "shmload/formats/columns.py",
+        "shmload/formats/zarr.py",
         "dict(sorted(found.arrays()))",
         "dict(found.arrays())",
         ("tests/formats/readers/test_zarr.py::test_fields_stand_in_the_order_of_their_names",),
@@ -133,7 +133,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "bytes of variable length in a Zarr array are their repr",
-        "shmload/formats/columns.py",
+        "shmload/formats/zarr.py",
         "[v if type(v) is bytes else str(v) for v in array[a:b]]",
         "[str(v) for v in array[a:b]]",
         ("tests/formats/readers/test_zarr.py::test_values_of_variable_length_stay_what_they_are",),
@@ -141,7 +141,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "behind a user block an HDF5 dataset without memory is mapped from where there is none",
-        "shmload/formats/columns.py",
+        "shmload/formats/hdf5.py",
         "        is_written = dataset.size and dataset.id.get_storage_size() == dataset.nbytes  #",
         "        is_written = dataset.size  #",
         ("tests/formats/readers/test_hdf5.py::test_what_was_never_written_is_the_fill_value[512]",),
@@ -181,7 +181,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "offsets beside a file are added up without a look at where they lie",
-        "shmload/formats/tfrecord.py",
+        "shmload/formats/tfrecord/record_file.py",
         " or offsets.min() < 0 or offsets.max() > size:",
         ":",
         (f"{RECORDS}test_files.py::test_an_index_that_does_not_lie_in_its_file_is_made_anew",),
@@ -229,7 +229,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "where a sample lies is told by its end",
-        "shmload/remote/layouts.py",
+        "shmload/formats/tar/tar_format.py",
         "    return begin, max(offset + size for _, offset, size in members) - begin\n",
         "    return begin, max(offset + size for _, offset, size in members)\n",
         (
@@ -541,7 +541,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "row groups that all fit the cache are joined for each batch anew",
-        "shmload/formats/arrow_tables.py",
+        "shmload/formats/arrow/arrow_groups.py",
         "            if self._num_joined >= self.cache.num_decoded:",
         "            if False:",
         ("tests/formats/readers/test_parquet.py::test_once_all_row_groups_are_there_nothing_is_joined_any_more",),

@@ -468,7 +468,7 @@ DEFECTS = [
     Defect(
         "R18",
         "an index is believed whatever it says",
-        "shmload/formats/tfrecord.py",
+        "shmload/formats/tfrecord/record_file.py",
         ' or len(body) % 8 or said != {**self._identity, "crc32c": crc32c(body)}:\n',
         " or len(body) % 8:\n",
         (

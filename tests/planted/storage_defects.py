@@ -351,7 +351,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "what a layout keeps of its shards is shared by all datasets that were given it",
-        "shmload/remote/layouts.py",
+        "shmload/formats/known_formats.py",
         "        return replace(cast(Any, given)) if is_dataclass(given) else given\n",
         "        return given\n",
         (f"{LAYOUTS}test_what_a_layout_keeps_of_its_shards_is_one_datasets",),
@@ -359,7 +359,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a kept index of tokens is taken for samples of another length",
-        "shmload/remote/chunk_layouts.py",
+        "shmload/formats/litdata/litdata_format.py",
         '        return self.name if self.block_size is None else f"{self.name}, {self.block_size} tokens"\n',
         "        return self.name\n",
         (f"{LAYOUTS}test_an_index_of_tokens_is_of_one_length_of_samples",),
@@ -391,7 +391,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "where an index says blocks of equal length lie is believed unchecked",
-        "shmload/remote/block_index.py",
+        "shmload/formats/block_index.py",
         "    return crc32c(json.dumps(head).encode() + body)\n",
         "    return crc32c(body)\n",
         (f"{LAYOUTS}test_an_index_with_a_byte_changed_is_that_index_or_none[npy]",),
@@ -399,7 +399,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a number is Python's where another of its row group is null",
-        "shmload/remote/arrow_rows.py",
+        "shmload/formats/arrow/arrow_values.py",
         "    if column.null_count and isinstance(",
         "    if False and isinstance(",
         (f"{LAYOUTS}test_a_number_has_one_type_whatever_is_null_beside_it",),
@@ -407,7 +407,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "an empty row group begins where its metadata says",
-        "shmload/remote/arrow_rows.py",
+        "shmload/formats/parquet/parquet_format.py",
         "group.begin if group.num_rows and group.begin is not None else",
         "group.begin if group.begin is not None else",
         (f"{PARQUET}test_empty_row_groups_are_passed_over",),
@@ -415,15 +415,15 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "encrypted columns are not looked for in a file's footer",
-        "shmload/formats/parquet_footer.py",
-        "    if is_signed(footer, metadata):\n",
+        "shmload/formats/arrow/arrow_reader.py",
+        "    if is_signed(footer, file.metadata):\n",
         "    if False:\n",
         (f"{PARQUET}test_encrypted_columns_are_named_by_every_reader",),
     ),
     Defect(
         "N5",
         "nanoseconds of a time of day are dropped",
-        "shmload/remote/arrow_rows.py",
+        "shmload/formats/arrow/arrow_values.py",
         "    if (kind := _in_microseconds(column.type)) != column.type:\n",
         "    if (kind := column.type) != column.type:\n",
         (f"{PARQUET}test_times_that_python_does_not_hold_are_named[nanoseconds]",),
@@ -431,15 +431,15 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "text of a remote Parquet file is not looked at",
-        "shmload/remote/arrow_rows.py",
-        "            table.validate(full=True)  #",
-        "            #",
+        "shmload/formats/arrow/arrow_reader.py",
+        "        table.validate(full=True)  #",
+        "        #",
         (f"{LAYOUTS}test_text_of_parquet_that_is_none_is_said",),
     ),
     Defect(
         "N5",
         "a number of a remote TFRecord that its schema cannot hold wraps round",
-        "shmload/remote/layouts.py",
+        "shmload/formats/tfrecord/tfrecord_format.py",
         '(wanted.kind in "iub" and np.array_equal(found, values))',
         'wanted.kind in "iub"',
         (f"{LAYOUTS}test_a_schema_gives_what_it_gives_of_files_here",),
@@ -463,7 +463,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a chunk that is encrypted whole is decrypted for each item",
-        "shmload/remote/chunk_layouts.py",
+        "shmload/formats/litdata/litdata_format.py",
         'cache.get((index.path, "plain"), lambda: self._unsealed(index.path, whole, read))',
         "self._unsealed(index.path, whole, read)[0]",
         (f"{LAYOUTS}test_a_chunk_that_is_encrypted_whole_is_decrypted_once_and_its_copy_stays_encrypted",),
@@ -471,7 +471,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a blank line of JSON lines is a sample",
-        "shmload/remote/layouts.py",
+        "shmload/formats/json_lines.py",
         "            ends.append(np.delete(found, blank) + at)",
         "            ends.append(found + at)",
         ("tests/remote/test_layouts.py::test_lines_are_found_however_they_are_cut",),
@@ -479,15 +479,15 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a record of a TFRecord object is believed unchecked",
-        "shmload/remote/layouts.py",
-        '        if masked(crc32c(record)) != int.from_bytes(data[-4:], "little"):',
-        "        if False:",
+        "shmload/formats/tfrecord/tfrecord_format.py",
+        '    if masked(crc32c(data)) != int.from_bytes(framed[-4:], "little"):',
+        "    if False:",
         ("tests/remote/test_layouts.py::test_a_record_whose_bytes_changed_is_an_error",),
     ),
     Defect(
         "N5",
         "a kept index of blocks is believed unchecked",
-        "shmload/remote/block_index.py",
+        "shmload/formats/block_index.py",
         "said != (layout, nbytes, _checksum(head, body))",
         "said[:2] != (layout, nbytes)",
         ("tests/remote/test_layouts.py::test_an_index_that_was_damaged_is_made_anew",),
@@ -562,7 +562,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S13",
         "a raw field is written in the byte order that its array has",
-        "shmload/formats/tfrecord.py",
+        "shmload/formats/tfrecord/tfrecord_writer.py",
         "    return array if array.dtype.isnative else",
         "    return array if True else",
         ("tests/formats/tfrecord/test_writer.py::test_arrays_that_numpy_does_not_hold_as_they_are_come_back",),
@@ -674,7 +674,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a frame of LitData's is expanded for each of its items",
-        "shmload/remote/chunk_layouts.py",
+        "shmload/formats/litdata/litdata_frames.py",
         "    found: memoryview = cache.get((index.path, block), expanded)\n",
         "    found, _ = expanded()\n",
         (f"{LAYOUTS}test_a_frame_of_several_items_is_expanded_once",),
@@ -682,7 +682,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "frames that leave items out are believed",
-        "shmload/remote/chunk_layouts.py",
+        "shmload/formats/litdata/litdata_frames.py",
         "    if not is_sound or np.any(",
         "    if np.any(",
         (f"{LAYOUTS}test_a_chunk_of_frames_that_is_damaged_is_said",),

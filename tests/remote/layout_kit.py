@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from cryptography.fernet import Fernet
 
-from shmload.remote.block_index import ShardLayout
-from shmload.remote.layouts import LitData, TFRecords
+from shmload.formats.format import ShardFormat
+from shmload.formats.tfrecord.tfrecord_format import TFRecords
+from shmload.remote.layouts import LitData
 from tests.remote.write_foreign import FERNET_KEY, lit_sample, mds_sample, row_sample
 
 NUM_SAMPLES = 23
@@ -34,7 +35,7 @@ class Case:
     name: str
     write: Callable[[Path], None]
     sample: Callable[[int], dict[str, Any]]
-    layout: str | ShardLayout | None = None
+    layout: str | ShardFormat | None = None
     is_compressed: bool = False
 
     def options(self) -> dict[str, Any]:

@@ -23,13 +23,18 @@ from hypothesis import strategies as st
 
 from shmload import ShmLoader
 from shmload.errors import ObjectMissing, SampleError, ShardCorrupt, ShmloadError
-from shmload.formats import TarDataset, TarWriter, TFRecordDataset, TFRecordWriter
+from shmload.formats import TarDataset, TarWriter, TFRecordDataset, TFRecordWriter, json_lines
+from shmload.formats.block_index import RecordIndex
 from shmload.formats.compression import expanded_pieces
-from shmload.remote import RemoteDataset, arrow_rows, chunk_layouts, layouts
-from shmload.remote.block_index import RecordIndex
+from shmload.formats.json_lines import JsonLines
+from shmload.formats.litdata import litdata_frames
+from shmload.formats.npy import NumpyRows
+from shmload.formats.parquet import parquet_format
+from shmload.formats.tfrecord.tfrecord_format import TFRecords
+from shmload.remote import RemoteDataset
 from shmload.remote.fetch import SIDECAR
 from shmload.remote.indexed import RemoteRecords
-from shmload.remote.layouts import JsonLines, LitData, Mds, NumpyRows, Parquet, TFRecords, example_features
+from shmload.remote.layouts import LitData, Mds, Parquet, example_features
 from shmload.remote.listing import indexes_beside, shards_in
 from shmload.storage.local import LocalStore
 from tests.remote.layout_kit import (
@@ -170,15 +175,13 @@ PIECES = st.sampled_from([1, 7, 64, 1000, 1 << 20])
     end=st.booleans(),
 )
 def test_lines_are_found_however_they_are_cut(piece: int, texts: list[str], end: bool) -> None:
-    from shmload.remote import layouts
-
     data = ("\n".join(texts) + "\n" * end).encode()
-    before, layouts.PIECE = layouts.PIECE, piece
+    before, json_lines.PIECE = json_lines.PIECE, piece
     try:
         layout = JsonLines()
         index: Any = layout.unpack("x", layout.scan("x", len(data), lambda at, n: data[at : at + n]), len(data))
     finally:
-        layouts.PIECE = before
+        json_lines.PIECE = before
     found = [layout.sample(index, number, lambda at, n: data[at : at + n]) for number in range(index.num_samples)]
     parsed = [json.loads(text) for text in texts if text.strip()]
     assert found == [value if isinstance(value, dict) else {"value": value} for value in parsed]
@@ -371,7 +374,7 @@ def test_several_layouts_in_a_folder_are_said(tmp_path: Path) -> None:
     assert len(RemoteDataset.from_urls(str(tmp_path), layout="npy")) == NUM_SAMPLES
     with pytest.raises(ValueError, match="a dataset has shards of one layout; these have jsonl, npy"):
         RemoteDataset.from_urls([str(tmp_path / "part-000.jsonl"), str(tmp_path / "part-000.npy")])
-    with pytest.raises(ValueError, match="layout is one of tar, tfrecord, jsonl, npy, parquet, mds, files"):
+    with pytest.raises(ValueError, match="layout is one of npy, parquet, tar, tfrecord, jsonl, mds, files"):
         RemoteDataset.from_urls(str(tmp_path), layout="csv")
 
 
@@ -400,11 +403,11 @@ def test_a_line_may_begin_with_many_blanks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("piece", [1, 7, 100, 4096])
 def test_lines_that_are_blank_are_no_samples_however_long(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(piece)
-    monkeypatch.setattr(layouts, "PIECE", piece)  # bytes a read
+    monkeypatch.setattr(json_lines, "PIECE", piece)  # bytes a read
     for _ in range(30):
         texts = [rng.choice(["1", " 2", "", "  ", " " * 700, "\t\r", "33" * 200]) for _ in range(rng.randrange(12))]
         whole = "\n".join(texts).encode()
-        index = JsonLines().find("x", len(whole), lambda at, size, whole=whole: memoryview(whole)[at : at + size])
+        index = JsonLines().index("x", len(whole), lambda at, size, whole=whole: memoryview(whole)[at : at + size])
         found = [whole[first:end].decode().strip() for first, end in itertools.pairwise(index.bounds.tolist())]
         assert found == [text.strip() for text in texts if text.strip()]
 
@@ -412,7 +415,7 @@ def test_lines_that_are_blank_are_no_samples_however_long(piece: int, monkeypatc
 def test_what_a_shard_is_not_is_said(tmp_path: Path) -> None:
     for name, message in (
         ("x.parquet", "the end of a Parquet file is needed; there is b'no shard'"),
-        ("x.npy", r"is no \.npy file"),
+        ("x.npy", r"is not an \.npy file"),
         ("x.tfrecord", "record 0, at byte 0: the checksum of the record's length differs, or this is no TFRecord file"),
         ("x.mds", "at byte 0: it says 544501614 samples"),
         ("x.jsonl", "sample 0, at byte 0: Expecting value"),
@@ -585,8 +588,8 @@ def test_what_a_layout_keeps_of_its_shards_is_one_datasets(name: str, tmp_path: 
 
 def test_a_frame_of_several_items_is_expanded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     expanded: list[int] = []
-    real = chunk_layouts.expanded_pieces
-    monkeypatch.setattr(chunk_layouts, "expanded_pieces", lambda kind, file: expanded.append(1) or real(kind, file))
+    real = litdata_frames.expanded_pieces
+    monkeypatch.setattr(litdata_frames, "expanded_pieces", lambda kind, file: expanded.append(1) or real(kind, file))
     found = [sample["label"] for sample in RemoteDataset.from_urls(str(DATA / "litdata_batch"), shuffle=False)]
     assert found == [number - 3 for number in range(NUM_SAMPLES)]
     assert len(expanded) == 3 + 3 + 3 + 1  # chunks of 7, 7, 7 and 2 items, by three
@@ -719,7 +722,7 @@ def test_columns_of_parquet(tmp_path: Path) -> None:
     each(table, ".parquet")(tmp_path)
     found = list(RemoteDataset.from_urls(str(tmp_path), layout=Parquet(columns=("label",)), shuffle=False))
     assert [plain(sample) for sample in found] == [{"label": number} for number in range(NUM_SAMPLES)]
-    with pytest.raises(ValueError, match="has no column nothing; it has label"):
+    with pytest.raises(ValueError, match=r"columns names \['nothing'\], which are not there; it has \['label'"):
         list(RemoteDataset.from_urls(str(tmp_path), layout=Parquet(columns=("nothing",))))
 
 
@@ -754,13 +757,13 @@ def test_a_footer_of_parquet_is_parsed_once(tmp_path: Path, monkeypatch: pytest.
     view = RemoteDataset.from_urls(str(tmp_path)).indexed()
     assert len(view) == 20
     read: list[int] = []
-    parsed = arrow_rows._metadata
+    parsed = parquet_format.parquet_metadata
 
     def counted(*args: Any) -> Any:
         read.append(1)
         return parsed(*args)
 
-    monkeypatch.setattr(arrow_rows, "_metadata", counted)
+    monkeypatch.setattr(parquet_format, "parquet_metadata", counted)
     assert [view[number]["label"] for number in range(20)] == list(range(20))
     assert len(read) == 1
 
@@ -797,7 +800,7 @@ def test_a_schema_gives_what_it_gives_of_files_here(tmp_path: Path) -> None:
         writer.write({**record, "two": [b"a", b"b"], "text": "é", "none": []})
 
     data = path.read_bytes()
-    index = TFRecords().find(str(path), len(data), lambda at, nbytes: data[at : at + nbytes])
+    index = TFRecords().index(str(path), len(data), lambda at, nbytes: data[at : at + nbytes])
 
     def read(of: Any, schema: dict[str, Any]) -> Any:
         try:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmload.remote.chunk_layouts import LitData
-from shmload.remote.litdata_values import nested_value
+from shmload.formats.litdata.litdata_format import LitData
+from shmload.formats.litdata.litdata_values import nested_value
 
 # what litdata 0.2.76 writes for each value
 WRITTEN = [

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from shmload import ShmLoader
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats import ParquetDataset, TarDataset, TarWriter
-from shmload.formats.parquet_footer import file_footer, row_groups
+from shmload.formats.parquet.parquet_footer import file_footer, row_groups
 from shmload.formats.shared_index import SharedIndex
 from shmload.remote import RemoteDataset
 from shmload.remote.layouts import Parquet
@@ -194,7 +194,10 @@ def test_times_that_python_does_not_hold_are_named(column: Any, words: str, tmp_
 def test_columns_of_one_name_are_named(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["x", "x", "y"]), path)
-    with closing(RemoteDataset.from_urls(str(path))) as dataset, pytest.raises(ValueError, match=r"t\.parquet: .* named \['x'\]"):
+    with (
+        closing(RemoteDataset.from_urls(str(path))) as dataset,
+        pytest.raises(ValueError, match=r"t\.parquet: two columns have one name: \['x', 'x', 'y'\]"),
+    ):
         list(dataset)
     with pytest.raises(ValueError, match=r"t\.parquet: two columns have one name: \['x', 'x', 'y'\]"):
         len(ParquetDataset(path))

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload.errors import ShardCorrupt
+from shmload.formats.tar import tar_format
 from shmload.formats.tar.shards import pack_index
-from shmload.remote import layouts
-from shmload.remote.layouts import scan_remote
+from shmload.formats.tar.tar_format import scan_remote
 
 MEMBERS = st.lists(
     st.tuples(st.text("abc/é", min_size=1, max_size=140), st.integers(0, 70_000)), max_size=12, unique_by=lambda m: m[0]
@@ -42,11 +42,11 @@ def test_headers_through_ranges_give_the_same_index(form: int, members: list[tup
         asked.append((offset, nbytes))
         return data[offset : offset + nbytes]
 
-    before, layouts.PIECE = layouts.PIECE, piece
+    before, tar_format.PIECE = tar_format.PIECE, piece
     try:
         assert pack_index("x", data) == scan_remote("x", len(data), read)
     finally:
-        layouts.PIECE = before
+        tar_format.PIECE = before
     spans = sorted(asked)
     assert all(at + nbytes <= after for (at, nbytes), (after, _) in itertools.pairwise(spans))  # nothing twice
 

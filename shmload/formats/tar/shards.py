@@ -41,9 +41,11 @@ from shmload._core.tar_rows import Members, TarRows
 from shmload.batch.collate import OneSample, SingleRow
 from shmload.batch.layout import fits, of_any
 from shmload.errors import ShardCorrupt
-from shmload.formats.columns import PerProcess, checked_index, checked_indices, names_of
 from shmload.formats.compression import MAGIC_NBYTES, compression_of
+from shmload.formats.field_names import names_of
 from shmload.formats.paths import Paths, shard_paths, write_if_possible
+from shmload.formats.per_process import PerProcess
+from shmload.formats.row_numbers import checked_index, checked_indices
 from shmload.formats.tar.members import INTEGERS, TEXTS, Decode, Decoders
 from shmload.world import ForkLock
 

@@ -17,7 +17,7 @@ from datasets.formatting.torch_formatter import TorchFormatter
 
 from shmload import ShmLoader
 from shmload.errors import SampleError
-from shmload.formats.arrow_tables import column_of
+from shmload.formats.arrow.arrow_column import column_of
 from tests.formats.huggingface.hf_kit import (
     ARRAYS,
     LISTS,

@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 from shmload.batch.collate import OneSample
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats import HDF5Dataset, ParquetDataset, SafetensorsDataset
-from shmload.formats.columns import NoField
+from shmload.formats.field_names import NoField
 
 FUZZED = (".parquet", ".safetensors")
 READERS = {".parquet": ParquetDataset, ".safetensors": SafetensorsDataset, ".h5": HDF5Dataset}

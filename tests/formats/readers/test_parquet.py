@@ -16,6 +16,8 @@ from torch.utils.data import ConcatDataset
 
 from shmload import BlockShuffle, SampleError, ShardCorrupt, ShmLoader
 from shmload.formats import ParquetDataset
+from shmload.remote import RemoteDataset
+from shmload.remote.layouts import Parquet
 
 
 def written(path: Path, rows_per_group: int = 4, **columns: Any) -> Path:
@@ -228,11 +230,11 @@ def taken(dataset: Any, rows: Any) -> Any:
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many groups were joined, each time."""
-    from shmload.formats import arrow_tables
+    from shmload.formats.arrow import arrow_groups
 
     found: list[int] = []
-    join = arrow_tables._joined
-    monkeypatch.setattr(arrow_tables, "_joined", lambda tables: found.append(len(tables)) or join(tables))
+    join = arrow_groups._joined
+    monkeypatch.setattr(arrow_groups, "_joined", lambda tables: found.append(len(tables)) or join(tables))
     return found
 
 
@@ -356,6 +358,37 @@ def test_partitions_are_columns_as_pyarrow_has_them(tmp_path: Path, folders: lis
     assert dataset.schema == {field.name: kinds[str(field.type)] for field in theirs.schema}
     batch = batch_of(ParquetDataset(root, columns=[theirs.schema.names[-1]]))  # nothing of the files themselves
     assert len(batch[theirs.schema.names[-1]]) == len(samples)
+
+
+@pytest.mark.parametrize("folders", HIVE, ids=" ".join)
+def test_remote_dataset_reads_partitions_as_pyarrow_does(tmp_path: Path, folders: list[str]) -> None:
+    root = partitioned(tmp_path / "lr=0.1", {f"{folder}/{i}.parquet": {"x": [i, i + 100]} for i, folder in enumerate(folders)})
+    table = ds.dataset(root, partitioning="hive").to_table()
+    view = RemoteDataset.from_urls(str(root)).indexed()
+    samples = [{k: v if isinstance(v, str) else v.item() for k, v in view[i].items()} for i in range(len(view))]
+    assert sorted(samples, key=lambda s: s["x"]) == sorted(table.to_pylist(), key=lambda s: s["x"])
+    types = {name: str(table.schema.field(name).type) for name in table.schema.names}
+    assert {name: "string" if isinstance(value, str) else value.dtype.name for name, value in view[0].items()} == types
+    last = table.schema.names[-1]  # which nothing of the files themselves is read for
+    only = RemoteDataset.from_urls(str(root), layout=Parquet(columns=(last,))).indexed()
+    assert [set(only[i]) for i in range(len(only))] == [{last}] * len(samples)
+
+
+def test_remote_partition_that_is_null_is_none(tmp_path: Path) -> None:
+    null = "y=__HIVE_DEFAULT_PARTITION__"
+    root = partitioned(tmp_path / "t", {"y=1/a.parquet": {"x": [1]}, f"{null}/b.parquet": {"x": [2]}, "c.parquet": {"x": [3]}})
+    view = RemoteDataset.from_urls(str(root)).indexed()
+    assert sorted((int(s["x"]), s["y"]) for s in map(view.__getitem__, range(3))) == [(1, 1), (2, None), (3, None)]
+
+
+def test_remote_partition_and_column_of_one_name(tmp_path: Path) -> None:
+    same = partitioned(tmp_path / "same", {"y=1/a.parquet": {"y": pa.array([7], pa.int32()), "x": [1]}})
+    view = RemoteDataset.from_urls(str(same)).indexed()
+    assert {name: value.item() for name, value in view[0].items()} == {"y": 1, "x": 1}
+    other = partitioned(tmp_path / "other", {"y=1/a.parquet": {"y": [7], "x": [1]}})
+    with pytest.raises(ValueError, match=r"a\.parquet: column 'y' is int64 in the file, and int32 by the name of its folder"):
+        _ = RemoteDataset.from_urls(str(other)).indexed()[0]
+    assert RemoteDataset.from_urls(str(other), layout=Parquet(columns=("x",))).indexed()[0] == {"x": 1}
 
 
 def test_partition_that_is_null_needs_a_value(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from shmload import ShardCorrupt, ShmLoader
 from shmload.formats import SafetensorsDataset
-from shmload.formats.columns import DTYPES
+from shmload.formats.safetensors import DTYPES
 
 
 @pytest.mark.parametrize("name", sorted(name for name in set(DTYPES.values()) if hasattr(torch, name)))

@@ -17,7 +17,7 @@ from shmload._core.tar import TarScan
 from shmload._core.tar_rows import TarRows
 from shmload.errors import ShardCorrupt
 from shmload.formats.tar.shards import pack_index
-from shmload.remote.layouts import scan_remote
+from shmload.formats.tar.tar_format import scan_remote
 
 ALTERNATIVES = ("npy", "cls", "txt")
 

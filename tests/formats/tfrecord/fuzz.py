@@ -17,7 +17,7 @@ import numpy as np
 from shmload._core.crc32c import crc32c, masked
 from shmload._core.record_writer import BYTES, RecordBuffer
 from shmload._core.records import PROBLEMS, RecordReader, record_starts
-from shmload.formats.tfrecord import fields_of
+from shmload.formats.tfrecord.record_fields import fields_of
 
 GUARD = 64  # bytes behind the rows that must stay as they are
 BY_TENSORFLOW = Path(__file__).parent / "written_by_tensorflow"

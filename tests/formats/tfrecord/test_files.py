@@ -16,7 +16,7 @@ from shmload import ShardCorrupt
 from shmload._core.mapped_file import MappedFile
 from shmload._core.records import record_starts
 from shmload.formats import TFRecordDataset, TFRecordWriter
-from shmload.formats.tfrecord import write_index
+from shmload.formats.tfrecord.record_file import write_index
 
 HERE = Path(__file__).parent
 WRAPPING = [0, 2**63 - 1, -2]  # each ends where the next begins, modulo 2**64
@@ -70,7 +70,7 @@ def test_a_file_that_changes_while_it_is_walked_gets_no_index(path, monkeypatch)
         touched(path)
         return found
 
-    monkeypatch.setattr("shmload.formats.tfrecord.record_starts", walked)
+    monkeypatch.setattr("shmload.formats.tfrecord.record_file.record_starts", walked)
     with pytest.raises(ShardCorrupt, match="the file was changed while it was in use"):
         records_of(path)
     assert [path] == list(path.parent.iterdir())

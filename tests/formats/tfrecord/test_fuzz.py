@@ -9,7 +9,7 @@ import numpy as np
 
 from shmload._core.record_writer import INTS, RecordBuffer
 from shmload._core.records import RecordReader
-from shmload.formats.tfrecord import fields_of
+from shmload.formats.tfrecord.record_fields import fields_of
 
 
 def test_the_corpus_is_sound(fuzz: ModuleType) -> None:

@@ -16,8 +16,10 @@ from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import example_features
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats import TFRecordDataset
+from shmload.formats.tfrecord.tfrecord_format import features_of
 from shmload.remote import RemoteDataset
-from shmload.tools.inspect import features_of
+from shmload.tools.inspect import describe
+from shmload.tools.named import dataset_of
 
 
 def varint(value: int) -> bytes:
@@ -179,6 +181,47 @@ def test_dataset_with_a_schema_has_protobufs_values(tmp_path: Path, record: byte
                 TFRecordDataset(path, {name: bytes})[0]
 
 
+EDGES = {
+    "no bytes": b"",
+    "a feature in pieces": MERGED,
+    "a feature in two values": IN_TWO_VALUES,
+    "both": MERGED + IN_TWO_VALUES,
+    "cut": MERGED[:-1],
+    "no message": b"\xff" * 9,
+    "a name that is not UTF-8": length_field(1, length_field(1, length_field(1, b"\xff") + length_field(2, b""))),
+    "an unknown field": MERGED + length_field(9, b"x"),
+    "a feature of no kind": length_field(1, length_field(1, length_field(1, b"a") + length_field(2, b""))),
+    "a group without an end": b"\x0b" + MERGED,
+}
+
+
+@pytest.mark.parametrize("record", EDGES.values(), ids=EDGES)
+def test_every_reader_parses_the_same_bytes_alike(tmp_path: Path, record: bytes) -> None:
+    """The parser itself is compared with protobuf's elsewhere."""
+    try:
+        wanted: Any = example_features(record)
+    except ValueError:
+        wanted = None
+    path = write_record(tmp_path / "x.tfrecord", record)
+    alone = {name: values[0] if len(values) == 1 else values for name, values in (wanted or {}).items()} or {"bin": record}
+    assert same(describe(path).samples[0], alone)  # shmload inspect
+    assert same(dataset_of(str(path))[0], alone)  # shmload pack
+    view = RemoteDataset.from_urls(str(path)).indexed()
+    if wanted is None:
+        with pytest.raises(ShardCorrupt, match="sample 0, at byte 0: is not an Example"):
+            view[0]
+    else:
+        assert same(view[0], {n: v[0] if isinstance(v, list) and len(v) == 1 else v for n, v in wanted.items()})
+    if "a" not in (wanted or {}) or not len(wanted["a"]):
+        return
+    kind: Any = bytes if isinstance(wanted["a"], list) else (wanted["a"].dtype.name, (None,))
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    write_record(folder / "x.tfrecord", record)
+    for dataset in (TFRecordDataset(path, {"a": kind}), TFRecordDataset(folder / "x.tfrecord", {"a": kind})):
+        assert same(dataset[0]["a"], wanted["a"])
+
+
 def test_remote_dataset_merges_pieces_of_a_feature(tmp_path: Path) -> None:
     path = write_record(tmp_path / "x.tfrecord", MERGED)
     dataset = RemoteDataset.from_urls(str(path))
@@ -186,6 +229,6 @@ def test_remote_dataset_merges_pieces_of_a_feature(tmp_path: Path) -> None:
     dataset.close()
     write_record(path, MERGED[:-1])
     dataset = RemoteDataset.from_urls(str(path))
-    with pytest.raises(ShardCorrupt, match=r"x\.tfrecord: sample 0, at byte 0: is no Example"):
+    with pytest.raises(ShardCorrupt, match=r"x\.tfrecord: sample 0, at byte 0: is not an Example"):
         list(dataset)
     dataset.close()

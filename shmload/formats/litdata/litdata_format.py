@@ -1,189 +1,39 @@
-"""Chunks that other loaders wrote: MosaicML Streaming's shards and LitData's, sample by sample.
+"""The format of LitData's chunks: the index.json beside them says what the bytes of an item mean.
 
-Both begin with the number of samples and a table of offsets. What a sample's bytes mean, MDS says in each shard, and LitData in
-the index.json beside them.
-
-Formats: https://github.com/mosaicml/streaming (its MDSWriter), https://github.com/Lightning-AI/litData (its BinaryWriter).
+Format: https://github.com/Lightning-AI/litData (its BinaryWriter).
 """
 
 from __future__ import annotations
 
 import io
 import json
-import pickle
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import ShardCorrupt, ShmloadError
-from shmload.formats.columns import BlockCache, PerProcess, library
+from shmload.formats.arrow.arrow_reader import ipc_batch, ipc_file
+from shmload.formats.arrow.arrow_values import array_or_values, value_of
+from shmload.formats.block_cache import BlockCache
+from shmload.formats.block_format import BlockFormat
+from shmload.formats.block_index import Read, RecordIndex
+from shmload.formats.chunk_values import offsets_table, raw_image, sized_parts, text_of, unpickled
 from shmload.formats.compression import expanded_pieces
-from shmload.remote.arrow_rows import column_of, value_of
-from shmload.remote.block_index import SCALARS, BlockLayout, Bounds, Read, RecordIndex
-from shmload.remote.litdata_values import nested_value
-
-__all__ = ["LitData", "Mds", "litdata_of"]
-
-
-def _table(url: str, nbytes: int, read: Read) -> tuple[Bounds, int]:
-    """Where samples begin, as uint32s at the begin say behind their number, and where that table ends."""
-    head = bytes(memoryview(read(0, min(4, nbytes))).cast("B"))
-    count = int.from_bytes(head, "little")
-    end = 4 * (count + 2)
-    if len(head) < 4 or end > nbytes:
-        raise ShardCorrupt(f"{url}: at byte 0: it says {count} samples, whose table of offsets alone has {end} bytes of {nbytes}")
-    bounds = np.frombuffer(memoryview(read(4, end - 4)), "<u4").astype(np.int64)
-    if bounds[0] < end or bounds[-1] > nbytes or np.any(bounds[1:] < bounds[:-1]):
-        raise ShardCorrupt(f"{url}: at byte 4: the offsets of its {count} samples lie out of order, or beyond its {nbytes} bytes")
-    return bounds, end
-
-
-def _text(data: Any) -> str:
-    return bytes(data).decode()
-
-
-def _pil(data: Any) -> NDArray[np.uint8]:
-    """A raw image of PIL: width, height, length of the mode, mode, pixels; an array of shape (height, width[, channels])."""
-    width, height, length = struct.unpack_from("<3I", data)
-    mode, pixels = _text(data[12 : 12 + length]), data[12 + length :]
-    channels = {"L": (), "P": (), "RGB": (3,), "RGBA": (4,), "CMYK": (4,), "YCbCr": (3,), "LA": (2,), "HSV": (3,), "LAB": (3,)}
-    if mode not in channels:
-        raise ValueError(f"a raw image of mode {mode!r} is not known here; known are {', '.join(channels)}")
-    return np.frombuffer(pixels, np.uint8).reshape(height, width, *channels[mode]).copy()
-
-
-def _sized(data: Any, at: int) -> list[Any]:
-    """Parts whose number and lengths stand before them, from `at` on."""
-    (count,) = struct.unpack_from("<I", data, at)
-    sizes = np.frombuffer(data, "<u4", count, at + 4).tolist()
-    at, parts = at + 4 + 4 * count, []
-    for size in sizes:
-        parts.append(data[at : at + size])
-        at += size
-    if at > len(data):
-        raise ValueError(f"{count} parts end at byte {at} of {len(data)}")
-    return parts
-
-
-def _unpickled(data: Any, allowed: bool) -> Any:
-    if not allowed:
-        raise ValueError("it is a pickle, which can run any code as it is read: allow_pickle=True reads it")
-    try:
-        return pickle.loads(data)
-    except pickle.UnpicklingError as error:
-        raise ValueError(f"it is a pickle that cannot be read: {error}") from error
-
-
-_MDS_CODES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32"} | {
-    64: "uint64",
-    65: "int64",
-    66: "float64",
-}
-_MDS_PLAIN: dict[str, Callable[[Any], Any]] = {
-    "bytes": bytes,
-    "str": _text,
-    "int": lambda data: int.from_bytes(bytes(data), "little", signed=True),
-    "str_int": lambda data: int(_text(data)),
-    "str_float": lambda data: float(_text(data)),
-    "str_decimal": lambda data: Decimal(_text(data)),
-    "json": nested_value,
-    "jpeg": bytes,
-    "png": bytes,
-    "pil": _pil,
-    "jpeg_array": lambda data: [bytes(part) for part in _sized(data, 0)],
-    "jpegarray": lambda data: [bytes(part) for part in _sized(data, 0)],
-}
-
-
-def _mds_array(data: Any, config: str) -> NDArray[Any]:
-    """An array whose dtype and shape stand in the column's encoding, or before the values."""
-    dtype, _, sizes = config.partition(":")
-    at = 0
-    if not dtype:
-        dtype, at = _MDS_CODES[data[0]], 1
-    if sizes:
-        shape = [int(size) for size in sizes.split(",")]
-    else:
-        ndim, width = data[at] >> 2, 1 << (data[at] & 3)
-        shape = np.frombuffer(data, f"<u{width}", ndim, at + 1).tolist()
-        at += 1 + ndim * width
-    return np.frombuffer(data, np.dtype(dtype), offset=at).reshape(shape).copy()
-
-
-def _mds_value(encoding: str, data: Any, allow_pickle: bool) -> Any:
-    name, _, config = encoding.partition(":")
-    if name == "ndarray":
-        return _mds_array(data, config)
-    if name == "pkl":
-        return _unpickled(data, allow_pickle)
-    if name in SCALARS:
-        return np.frombuffer(data, name)[0]
-    if name.startswith("list[") and name.endswith("]"):
-        return [_mds_value(name[5:-1], part, allow_pickle) for part in _sized(data, 4)]
-    if name not in _MDS_PLAIN:
-        raise ValueError(f"encoding {encoding!r} is not known here")
-    return _MDS_PLAIN[name](data)
-
-
-@lru_cache(maxsize=64)
-def _columns_of(extra: bytes) -> tuple[list[str], list[str], list[int | None]]:
-    config = json.loads(extra)
-    return config["column_names"], config["column_encodings"], config["column_sizes"]
-
-
-@dataclass(frozen=True)
-class Mds(BlockLayout):
-    """Shards of MosaicML Streaming, version 2. Encoded images stay bytes; raw ones of PIL become arrays (height, width, channels).
-
-    Args:
-        allow_pickle: read columns of pickles, which can run any code.
-    """
-
-    name: ClassVar[str] = "mds"
-    allow_pickle: bool = False
-
-    def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
-        bounds, end = _table(url, nbytes, read)
-        extra = bytes(memoryview(read(end, int(bounds[0]) - end)).cast("B"))
-        try:
-            config = json.loads(extra)
-            columns = [config[f"column_{what}"] for what in ("names", "encodings", "sizes")]
-            is_sound = len(set(map(len, columns))) == 1 and all(isinstance(name, str) for each in columns[:2] for name in each)
-            is_sound &= all(size is None or (isinstance(size, int) and size >= 0) for size in columns[2])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            is_sound = False
-        if not is_sound:
-            raise ShardCorrupt(f"{url}: at byte {end}: the columns of an MDS shard are needed; there is {extra[:40]!r}")
-        return RecordIndex(url, bounds, extra=extra)
-
-    def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
-        names, encodings, fixed = _columns_of(index.extra)
-        varying = [k for k, size in enumerate(fixed) if not size]
-        sizes = [size or 0 for size in fixed]
-        for k, size in zip(varying, np.frombuffer(data, "<u4", len(varying)).tolist(), strict=True):
-            sizes[k] = size
-        if (end := 4 * len(varying) + sum(sizes)) != len(data):
-            raise ValueError(f"its columns have {end} bytes, and it has {len(data)}")
-        at, found = 4 * len(varying), {}
-        for name, encoding, size in zip(names, encodings, sizes, strict=True):
-            try:
-                found[name] = _mds_value(encoding, data[at : at + size], self.allow_pickle)
-            except (ValueError, LookupError, ArithmeticError, struct.error) as error:
-                raise ValueError(f"column {name!r} ({encoding}): {error}") from error
-            at += size
-        return found
-
+from shmload.formats.extras import library
+from shmload.formats.litdata.litdata_frames import FRAMED, framed_item, index_of_frames
+from shmload.formats.litdata.litdata_values import nested_value
+from shmload.formats.per_process import PerProcess
 
 _LIT_TORCH = (
     *("float32", "float32", "float64", "float64", "complex64", "complex64", "complex128", "complex128", "float16", "float16"),
     *("", "uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64", "bool", "uint16"),  # "" is bfloat16
 )
+
+
 _LIT_NUMPY = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"),
     *("complex64", "complex128", "bool"),
@@ -208,20 +58,20 @@ def _lit_array(kind: str, code: str, data: Any) -> NDArray[Any]:
 
 
 _LIT_PLAIN: dict[str, Callable[[Any], Any]] = {
-    "str": _text,
-    "text": _text,
+    "str": text_of,
+    "text": text_of,
     "bool": lambda data: bytes(data) != b"\0",
     "int": lambda data: int.from_bytes(bytes(data), "little", signed=True),
     "float": lambda data: struct.unpack("<d", data)[0],
     "json": nested_value,
-    "pil": _pil,
-    "jpeg_array": lambda data: [bytes(part) for part in _sized(data, 0)],
+    "pil": raw_image,
+    "jpeg_array": lambda data: [bytes(part) for part in sized_parts(data, 0)],
     **dict.fromkeys(("bytes", "jpeg", "image", "file", "audio", "video", "tifffile", "pdf", "nifti", "mesh"), bytes),
 }
 
 
 @dataclass(frozen=True)
-class LitData(BlockLayout):
+class LitData(BlockFormat):
     """Chunks of LitData, as the configuration in their index.json says. Encoded images stay bytes; tensors become arrays.
 
     Items that are dicts have their keys as fields; of a tuple or list the fields are "0", "1", ...; anything else is "value".
@@ -242,6 +92,7 @@ class LitData(BlockLayout):
     """
 
     name: ClassVar[str] = "litdata"
+    title: ClassVar[str] = "LitData"
     data_format: tuple[str, ...] = ()
     tree: Any = None
     block_size: int | None = None
@@ -262,16 +113,16 @@ class LitData(BlockLayout):
     def index_name(self) -> str:
         return self.name if self.block_size is None else f"{self.name}, {self.block_size} tokens"
 
-    def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
+    def index(self, url: str, nbytes: int, read: Read) -> RecordIndex:
         if not self.is_sealed:
-            return self._found(url, nbytes, read)
+            return self._index_of_items(url, nbytes, read)
         (inside, _), _ = self._unsealed(url, nbytes, read)
         return RecordIndex(url, np.array([0, nbytes], np.int64), np.array([0, inside.num_samples], np.int64))
 
-    def _found(self, url: str, nbytes: int, read: Read) -> RecordIndex:
-        if bytes(memoryview(read(0, min(nbytes, 8))).cast("B")) == _FRAMED:
-            return _of_frames(url, nbytes, read)
-        bounds, end = _table(url, nbytes, read)
+    def _index_of_items(self, url: str, nbytes: int, read: Read) -> RecordIndex:
+        if bytes(memoryview(read(0, min(nbytes, 8))).cast("B")) == FRAMED:
+            return index_of_frames(url, nbytes, read)
+        bounds, end = offsets_table(url, nbytes, read)
         if self.block_size is not None:
             kind, _, code = self.data_format[0].partition(":")
             stride = self.block_size * np.dtype(_lit_dtype(kind, int(code))).itemsize
@@ -286,7 +137,7 @@ class LitData(BlockLayout):
             plain = self._decrypted(memoryview(read(0, nbytes)))
         except ValueError as error:
             raise ShardCorrupt(f"{url}: {error}") from error
-        return (self._found(url, len(plain), lambda at, size: plain[at : at + size]), plain), len(plain)
+        return (self._index_of_items(url, len(plain), lambda at, size: plain[at : at + size]), plain), len(plain)
 
     def sample(self, index: RecordIndex, number: int, read: Read) -> dict[str, Any]:
         if index.firsts is None:
@@ -304,10 +155,10 @@ class LitData(BlockLayout):
         if index.firsts is None:
             return super().sample(index, number, read)
         if index.extra:
-            return super().sample(index, number, lambda at, nbytes: _framed(index, number, read, cache))
+            return super().sample(index, number, lambda at, nbytes: framed_item(index, number, read, cache))
         arrow = library("pyarrow", "parquet")
         try:
-            file, rows = cache.get((index.path, "file"), lambda: _opened(arrow, read(*index.span(0))))
+            file, rows = cache.get((index.path, "file"), lambda: _opened(read(*index.span(0))))
             columns = cache.get((index.path, number // rows), lambda: _batch(file, number // rows))
             where = f"{index.path}: sample {number}"
             return {name: value_of(column, number % rows, where, name) for name, column in columns.items()}
@@ -351,65 +202,25 @@ class LitData(BlockLayout):
         if kind in ("tensor", "numpy", "no_header_tensor", "no_header_numpy"):
             return _lit_array(kind, code, data)
         if kind == "pickle":
-            return _unpickled(data, self.allow_pickle)
+            return unpickled(data, self.allow_pickle)
         if kind not in _LIT_PLAIN:
             raise ValueError(f"a leaf of format {given!r} is not known here")
         return _LIT_PLAIN[kind](data)
 
 
-_FRAMED = b"LDFZ01\0\0"  # begins a chunk whose items are compressed several at once
-_FRAME = np.dtype([("first", "<u4"), ("count", "<u4"), ("at", "<u8"), ("nbytes", "<u4"), ("expanded", "<u4")])
-
-
-def _of_frames(url: str, nbytes: int, read: Read) -> RecordIndex:
-    """A chunk of frames: its blocks are these, and `extra` says where items lie in what all of them expand to."""
-    head = bytes(memoryview(read(0, min(nbytes, 24))).cast("B"))
-    if len(head) < 24:
-        raise ShardCorrupt(f"{url}: at byte 8: it ends within the head of its frames")
-    version, _, count, _, num_frames = struct.unpack_from("<HHIII", head, 8)
-    end = 24 + 4 * (count + 1) + _FRAME.itemsize * num_frames
-    if version != 1 or not num_frames or end > nbytes:
-        raise ShardCorrupt(
-            f"{url}: at byte 8: it says {num_frames} frames in version {version} of {count} items; version 1 is read here, and its "
-            f"tables lie in its {nbytes} bytes"
-        )
-    tables = bytes(memoryview(read(24, end - 24)).cast("B"))
-    offsets, frames = (
-        np.frombuffer(tables, "<u4", count + 1).astype(np.int64),
-        np.frombuffer(tables, _FRAME, offset=4 * (count + 1)),
-    )
-    bounds = np.append(frames["at"], frames["at"][-1:] + frames["nbytes"][-1:]).astype(np.int64)
-    firsts = np.append(frames["first"], [count]).astype(np.int64)
-    is_sound = bounds[0] >= end and bounds[-1] <= nbytes and firsts[0] == 0 and offsets[0] == 0
-    is_sound &= all(np.array_equal(np.diff(a), frames[b]) for a, b in ((bounds, "nbytes"), (firsts, "count")))
-    if not is_sound or np.any(np.diff(offsets) < 0) or not np.array_equal(np.diff(offsets[firsts]), frames["expanded"]):
-        raise ShardCorrupt(f"{url}: at byte 24: its {num_frames} frames do not hold its {count} items one behind the other")
-    return RecordIndex(url, bounds, firsts, tables[: 4 * (count + 1)])
-
-
-def _framed(index: RecordIndex, number: int, read: Read, cache: BlockCache) -> memoryview:
-    """An item's bytes, of the frame that it lies in."""
-    block, _ = index.block(number)
-    offsets, firsts = np.frombuffer(index.extra, "<u4"), index.firsts
-    assert firsts is not None
-    begin, at, stop, end = (int(offsets[n]) for n in (firsts[block], number, number + 1, firsts[block + 1]))
-
-    def expanded() -> tuple[memoryview, int]:
-        data = b""
-        for piece in expanded_pieces("zst", io.BytesIO(memoryview(read(*index.span(block))))):
-            data += piece
-            if len(data) > end - begin:
-                break
-        if len(data) != end - begin:
-            raise ValueError(f"its frame does not expand to {end - begin} bytes, as its chunk says")
-        return memoryview(data), len(data)
-
-    found: memoryview = cache.get((index.path, block), expanded)
-    return found[at - begin : stop - begin]
-
-
 def _kind(value: Any) -> str:
     return type(value).__qualname__
+
+
+def _opened(data: Any) -> tuple[tuple[Any, int], int]:
+    """(the file, rows of each of its batches), and how much it holds; of a copy that is mapped room on the disk."""
+    file = ipc_file(data)
+    return (file, max(file.get_batch(0).num_rows, 1)), memoryview(data).nbytes
+
+
+def _batch(file: Any, number: int) -> tuple[dict[str, Any], int]:
+    batch = ipc_batch(file, number)
+    return {name: array_or_values(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}, batch.nbytes
 
 
 def _of_arrow(url: str, nbytes: int, read: Read, num_samples: int) -> RecordIndex:
@@ -419,19 +230,6 @@ def _of_arrow(url: str, nbytes: int, read: Read, num_samples: int) -> RecordInde
     if tail[4:] != b"LDARW01\0" or begin < 0:
         raise ShardCorrupt(f"{url}: at byte {max(nbytes - 12, 0)}: its samples have no bytes, and no rows of Arrow follow them")
     return RecordIndex(url, np.array([begin, nbytes - 12], np.int64), np.array([0, num_samples], np.int64))
-
-
-def _opened(arrow: Any, data: Any) -> tuple[tuple[Any, int], int]:
-    """(the file, rows of each of its batches), and how much it holds; of a copy that is mapped room on the disk."""
-    view = memoryview(data).cast("B")
-    file = library("pyarrow.ipc", "parquet").open_file(arrow.py_buffer(view))
-    return (file, max(file.get_batch(0).num_rows, 1)), len(view)
-
-
-def _batch(file: Any, number: int) -> tuple[dict[str, Any], int]:
-    batch = file.get_batch(number)
-    batch.validate(full=True)  # pyarrow follows its offsets wherever they lead
-    return {name: column_of(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}, batch.nbytes
 
 
 def _tree_of(spec: Any, leaves: Iterator[Any]) -> Any:

@@ -1,42 +1,60 @@
-"""Columns that the names of folders say, as Hive, Spark and pyarrow write partitioned data: `year=2024/month=01/part-0.parquet`.
+"""Columns that the names of folders give, as Hive, Spark and pyarrow write partitioned data: `year=2024/month=01/part-0.parquet`.
 
 The rules are those of `pyarrow.dataset(folder, partitioning="hive")`: names and values are URL-decoded; a column is int32 if all of
-its values are, else a string; `__HIVE_DEFAULT_PARTITION__`, and a folder that does not say a column which others say, is null.
+its values are, else a string; `__HIVE_DEFAULT_PARTITION__`, and a file without a column that others have, are null.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-import pyarrow as pa
+from shmload.formats.extras import library
+from shmload.formats.field_names import NoField
 
-from shmload.formats.columns import NoField
-
-__all__ = ["partition_columns", "with_partitions"]
+__all__ = ["partition_columns", "partition_types", "with_partitions"]
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
-def partition_columns(paths: Sequence[str], folders: Sequence[str], wanted: Sequence[str] | None) -> dict[str, Any]:
-    """Return the columns that folders say: by name, an arrow array with one value for each file.
+def partition_columns(
+    paths: Sequence[str], folders: Sequence[str], wanted: Sequence[str] | None, types: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the columns that folders give: by name, an arrow array with one value for each file.
 
     Args:
-        paths: of the files, absolute.
+        paths: of the files, absolute, or URLs.
         folders: for each, the folder below which names of folders count.
         wanted: the columns that are to be read; None: all.
+        types: of the columns, as `partition_types` found them for more files than these.
     Raises:
         NoField: a name is not UTF-8, or a column has no value at all.
     """
-    said = [_said(path, os.path.relpath(path, folder)) for path, folder in zip(paths, folders, strict=True)]
+    said = [_said(path, path[len(folder.rstrip("/")) + 1 :]) for path, folder in zip(paths, folders, strict=True)]
+    if types is not None:
+        arrow = library("pyarrow", "parquet")
+        texts = {name: arrow.array([one.get(name) for one in said], arrow.string()) for name in types}
+        return {name: texts[name].cast(kind) for name, kind in types.items()}
     names = dict.fromkeys(name for one in said for name in one if wanted is None or name in wanted)
     return {name: _typed(name, [one.get(name) for one in said], paths[0]) for name in names}
 
 
+def partition_types(keys: Sequence[str], wanted: Sequence[str] | None) -> dict[str, str]:
+    """Return the arrow types of the columns that the keys of a dataset's objects give.
+
+    Args:
+        keys: of all objects, below the folder of the dataset.
+        wanted: the columns that are to be read; None: all.
+    Raises:
+        NoField: a name is not UTF-8, or a column has no value at all.
+    """
+    found = partition_columns([f"/{key}" for key in keys], ["/"] * len(keys), wanted)
+    return {name: str(values.type) for name, values in found.items()}
+
+
 def with_partitions(schema: Any, said: dict[str, Any], path: str) -> Any:
-    """Return the arrow schema of a file with the columns that folders say, after its own.
+    """Return the arrow schema of a file with the columns that folders give, after its own.
 
     Args:
         schema: the file's own.
@@ -47,7 +65,7 @@ def with_partitions(schema: Any, said: dict[str, Any], path: str) -> Any:
     """
     for name, values in said.items():
         if name not in schema.names:
-            schema = schema.append(pa.field(name, values.type))
+            schema = schema.append(library("pyarrow", "parquet").field(name, values.type))
         elif schema.field(name).type != values.type:
             raise NoField(
                 f"{path}: column {name!r} is {schema.field(name).type} in the file, and {values.type} by the name of its folder; "
@@ -75,8 +93,9 @@ def _typed(name: str, values: list[str | None], path: str) -> Any:
             f"{path}: the folders' names give column {name!r} the value {_NULL} only, so its type is unknown; name the others in "
             "columns="
         )
-    texts = pa.array(values, pa.string())
+    arrow = library("pyarrow", "parquet")
+    texts = arrow.array(values, arrow.string())
     try:
-        return texts.cast(pa.int32())
-    except pa.ArrowInvalid:
+        return texts.cast(arrow.int32())
+    except arrow.ArrowInvalid:
         return texts

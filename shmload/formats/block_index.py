@@ -1,37 +1,39 @@
-"""Where the blocks of a shard lie, and what a layout of shards is.
+"""The index of a shard: where its blocks begin, and how the index is packed to be kept.
 
-A layout finds the *blocks* of a shard: what is read and decoded at once. That is one sample, but for a row group of Parquet, which
-holds many. Where blocks begin is the shard's index: made once, out of headers or a footer that are read through ranges where the
-format has any, and kept beside the copies. Nothing in a shard or an index is believed unchecked.
+A *block* is what is read and decoded at once. That is one sample, except for a row group of Parquet, which holds many. The index
+of a shard is made once, from headers or a footer that are read by ranges where the format has any, and kept beside the copies of
+the shards. Nothing in a shard or an index is trusted before it was checked.
 """
 
 from __future__ import annotations
 
 import json
-import struct
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from shmload._core.crc32c import crc32c
-from shmload.errors import ShardCorrupt, ShmloadError
+from shmload.errors import ShmloadError
 from shmload.formats.compression import packing_of
 
-__all__ = ["PIECE", "SCALARS", "BlockLayout", "Bounds", "Index", "Pieces", "Read", "RecordIndex", "ShardLayout"]
-
 SCALARS = [f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64) if (kind, bits) != ("float", 8)]
-Read = Callable[[int, int], Buffer]  # (offset, nbytes) -> the bytes there
+
+
 Bounds = NDArray[np.int64]
 
+
 _MAGIC = b"SHMLOAD BLOCK INDEX 1\n"
+
+
 PIECE = 4 << 20  # bytes a request, where one block follows the other
+
+
 _PEEK = 64 << 10  # bytes a request, where most of what follows is passed over
 
 
@@ -43,38 +45,6 @@ class Index(Protocol):
     @property
     def num_samples(self) -> int: ...
     def key(self, sample: int) -> str: ...
-
-
-class ShardLayout(Protocol):
-    """A format of shards. Picklable."""
-
-    name: ClassVar[str]
-
-    def scan(self, url: str, nbytes: int, read: Read) -> bytes:
-        """The packed index of a shard, of which only what is needed is read.
-
-        Raises:
-            ShardCorrupt: it is not what the format says; names place and cause.
-        """
-
-    def pack(self, url: str, data: Any) -> bytes:
-        """The same of a shard that is here."""
-
-    def unpack(self, url: str, packed: Any, nbytes: int) -> Any | None:
-        """An index that was packed for a shard of so many bytes, if it can be believed."""
-
-    def known(self, url: str, nbytes: int) -> Any | None:
-        """The index of a shard of which nothing need be read; None where something must."""
-
-    def sample(self, index: Any, number: int, read: Read) -> dict[str, Any]:
-        """One sample's fields, in memory of their own.
-
-        Raises:
-            ShardCorrupt: its bytes are not what the format says.
-        """
-
-    def span(self, index: Any, number: int) -> tuple[int, int]:
-        """(offset, nbytes) of what a sample is read from."""
 
 
 @dataclass(frozen=True)
@@ -189,49 +159,4 @@ class Pieces:
         return self._data[at : at + size]
 
 
-class BlockLayout(ABC):
-    """What the layouts have in common whose shards are blocks end to end."""
-
-    name: ClassVar[str]
-
-    @property
-    def index_name(self) -> str:
-        """What a kept index is of: the layout, and whatever of its arguments says where blocks begin."""
-        return self.name
-
-    @abstractmethod
-    def find(self, url: str, nbytes: int, read: Read) -> RecordIndex:
-        """The shard's index."""
-
-    @abstractmethod
-    def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
-        """A sample of a block's bytes."""
-
-    def scan(self, url: str, nbytes: int, read: Read) -> bytes:
-        return self._packed(url, nbytes, self.find(url, nbytes, read))
-
-    def pack(self, url: str, data: Any) -> bytes:
-        whole = memoryview(data).cast("B")
-        return self.scan(url, len(whole), lambda offset, nbytes: whole[offset : offset + nbytes])
-
-    def unpack(self, url: str, packed: Any, nbytes: int) -> RecordIndex | None:
-        return RecordIndex.unpack(url, packed, self.index_name, nbytes)
-
-    def known(self, url: str, nbytes: int) -> RecordIndex | None:
-        return None
-
-    def sample(self, index: RecordIndex, number: int, read: Read) -> dict[str, Any]:
-        try:
-            return self.decode(index, memoryview(read(*self.span(index, number))).cast("B"), number)
-        except ShmloadError:
-            raise
-        except (ValueError, LookupError, TypeError, ArithmeticError, struct.error, EOFError) as error:
-            raise ShardCorrupt(f"{index.path}: sample {number}, at byte {self.span(index, number)[0]}: {error}") from error
-
-    def span(self, index: RecordIndex, number: int) -> tuple[int, int]:
-        return index.span(index.block(number)[0])
-
-    def _packed(self, url: str, nbytes: int, found: RecordIndex) -> bytes:
-        if not found.is_sound(nbytes):
-            raise ShardCorrupt(f"{url}: its {self.name} header names samples beyond its {nbytes} bytes, or out of order")
-        return found.pack(self.index_name, nbytes)
+Read = Callable[[int, int], Buffer]  # (offset, nbytes) -> the bytes there

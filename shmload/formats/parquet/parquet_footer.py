@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from shmload.errors import ShardCorrupt
-from shmload.formats.columns import NoField
+from shmload.formats.field_names import NoField
 
-__all__ = ["RowGroup", "check_file", "check_readable", "file_footer", "footer_begin", "is_signed", "row_groups"]
+__all__ = ["RowGroup", "check_readable", "file_footer", "footer_begin", "is_signed", "row_groups"]
 
 TRAILER_NBYTES = 8  # at the end of a file: length of the footer, and the magic
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = range(14)
@@ -62,28 +62,23 @@ def _row_group(group: dict[int, Any]) -> RowGroup:
     return RowGroup(group[3], min(begins, default=None), encrypted)
 
 
-def check_readable(groups: Iterable[RowGroup], metadata: Any, names: Sequence[str] | None, remedy: str) -> None:
+def check_readable(where: str, groups: Iterable[RowGroup], metadata: Any, names: Sequence[str] | None, remedy: str) -> None:
     """Raise if columns that are to be read are encrypted.
 
     Args:
+        where: the file, for errors.
+        groups: of its footer.
         metadata: pyarrow's, of the same footer.
         names: the columns that are to be read; None: all.
-        remedy: how the caller is told which columns to read; ends the message.
+        remedy: how to read other columns; ends the message.
     Raises:
-        NoField: names the encrypted columns, and not the file.
+        NoField: names the encrypted columns.
     """
     numbers = sorted({k for group in groups for k in group.encrypted})
     paths = [metadata.schema.column(k).path for k in numbers if k < metadata.num_columns]
     wanted = [path for path in paths if names is None or any(path == n or path.startswith(f"{n}.") for n in names)]
     if wanted:
-        raise NoField(f"columns {wanted} are encrypted, and shmload decrypts no Parquet; {remedy}")
-
-
-def check_file(path: str, metadata: Any, names: Sequence[str] | None, remedy: str) -> None:
-    """Raise if columns of a local file that are to be read are encrypted. Arguments and errors as `check_readable`."""
-    footer = file_footer(path)
-    if is_signed(footer, metadata):
-        check_readable(row_groups(footer), metadata, names, remedy)
+        raise NoField(f"{where}: columns {wanted} are encrypted, and shmload decrypts no Parquet; {remedy}")
 
 
 def is_signed(footer: bytes, metadata: Any) -> bool:

@@ -1,0 +1,55 @@
+"""The base of datasets whose fields are arrays in one file or folder, by their paths within it (HDF5, Zarr)."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shmload.errors import ShardCorrupt
+from shmload.formats.block_cache import BlockCache
+from shmload.formats.column_dataset import ColumnDataset, Opened
+from shmload.formats.columns import Column, Columns
+from shmload.formats.extras import library
+from shmload.formats.field_names import NoField, named_fields, one_length
+from shmload.formats.paths import check_file, check_local
+
+
+class ArrayTreeDataset(ColumnDataset):
+    """Rows of arrays that one file or folder holds by their paths within it, read by a library of the format."""
+
+    _library: str
+    _extra: str  # which brings the library
+    _is_folder = False  # whether a folder may hold it
+
+    def __init__(
+        self, path: str | os.PathLike[str], fields: Mapping[str, str] | Sequence[str] | None = None, *, cache_bytes: int = 1 << 28
+    ) -> None:
+        (check_local if self._is_folder else check_file)(path, type(self).__name__)
+        self.path = os.path.abspath(path)
+        super().__init__(self.path)
+        self._fields = None if fields is None else named_fields(fields)
+        self._cache_bytes = cache_bytes
+
+    @abstractmethod
+    def _arrays(self, module: Any) -> Mapping[str, Any]:
+        """The fields as the library has them."""
+
+    @abstractmethod
+    def _column(self, name: str, array: Any, cache: BlockCache, module: Any) -> Column:
+        """One of them as a column."""
+
+    def _open(self) -> Opened:
+        module = library(self._library, self._extra)
+        os.stat(self.path)  # whose error names the path
+        try:
+            arrays = self._arrays(module)
+            num_rows = one_length({name: array.shape[0] for name, array in arrays.items()}, self.path)
+            cache = BlockCache(self._cache_bytes)
+            return Columns(num_rows, {name: self._column(name, array, cache, module) for name, array in arrays.items()})
+        except (NoField, ShardCorrupt):
+            raise
+        except Exception as error:  # damaged metadata fail in many ways, at any step through them
+            kind = type(self).__name__.removesuffix("Dataset")
+            raise ShardCorrupt(f"{self.path}: no sound {kind} data: {type(error).__name__}: {error}") from error

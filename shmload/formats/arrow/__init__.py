@@ -1,0 +1,1 @@
+"""Arrow: tables of Parquet files, IPC files and Ray blocks as columns whose rows have addresses."""

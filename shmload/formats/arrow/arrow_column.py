@@ -1,0 +1,241 @@
+"""A column of an arrow table as addresses: where the bytes of each row are, chunk by chunk.
+
+Arrow keeps the values of a column end to end, however deeply lists are nested around them; offsets (or a fixed length) say where
+each row begins. So a row of a column whose lists have one length is one run of bytes at an address that follows from its number,
+and a row of text or of a ragged list is one run between two offsets. Nothing is copied or decoded to find them. If the buffers are
+those of a mapped file, every worker reads the same pages.
+
+Offsets are checked before they are used: nothing outside the values of a chunk is ever read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from shmload._core.gather import gather_rows, gather_runs
+from shmload.batch.ragged import TextRuns
+from shmload.errors import SampleError
+from shmload.formats.arrow.arrow_types import dtype_of, is_list, offset_nbytes
+from shmload.formats.row_numbers import Indices
+
+Chunk = tuple[int, int, int, int]  # address of element 0, of the first offset (0: rows of one length), first, last element
+
+
+@dataclass(frozen=True, eq=False)
+class ArrowColumn:
+    """One column.
+
+    Attributes:
+        dtype: numpy's of the values; str or bytes for text.
+        extents: shape of a row; None in front: rows differ in it.
+        is_variable: whether the first dimension may differ between rows, by its type.
+        starts: row number at which each chunk begins, and the number of rows.
+        table: keeps the memory.
+    """
+
+    name: str
+    dtype: Any
+    extents: tuple[int | None, ...]
+    is_variable: bool
+    starts: Indices
+    chunks: NDArray[np.int64]  # a Chunk each
+    offset_nbytes: int
+    table: Any = field(repr=False)  # which would print its values
+
+    @property
+    def element_nbytes(self) -> int:
+        """Bytes of one element of the first dimension; of a row where there is none."""
+        return 1 if self.dtype in (str, bytes) else prod(self.inner) * int(self.dtype.itemsize)
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """The extents behind the first."""
+        return tuple(e for e in self.extents[1:] if e is not None)
+
+    def read(self, rows: Indices, out: NDArray[Any]) -> None:
+        """Copies rows of one shape to `out`, of shape `(len(rows), *extents)`, converting them to its dtype."""
+        chunk, local = self._located(rows)
+        origins = self.chunks[chunk, 0]
+        if self.dtype == np.bool_:
+            bits = self.chunks[chunk, 2] + local
+            held = np.empty(len(rows), np.uint8)
+            gather_rows(origins + (bits >> 3), 1, held)
+            out[...] = (held >> (bits & 7).astype(np.uint8)) & 1
+            return
+        nbytes = self.element_nbytes * ((self.extents[0] or 0) if self.extents else 1)
+        addresses = origins + self.chunks[chunk, 2] * self.element_nbytes + local * nbytes
+        self._fill(out, lambda room: gather_rows(addresses, nbytes, room))
+
+    def lengths(self, rows: Indices) -> tuple[Indices, Indices]:
+        """Of ragged rows: (address, number of elements) of each."""
+        chunk, local = self._located(rows)
+        origins, _, first, last = self.chunks[chunk].T
+        if not self.offset_nbytes:
+            length = self.extents[0] or 0
+            return origins + local * length * self.element_nbytes, np.full(len(rows), length, np.int64)
+        pairs = np.empty((len(rows), 2), np.int32 if self.offset_nbytes == 4 else np.int64)
+        addresses = self.chunks[chunk, 1] + local * self.offset_nbytes
+        gather_rows(addresses, 2 * self.offset_nbytes, pairs.reshape(-1).view(np.uint8))
+        begin, end = pairs.T.astype(np.int64)
+        if (begin < first).any() or (end > last).any() or (end < begin).any():
+            raise SampleError(
+                f"column {self.name!r} of the arrow table has offsets that are not in order, or lead out of its values: the file "
+                "is damaged; write it anew"
+            )
+        return origins + begin * self.element_nbytes, end - begin
+
+    def read_ragged(self, rows: Indices, out: Any) -> None:
+        """Copies ragged rows to what `out.reserve` gives."""
+        addresses, lengths = self.lengths(rows)
+        self._fill(
+            out.reserve(self.name, lengths.tolist()), lambda room: gather_runs(addresses, lengths * self.element_nbytes, room)
+        )
+
+    def _fill(self, out: Any, gather: Callable[[Any], None]) -> None:
+        """Has values of the column gathered into `out`, which may be of another dtype."""
+        held = out if out.dtype == self.dtype else np.empty(out.shape, self.dtype)
+        gather(held.reshape(-1).view(np.uint8))
+        if held is not out:
+            with np.errstate(all="ignore"):  # a float64 beyond float32 is inf, as torch has it
+                out[...] = held
+
+    def text(self, rows: Indices, *, strips_nul: bool) -> TextRuns:
+        """Rows of text, to be copied from where they lie.
+
+        Args:
+            strips_nul: leave out the NULs at the end of values, as numpy's arrays of text do.
+        """
+        addresses, lengths = self.lengths(rows)
+        if strips_nul:
+            _strip_nul(addresses, lengths)
+        return TextRuns(addresses, lengths, is_bytes=self.dtype is bytes, owner=self.table)
+
+    def _located(self, rows: Indices) -> tuple[Any, Indices]:
+        """(chunk, row within it) of each row."""
+        if len(self.starts) == 2:
+            return np.zeros(len(rows), np.int64), rows
+        chunk = np.searchsorted(self.starts, rows, "right") - 1
+        return chunk, rows - self.starts[chunk]
+
+
+@dataclass(frozen=True, eq=False)
+class TextLists:
+    """A column whose rows are lists of text, which only pyarrow reads.
+
+    Attributes:
+        name: of the column.
+        table: a ChunkedArray of the rows.
+    """
+
+    name: str
+    table: Any = field(repr=False)
+
+    def read(self, rows: Indices) -> list[Any]:
+        """Return rows as pyarrow's `to_pylist` does: lists of str or bytes; nulls within them are None."""
+        found: list[Any] = self.table.take(pa.array(rows)).to_pylist()
+        return found
+
+
+def _strip_nul(addresses: Indices, lengths: Indices) -> None:
+    """Shortens the values that end with NUL."""
+    left = np.flatnonzero(lengths)
+    while len(left):
+        ends = np.empty(len(left), np.uint8)
+        gather_rows(addresses[left] + lengths[left] - 1, 1, ends)
+        left = left[ends == 0]
+        lengths[left] -= 1
+        left = left[lengths[left] > 0]
+
+
+def column_of(name: str, column: Any) -> ArrowColumn | None:
+    """The addresses of a ChunkedArray; None if its rows are no plain numbers, text, or lists of numbers, or some are null."""
+    depth, leaf = 0, column.type
+    while is_list(leaf):
+        depth, leaf = depth + 1, leaf.value_type
+    dtype = dtype_of(leaf)
+    if column.null_count or dtype is None or (depth and (dtype in (str, bytes) or dtype == np.bool_)):
+        return None
+    arrays = [chunk for chunk in column.chunks if len(chunk)]
+    walks = [walk for array in arrays if (walk := _walked(array, dtype)) is not None]
+    if not walks or len(walks) < len(arrays):
+        return None
+    chunks, extents = zip(*walks, strict=True)
+    inner = {extents_of[1:] for extents_of in extents}
+    outer = {extents_of[0] for extents_of in extents if extents_of}
+    if len(inner) > 1 or 0 in next(iter(inner)):
+        return None
+    first = () if not outer else (outer.pop() if len(outer) == 1 else None,)
+    width = offset_nbytes(column.type) if depth or dtype in (str, bytes) else 0
+    return ArrowColumn(
+        name,
+        dtype,
+        (*first, *next(iter(inner))),
+        bool(depth) and width > 0,
+        np.cumsum([0, *map(len, arrays)], dtype=np.int64),
+        np.array(chunks, np.int64),
+        width,
+        column,
+    )
+
+
+def _walked(array: Any, dtype: Any) -> tuple[Chunk, tuple[int | None, ...]] | None:
+    """One chunk and the shape of its rows; None if it has nulls inside, or lists in lists that differ in length."""
+    if dtype in (str, bytes):
+        _, offsets, data = array.buffers()
+        places = _offsets_of(array, offsets, 0, len(array))
+        first, last = int(places[0]), int(places[-1])
+        nbytes = 0 if data is None else data.size
+        is_sound = 0 <= first <= last <= nbytes
+        return ((data.address if data else 0, places.ctypes.data, first, last), ()) if is_sound else None
+    extents: list[int | None] = []
+    outer: Any = None  # the first level's offsets, if it has any
+    first, count = 0, len(array)
+    while is_list(array.type):
+        if pa.types.is_fixed_size_list(array.type):
+            length: int | None = array.type.list_size
+            first, count = (array.offset + first) * array.type.list_size, count * array.type.list_size
+        else:
+            places = _offsets_of(array, array.buffers()[1], first, count)
+            length = _common_length(places)
+            if not 0 <= places[0] <= places[-1] <= len(array.values) or (length is None and extents):
+                return None
+            outer = outer if extents else places
+            first, count = int(places[0]), int(places[-1]) - int(places[0])
+        array = array.values
+        extents.append(length)
+        if array.null_count or first + count > len(array):
+            return None
+    data = array.buffers()[1]
+    at = array.offset + first
+    if dtype == np.bool_:
+        return (data.address, 0, at, at + count), ()
+    address = data.address + at * dtype.itemsize if data else 0
+    if outer is None:
+        return (address, 0, 0, count), tuple(extents)
+    element_nbytes = prod(e or 0 for e in extents[1:]) * dtype.itemsize
+    origin = address - int(outer[0]) * element_nbytes
+    return (origin, outer.ctypes.data, int(outer[0]), int(outer[-1])), tuple(extents)
+
+
+def _offsets_of(array: Any, buffer: Any, first: int, count: int) -> NDArray[Any]:
+    """The offsets of `count` rows of an array from its row `first` on, and one more."""
+    if not count:  # which may have no buffer
+        return np.zeros(1, np.int64)
+    nbytes = offset_nbytes(array.type)
+    return np.frombuffer(buffer, f"int{8 * nbytes}", count + 1, (array.offset + first) * nbytes)
+
+
+def _common_length(places: NDArray[Any]) -> int | None:
+    """How long every row is; None if they differ."""
+    count, total = len(places) - 1, int(places[-1]) - int(places[0])
+    length = total // count if count else 0
+    if total != length * count:  # which most ragged columns show by their sum
+        return None
+    return length if (np.diff(places) == length).all() else None

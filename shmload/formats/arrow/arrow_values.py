@@ -1,0 +1,62 @@
+"""Values of arrow columns as Python objects and arrays, for samples of any type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shmload.errors import SampleError
+from shmload.formats.block_index import SCALARS
+from shmload.formats.extras import library
+
+_NUMBERS = {*SCALARS, "float", "double", "halffloat", "bool"}  # types whose columns are arrays
+
+
+def array_or_values(values: Any) -> Any:
+    """Return a column of numbers as a numpy array, any other as it is."""
+    if values.null_count == 0 and str(values.type) in _NUMBERS:
+        return values.to_numpy(zero_copy_only=False)
+    return values
+
+
+def value_of(column: Any, row: int, where: str, name: str) -> Any:
+    """Return a row's value.
+
+    Args:
+        column: as `array_or_values` returned it.
+        where: the file and the row, which begin the message of an error.
+    Raises:
+        SampleError: Python's type does not hold the value.
+    """
+    try:
+        return _cell(column, row)
+    except Exception as error:  # of Python's dates, of time zones, of pyarrow
+        raise SampleError(
+            f"{where}: column {name!r} of {column.type} has a value that Python's type does not hold "
+            f"({type(error).__name__}: {error}); leave it out by layout=Parquet(columns=...), or read the file by ParquetDataset, "
+            "which gives times as integers"
+        ) from error
+
+
+def _cell(column: Any, row: int) -> Any:
+    value = column[row]
+    if isinstance(column, np.ndarray):
+        return value
+    if column.null_count and isinstance(alone := array_or_values(column.slice(row, 1)), np.ndarray):
+        return alone[0]  # a number, of the type that it has in a row group without nulls
+    inner = getattr(value, "values", None)  # of a list; a struct has a method of that name
+    if getattr(inner, "null_count", 1) == 0 and isinstance(numbers := array_or_values(inner), np.ndarray):
+        return numbers.copy()
+    if (kind := _in_microseconds(column.type)) != column.type:
+        column.take([row]).cast(kind)  # raises if nanoseconds would be lost; of a slice, all values of lists would be cast
+    return value.as_py()
+
+
+def _in_microseconds(kind: Any) -> Any:
+    """Return a type whose times of day have microseconds, as Python's have."""
+    arrow = library("pyarrow", "parquet")
+    if arrow.types.is_list(kind):
+        inner = _in_microseconds(kind.value_type)
+        return kind if inner == kind.value_type else arrow.list_(inner)
+    return arrow.time64("us") if kind == arrow.time64("ns") else kind

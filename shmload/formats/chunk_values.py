@@ -1,0 +1,62 @@
+"""The table of offsets and the values that MosaicML's and LitData's shards have in common."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.errors import ShardCorrupt
+from shmload.formats.block_index import Bounds, Read
+
+
+def offsets_table(url: str, nbytes: int, read: Read) -> tuple[Bounds, int]:
+    """Where samples begin, as uint32s at the begin say behind their number, and where that table ends."""
+    head = bytes(memoryview(read(0, min(4, nbytes))).cast("B"))
+    count = int.from_bytes(head, "little")
+    end = 4 * (count + 2)
+    if len(head) < 4 or end > nbytes:
+        raise ShardCorrupt(f"{url}: at byte 0: it says {count} samples, whose table of offsets alone has {end} bytes of {nbytes}")
+    bounds = np.frombuffer(memoryview(read(4, end - 4)), "<u4").astype(np.int64)
+    if bounds[0] < end or bounds[-1] > nbytes or np.any(bounds[1:] < bounds[:-1]):
+        raise ShardCorrupt(f"{url}: at byte 4: the offsets of its {count} samples lie out of order, or beyond its {nbytes} bytes")
+    return bounds, end
+
+
+def text_of(data: Any) -> str:
+    return bytes(data).decode()
+
+
+def raw_image(data: Any) -> NDArray[np.uint8]:
+    """A raw image of PIL: width, height, length of the mode, mode, pixels; an array of shape (height, width[, channels])."""
+    width, height, length = struct.unpack_from("<3I", data)
+    mode, pixels = text_of(data[12 : 12 + length]), data[12 + length :]
+    channels = {"L": (), "P": (), "RGB": (3,), "RGBA": (4,), "CMYK": (4,), "YCbCr": (3,), "LA": (2,), "HSV": (3,), "LAB": (3,)}
+    if mode not in channels:
+        raise ValueError(f"a raw image of mode {mode!r} is not known here; known are {', '.join(channels)}")
+    return np.frombuffer(pixels, np.uint8).reshape(height, width, *channels[mode]).copy()
+
+
+def sized_parts(data: Any, at: int) -> list[Any]:
+    """Parts whose number and lengths stand before them, from `at` on."""
+    (count,) = struct.unpack_from("<I", data, at)
+    sizes = np.frombuffer(data, "<u4", count, at + 4).tolist()
+    at, parts = at + 4 + 4 * count, []
+    for size in sizes:
+        parts.append(data[at : at + size])
+        at += size
+    if at > len(data):
+        raise ValueError(f"{count} parts end at byte {at} of {len(data)}")
+    return parts
+
+
+def unpickled(data: Any, allowed: bool) -> Any:
+    if not allowed:
+        raise ValueError("it is a pickle, which can run any code as it is read: allow_pickle=True reads it")
+    try:
+        return pickle.loads(data)
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"it is a pickle that cannot be read: {error}") from error

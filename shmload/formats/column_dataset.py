@@ -1,0 +1,90 @@
+"""Base classes of map-style datasets whose samples are rows of named columns."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.batch.collate import OneSample
+from shmload.formats.per_process import PerProcess
+from shmload.formats.row_numbers import Indices, checked_indices
+
+
+class Opened(Protocol):
+    """A dataset as it is open in this process."""
+
+    num_rows: int
+    schema: dict[str, Any]
+
+    def read(self, rows: Indices, out: Any) -> None:
+        """Writes these rows, which exist, to a batch."""
+
+
+class ColumnDataset(ABC):
+    """Samples that are rows of named columns. A pickled dataset is its arguments; a process opens the file when it first reads."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source  # for its repr
+        self._held: PerProcess[Opened] = PerProcess()
+
+    @abstractmethod
+    def _open(self) -> Opened: ...
+
+    @property
+    def _opened(self) -> Opened:
+        return self._held.get(self._open)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Type and shape of each field, {"x": ("float32", (8,))}; None in a shape: it differs from row to row. Opens the file."""
+        return self._opened.schema
+
+    def __len__(self) -> int:
+        return self._opened.num_rows
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        out = OneSample(self.schema)
+        self.read_batch_into([operator.index(index)], out)
+        return out.sample()
+
+    def read_batch_into(self, indices: Sequence[int] | NDArray[Any], out: Any) -> None:
+        """Writes rows to those of a batch.
+
+        Args:
+            indices: integers, shape `(rows,)`; negative ones count from the end.
+            out: an array for each field of `schema`, with a leading dimension of `rows`; text and ragged fields as a ShmLoader's
+                batch takes them.
+        Raises:
+            IndexError: there is no such row.
+            ShardCorrupt: the file is not what its format says.
+        """
+        opened = self._opened
+        opened.read(checked_indices(indices, opened.num_rows), out)
+
+    def __repr__(self) -> str:
+        count = f"{len(self)} samples" if self._held.is_open else "not opened yet"
+        return f"<{type(self).__name__} of {self._source}, {count}>"
+
+
+class GroupedDataset(ColumnDataset):
+    """Samples whose rows come in groups (a file's row groups, blocks), which are had one by one."""
+
+    @property
+    def block_starts(self) -> NDArray[np.int64]:
+        """The row that each group begins with, and the number of rows; int64, shape `(groups + 1,)`."""
+        return cast("NDArray[np.int64]", cast(Any, self._opened).starts)
+
+    @property
+    def block_size(self) -> int:
+        """Rows of the largest group: what `BlockShuffle` takes for its blocks. Groups of one size make the best use of it."""
+        return max(int(np.diff(self.block_starts).max(initial=0)), 1)
+
+    @property
+    def num_decoded(self) -> int:
+        """Groups that this process has decoded."""
+        return int(cast(Any, self._opened).cache.num_decoded)

@@ -1,0 +1,24 @@
+"""Import optional libraries; an error names the extra that installs them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def library(name: str, extra: str) -> Any:
+    """A module.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; names the extra that brings it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        package = name.partition(".")[0]
+        if error.name not in (name, package):
+            raise
+        raise ModuleNotFoundError(
+            f"reading {extra} files needs the package {package}, which is not installed: pip install 'shmload[{extra}]'",
+            name=package,
+        ) from error

@@ -1,0 +1,48 @@
+"""Checks of the names of fields, which users give and files have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def named_fields(fields: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+    """Return field -> what the file calls it.
+
+    Args:
+        fields: this mapping, or the file's names, which then are the fields'.
+    Raises:
+        TypeError: it is a single string.
+    """
+    return dict(fields) if isinstance(fields, Mapping) else {name: name for name in names_of(fields, "fields")}
+
+
+def names_of(names: Sequence[str], argument: str) -> list[str]:
+    """Return a sequence of names as a list.
+
+    Raises:
+        TypeError: it is a single string, whose letters would be taken for names, or not of strings.
+    """
+    if isinstance(names, str | bytes) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{argument} must be a list of names, got {names!r}; write {argument}=['x', 'y']")
+    return list(names)
+
+
+class NoField(ValueError):
+    """What is sound, and cannot be a field of a batch: for the user to leave out."""
+
+
+def one_length(lengths: Mapping[str, int], where: str) -> int:
+    """The number of rows that all fields have.
+
+    Raises:
+        NoField: they differ, or there is no field.
+    """
+    if not lengths:
+        raise NoField(f"{where}: has no array with rows to be a field")
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+        raise NoField(
+            f"{where}: the fields of a dataset have one row for each sample; these have {found}. Name those of one length in "
+            "fields="
+        )
+    return next(iter(lengths.values()))

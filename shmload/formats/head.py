@@ -1,0 +1,133 @@
+"""The first bytes of a file or object, by which its format is recognized."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import stat
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shmload.formats.compression import compression_of, expanded_file, packing_of
+from shmload.formats.paths import without_number
+
+__all__ = ["COMPRESSIONS", "PEEK", "Head", "head_of", "head_of_object"]
+
+_STEP = 64 << 10  # bytes a request of an object that is compressed
+PEEK = 1536  # bytes: three blocks of a tar file
+COMPRESSIONS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd"}  # as names end, and as they are called
+
+
+@dataclass(frozen=True)
+class Head:
+    """The beginning of a path.
+
+    Attributes:
+        path: of a file or folder; of an object on a store only its name is known.
+        begin: its first bytes, expanded if it is compressed as a whole; empty for a folder.
+        compression: "gzip", "bzip2", "xz", "zstd", "zlib", or empty.
+        nbytes: of the file as it is stored.
+        is_folder: whether it is a folder.
+        is_local: whether `path` can be opened.
+    """
+
+    path: Path
+    begin: bytes
+    compression: str = ""
+    nbytes: int = 0
+    is_folder: bool = False
+    is_local: bool = True
+
+    @property
+    def stem(self) -> str:
+        """The name in lower case, without a compression's ending and without a number after the format's ending."""
+        return without_number(packing_of(self.path.name.lower())[0])
+
+    def starts_with(self, magic: bytes) -> bool:
+        """Return whether an uncompressed file begins with these bytes."""
+        return not self.compression and self.begin.startswith(magic)
+
+    def read(self) -> Any:
+        """Return all bytes of the file, expanded if it is compressed; mapped if it is not."""
+        with open(self.path, "rb") as file:
+            if not self.compression:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if self.compression == "zlib":
+                return zlib.decompress(file.read())
+            kind = next(kind for kind, name in COMPRESSIONS.items() if name == self.compression)
+            return expanded_file(kind, file).read()
+
+    def nbytes_in_all(self) -> int:
+        """Return the bytes of the file, or of all files in the folder."""
+        if not self.is_folder:
+            return self.nbytes
+        return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(self.path) for name in names)
+
+
+def head_of(path: Path) -> Head:
+    """Return the head of a path.
+
+    Args:
+        path: of a file or folder.
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is empty, or neither a file nor a folder.
+    """
+    if path.is_dir():
+        if not any(path.iterdir()):
+            raise ValueError(f"{path}: the folder is empty")
+        return Head(path, b"", is_folder=True)
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{path}: is a pipe, a device or a socket, and not a file")
+    if not found.st_size:
+        raise ValueError(f"{path}: the file is empty")
+    with open(path, "rb") as file:
+        begin = file.read(PEEK)
+    return _expanded(path, begin, found.st_size, lambda: open(path, "rb"))
+
+
+def head_of_object(name: str, nbytes: int, read: Callable[[int, int], Any]) -> Head:
+    """Return the head of an object on a store.
+
+    Args:
+        name: of the object.
+        nbytes: of the object.
+        read: (offset, nbytes) -> the bytes there.
+    Raises:
+        ValueError: it is compressed, and damaged.
+    """
+    begin = bytes(memoryview(read(0, min(PEEK, nbytes))).cast("B"))
+    return replace(_expanded(Path(name), begin, nbytes, lambda: _Object(nbytes, read)), is_local=False)
+
+
+class _Object(io.RawIOBase):
+    """An object as a file that is read from its beginning."""
+
+    def __init__(self, nbytes: int, read: Callable[[int, int], Any]) -> None:
+        self._nbytes, self._read, self._at = nbytes, read, 0
+
+    def read(self, size: int = -1) -> bytes:
+        size = min(size if size >= 0 else self._nbytes, _STEP, self._nbytes - self._at)
+        data = bytes(memoryview(self._read(self._at, size)).cast("B")) if size else b""
+        self._at += len(data)
+        return data
+
+
+def _expanded(path: Path, begin: bytes, nbytes: int, open: Callable[[], Any]) -> Head:
+    if kind := compression_of(begin):
+        try:
+            with open() as file:
+                return Head(path, expanded_file(kind, file).read(PEEK), COMPRESSIONS[kind], nbytes)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}, offset 0: {error}") from error
+    if begin[:1] == b"\x78" and int.from_bytes(begin[:2], "big") % 31 == 0:  # perhaps a zlib stream
+        try:
+            return Head(path, zlib.decompressobj().decompress(begin, PEEK), "zlib", nbytes)
+        except zlib.error:
+            pass
+    return Head(path, begin[:PEEK], "", nbytes)

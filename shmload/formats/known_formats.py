@@ -1,0 +1,135 @@
+"""The registry of formats: which format a name, or the first bytes of a file, belong to.
+
+Installed packages add formats by entry points of the group "shmload.formats", which name their classes.
+
+LitData's chunks are not listed, because only the index.json beside them tells what they are (`remote/listing.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import is_dataclass, replace
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, cast
+
+from shmload.formats.format import Format, ShardFormat
+from shmload.formats.hdf5 import HDF5
+from shmload.formats.head import Head, head_of
+from shmload.formats.json_lines import JsonLines
+from shmload.formats.mds import Mds
+from shmload.formats.megatron import MegatronTokens
+from shmload.formats.npy import NumpyRows
+from shmload.formats.parquet.parquet_format import Parquet
+from shmload.formats.paths import without_number
+from shmload.formats.plain_files import PlainFiles
+from shmload.formats.safetensors import Safetensors
+from shmload.formats.tar.tar_format import Tar
+from shmload.formats.tfrecord.tfrecord_format import TFRecords
+from shmload.formats.zarr import Zarr
+
+__all__ = ["formats", "is_shard_format", "layout_named", "layout_of", "recognize", "recognize_path", "register"]
+
+log = logging.getLogger("shmload")
+
+_FORMATS: list[type[Any]] = [  # in the order in which they are asked
+    NumpyRows,
+    Parquet,
+    HDF5,
+    Safetensors,
+    Zarr,
+    Tar,
+    TFRecords,
+    JsonLines,
+    Mds,
+    PlainFiles,
+    MegatronTokens,
+]
+
+
+def register(format: type[Format]) -> None:
+    """Make a format known by its name, by the names of files, and by their first bytes, until the program ends.
+
+    A class that has the name of a known format takes its place. Worker processes need no call of their own, because shards travel
+    with their format.
+
+    Args:
+        format: a class of formats; called without arguments it returns a format with its default options.
+    Raises:
+        TypeError: a part of the protocol is missing.
+    """
+    if missing := [part for part in ("name", "recognize", "index", "decode", "describe") if not hasattr(format, part)]:
+        raise TypeError(f"{format.__qualname__} is not a format: it has no {', '.join(missing)}")
+    _FORMATS[:] = [format, *(known for known in _FORMATS if known.name != format.name)]
+
+
+def formats() -> list[Format]:
+    """Return all formats with their default options, in the order in which they are asked."""
+    _load_plugins()
+    return [cast(Format, kind()) for kind in _FORMATS]
+
+
+@cache
+def _load_plugins() -> None:
+    """Register the formats of installed packages, once. One that cannot be imported is logged, and left out."""
+    for entry in entry_points(group="shmload.formats"):
+        try:
+            register(entry.load())
+        except Exception as error:  # of another package's code
+            log.warning("the format %s of %s is left out: %s: %s", entry.name, entry.value, type(error).__name__, error)
+
+
+def is_shard_format(format: Any) -> bool:
+    """Return whether `RemoteDataset` reads a format."""
+    return hasattr(format, "scan")
+
+
+def recognize(head: Head) -> Format | None:
+    """Return the format that the beginning of a file or object belongs to, or None."""
+    return next((format for format in formats() if format.recognize(head)), None)
+
+
+def recognize_path(path: Path) -> tuple[Format, Head]:
+    """Return the format of a file or folder, and its head.
+
+    Args:
+        path: of the file or folder.
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is empty, or of no known format.
+    """
+    head = head_of(path)
+    if (found := recognize(head)) is not None:
+        return found, head
+    known = ", ".join(kind.title or kind.name for kind in _FORMATS)
+    inside = f"what is compressed by {head.compression} in it" if head.compression else "it"
+    raise ValueError(f"{path}: {inside} is of no known format ({known})")
+
+
+def layout_of(key: str) -> ShardFormat | None:
+    """Return the format that the name of an object says, or None.
+
+    Args:
+        key: of the object, without the ending of a compression.
+    """
+    _load_plugins()
+    name = without_number(key.rsplit("/", 1)[-1].lower())
+    return next((kind() for kind in _FORMATS if kind.endings and name.endswith(kind.endings) and is_shard_format(kind)), None)
+
+
+def layout_named(given: str | ShardFormat) -> ShardFormat:
+    """Return the format of a name, or a fresh copy of a format, because what it caches belongs to the shards of one dataset.
+
+    Args:
+        given: a name, or a format with options.
+    Raises:
+        ValueError: no format has that name.
+    """
+    if not isinstance(given, str):
+        return replace(cast(Any, given)) if is_dataclass(given) else given
+    _load_plugins()
+    named = {kind.name: kind for kind in _FORMATS if is_shard_format(kind)}
+    if given not in named:
+        raise ValueError(f"layout is one of {', '.join(named)}, or of the classes of shmload.remote.layouts; got {given!r}")
+    return cast(ShardFormat, named[given]())

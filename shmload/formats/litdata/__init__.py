@@ -1,0 +1,1 @@
+"""LitData: the chunks that its `optimize` writes."""

@@ -1,0 +1,71 @@
+"""`ParquetDataset`: rows of Parquet files by their number, copied from decoded row groups into the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shmload.formats.column_dataset import GroupedDataset, Opened
+from shmload.formats.extras import library
+from shmload.formats.field_names import names_of
+from shmload.formats.paths import Paths, expanded_below
+
+
+class ParquetDataset(GroupedDataset):
+    """Rows of Parquet files, in the order of the files.
+
+    A row group is decoded whole, when a row of it is first read, and kept in a cache of this process; rows go from there into
+    the batch without Python objects. So random order over all rows decodes a row group for nearly every row unless all fit the
+    cache: read in blocks instead, with a `BlockShuffle` of `block_size` rows whose window fits the cache. Every worker reads
+    of every window, and each has a cache of its own.
+
+    Numbers and booleans become numbers, strings text, lists of numbers ragged arrays, fixed-size lists arrays, lists of strings
+    lists; dates, times and durations int64 in their own unit. Dictionaries are expanded.
+
+    Below a folder, or below the fixed part of a pattern, folders named `year=2024` (Hive's partitions) are columns, by the rules of
+    `pyarrow.dataset(folder, partitioning="hive")`: int32 if all values are integers, else text; null where a folder does not say.
+    They replace a column of the same name and type in the files.
+
+    Args:
+        paths: files, folders or patterns with * ? [ ]. The files of a folder or a pattern are sorted by name; those whose name, or
+            a folder's on the way, begins with . or _ are left out. Of a folder those named *.parquet, *.pq or *.parq count, or if
+            there are none, those whose name has no ending.
+        columns: those that samples have; all by default.
+        schema: type and shape of some fields, in place of the stored ones: {"x": "float32"} converts; {"image": ("uint8", (28,
+            28))} says that lists have that many values, in every row.
+        fill_null: values in place of nulls, by column. Without, a null is an error.
+        cache_bytes: of decoded row groups, for each process that reads.
+    Raises:
+        FileNotFoundError: a pattern matches nothing.
+        ValueError: `columns` is empty.
+        ModuleNotFoundError: pyarrow is not installed (extra `parquet`).
+        ShardCorrupt: on reading: a file is not what the format says.
+        SampleError: on reading: a row has a null, or another number of values than the schema says.
+    Thread/process safety: any number of readers; one thread of a process decodes at a time.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        columns: Sequence[str] | None = None,
+        schema: Mapping[str, Any] | None = None,
+        *,
+        fill_null: Mapping[str, Any] | None = None,
+        cache_bytes: int = 1 << 28,
+    ) -> None:
+        found = expanded_below(paths, "Parquet", endings=(".parquet", ".pq", ".parq"))
+        self.paths = [path for path, _ in found]
+        self._folders = [folder for _, folder in found]
+        super().__init__(f"{len(self.paths)} Parquet files")
+        self._columns = None if columns is None else names_of(columns, "columns")
+        self._asked = dict(schema or {})
+        self._fill_null = dict(fill_null or {})
+        self._cache_bytes = cache_bytes
+        if self._columns is not None and not self._columns:
+            raise ValueError("columns needs at least one name; None takes all of them")
+
+    def _open(self) -> Opened:
+        library("pyarrow.parquet", "parquet")
+        from shmload.formats.parquet.row_groups import RowGroups
+
+        return RowGroups(self.paths, self._folders, self._columns, self._asked, self._fill_null, self._cache_bytes)

@@ -1,0 +1,135 @@
+"""The format Parquet: a row group is read by one range and decoded whole.
+
+Format: https://parquet.apache.org/docs/file-format/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from shmload.formats.arrow.arrow_reader import checked_columns, parquet_metadata, parquet_part, readable_groups, row_group
+from shmload.formats.arrow.arrow_values import array_or_values, value_of
+from shmload.formats.block_cache import BlockCache
+from shmload.formats.block_format import BlockFormat
+from shmload.formats.block_index import RecordIndex
+from shmload.formats.column_format import describe_dataset
+from shmload.formats.extras import library
+from shmload.formats.field_names import names_of
+from shmload.formats.format import Read
+from shmload.formats.head import Head
+from shmload.formats.parquet.hive import partition_columns, partition_types, with_partitions
+from shmload.formats.parquet.parquet_dataset import ParquetDataset
+from shmload.formats.parquet.parquet_footer import footer_begin, is_signed
+from shmload.formats.per_process import PerProcess
+from shmload.formats.summary import Summary
+
+
+@dataclass(frozen=True)
+class Parquet(BlockFormat):
+    """Rows of Parquet. A row group is read by one range, decoded whole, and kept by this process while there is room.
+
+    Lists of numbers become arrays; other values are what pyarrow makes of them. Of a folder whose keys have parts such as
+    `year=2024/` (Hive's partitions), those are columns, too, as `ParquetDataset` has them.
+
+    Args:
+        columns: those that samples have; None: all.
+        cache_bytes: of decoded row groups, for each dataset in each process.
+    Raises:
+        TypeError: `columns` is a single string, or not of strings.
+    """
+
+    name: ClassVar[str] = "parquet"
+    title: ClassVar[str] = "Parquet"
+    endings: ClassVar[tuple[str, ...]] = (".parquet",)
+    columns: tuple[str, ...] | None = None
+    cache_bytes: int = 1 << 28
+    _folder: str = field(default="", repr=False)  # its URL, below which names of folders are columns
+    _types: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # those columns, and their arrow types
+    _decoded: PerProcess[BlockCache] = field(default_factory=PerProcess, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.columns is not None:
+            object.__setattr__(self, "columns", tuple(names_of(self.columns, "columns")))
+
+    def in_folder(self, url: str, keys: Sequence[str]) -> Parquet:
+        """Return the format of the objects of a folder, which knows the columns that their keys say.
+
+        Args:
+            url: of the folder.
+            keys: of all objects of the dataset, below it.
+        Raises:
+            NoField: a name is not UTF-8, or a column has no value at all.
+        """
+        if not any("=" in key for key in keys):
+            return self
+        return replace(self, _folder=url, _types=tuple(partition_types(keys, self.columns).items()))
+
+    def recognize(self, head: Head) -> bool:
+        return head.starts_with(b"PAR1")
+
+    def describe(self, head: Head, num_samples: int) -> Summary:
+        found = describe_dataset(self.title, head, ParquetDataset, num_samples)
+        dataset = ParquetDataset(head.path)
+        found.notes.append(f"{len(dataset.block_starts) - 1} row groups of up to {dataset.block_size:,} rows")
+        return found
+
+    def index(self, url: str, nbytes: int, read: Read) -> RecordIndex:
+        tail = bytes(memoryview(read(max(nbytes - 8, 0), min(nbytes, 8))).cast("B"))
+        end = footer_begin(url, nbytes, tail)
+        footer = bytes(memoryview(read(end, nbytes - end)).cast("B"))
+        groups = readable_groups(url, footer, parquet_metadata(url, footer), self.columns, _REMEDY)
+        starts = [end]
+        for group in reversed(groups):  # one without rows has no pages: it ends where it begins
+            starts.append(group.begin if group.num_rows and group.begin is not None else starts[-1])
+        firsts = np.cumsum([0, *(group.num_rows for group in groups)], dtype=np.int64)
+        return RecordIndex(url, np.array(starts[::-1], np.int64), firsts, footer)
+
+    def sample(self, index: RecordIndex, number: int, read: Read) -> dict[str, Any]:
+        block, row = index.block(number)
+        cache = self._decoded.get(lambda: BlockCache(self.cache_bytes))
+        columns = cache.get((index.path, block), lambda: self._group(index, block, read, cache))
+        where = f"{index.path}: row group {block}, row {row}"
+        return {name: value_of(column, row, where, name) for name, column in columns.items()}
+
+    def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
+        begin, _ = index.span(index.block(sample)[0])
+        return self.sample(index, sample, lambda at, nbytes: data[at - begin : at - begin + nbytes])
+
+    def _checked(self, url: str, footer: bytes) -> Any:
+        """Return pyarrow's metadata of a footer; an index that was made for other columns may have encrypted ones."""
+        metadata = parquet_metadata(url, footer)
+        if is_signed(footer, metadata):
+            readable_groups(url, footer, metadata, self.columns, _REMEDY)
+        return metadata
+
+    def _group(self, index: RecordIndex, block: int, read: Read, cache: BlockCache) -> tuple[dict[str, Any], int]:
+        """Return the columns of a row group, and the bytes they take."""
+        begin, nbytes = index.span(block)
+        data, footer = bytes(memoryview(read(begin, nbytes)).cast("B")), index.extra
+        # the footer is of all row groups, so that parsing it takes longer than decoding one of many
+        metadata = cache.get((index.path, "footer"), lambda: (self._checked(index.path, footer), len(footer)))
+        where = f"{index.path}: row group {block}, at byte {begin}"
+        arrow = library("pyarrow", "parquet")
+        file = parquet_part(where, begin, data, int(index.bounds[-1]), metadata)
+        said = self._said(index.path)
+        names = checked_columns(with_partitions(file.schema_arrow, said, index.path).names, self.columns, index.path)
+        table = row_group(file, block, [name for name in names if name not in said], where)
+        num_rows = table.num_rows
+        found = {
+            name: array_or_values(arrow.repeat(said[name][0], num_rows) if name in said else table.column(name).combine_chunks())
+            for name in names
+        }
+        return found, table.nbytes
+
+    def _said(self, url: str) -> dict[str, Any]:
+        """Return the columns that a shard's key says, as arrow arrays of one value."""
+        if not self._types:
+            return {}
+        return partition_columns([url], [self._folder], None, dict(self._types))
+
+
+_REMEDY = "give layout=Parquet(columns=...), of shmload.remote.layouts, without them"

@@ -1,0 +1,62 @@
+"""The row groups of local Parquet files, open in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from shmload.formats.arrow.arrow_groups import Groups
+from shmload.formats.arrow.arrow_reader import check_encryption, parquet_file, row_group
+from shmload.formats.arrow.arrow_schema import schema_of
+from shmload.formats.arrow.arrow_types import plain_values
+from shmload.formats.parquet.hive import partition_columns, with_partitions
+
+
+class RowGroups(Groups):
+    """The row groups of Parquet files.
+
+    Args:
+        paths: of the files.
+        folders: for each, the folder below which names of folders are columns (hive.py).
+        names: of the columns; None: all.
+        asked: the user's own entries of the schema.
+        fill_null: values in place of nulls, by column.
+        cache_bytes: of decoded row groups.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        folders: Sequence[str],
+        names: Sequence[str] | None,
+        asked: Mapping[str, Any],
+        fill_null: Mapping[str, Any],
+        cache_bytes: int,
+    ) -> None:
+        self._files = [parquet_file(path) for path in paths]
+        self._paths = paths
+        said = partition_columns(paths, folders, names)
+        schemas = {path: with_partitions(file.schema_arrow, said, path) for path, file in zip(paths, self._files, strict=True)}
+        schema = schema_of(schemas, names, asked, fill_null, "files")
+        self._said = {name: values for name, values in said.items() if name in schema}
+        self._stored = [name for name in schema if name not in said]
+        for path, file in zip(paths, self._files, strict=True):
+            check_encryption(path, file, self._stored, "name the others in columns=")
+        every = [(f, g, file.metadata.row_group(g)) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
+        self._places = [(f, g) for f, g, group in every if group.num_rows]
+        sizes = [(group.num_rows, group.total_byte_size) for _, _, group in every if group.num_rows]
+        super().__init__(schema, sizes, fill_null, cache_bytes)
+
+    def _where(self, group: int) -> str:
+        file, number = self._places[group]
+        return f"{self._paths[file]}, row group {number}"
+
+    def _load(self, group: int) -> Mapping[str, Any]:
+        file, number = self._places[group]
+        table = row_group(self._files[file], number, self._stored, self._where(group))
+        columns = {name: plain_values(table.column(name)) for name in self._stored}
+        num_rows = int(self.starts[group + 1] - self.starts[group])
+        said = {name: pa.chunked_array([pa.repeat(values[file], num_rows)]) for name, values in self._said.items()}
+        return columns | said

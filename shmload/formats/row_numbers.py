@@ -1,0 +1,39 @@
+"""Checks of the row numbers that a dataset is asked for."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+
+
+def checked_indices(indices: Any, num_rows: int) -> Indices:
+    """Numbers of rows, of which negative ones counted from the end.
+
+    Raises:
+        IndexError: there is no such row.
+    """
+    given = np.asarray(indices)
+    if given.size and given.dtype.kind not in "iu":
+        raise TypeError(f"indices are integers; got {given.dtype}")
+    rows = given.astype(np.int64)
+    outside = (rows < -num_rows) | (rows >= num_rows)
+    if outside.any():
+        raise IndexError(f"index {rows[outside][0]} is out of range: the dataset has {num_rows} samples")
+    return np.where(rows < 0, rows + num_rows, rows)
+
+
+def checked_index(index: Any, num_rows: int) -> int:
+    """The same of one row: a tenth of what an array of one costs.
+
+    Raises:
+        IndexError, TypeError: there is no such row.
+    """
+    number = operator.index(index)
+    if not -num_rows <= number < num_rows:
+        raise IndexError(f"index {number} is out of range: the dataset has {num_rows} samples")
+    return number + num_rows if number < 0 else number

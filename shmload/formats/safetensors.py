@@ -1,0 +1,123 @@
+"""safetensors: `SafetensorsDataset` reads rows of the tensors of a file by their number.
+
+    u64 little-endian: bytes of the header | JSON: name -> {dtype, shape, data_offsets: [begin, end]} | the tensors end to end
+
+The library checks the header: names, shapes, that tensors are end to end and fill the file. Their offsets are then read from the
+header, and rows of any type are copied from the mapped file, because the library gives only whole slices, and no bfloat16 to numpy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from shmload.batch.collate import TypedArray
+from shmload.batch.layout import ELEMENT_TYPES
+from shmload.errors import ShardCorrupt
+from shmload.formats.column_dataset import ColumnDataset, Opened
+from shmload.formats.column_format import ColumnFormat
+from shmload.formats.columns import Columns, MappedColumn
+from shmload.formats.extras import library
+from shmload.formats.field_names import NoField, named_fields, one_length
+from shmload.formats.head import Head
+from shmload.formats.paths import check_file
+
+_NUMBERS = [f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)]
+
+
+DTYPES = {name[0].upper() + name.lstrip("intufloa"): name for name in _NUMBERS if name in ELEMENT_TYPES} | {
+    "BF16": "bfloat16",
+    "BOOL": "bool",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+
+
+class SafetensorsDataset(ColumnDataset):
+    """Rows of the tensors of a safetensors file, which have equal first dimensions; those count samples.
+
+    The file is mapped, and rows are copied without the GIL; it must not be changed or shortened while it is in use.
+
+    Args:
+        path: the file.
+        fields: the tensors that samples have, in a list, or name -> tensor, {"image": "train.x"}; all by default, by name.
+    Raises:
+        ModuleNotFoundError: safetensors is not installed (extra `safetensors`).
+        ShardCorrupt: on reading: the file is not what the format says.
+        ValueError: on reading: tensors have no rows, or differ in their number.
+    Thread/process safety: any number of readers.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], fields: Mapping[str, str] | Sequence[str] | None = None) -> None:
+        check_file(path, type(self).__name__)
+        self.path = os.path.abspath(path)
+        super().__init__(self.path)
+        self._fields = None if fields is None else named_fields(fields)
+
+    def _open(self) -> Opened:
+        places, begin = header_of(self.path)
+        fields = self._fields if self._fields is not None else {name: name for name in sorted(places)}
+        names = list(fields.values())
+        unknown = [name for name in names if name not in places]
+        if unknown:
+            raise NoField(f"{self.path}: fields names {unknown}, which are not there; it has {sorted(places)}")
+        single = [name for name in names if not places[name]["shape"]]
+        if single:
+            raise NoField(f"{self.path}: {single} have no axis to count samples: name the other tensors in fields=")
+        num_rows = one_length({name: places[name]["shape"][0] for name in names}, self.path)
+        data = np.memmap(self.path, np.uint8, "r").view(np.ndarray)
+        arrays = {field: self._array(data, begin, name, places[name]) for field, name in fields.items()}
+        return Columns(num_rows, {field: MappedColumn(field, array) for field, array in arrays.items()})
+
+    def _array(self, data: Any, begin: int, name: str, place: dict[str, Any]) -> TypedArray:
+        element = ELEMENT_TYPES.get(DTYPES.get(place["dtype"], ""))
+        if element is None:
+            raise NoField(f"{self.path}: tensor {name!r} of {place['dtype']}: no batch has this type; leave it out of fields=")
+        first, end = (begin + offset for offset in place["data_offsets"])
+        shape = tuple(place["shape"])
+        seen_as = element.numpy or np.dtype(f"u{element.itemsize}")
+        if not 0 <= first <= end <= len(data) or end - first != seen_as.itemsize * int(np.prod(shape, dtype=object)):
+            raise ShardCorrupt(f"{self.path}, offset {first}: tensor {name!r} of shape {shape} does not lie within the file")
+        return TypedArray(np.ndarray(shape, seen_as, data, first), element.name)
+
+
+def header_of(path: str) -> tuple[dict[str, Any], int]:
+    """(place of each tensor as the header says, offset of the first byte behind the header).
+
+    Raises:
+        ShardCorrupt: the file is none, or cut.
+    """
+    library("safetensors", "safetensors")
+    from safetensors import SafetensorError, safe_open
+
+    os.stat(path)  # whose error names the file
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+        with open(path, "rb") as file:
+            nbytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(nbytes))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ShardCorrupt(f"{path}, offset 0: {error}") from error
+    return {name: place for name, place in header.items() if name != "__metadata__"}, 8 + nbytes
+
+
+class Safetensors(ColumnFormat):
+    """The format safetensors, read by `SafetensorsDataset`."""
+
+    name: ClassVar[str] = "safetensors"
+    title: ClassVar[str] = "safetensors"
+
+    def recognize(self, head: Head) -> bool:
+        nbytes = int.from_bytes(head.begin[:8], "little")  # of its header: up to 100 MB, by the format's own rule
+        return not head.compression and head.begin[8:9] == b"{" and 2 <= nbytes <= 100_000_000
+
+    def open(self, path: Path) -> SafetensorsDataset:
+        return SafetensorsDataset(path)

@@ -1,0 +1,123 @@
+"""What `shmload inspect` shows of a path, and how values and types are put in words."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+SHOWN = 6  # values of an array
+SHOWN_CHARACTERS = 60  # of text
+SIZED = 1000  # samples whose size is looked up where that means to read them
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of samples."""
+
+    min: int
+    median: int
+    max: int
+    num_samples: int  # that were looked at
+
+    @classmethod
+    def of(cls, sizes: Iterable[int]) -> Sizes | None:
+        """Of some sizes; None if there are none."""
+        found = np.asarray(sizes if isinstance(sizes, np.ndarray) else list(sizes), np.int64)
+        if not len(found):
+            return None
+        return cls(int(found.min()), int(np.median(found)), int(found.max()), len(found))
+
+
+@dataclass
+class Summary:
+    """One path.
+
+    Attributes:
+        fields: name -> what it holds, in words: "float32 (28, 28)".
+        samples: the first ones, whole.
+        notes: what else is worth knowing.
+    """
+
+    path: str
+    format: str
+    nbytes: int
+    num_samples: int
+    fields: dict[str, str] = field(default_factory=dict)
+    sizes: Sizes | None = None
+    samples: Sequence[Mapping[str, Any]] = ()
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain data, with shortened samples."""
+        plain = {**vars(self), "sample_nbytes": self.sizes and asdict(self.sizes)}
+        del plain["sizes"]
+        plain["samples"] = [{name: shortened(value) for name, value in sample.items()} for sample in self.samples]
+        return plain
+
+
+def shortened(value: Any) -> str:
+    """A value in a line."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= SHOWN_CHARACTERS else value[: SHOWN_CHARACTERS - 3] + "...")
+    if isinstance(value, (bytes, bytearray)):
+        return f"{len(value):,} bytes: {bytes(value[:8]).hex(' ')}{' ...' if len(value) > 8 else ''}"
+    if hasattr(value, "detach"):  # a tensor of a type that numpy lacks
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}: {_numbers(value.detach().float().numpy())}"
+    if isinstance(value, np.ndarray) and value.ndim:
+        return f"{value.dtype} {value.shape}: {_numbers(value)}"
+    if isinstance(value, (np.generic, np.ndarray)):
+        return str(value.item())
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+
+
+def described(spec: Any) -> str:
+    """A schema's field in words."""
+    if not isinstance(spec, tuple):
+        return spec.__name__ if isinstance(spec, type) else str(spec)
+    dtype, shape = described(spec[0]), spec[1]
+    extents = ", ".join("any" if extent is None else str(extent) for extent in shape)
+    return f"{dtype} ({extents}{',' if len(shape) == 1 else ''})" if shape else str(dtype)
+
+
+def nbytes_of(sample: Mapping[str, Any]) -> int:
+    """Bytes of the values of a sample."""
+    total = 0
+    for value in sample.values():
+        held = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+        total += held.nbytes if hasattr(held, "nbytes") else len(held) if hasattr(held, "__len__") else 8
+    return total
+
+
+def _numbers(array: Any) -> str:
+    flat = array.reshape(-1)
+    shown = " ".join(f"{number:.4g}" if array.dtype.kind == "f" else str(number) for number in flat[:SHOWN].tolist())
+    return shown + (" ..." if flat.size > SHOWN else "")
+
+
+VALUES_SEEN = 8  # samples whose values show what an extension contains
+RECORDS_SEEN = 100  # records whose fields are listed
+
+
+def fields_seen(samples: Sequence[Mapping[str, Any]], counts: Mapping[str, int], num_seen: int) -> dict[str, str]:
+    """What values samples have: types, shapes from the least to the largest, and how many of those seen have them at all."""
+    found = {}
+    for name, num in counts.items():
+        shapes: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+        for value in (sample[name] for sample in samples if name in sample):
+            kind = str(value.dtype) if hasattr(value, "dtype") else type(value).__name__
+            shapes[kind].add(tuple(getattr(value, "shape", ())))
+        words = []
+        for kind, several in sorted(shapes.items()):
+            # by the side of rows, one value alone is a row of one
+            rows = {shape or (1,) for shape in several} if any(map(len, several)) else several
+            axes = [
+                f"{min(axis)}" if min(axis) == max(axis) else f"{min(axis)} to {max(axis)}" for axis in zip(*rows, strict=False)
+            ]
+            words.append(f"{kind} ({', '.join(axes)}{',' if len(axes) == 1 else ''})" if axes else kind)
+        found[name] = (" or ".join(words) or "?") + (f", in {num:,} of {num_seen:,}" if num < num_seen else "")
+    return found

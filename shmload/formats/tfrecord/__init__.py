@@ -1,0 +1,1 @@
+"""TFRecord: files of records, most of them tf.train.Examples."""

@@ -1,0 +1,235 @@
+"""`TFRecordDataset`: records of TFRecord files by their number, decoded into the rows of a batch without the GIL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from shmload._core.records import RecordReader, Survey
+from shmload.batch.collate import OneSample, SingleRow
+from shmload.errors import SampleError, ShardCorrupt
+from shmload.formats.paths import Paths, expanded
+from shmload.formats.per_process import PerProcess
+from shmload.formats.tfrecord.record_fields import RecordField, decode_into, decoded, error_of, fields_of
+from shmload.formats.tfrecord.record_file import FOREIGN_SUFFIXES, SUFFIX, RecordFile
+
+_ENDINGS = tuple(f".tfrecord{s}{packing}" for s in ("", "s") for packing in ("", ".gz", ".zz"))
+
+
+COMPRESSIONS = ("auto", "none", "gzip", "zlib")
+
+
+FORMS = ("raw", "example", "sequence")
+
+
+LEVELS = ("none", "length", "all")
+
+
+class TFRecordDataset:
+    """Records of TFRecord files, by number, in the order of the files.
+
+    Files are mapped when a process first reads; until then a dataset is its arguments, and so it is pickled, with the sizes of
+    files it has seen: another process must find the same. Where records begin is found on the first `len()` and kept beside
+    each file. A file that was written to since is an error; one that was replaced or removed is still read as it was.
+
+    Args:
+        paths: files, folders or patterns with * ? [ ]. The files of a folder or a pattern are sorted by name; those whose name, or
+            a folder's on the way, begins with . or _ are left out. Of a folder those named *.tfrecord count, or if there are none,
+            those whose name has no ending.
+        schema: mapping name -> (dtype, shape); None in a shape is a ragged dimension, at most one a field; `str` and `bytes` are
+            text. A bytes_list of one value fills a numeric field as it stands. None: {"bytes": bytes}, whole records.
+        records: what a record is: "example", "sequence" (SequenceExample; a feature list is a field whose first extent is None), or
+            "raw" (the schema has one field, which is the record). None: "raw" without a schema, else "example".
+        verify: which checksums are compared: "all", "length" (of records' headers), "none". Bounds are always checked.
+        defaults: values for records that lack a field. A ragged field that is lacking is empty.
+        decode: {field: function} of fields whose one value of bytes becomes an array in Python, of the type and shape that the
+            schema says: {"image": ImageDecoder(...)}, with {"image": decoder.spec} in the schema.
+        compression: "gzip" or "zlib" of whole files, "none", or "auto", by a file's first bytes.
+        max_inflated_bytes: a compressed file that is larger is an error.
+    Raises:
+        FileNotFoundError: a pattern matches nothing.
+        ShardCorrupt: on reading: a file is not what the format says; names file, record, offset and cause.
+        SampleError: on reading: a record is valid and does not fit the schema.
+        ValueError: an option or a type that there is not, or options that do not go together.
+    Thread/process safety: any number of readers.
+    Example:
+        >>> import tempfile
+        >>> from shmload.formats import TFRecordDataset, TFRecordWriter
+        >>> path = f"{tempfile.mkdtemp()}/train.tfrecord"
+        >>> with TFRecordWriter(path) as writer:
+        ...     for label in range(3):
+        ...         writer.write({"label": label, "tokens": list(range(label))})
+        >>> dataset = TFRecordDataset(path, {"label": "int64", "tokens": ("int64", (None,))})
+        >>> len(dataset), dataset[2]["tokens"].tolist()
+        (3, [0, 1])
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        schema: Mapping[str, Any] | None = None,
+        *,
+        records: str | None = None,
+        verify: str = "all",
+        defaults: Mapping[str, Any] | None = None,
+        decode: Mapping[str, Callable[[bytes], Any]] | None = None,
+        compression: str = "auto",
+        max_inflated_bytes: int = 1 << 34,
+    ) -> None:
+        records = records or ("raw" if schema is None else "example")
+        for name, value, allowed in (
+            ("records", records, FORMS),
+            ("verify", verify, LEVELS),
+            ("compression", compression, COMPRESSIONS),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} is one of {', '.join(map(repr, allowed))}; got {value!r}")
+        self.paths = expanded(paths, "TFRecord", endings=_ENDINGS, beside=(SUFFIX, *FOREIGN_SUFFIXES))
+        self.schema: Mapping[str, Any] = {"bytes": bytes} if schema is None else schema
+        self.records, self.verify, self.compression = records, verify, compression
+        self.max_inflated_bytes = max_inflated_bytes
+        self.defaults = dict(defaults or {})
+        self._fields = fields_of(self.schema, self.defaults, decode)
+        if records == "raw" and len(self._fields) != 1:
+            raise ValueError(f'records="raw" needs a schema of one field, the whole record; got {list(self.schema)}')
+        if records == "raw" and self.defaults:
+            raise ValueError('records="raw" takes no defaults: no record lacks itself')
+        self._file_nbytes: list[int] = []  # of each path when it was first opened, here or where this was pickled
+        self._held: PerProcess[tuple[RecordReader, int]] = PerProcess(is_inherited=True)
+
+    def _opened(self) -> tuple[RecordReader, int]:
+        """What reads, and the number of records."""
+        return self._held.get(self._open)
+
+    def _open(self) -> tuple[RecordReader, int]:
+        files = self._files()
+        for file, was in zip(files, self._file_nbytes, strict=False):
+            if was != file.nbytes:
+                raise ShardCorrupt(
+                    f"{file.path}: has {file.nbytes} bytes, and had {was} when this dataset first read it: make it anew"
+                )
+        self._file_nbytes[:] = [file.nbytes for file in files]
+        offsets = [file.offsets() for file in files]
+        ends = np.cumsum([len(o) - 1 for o in offsets], dtype=np.int64)
+        reader = RecordReader(
+            [file.data for file in files],
+            [file.state for file in files],
+            ends,
+            np.concatenate([np.empty(0, np.int64), *(o[:-1] for o in offsets)]),
+            [f.native() for f in self._fields],
+            FORMS.index(self.records),
+            LEVELS.index(self.verify),
+        )
+        return reader, int(ends[-1])
+
+    def _files(self) -> list[RecordFile]:
+        return [RecordFile(path, self.compression, self.max_inflated_bytes) for path in self.paths]
+
+    def __len__(self) -> int:
+        return self._opened()[1]
+
+    def __repr__(self) -> str:
+        return f"TFRecordDataset({len(self.paths)} files, {self.records}, {', '.join(self.schema)}, verify={self.verify!r})"
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        out = OneSample(self.schema)
+        survey, texts = self._read([index], out)
+        for field in self._fields:
+            if field.decode is not None:
+                out[field.name] = [self._decoded(survey, field, partial(decoded, field, texts[field.name][0]))]
+        return out.sample()
+
+    @property
+    def read_batch_into(self) -> Callable[[Any, Any], object] | None:
+        """Reads records into rows, `read(indices, out)` as docs/own_format.md says. None where a decoder does part of that.
+
+        A decoder may draw random numbers, which are each sample's own only if samples are read one by one.
+        """
+        return None if any(field.decode is not None for field in self._fields) else self._read
+
+    def read_into(self, index: int, out: Any) -> None:
+        """Reads one record into its row.
+
+        Args:
+            index: of the record.
+            out: the row, with a place for each field of the schema.
+        Raises:
+            ShardCorrupt, SampleError: as the class says.
+        """
+        survey, texts = self._read([index], SingleRow(out))
+        for field in self._fields:
+            if field.decode is not None:
+                self._decoded(survey, field, partial(decode_into, field, texts[field.name][0], out))
+
+    def _read(self, indices: Any, out: Any) -> tuple[Survey, dict[str, list[Any]]]:
+        """Writes rows of all but the fields with decoders; gives texts, and what is to be decoded."""
+        if not any(field.is_text or field.is_ragged for field in self._fields):
+            survey = self._survey(indices, [_memory_of(out[field.name]) for field in self._fields])
+            if not survey.is_still_so():
+                raise self._error(survey)
+            return survey, {}
+        survey = self._survey(indices)
+        targets: list[Any] = []
+        for number, field in enumerate(self._fields):
+            if field.is_text:
+                targets.append(None)
+            elif field.is_ragged:
+                targets.append(_memory_of(out.reserve(field.name, survey.steps(number))))
+            else:
+                targets.append(_memory_of(out[field.name]))
+        # all of files that are as they were when it began
+        if not survey.write(targets):
+            raise self._error(survey)
+        texts: dict[str, list[Any]] = {f.name: survey.texts(number) for number, f in enumerate(self._fields) if f.is_text}
+        if not survey.is_still_so():
+            raise self._error(survey)
+        for field in self._fields:
+            if field.is_str:
+                texts[field.name] = [self._str(text, survey, row, field.name) for row, text in enumerate(texts[field.name])]
+            if field.is_text and field.decode is None:
+                out[field.name] = texts[field.name]
+        return survey, texts
+
+    def _survey(self, indices: Any, targets: list[Any] | None = None) -> Survey:
+        reader, num_records = self._opened()
+        wanted = np.ascontiguousarray(indices, np.int64)
+        if wanted.size and wanted.min() < 0:
+            wanted = np.where((wanted < 0) & (wanted >= -num_records), wanted + num_records, wanted)
+        survey = reader.survey(wanted, targets)
+        if survey.problem is not None:
+            raise self._error(survey)
+        return survey
+
+    def _error(self, survey: Survey) -> Exception:
+        return error_of(survey.problem or (), self._fields, self.paths, self._file_nbytes, len(self))
+
+    def _decoded(self, survey: Survey, field: RecordField, decode: Callable[[], Any]) -> Any:
+        try:
+            return decode()
+        except (ImportError, MemoryError):  # the record is not at fault
+            raise
+        except Exception as error:  # of a library or of the user's own decoder
+            raise ShardCorrupt(f"{self._where(survey, 0)}: field {field.name!r}: {error}") from error
+
+    def _str(self, text: bytes, survey: Survey, row: int, name: str) -> str:
+        try:
+            return text.decode()
+        except UnicodeDecodeError as error:
+            where = f"{self._where(survey, row)}: field {name!r}"
+            raise SampleError(f"{where} needs UTF-8, as its type is str: {error}; give the schema bytes instead") from error
+
+    def _where(self, survey: Survey, row: int) -> str:
+        index, file, start = survey.place(row)
+        return f"{self.paths[file]}: record {index}, which starts at byte {start}"
+
+
+def _memory_of(rows: Any) -> Any:
+    """An array's memory as a buffer: torch's types that numpy lacks go as bytes."""
+    if isinstance(rows, np.ndarray):
+        return rows
+    import torch
+
+    return rows.reshape(-1).view(torch.uint8).numpy()

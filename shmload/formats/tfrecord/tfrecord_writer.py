@@ -1,0 +1,229 @@
+"""`TFRecordWriter`: writes TFRecord files, whole or not at all, and the same bytes for the same records."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload._core.record_writer import BYTES, FLOATS, INTS, RecordBuffer
+from shmload.formats.paths import AtomicWriter, check_replaceable, make_half
+from shmload.formats.tfrecord.record_file import write_index
+
+_FULL = 1 << 20  # bytes of records written to the file at a time
+
+
+class TFRecordWriter(AtomicWriter):
+    """Writes records under a temporary name beside `path`, which takes its place when the writer is closed.
+
+    As a context manager it leaves no file, and an older one untouched, if the block raises.
+
+    Args:
+        path: of the file; its folder must be there.
+        compression: None, "gzip" or "zlib", of the whole file.
+        raw: fields of dicts whose arrays are written as one value of bytes each, in this machine's byte order: for images and
+            anything else whose type a float_list or int64_list would change. Their schema gives dtype and shape back.
+        index: also write where the records begin, beside the file, as `TFRecordDataset` would on its first pass.
+    Raises:
+        ValueError: an unknown compression, an index of a compressed file, or no file lies at `path`, but a device, say.
+        OSError: nothing can be written beside `path`.
+    Cost: one copy of each value, and its checksum. Records go to the file a MiB at a time.
+    Example:
+        >>> import tempfile
+        >>> from shmload.formats import TFRecordDataset, TFRecordWriter
+        >>> path = f"{tempfile.mkdtemp()}/train.tfrecord"
+        >>> with TFRecordWriter(path) as writer:
+        ...     for label in range(3):
+        ...         writer.write({"label": label, "name": f"sample {label}"})
+        >>> TFRecordDataset(path, {"label": "int64", "name": str})[2]["name"]
+        'sample 2'
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, compression: str | None = None, raw: Iterable[str] = (), index: bool = False
+    ) -> None:
+        if compression not in (None, "gzip", "zlib"):
+            raise ValueError(f'compression is None, "gzip" or "zlib"; got {compression!r}')
+        if index and compression:
+            raise ValueError("index=True needs compression=None: a compressed file cannot be sought in")
+        self.path = os.fspath(path)
+        self.num_records = 0
+        self.nbytes = 0  # of the records so far, before they are compressed
+        self._raw = frozenset(raw)
+        self._starts = [0] if index else None
+        self._compression = compression
+        self._buffer = RecordBuffer()
+        self._file: Any = cast(Any, path) if hasattr(path, "publish") else _HalfFile(self.path)  # the growing cache has its own
+        self._sink: Any = self._file
+        if compression:
+            self._sink = _Deflated(self._sink, 31 if compression == "gzip" else zlib.MAX_WBITS)
+
+    def write(self, record: Any) -> None:
+        """Writes one record: bytes as they are, or a dict as a tf.train.Example with its keys sorted.
+
+        Floats become a float_list (float64 is rounded to float32, the only float of the format), integers and bools an int64_list,
+        str, bytes and lists of them a bytes_list; shapes are not kept. Arrays and tensors of any shape are taken.
+
+        Args:
+            record: bytes, or a dict by field.
+        Raises:
+            TypeError: a field holds what no list of the format can.
+            ValueError: a number is beyond int64, or the writer is closed.
+        """
+        if isinstance(record, Mapping):
+            fields = [(name.encode(), *self._values(name, record[name])) for name in sorted(record)]
+            self._appended(self._open().append_example(fields))
+        else:
+            self._appended(self._open().append(_native(record) if isinstance(record, np.ndarray) else record))
+
+    def write_sequence(self, context: Mapping[str, Any], feature_lists: Mapping[str, Iterable[Any]]) -> None:
+        """Writes one tf.train.SequenceExample.
+
+        Args:
+            context: fields of the whole record, as of `write`.
+            feature_lists: lists by field; each value of a list is one step.
+        Raises:
+            TypeError, ValueError: as of `write`.
+        """
+        fields = [(name.encode(), *self._values(name, context[name])) for name in sorted(context)]
+        lists = [(name.encode(), [self._values(name, step) for step in feature_lists[name]]) for name in sorted(feature_lists)]
+        self._appended(self._open().append_sequence(fields, lists))
+
+    def _open(self) -> RecordBuffer:
+        if self._file is None:
+            raise ValueError(f"the writer of {self.path} is closed")
+        return self._buffer
+
+    def _appended(self, nbytes: int) -> None:
+        self.num_records += 1
+        self.nbytes += nbytes
+        if self._starts is not None:
+            self._starts.append(self.nbytes)
+        if self._buffer.nbytes >= _FULL:
+            self._buffer.write_to(self._sink)
+
+    def _values(self, name: str, value: Any) -> tuple[int, list[Any]]:
+        """The kind of a field's list and the buffers of its values."""
+        if isinstance(value, bytes | bytearray | memoryview):
+            return BYTES, [value]
+        if isinstance(value, str):
+            return BYTES, [value.encode()]
+        if type(value) is int and -(2**63) <= value < 2**63 and name not in self._raw:
+            return INTS, [value.to_bytes(8, "little", signed=True)]
+        if isinstance(value, list | tuple) and value and isinstance(value[0], str | bytes):
+            return BYTES, [v.encode() if isinstance(v, str) else v for v in value]
+        array = self._array(name, value)
+        if name in self._raw:
+            return BYTES, [array.reshape(-1).view(np.uint8)]
+        if array.dtype.kind == "f":
+            return FLOATS, [array.astype(np.float32, copy=False)]
+        if array.dtype.kind in "iub":
+            if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
+                raise ValueError(f"field {name!r} holds {int(array.max())}: an int64_list ends at 2**63 - 1")
+            return INTS, [array.astype(np.int64, copy=False)]
+        raise TypeError(
+            f"field {name!r} is a {type(value).__name__} of dtype {array.dtype}: an Example holds floats, integers, bools, str and "
+            "bytes; name it in raw= to write its memory"
+        )
+
+    def _array(self, name: str, value: Any) -> NDArray[Any]:
+        """A field's value in this machine's byte order, in which raw ones are read.
+
+        Raises:
+            TypeError, ValueError: there is none.
+        """
+        try:
+            if not isinstance(value, np.ndarray) and hasattr(value, "untyped_storage"):
+                value = _of_tensor(value, is_raw=name in self._raw)
+            array = np.ascontiguousarray(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"field {name!r}: {error}") from error
+        if array.dtype.hasobject and isinstance(value, int):
+            raise ValueError(f"field {name!r} holds {value}: an int64_list ends at 2**63 - 1")
+        if array.dtype.hasobject:
+            raise TypeError(f"field {name!r} is a {type(value).__name__}: an Example holds floats, integers, bools, str and bytes")
+        native: NDArray[Any] = _native(array)
+        return native
+
+    def finish(self) -> None:
+        """Hands what is left to the file, behind which nothing can be written any more."""
+        self._buffer.write_to(self._sink)
+        if self._sink is not self._file:
+            self._sink.close()
+            self._sink = self._file
+
+    def close(self) -> None:
+        """Writes what is left and gives the file its name."""
+        if self._file is None:
+            return
+        try:
+            self.finish()
+            status = self._file.publish(self.num_records)
+        except BaseException:
+            self.abandon()
+            raise
+        self._file = None
+        if self._starts is not None:
+            identity = {"name": Path(self.path).name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+            write_index(self.path, identity, np.array(self._starts, np.int64))
+
+    def abandon(self) -> None:
+        """Gives up: leaves no file, and an older one untouched."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.abandon()
+
+
+def _native(array: Any) -> Any:
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _of_tensor(tensor: Any, *, is_raw: bool) -> Any:
+    """A tensor's values, or its memory, as numpy holds them: it has no bfloat16, for one."""
+    tensor = tensor.detach().cpu()
+    try:
+        return tensor.numpy()
+    except TypeError:
+        if not is_raw and not tensor.is_floating_point():
+            raise
+        return tensor.reshape(-1).view(sys.modules["torch"].uint8).numpy() if is_raw else tensor.float().numpy()
+
+
+class _HalfFile:
+    """A file beside its place, which it takes when it is whole."""
+
+    def __init__(self, path: str) -> None:
+        check_replaceable(path)
+        self._path = path
+        descriptor, self._name = make_half(path)
+        self._file = os.fdopen(descriptor, "wb")  # buffered: it writes all it is given, where a single write() may stop short
+        self.write, self.flush = self._file.write, self._file.flush
+
+    def publish(self, num_records: int) -> os.stat_result:
+        self._file.close()
+        status = os.stat(self._name)
+        os.replace(self._name, self._path)
+        return status
+
+    def abandon(self) -> None:
+        os.unlink(self._name)  # first: closing may fail
+        self._file.raw.close()  # without writing what is left
+
+
+class _Deflated:
+    """A file that is written through zlib, in the format that `wbits` names as zlib's manual says."""
+
+    def __init__(self, sink: Any, wbits: int) -> None:
+        self._deflate, self._sink = zlib.compressobj(wbits=wbits), sink
+
+    def write(self, data: Any) -> None:
+        self._sink.write(self._deflate.compress(data))
+
+    def close(self) -> None:
+        self._sink.write(self._deflate.flush())

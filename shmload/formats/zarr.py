@@ -1,0 +1,91 @@
+"""Zarr: `ZarrDataset` reads rows of Zarr arrays by their number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from shmload.errors import ShardCorrupt
+from shmload.formats.array_tree import ArrayTreeDataset
+from shmload.formats.block_cache import BlockCache
+from shmload.formats.column_format import ColumnFormat
+from shmload.formats.columns import Blocks, Column, FixedColumn, ListedColumn, native
+from shmload.formats.field_names import NoField
+from shmload.formats.head import Head
+
+ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")  # one of them makes a folder a store
+
+
+def _zarr_files(folder: str) -> list[str]:
+    return [f"{folder}/{name}" for name in ZARR_FILES]
+
+
+class ZarrDataset(ArrayTreeDataset):
+    """Rows of the arrays of a Zarr group, or of one array, of format 2 or 3; the first axis counts samples.
+
+    Rows are decoded a chunk's (or shard's) at a time into a cache of this process; see `ParquetDataset` on random order and
+    blocks. A chunk that is not there holds the array's fill value: the format says so, and so a lost chunk is no error.
+
+    Args:
+        path: the folder.
+        fields: name -> path within the group, {"image": "train/x"}, or a list of paths, which then are the names; by default its
+            arrays, by name, or the one array as "data".
+        cache_bytes: of decoded chunks, for each process that reads.
+    Raises:
+        ModuleNotFoundError: zarr is not installed (extra `zarr`).
+        ShardCorrupt: on reading: metadata or a chunk is not what the format says.
+        ValueError: on reading: a field is no array of a type that tensors have, or fields differ in length.
+    Thread/process safety: any number of readers; one thread of a process decodes at a time.
+    """
+
+    _library = _extra = "zarr"
+    _is_folder = True
+
+    def _arrays(self, module: Any) -> Mapping[str, Any]:
+        if os.path.isdir(self.path) and not any(map(os.path.isfile, _zarr_files(self.path))):
+            inside = sorted(name for name in os.listdir(self.path) if any(map(os.path.isfile, _zarr_files(f"{self.path}/{name}"))))
+            there = f"it holds the stores {', '.join(inside[:3])}: give the path of one" if inside else "give the path of a store"
+            raise ShardCorrupt(f"{self.path}: the folder is no Zarr store, as it has none of {', '.join(ZARR_FILES)}; {there}")
+        found = module.open(self.path, mode="r")
+        arrays = {"data": found} if isinstance(found, module.Array) else dict(sorted(found.arrays()))
+        if self._fields is not None:
+            try:
+                arrays = {name: found[place] for name, place in self._fields.items()}
+            except KeyError as error:
+                raise NoField(f"{self.path}: fields names {error}, which is not there; it has {sorted(arrays)}") from error
+        for name, array in arrays.items():
+            if not isinstance(array, module.Array) or not array.shape:
+                what = "a single value" if isinstance(array, module.Array) else "a group"
+                raise NoField(f"{self.path}: field {name!r} is {what}; a field is an array whose first axis counts samples")
+        return arrays
+
+    def _column(self, name: str, array: Any, cache: BlockCache, module: Any) -> Column:
+        where = f"{self.path}, {array.path or '/'!r}"
+        rows = (getattr(array, "shards", None) or array.chunks)[0]
+        if array.dtype.kind in "TOU" and len(array.shape) == 1:
+            num_rows = array.shape[0]
+            blocks = Blocks(where, num_rows, rows, lambda a, b: [v if type(v) is bytes else str(v) for v in array[a:b]], cache)
+            is_bytes = array.dtype.kind == "O" and num_rows and type(blocks.block(0)[0]) is bytes
+            return ListedColumn(blocks, bytes if is_bytes else str)
+        dtype = native(array.dtype)
+        if dtype is None:
+            raise NoField(
+                f"{where}: rows of {array.dtype}, shape {array.shape[1:]}, are no field of a batch: those are numbers and text; "
+                "name the others in fields="
+            )
+        return FixedColumn(Blocks(where, array.shape[0], rows, lambda a, b: array[a:b], cache), dtype, array.shape[1:])
+
+
+class Zarr(ColumnFormat):
+    """The format Zarr, read by `ZarrDataset`."""
+
+    name: ClassVar[str] = "zarr"
+    title: ClassVar[str] = "Zarr"
+
+    def recognize(self, head: Head) -> bool:
+        return head.is_folder and any((head.path / name).is_file() for name in ZARR_FILES)
+
+    def open(self, path: Path) -> ZarrDataset:
+        return ZarrDataset(path)

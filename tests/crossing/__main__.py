@@ -26,6 +26,7 @@ from tests.crossing.process import SHM_BYTES, Outcome, can_have_own_shm, prepare
 from tests.crossing.shrink import program, shrunk
 
 TOLD_S = 30.0
+MAX_STACK_LINES = 80
 SHRINK_S = 45.0
 SHOWN = (
     "kind",
@@ -113,7 +114,7 @@ class Run:
             again = run_case(smallest)
         self.found[signature] = (smallest, outcome, 1)
         last = again if again.is_failure else outcome
-        self._say(f"{program(smallest)}\n# {last.said}\n{_indented(last.detail)}")
+        self._say(f"{program(smallest)}\n# {last.said}\n{_indented(last)}")
 
     def _say(self, text: str) -> None:
         print(text, flush=True)
@@ -149,8 +150,11 @@ def _is_alike(outcome: Outcome, other: Outcome) -> bool:
     return outcome.is_failure and outcome.what == other.what and (outcome.what != "error" or outcome.said[:12] == other.said[:12])
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"#   {line}" for line in text.splitlines()[-12:])
+def _indented(outcome: Outcome) -> str:
+    """The end of a traceback; of a case that hung or crashed the stacks of its threads, whose newest calls come first."""
+    lines = outcome.detail.splitlines()
+    shown = lines[:MAX_STACK_LINES] if outcome.what in ("hang", "crash") else lines[-12:]
+    return "\n".join(f"#   {line}" for line in shown)
 
 
 def only_of(words: list[str]) -> dict[str, Any]:

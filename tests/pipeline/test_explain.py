@@ -63,7 +63,7 @@ def by_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "perf_counter_ns", thread_time_ns)
 
 
-dear, cheap = partial(spun, 500e-6), partial(spun, 0.0)
+dear, cheap = partial(spun, 4e-3), partial(spun, 0.0)  # a loaded machine makes 0.1 ms of nothing
 
 
 def is_odd(x: int) -> bool:

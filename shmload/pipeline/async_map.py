@@ -19,15 +19,15 @@ from shmload.worker.stage_engine import called
 
 @dataclass(frozen=True)
 class AsyncMap(Expanding):
-    """A coroutine function of each item, several of which wait at a time: for requests. Items keep their order.
+    """A coroutine function of each item, for requests: several wait at a time. Items keep their order.
 
-    It runs where blocks are expanded, in an event loop that the thread keeps for it, so a client may be kept for the next item.
+    It runs in the process that expands blocks, in an event loop that its thread keeps, so a client can be reused for the next item.
 
     Args:
-        fn: item -> a coroutine that gives an item.
-        in_flight: how many wait at a time, in each worker; those of one block.
+        fn: item -> a coroutine that returns an item.
+        in_flight: how many items of one block wait at a time, in each worker.
     Raises:
-        ValueError, TypeError: an argument is none of these.
+        ValueError, TypeError: an argument is invalid.
     """
 
     fn: Callable[[Any], Any]
@@ -53,25 +53,27 @@ class AsyncMap(Expanding):
                     return await called(self.fn, item, name)
                 except Exception as error:
                     return failed(error, name, position)
-                except asyncio.CancelledError:  # of what the function waits for; no Exception, it would end the worker
+                except (
+                    asyncio.CancelledError
+                ):  # raised by what the function waits for; it is not an Exception, so it would end the worker
                     return failed(RuntimeError(f"what the function of {name} waited for was cancelled"), name, position)
 
         return list(await asyncio.gather(*(one(item, position) for item, position in given)))
 
 
 class _OwnLoop:
-    """An event loop of this thread, in this process."""
+    """An event loop that belongs to this thread and process."""
 
     def __init__(self) -> None:
         self.loop, self.pid = asyncio.new_event_loop(), os.getpid()
 
     def __del__(self) -> None:
-        if sys is not None and not sys.is_finalizing() and self.pid == os.getpid():  # a forked child's is its parent's
+        if sys is not None and not sys.is_finalizing() and self.pid == os.getpid():  # after a fork it still belongs to the parent
             self.loop.close()
 
 
 class _Idle(threading.local):
-    """The thread's loops that nothing runs in."""
+    """The idle loops of a thread."""
 
     def __init__(self) -> None:
         self.loops: list[_OwnLoop] = []
@@ -83,7 +85,7 @@ T = TypeVar("T")
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine gives, in a loop of this thread. One that runs already, as a notebook's does, stands still meanwhile."""
+    """Run a coroutine in a loop of this thread; a loop that runs already, as in a notebook, is suspended meanwhile."""
     own = _idle.loops.pop() if _idle.loops and _idle.loops[-1].pid == os.getpid() else _OwnLoop()
     outer = asyncio._get_running_loop()
     task = None if outer is None else _swap_task(outer, None)
@@ -91,7 +93,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     made = own.loop.create_task(work)
     try:
         return own.loop.run_until_complete(made)
-    except BaseException:  # a ^C: what it has left would go on, and raise it again, in the next block's time
+    except BaseException:  # after a ^C, pending requests would continue and raise during the next block
         made.cancel()
         with suppress(BaseException):
             own.loop.run_until_complete(made)

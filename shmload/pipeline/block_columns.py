@@ -1,11 +1,11 @@
-"""Columns: a block's items as arrays, so that any batch of them is a slice of what its worker has written.
+"""Columns: the items of a block as arrays, so a batch of them is a slice of what its worker has written.
 
     items of a block      {"x": a, "y": 1}  {"x": b, "y": 2}  {"x": c, "y": 3}
     its columns           {"x": [a b c], "y": [1 2 3]}
     batches of two        {"x": [a b], "y": [1 2]}  and, with the next block's first item, {"x": [c d], "y": [3 4]}
 
-Only items that are all alike become columns, and a batch out of them is, byte for byte, what collating the items gives. Where it is
-not sure that it would be, blocks stay lists of items, or become such again.
+Only items that are all alike become columns, and a batch of them equals, byte for byte, the collated items. If that is not certain,
+blocks stay lists of items, or become lists again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ TEXTS = (str, bytes)
 
 
 class Texts(NamedTuple):
-    """A column of what is no number: a list among the arrays."""
+    """A column of strings or bytes, which stays a list."""
 
     values: list[Any]
 
 
 class BlockColumns(NamedTuple):
-    """Items that are all alike.
+    """A block of items that are all alike.
 
     Attributes:
-        size: how many items these are.
-        kinds: of the leaves, in their order: "number", "scalar", "array", "tensor" or "text".
+        size: number of items.
+        kinds: of the leaves, in order: "number", "scalar", "array", "tensor" or "text".
         tree: an item with a column in place of each leaf; tensors of shape (size, ...) or Texts.
     """
 
@@ -43,23 +43,28 @@ class BlockColumns(NamedTuple):
 
 
 class _Unlike(Exception):
-    """The items are not all alike, or not of a kind that columns hold."""
+    """The items are not all alike, or of a kind that columns cannot contain."""
 
 
 def columns_of(items: Sequence[Any]) -> BlockColumns | None:
-    """The items as columns; None if they are not all alike, or hold what columns cannot."""
+    """Return the items as columns, or None if they are not all alike or columns cannot contain them."""
     kinds: list[str] = []
     if not items or registered_functions() is not None:
         return None
     try:
         tree = _column(list(items), kinds)
-    except (_Unlike, OverflowError, TypeError, RuntimeError):  # the latter: of dtypes that torch cannot stack, or numpy name
+    except (
+        _Unlike,
+        OverflowError,
+        TypeError,
+        RuntimeError,
+    ):  # RuntimeError: torch cannot stack the dtype, or numpy does not have it
         return None
     return BlockColumns(len(items), " ".join(kinds), tree)
 
 
 def _column(values: list[Any], kinds: list[str]) -> Any:
-    """The column of what the items have in one place."""
+    """Make the column of one leaf of the items."""
     first = values[0]
     kind = type(first)
     if any(type(value) is not kind for value in values):
@@ -99,12 +104,12 @@ Piece = tuple[Block, int, int]  # items start to stop of a block
 
 
 def length(block: Block) -> int:
-    """How many items a block has."""
+    """Return the number of items of a block."""
     return block.size if isinstance(block, BlockColumns) else len(block)
 
 
 def part_of(pieces: Sequence[Piece], first: int, stop: int) -> list[Piece]:
-    """Items `first` to `stop` of those of some pieces."""
+    """Return items `first` to `stop` of some pieces."""
     found, at = [], 0
     for block, begins, ends in pieces:
         start, end = max(first - at, 0), min(stop - at, ends - begins)
@@ -115,7 +120,7 @@ def part_of(pieces: Sequence[Piece], first: int, stop: int) -> list[Piece]:
 
 
 def batch_of(pieces: Sequence[Piece]) -> Any:
-    """The batch of some items, if they lie in columns that go together; None if not. That of one piece aliases its block."""
+    """Return the batch of some items, or None if their columns do not fit together. The batch of one piece aliases its block."""
     first = pieces[0][0]
     if not isinstance(first, BlockColumns):
         return None
@@ -154,7 +159,7 @@ def _sliced(pieces: list[tuple[Any, int, int]]) -> Any:
 
 
 def items_of(pieces: Sequence[Piece]) -> list[Any]:
-    """The items, as the stages made them."""
+    """Return the items exactly like those which the stages made."""
     found: list[Any] = []
     for block, start, stop in pieces:
         if isinstance(block, BlockColumns):
@@ -166,7 +171,7 @@ def items_of(pieces: Sequence[Piece]) -> list[Any]:
 
 
 def _makers(tree: Any, kinds: Any) -> Callable[[int], Any]:
-    """row -> what an item has in one place."""
+    """Return a function: row -> the value of one leaf of an item."""
     if isinstance(tree, Texts):
         next(kinds)
         return tree.values.__getitem__

@@ -31,17 +31,17 @@ BLOCK = 256  # items of the row below that are expanded together
 
 
 def columned(items: list[Any]) -> Block:
-    """The items as columns, if they can be."""
+    """Return the items as columns if possible."""
     return columns_of(items) or items
 
 
 class Expansion:
-    """What stages make of a block's items, in the form in which it travels to the trainer.
+    """A function that runs stages on the items of a block, and returns the form in which the block travels to the trainer.
 
     Args:
         stages: (name, stage): functions of an item, and Expanding ones.
         finish: items -> that form.
-        behind: stages that the trainer runs on what comes of it.
+        behind: stages that the trainer runs afterwards.
     """
 
     def __init__(
@@ -74,10 +74,11 @@ class Expansion:
         return made
 
     def __call__(self, items: Iterator[Any], row: Any) -> Block:
-        """The block's items.
+        """Run the stages.
 
         Args:
-            row: whose they are.
+            items: of the block.
+            row: whose items they are.
         """
         reading.row = row
         for name, stage in self._runs:
@@ -87,10 +88,10 @@ class Expansion:
 
 
 class BlockRow(Row):
-    """A row of blocks: item b is what stages make of the b-th block of the row below.
+    """A row of blocks: item b is the result of the stages on the b-th block of the row below.
 
     Args:
-        size: items of the row below in a block; the last of an epoch may have fewer.
+        size: items of the row below in each block; the last block of an epoch may have fewer.
     """
 
     def __init__(self, below: Keys, expansion: Expansion, size: int) -> None:
@@ -104,7 +105,7 @@ class BlockRow(Row):
 
     @property
     def expansion(self) -> Expansion:
-        """What the stages make of a block."""
+        """The stages that run on each block."""
         return self._expansion
 
     def with_expansion(self, expansion: Expansion) -> BlockRow:

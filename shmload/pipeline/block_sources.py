@@ -57,7 +57,7 @@ class BlockSource(Protocol):
 
 
 class KeyedBlocks:
-    """The blocks of a row that can be read at any position, as the single items of a KeyedEngine.
+    """A BlockSource for rows that can be read at any position: the single items of a KeyedEngine.
 
     Args:
         plan: of the pipeline.

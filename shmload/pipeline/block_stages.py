@@ -14,24 +14,25 @@ from shmload.worker.sample_rng import sample_rng
 
 
 class Expanding:
-    """A stage of a block's items."""
+    """A stage that runs on the items of one block."""
 
     @property
     def kind(self) -> str:
-        """Which stage it is, for the pipeline's identity: without its functions."""
+        """The stage without its functions, for the pipeline's identity."""
         return type(self).__name__
 
     def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
-        """What it makes of them, in order.
+        """Yield the stage's output, in order.
 
         Args:
-            name: of the stage, for people.
+            items: of one block.
+            name: of the stage, for error messages.
         """
         raise NotImplementedError
 
 
 def _answered(fn: Callable[[Any], Any], items: Iterator[Any], name: str) -> Iterator[tuple[Any, Any]]:
-    """Each item with what a function says of it; what stands for one that failed comes alone."""
+    """Yield each item with a function's answer; a failed item comes with None."""
     for item in items:
         if type(item) is FailedItem:
             yield item, None
@@ -46,10 +47,10 @@ def _answered(fn: Callable[[Any], Any], items: Iterator[Any], name: str) -> Iter
 
 @dataclass(frozen=True)
 class Filter(Expanding):
-    """Only the items of which a function says True.
+    """Keeps only the items for which a function returns True.
 
     Args:
-        fn: item -> whether it stays.
+        fn: item -> whether to keep it.
     Raises:
         TypeError: `fn` cannot be called.
     """
@@ -67,10 +68,10 @@ class Filter(Expanding):
 
 @dataclass(frozen=True)
 class FlatMap(Expanding):
-    """The items that a function makes of each, none or many.
+    """Replaces each item by the items that a function returns for it, none or many.
 
     Args:
-        fn: item -> an iterable of items, which ends.
+        fn: item -> a finite iterable of items.
     Raises:
         TypeError: `fn` cannot be called.
     """

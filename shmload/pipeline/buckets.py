@@ -15,13 +15,13 @@ from shmload.pipeline.stage_arguments import set_whole
 
 
 class LikeItems(NamedTuple):
-    """Items that are one batch."""
+    """Items that form one batch."""
 
     items: list[Any]
 
 
 class MadeBatch(NamedTuple):
-    """The batch of such items."""
+    """A collated batch, with its number of items."""
 
     size: int
     batch: Any
@@ -29,20 +29,20 @@ class MadeBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Bucket(Expanding):
-    """Batches of items of like length, so that little is padded. It takes the place of Collate.
+    """Makes batches of items of similar length, which need little padding. It replaces Collate.
 
-    An item goes to the bucket of the first boundary that is not below its length, or to the last; a bucket that is full is a
-    batch. What is left in the buckets at a block's end are smaller batches: a pipeline's `block_size` should be many of them.
+    An item goes to the bucket of the first boundary that is not below its length, or to the last bucket; a full bucket becomes a
+    batch. Items left at the end of a block become smaller batches, so choose a `block_size` of many batches.
 
     Args:
         length: item -> its length.
         boundaries: ascending.
         batch_size: items of a batch.
-        max_tokens: in place of `batch_size`: the most that a batch's items may have together, each counted as its longest. An
-            item that alone has more is a batch of its own.
+        max_tokens: instead of `batch_size`, the maximum of number of items times longest length. A longer item is a batch of its
+            own.
         ragged: as of Collate.
     Raises:
-        ValueError, TypeError: arguments that make no sense, or do not go together.
+        ValueError, TypeError: an argument is invalid, or arguments contradict each other.
     """
 
     length: Callable[[Any], int]
@@ -100,10 +100,10 @@ class Bucket(Expanding):
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of items that are to be one.
+    """Collates the items that form one batch, in the worker.
 
     Attributes:
-        ragged: how they are collated, as of Collate.
+        ragged: see Collate.
     """
 
     ragged: Any

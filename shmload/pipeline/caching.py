@@ -1,8 +1,8 @@
-"""Cache: items of a row that are made once, and read from a file, or from memory, whenever they come again.
+"""Cache: items of a row are made once, and afterwards read from a file or from memory.
 
-A file is one of SQLite, in a folder, named by what made the items: sources with what they hold, the stages' arguments, the code
-of their functions and methods. So a pipeline that has changed has another file, and what several processes make at once is written
-once.
+The file is an SQLite database in a folder. Its name is a hash of what makes the items: the sources with their contents, the stages'
+arguments, and the code of their functions and methods. So a changed pipeline uses another file, and an item that several processes
+make at once is written once.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from shmload.pipeline.rows import Derived, Keys
 from shmload.processes.file_lock import locked
 from shmload.shm import travel
 
-BUSY_S = 60.0  # that a write waits for others' to end
+BUSY_S = 60.0  # how long a write waits for other writers
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Keeps what comes from the stages before it; those run once for each item.
+    """Keeps the items of the stages before it, which then run only once for each item.
 
-    It stands where item p is the same in every epoch: behind sources, Maps and stages of places, before a Shuffle. What their
-    functions drew at random the first time stays.
+    Put it where item p is the same in every epoch: after sources, Maps and position stages, but before a Shuffle. Random values
+    that functions drew the first time are kept.
 
     Args:
-        folder: where the file lies, for all processes and runs that read it. Trust it as you trust pickles. None: in the memory
-            of each process that makes items, for as long as it lives.
-        version: a word of yours that is part of the file's name, for what the name does not see: files that functions read, other
-            functions that they call. Of classes it sees the methods.
+        folder: of the file, which all processes and runs share. Trust it as you trust pickles. Without one, items are kept in the
+            memory of each process that makes them.
+        version: a word that becomes part of the hash. Change it with anything that the hash does not cover: files that functions
+            read, and other functions that they call. Methods of classes are covered.
     Raises:
-        TypeError: an argument is none of these.
+        TypeError: an argument has another type.
     """
 
     folder: str | os.PathLike[str] | None = None
@@ -52,10 +52,10 @@ class Cache:
             raise TypeError(f"Cache takes the path of a folder and a word; got {self.folder!r}, {self.version!r}")
 
     def over(self, below: Keys) -> Keys:
-        """What it makes of a row.
+        """Return the cached row.
 
         Raises:
-            ValueError: its items differ from epoch to epoch, or what made them has no name.
+            ValueError: its items differ from epoch to epoch, or what makes them cannot be hashed.
         """
         if not below.is_fixed:
             raise ValueError(
@@ -101,10 +101,10 @@ class Cached(Derived):
 
 
 def _begin(path: Path) -> int:
-    """Makes the file, if it is not there: before workers open it, as SQLite does not wait for another that changes its mode.
+    """Create the file if necessary, before workers open it, because SQLite does not wait for a process that changes the mode.
 
     Returns:
-        its inode, by which it is told from one that has its name after it.
+        its inode, which distinguishes it from a later file of the same name.
     """
     with locked(path.with_suffix(".lock")):
         file = _connected(path)
@@ -116,13 +116,13 @@ def _begin(path: Path) -> int:
 
 def _connected(path: Path) -> sqlite3.Connection:
     file = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-    file.execute("PRAGMA synchronous=OFF")  # what a crash of the machine loses is made again
+    file.execute("PRAGMA synchronous=OFF")  # items lost in a crash of the machine are made again
     return file
 
 
 @functools.cache
 def _opened(path: Path, pid: int, inode: int) -> sqlite3.Connection:
-    """This process's own connection to a file: SQLite's must not be used, nor closed, behind a fork."""
+    """Return this process's own connection to a file, because SQLite forbids using or closing one after a fork."""
     return _connected(path)
 
 
@@ -132,10 +132,10 @@ def _read(file: sqlite3.Connection, place: int) -> bytes | None:
 
 
 def fingerprint(row: Keys, version: str) -> str:
-    """A name for what makes the items of a row.
+    """Return a hash of what makes the items of a row.
 
     Raises:
-        ValueError: what a source or a function holds does not pickle, so nothing tells it from others.
+        ValueError: a source or a function contains something that cannot be pickled, and so cannot be hashed.
     """
     made = blake2b(version.encode(), digest_size=16)
     for whose, part in _parts(row):
@@ -147,7 +147,7 @@ def fingerprint(row: Keys, version: str) -> str:
 
 
 def _parts(row: Keys) -> Iterator[tuple[str, Any]]:
-    """What tells a row from others, each with whose it is, for people."""
+    """Yield everything that distinguishes a row from others, each with its owner's name."""
     yield row.identity, row.identity
     yield from row.held
     for below in row.parts:
@@ -155,17 +155,17 @@ def _parts(row: Keys) -> Iterator[tuple[str, Any]]:
 
 
 class _Namer(pickle.Pickler):
-    """Writes what an object holds, and what functions do as far as can be seen: the same for equal ones, in every process."""
+    """Writes the contents of an object, and the code of functions, identically for equal objects in every process."""
 
     def __init__(self, made: blake2b) -> None:
         super().__init__(types.SimpleNamespace(write=made.update), pickle.HIGHEST_PROTOCOL)
-        self._seen: dict[int, tuple[int, Any]] = {}  # functions and classes, which may hold themselves
+        self._seen: dict[int, tuple[int, Any]] = {}  # functions and classes, which may refer to themselves
 
     def persistent_id(self, value: Any) -> Any:
         kind = type(value)
         if kind in ATOMS:
             return None
-        if kind is set or kind is frozenset:  # whose order is another in each process
+        if kind is set or kind is frozenset:  # their order differs from process to process
             return kind.__name__, sorted(map(_digest, value))
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized:
             words = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
@@ -188,7 +188,7 @@ class _Namer(pickle.Pickler):
 
 
 def _methods_of(kind: type) -> str:
-    """What the methods of a class do, and its constants, its bases' too: the same text in every process."""
+    """Hash the methods and constants of a class and its bases, identically in every process."""
     found: list[Any] = []
     for base in kind.__mro__[:-1]:
         for name, value in sorted(vars(base).items()):
@@ -202,7 +202,7 @@ def _methods_of(kind: type) -> str:
 
 
 def _told(constant: Any) -> Any:
-    """A constant of a function, or its code, such that its repr is the same in every process."""
+    """Convert a constant of a function so that its repr is the same in every process."""
     if isinstance(constant, types.CodeType):
         return constant.co_code, constant.co_names, [_told(one) for one in constant.co_consts]
     return sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant

@@ -13,7 +13,7 @@ from shmload.schedule.permutation import MAX_N
 
 
 class Zipped(Row):
-    """Tuples of the rows' items, to the end of the shortest."""
+    """A row of tuples of several rows' items, up to the end of the shortest."""
 
     def __init__(self, rows: Sequence[Keys]) -> None:
         ending = [row.n for row in rows if not row.repeating]
@@ -28,7 +28,7 @@ class Zipped(Row):
 
 
 class Chained(Row):
-    """The rows' epochs, one behind the other."""
+    """A row that concatenates the epochs of several rows."""
 
     def __init__(self, rows: Sequence[Keys]) -> None:
         if endless := [number for number, row in enumerate(rows[:-1]) if row.repeating]:
@@ -56,7 +56,7 @@ class Chained(Row):
 
 
 class Interleaved(Row):
-    """So many items of each row in turn; a row that has ended is left out."""
+    """A row that takes `block_length` items of each row in turn, and leaves out rows that have ended."""
 
     def __init__(self, rows: Sequence[Keys], block_length: int) -> None:
         if len({row.repeating for row in rows}) > 1:
@@ -72,7 +72,7 @@ class Interleaved(Row):
         self._starts = [start for start, _, _, _ in self._phases]
 
     def _made(self, left: list[int]) -> Iterator[tuple[int, list[int], list[int], list[int]]]:
-        """Rounds that are alike: where they begin, whose turns they have, the turns' borders, and what each row gave before."""
+        """Yield phases of equal rounds: (start, rows that take part, ends of their turns, items taken of each row before)."""
         start, had = 0, [0] * len(left)
         while active := [row for row, count in enumerate(left) if count]:
             num_rounds = min(left[row] // self._length for row in active) or 1

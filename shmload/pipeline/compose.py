@@ -19,12 +19,13 @@ from shmload.worker.stage_engine import Each
 
 
 def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
-    """Compiles stages in their order.
+    """Compile stages.
 
     Args:
-        block_size: items that are expanded together, where stages make more or fewer of them.
+        stages: in order.
+        block_size: number of items expanded together, if stages make more or fewer items.
     Raises:
-        TypeError, ValueError: they make no pipeline; says which stage and why.
+        TypeError, ValueError: they do not make a pipeline; the message says which stage and why.
     """
     if not stages:
         raise ValueError(f"a pipeline begins with {_SOURCES}; got no stages")
@@ -44,7 +45,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
     partition: Partition | None = None
     collate: Collate | None = None
     is_bucketed = False
-    expanding: list[tuple[str, Any]] = []  # from the first stage on that makes more or fewer items
+    expanding: list[tuple[str, Any]] = []  # the first stage that makes more or fewer items, and all after it
     tail: list[tuple[str, Any]] = []
     pools: list[DistributedBatchedMap] = []
     for number, stage in enumerate(rest, 1):
@@ -136,7 +137,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
 
 
 def _finish_of(collate: Collate | None, is_bucketed: bool) -> Any:
-    """The form in which a block's items travel: what most of a batch's making lies in the workers by."""
+    """Return the function that puts a block's items into the form in which they travel, so workers do most of the collating."""
     if collate is None:
         return None
     if is_bucketed:
@@ -145,7 +146,7 @@ def _finish_of(collate: Collate | None, is_bucketed: bool) -> Any:
 
 
 def _over(stage: Any, where: str, source: Any) -> Any:
-    """What a stage of places makes of a row."""
+    """Apply a position stage to a row."""
     try:
         made = source.with_step(stage) if isinstance(source, StreamItems) else stage.over(source)
     except ValueError as error:

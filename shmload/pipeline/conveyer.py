@@ -132,7 +132,7 @@ class Conveyer:
     state_dict, load_state_dict = state, load_state  # torch's names, for torch.distributed.checkpoint
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has the stages and the position, but no workers and no fetched items."""
+        """Return the stages and the position; a copy has no workers and no fetched items."""
         options = {**self.options, "block_size": self.block_size}
         return {"stages": self.stages, "options": options, "place": self.engine.place}
 
@@ -145,7 +145,7 @@ class Conveyer:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing is left until its next epoch begins."""
+        """True if nothing is left until the next epoch begins."""
         return self.engine.is_ended
 
     def begin_next_epoch(self) -> None:
@@ -175,7 +175,7 @@ class Conveyer:
     def explain(self, *, items: int = 256, seconds: float = 1.0) -> Explanation:
         """Explain what each stage costs, where it runs, and what the bottleneck is.
 
-        Some items are made in this process, from the current position, without workers. If the pipeline runs, who waits for whom is
+        Some items are made in this process, from the current position, without workers. If the pipeline runs, its waits are
         counted as well. The position and the global random generators stay unchanged. The stages' functions are called, with all
         their side effects.
 

@@ -16,10 +16,10 @@ from shmload.schedule.shares import Shares, exact_weight
 
 
 class Draws:
-    """Which member each draw of an epoch is of; the same in every epoch.
+    """The sequence of members that an epoch of a Join draws from; the same in every epoch.
 
     Args:
-        sizes: draws that each member has in an epoch of its own; MAX_N: it has no end.
+        sizes: items of each member's own epoch; MAX_N if it is endless.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[Any], stop: Stop) -> None:
@@ -33,12 +33,12 @@ class Draws:
         self.mark = digest(np.frombuffer(made_of.encode(), np.uint8))
 
     def member_at(self, position: int) -> int:
-        """Whose the draw at a position is."""
+        """Return the member drawn at a position."""
         block = self.drawn.block_at(position)
         return int(block.members[position - block.start])
 
     def blocks(self, start: int, stop: int) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.int64]]]:
-        """The draws of [start, stop), part by part: whose they are, and what each member had been drawn before."""
+        """Yield the draws of [start, stop) in parts: the members drawn, and the counts of each member before the part."""
         while start < stop:
             block = self.drawn.block_at(start)
             end = min(stop, block.stop)
@@ -46,4 +46,4 @@ class Draws:
             start = end
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Draws, self._made_of  # a copy begins without what was worked out
+        return Draws, self._made_of  # a copy starts with an empty cache

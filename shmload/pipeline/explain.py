@@ -25,13 +25,13 @@ from shmload.worker.sample_rng import kept_generators
 
 @dataclass(frozen=True)
 class StageCost:
-    """One stage of a pipeline: where it runs and what it takes.
+    """The cost of one stage of a pipeline.
 
     Attributes:
         name: the stage with its arguments, as "Map(read)".
-        where: "workers", "trainer", or "by place": it only says which items are meant, and takes next to nothing.
-        us_per_item: microseconds for each item that it is given, behind Collate for each row of a batch; None: not measured.
-        num_in, num_out: items that it was given and that it made, while it was measured; batches behind Collate.
+        where: "workers", "trainer", or "by place" for a stage that only chooses items and costs almost nothing.
+        us_per_item: microseconds for each item that it receives, or for each row of a batch after Collate; None if not measured.
+        num_in, num_out: items that it received and made while it was measured; batches after Collate.
     """
 
     name: str
@@ -43,20 +43,20 @@ class StageCost:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a pipeline's stages take and its bottleneck; `str()` of it is a table for people.
+    """The costs of a pipeline's stages, and its bottleneck; `str()` of it is a table.
 
     Attributes:
-        stages: in their order.
-        num_workers: worker processes that the stages ask for, together.
+        stages: in order.
+        num_workers: worker processes that the stages request in total.
         bottleneck: "source" (reading its items), "decode" (the other stages, in the workers or, without any, in the trainer),
             "hand-off" (of a running pipeline: the trainer waits although workers are idle), "trainer" (stages that it runs beside
-            workers, or the program that takes the items), "none", or "unknown".
-        why: one line about that, and what would help.
-        items_per_s: items that the pipeline can give a second if whoever takes them is fast enough; None: not known.
-        workers_per_s: of these, what its workers can make; None: it has none, or not known.
-        trainer_per_s: what the trainer can take; None: it does nothing, or not known.
-        trainer_waits: of a running pipeline with workers: per cent of its time in which the trainer waited for a batch; else None.
-        workers_busy: of such a one: per cent of their time in which workers were busy; else None.
+            workers, or the program that consumes the items), "none", or "unknown".
+        why: one line that explains it and suggests a remedy.
+        items_per_s: items per second that the pipeline can deliver to a fast enough program; None if not known.
+        workers_per_s: items per second that its workers can make; None without workers, or if not known.
+        trainer_per_s: items per second that the trainer can process; None if it does nothing, or if not known.
+        trainer_waits: percentage of the time that the trainer waited for a batch; None unless the pipeline runs with workers.
+        workers_busy: percentage of the time that workers were busy; None unless the pipeline runs with workers.
     """
 
     stages: list[StageCost]
@@ -104,7 +104,7 @@ def _workers(number: int) -> str:
 def explained(
     stages: Sequence[Any], block_size: int, engine: PipelineEngine, stats: dict[str, Any], *, items: int, seconds: float
 ) -> Explanation:
-    """See Conveyer.explain.
+    """Explain a pipeline; see Conveyer.explain.
 
     Args:
         stages, block_size: of the Conveyer.
@@ -125,10 +125,10 @@ def explained(
 
 
 class _Summary:
-    """An explanation in the making.
+    """Derives an Explanation from what was measured.
 
     Args:
-        reason: why nothing was measured, if so.
+        reason: why nothing was measured, if nothing was.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class _Summary:
         self._num_cpus = len(os.sched_getaffinity(0))
 
     def explanation(self) -> Explanation:
-        """All of it."""
+        """Return the explanation."""
         is_live = "time" in self._stats
         workers_us, trainer_us = self._us("workers"), self._us("trainer")
         if is_live and not self._is_expanding:
@@ -186,7 +186,7 @@ class _Summary:
         return StageCost(name, where, us, tally.num_in, tally.num_out)
 
     def _us(self, where: Where) -> float | None:
-        """What all stages there take of an item that comes, in microseconds; None: not known."""
+        """Return the microseconds per delivered item of all stages that run there, or None if not known."""
         if self._measured is None or not self._measured.num_rows:
             return None
         finishing = self._measured.finishing_ns / 1e3 / self._num_items(0)
@@ -194,11 +194,11 @@ class _Summary:
 
     @property
     def _maker(self) -> Where:
-        """Where items are made."""
+        """The process that makes items."""
         return "workers" if self._num_workers else "trainer"
 
     def _shares(self, where: Where) -> dict[int, float]:
-        """By stage: microseconds that it takes of an item that comes."""
+        """Return for each stage that runs there its microseconds per delivered item."""
         assert self._measured is not None
         return {
             number: self._measured.tallies[number].ns / 1e3 / self._num_items(number)
@@ -207,14 +207,14 @@ class _Summary:
         }
 
     def _num_items(self, number: int) -> float:
-        """How many items that come a stage's work was for. Of blocks each rank has its part, and makes all."""
+        """Return how many delivered items a stage worked for. Each rank makes all blocks, but delivers only its part."""
         assert self._measured is not None
         if self._is_expanding and number < self._behind_blocks and self._measured.num_made:
             return self._measured.num_made / self._num_ranks
         return self._measured.num_rows
 
     def _us_of_workers(self) -> float | None:
-        """What an item has taken in the workers that run."""
+        """Return the microseconds per item in the running workers."""
         workers = self._stats["workers"]
         busy_s, num_samples = (sum(worker[name] for worker in workers) for name in ("busy_s", "num_samples"))
         return 1e6 * busy_s / num_samples if num_samples else None
@@ -230,13 +230,13 @@ class _Summary:
         """Judge a running pipeline by its own times, and one that does not run by those that were measured.
 
         Args:
-            workers_us: microseconds between two items if only the workers took time; None: there are none, or not known.
+            workers_us: microseconds between two items if only the workers took time; None without workers, or if not known.
             trainer_us: the same of the trainer.
         """
         busy, is_measured = self._workers_busy(), self._measured is not None and self._measured.num_rows > 0
         parts = self._shares(self._maker) if is_measured else {}
         whole = sum(parts.values())
-        source = parts.get(0, 0.0) / whole if whole else 0.0  # of what an item takes
+        source = parts.get(0, 0.0) / whole if whole else 0.0  # share of an item's time
         if busy is not None and self._stats["bottleneck"] != "unknown":
             time, busy = self._stats["time"], busy / 100
             waits, idle = time["trainer_waits"] / 100, time["workers_wait"] / 100
@@ -252,7 +252,7 @@ class _Summary:
         return judge(trainer_waits=waits, workers_wait=idle, source=source, decode=1 - source)
 
     def _is_trainers_own(self, trainer_per_s: float | None) -> bool:
-        """Whether the pipeline's own functions are most of what the program does between batches."""
+        """Return whether the pipeline's own functions take most of the program's time between batches."""
         time, measured = self._stats["time"], self._measured
         rate = self._stats["samples_per_s"]
         if self._is_expanding and measured is not None and measured.num_blocks:  # its samples are blocks
@@ -267,7 +267,7 @@ class _Summary:
         return max(shares, key=lambda number: shares[number])
 
     def _most(self, where: Where) -> str:
-        """Which stage takes most of an item's time there."""
+        """Name the most expensive stage that runs there."""
         dearest, whole = self._dearest(where), self._us(where) or 0.0
         share = self._shares(where)[dearest]
         return f"{self._places[dearest][0]} takes {share:,.1f} of the {whole:,.1f} us an item"

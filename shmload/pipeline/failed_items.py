@@ -11,19 +11,19 @@ IN_WORKER = "in a worker of this pipeline"
 
 
 class FailedItem(NamedTuple):
-    """Stands among items where one could not be made, so that the others come."""
+    """Takes the place of an item that could not be made."""
 
     failure: Failure
 
 
 class BlockReading(threading.local):
-    """Which row this thread expands, and the position that it has read last."""
+    """The row that this thread expands, and the position it has read last."""
 
     row: Any  # what has key() and name()
     position = 0
 
     def name(self, _: int = 0) -> str:
-        """The item that was read last, for people."""
+        """Return the name of the item read last, for error messages."""
         name: str = self.row.name(self.row.key(self.position))
         return name
 
@@ -32,14 +32,16 @@ reading = BlockReading()
 
 
 def failed(error: Exception, stage: str, position: int | None = None) -> FailedItem:
-    """What stands for an item that a stage has failed with.
+    """Return the placeholder for an item that failed in a stage.
 
     Args:
-        position: of the item that it comes of. None: of the one that was read last.
+        error: that the stage raised.
+        stage: its name, or empty for the source.
+        position: of the source item; None for the one read last.
     """
     row = reading.row
     name = reading.name() if position is None else row.name(row.key(position))
-    if isinstance(error, StopIteration):  # it would end the items
+    if isinstance(error, StopIteration):  # it would end the iteration
         error = no_end(error, f"the function of {stage}" if stage else "reading the source")
     error.add_note(f"shmload: {stage}, of {name}" if stage else f"shmload: {name}")
     return FailedItem(Failure.of(error, IN_WORKER, ""))

@@ -1,8 +1,8 @@
-"""A pipeline that does nothing with items but choose them: its dataset is read as ShmLoader would read it by itself.
+"""Pipelines that only choose items: their dataset is read as ShmLoader would read it itself.
 
     Items(folder), Shuffle(), Take(1000), Collate(32)      key ──places──▶ index ──▶ folder.read_into(index, row of the batch)
 
-The key stays the sample's: what an item draws at random is the same as where the dataset is asked for it by `dataset[index]`.
+Random numbers remain keyed by the key, so an item draws the same values as when it is read by `dataset[index]`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from shmload.worker.read_plan import ReadPlan
 from shmload.worker.sample_rng import keyed_by
 from shmload.world import ability_of
 
-_CHOOSING = (Derived, Taken, Skipped, Shuffled)  # their items are those of the row below, each as it is there
+_CHOOSING = (Derived, Taken, Skipped, Shuffled)  # their items are unchanged items of the row below
 
 
 class Choice:
-    """Which of a dataset's samples the keys of a row stand for.
+    """Maps the keys of a row to indices of a dataset.
 
     Args:
-        rows: from the last stage to the first, each of which chooses among the items of the next; the last is the source.
+        rows: from the last stage to the first, each of which chooses among the items of the next one; the last is the source.
     """
 
     def __init__(self, rows: Sequence[Any]) -> None:
@@ -40,21 +40,21 @@ class Choice:
 
     @classmethod
     def of(cls, row: Keys) -> Choice | None:
-        """Of a row; None: its items are not samples of one dataset as they are there."""
+        """Return the choice of a row, or None if its items are not unchanged samples of one dataset."""
         rows: list[Any] = [row]
         while type(rows[-1]) in _CHOOSING:
             rows.append(rows[-1].below)
         return None if rows[-1].dataset is None else cls(rows)
 
     def index(self, key: int) -> int:
-        """Of one key."""
+        """Return the index of one key."""
         for row in self._rows:
             key = row.place(key)
         place: int = key % self._items.n
         return place
 
     def indices(self, keys: Any) -> NDArray[np.int64]:
-        """Of several."""
+        """Return the indices of several keys."""
         places = np.asarray(keys, np.int64)
         for row in self._rows:
             places = row.places(places)
@@ -63,21 +63,21 @@ class Choice:
 
 
 class ChosenProgram(RowProgram):
-    """A dataset: key -> the sample that it stands for, read as the dataset itself is best read."""
+    """A dataset that maps a key to its sample, and reads samples by the dataset's own fastest method."""
 
     def __init__(self, source: Keys) -> None:
         super().__init__(source, [])
 
     @property
     def _choice(self) -> Choice:
-        """Made anew: where the dataset is found says what generators of its own draw, and is as in any other pipeline's program."""
+        """Return a new Choice: storing one would change the attribute path to the dataset, which keys its own generators."""
         found = Choice.of(self._source)
         assert found is not None
         return found
 
     @property
     def __getitems__(self) -> Callable[[Sequence[int]], list[Any]] | None:
-        """Reads several samples, if the dataset can; else None."""
+        """A function that reads several samples, or None if the dataset cannot."""
         return self._read_several if ability_of(self._choice.dataset, "__getitems__") else None
 
     def _read_several(self, keys: Sequence[int]) -> list[Any]:
@@ -91,17 +91,17 @@ class ChosenProgram(RowProgram):
         except Exception as error:
             if len(keys) > 1:
                 for key in keys:
-                    self._read_several([key])  # raises the item's own, with its name
+                    self._read_several([key])  # raises the item's own error, with its name
             else:
                 error.add_note(f"shmload: {self._source.name(keys[0])}")
             raise
         return samples
 
     def in_place(self, ragged: Ragged | None) -> InPlace | None:
-        """The dataset's way of decoding into rows, by keys; None if it has none.
+        """Return the dataset's method of decoding into rows, by keys, or None if it has none.
 
         Args:
-            ragged: as of `in_place_of`.
+            ragged: see `in_place_of`.
         """
         choice = self._choice
         found = in_place_of(choice.dataset, ragged)
@@ -109,15 +109,15 @@ class ChosenProgram(RowProgram):
 
 
 class ChosenInPlace(InPlace):
-    """A dataset that decodes into rows, by keys that stand for its samples.
+    """A dataset that decodes into rows, addressed by keys.
 
     Args:
-        name: key -> the item, for people.
+        name: key -> the item's name, for error messages.
     """
 
     def __init__(self, inner: InPlace, choice: Choice, ragged: Ragged | None, name: Callable[[int], str]) -> None:
         self._subsets: list[Sequence[int]] = []
-        while isinstance(inner, InPlaceSubset):  # the dataset in it asks for random numbers by indices of its own
+        while isinstance(inner, InPlaceSubset):  # the dataset inside keys random numbers by its own indices
             self._subsets.append(inner.indices)
             inner = inner.inner
         self.schema, self.batch_type = inner.schema, inner.batch_type
@@ -127,7 +127,7 @@ class ChosenInPlace(InPlace):
         self.read_batch_into = inner.read_batch_into and self._read_rows
 
     def takes(self, keys: Any) -> bool:
-        """Whether the dataset takes what these stand for."""
+        """Return whether the dataset can decode the samples of these keys."""
         return self.takes_all or self._inner.takes(self._indices(keys))
 
     def read_ragged(self, keys: Any, rows: RaggedRows, begin: Callable[[int], bool], *, is_suspect: bool = False) -> bool:
@@ -173,7 +173,7 @@ class ChosenInPlace(InPlace):
             raise
 
     def _first_bad(self, keys: Any, indices: NDArray[np.int64]) -> int | None:
-        """Of keys that could not be read together the first that cannot be read alone."""
+        """Return the first of several keys that cannot be read alone either."""
         layout = self.layout()
         plan = ReadPlan("read_batch_into", layout, self._ragged, is_whole=layout.is_ragged)
         for key, index in zip(np.asarray(keys).tolist(), indices.tolist(), strict=True):
@@ -185,7 +185,7 @@ class ChosenInPlace(InPlace):
 
 
 class _ByBatch(InPlace):
-    """A dataset's `read_batch_into` alone."""
+    """A dataset that only has `read_batch_into`."""
 
     def __init__(self, inner: InPlace) -> None:
         self.schema, self.batch_type = inner.schema, inner.batch_type
@@ -193,6 +193,6 @@ class _ByBatch(InPlace):
 
 
 def are_mixed(indices: NDArray[np.int64], keys: Any) -> bool:
-    """Whether an index stands for several keys: a sample comes twice, and draws other numbers each time."""
+    """Return whether several keys have the same index, so that a sample occurs twice with different random numbers."""
     num_indices = len(set(indices.tolist()))
     return num_indices < len(indices) and num_indices < len(set(np.asarray(keys).tolist()))

@@ -17,10 +17,10 @@ Outcome = tuple[Any, BaseException | None]
 
 
 class NamedErrors(BadSamples):
-    """What a loader does about bad samples; those that took too long or ended their worker are called by their items' names.
+    """A loader's policy for bad samples, which names the items that took too long or ended their worker.
 
     Args:
-        name: key -> the item, for people.
+        name: key -> the item's name, for error messages.
     """
 
     def __init__(self, on_error: OnError, max_bad: int | None, next_index: NextIndex | None, name: Callable[[int], str]) -> None:
@@ -33,7 +33,7 @@ class NamedErrors(BadSamples):
         return super().replaced(order, bad, lambda: self.named(order, bad, error()))
 
     def named(self, order: Order, bad: Sequence[int], error: BaseException) -> BaseException:
-        """The error with its items' names, if it lacks them: what functions raise has them."""
+        """Add the items' names to an error that lacks them; errors of functions have them already."""
         if isinstance(error, SampleTimeout | WorkerDied):
             names = ", ".join(self._name(int(order.indices[row])) for row in bad)
             error.add_note(f"shmload: {names}; sample_timeout_s is the timeout of DistributedBatchedMap")
@@ -41,7 +41,7 @@ class NamedErrors(BadSamples):
 
 
 class ItemErrors(NamedErrors):
-    """Leaves such items out of what is fetched together, and keeps their errors."""
+    """A policy that leaves bad items out of a group fetched together, and keeps their errors."""
 
     def __init__(self, name: Callable[[int], str]) -> None:
         super().__init__("skip", None, None, name)
@@ -59,12 +59,13 @@ class ItemErrors(NamedErrors):
 def outcomes_of(
     schedule: StreamSchedule, rank: int, step: int, items: list[Any], errors: Mapping[int, BaseException], lost: Exception | None
 ) -> Iterator[Outcome]:
-    """The outcomes of a step's items, in order.
+    """Yield the outcome of each item of a step, in order.
 
     Args:
-        items: what came.
-        errors: by row, of those that were left out.
-        lost: why nothing came.
+        schedule, rank, step: of the items.
+        items: that arrived.
+        errors: by row, of the items that were left out.
+        lost: why no item arrived, if none did.
     """
     found = iter(items)
     for row in range(len(schedule.positions(step, rank))):

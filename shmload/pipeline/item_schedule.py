@@ -16,10 +16,11 @@ from shmload.schedule.stream_positions import stream_end, stream_positions
 
 
 class ItemStream(KeyedBatches):
-    """The steps of one pipeline.
+    """The order of a pipeline's items, as a batch sampler of the loader.
 
     Args:
-        batch_size: items of a rank's batch; None: items come singly, and are only fetched together.
+        source: row of keys.
+        batch_size: items of a rank's batch, or None for single items, which are fetched in groups.
     """
 
     n, identity = 0, ""
@@ -27,16 +28,16 @@ class ItemStream(KeyedBatches):
     def __init__(self, source: Keys, batch_size: int | None) -> None:
         self.source, self.batch_size = source, batch_size
         self.n, self.identity = source.n, f"pipeline({source.identity})"
-        self.rounds = 1  # of single items that are fetched together, from the next step that is ordered on
-        self.rounds_at: dict[int, int] = {}  # of the steps that were ordered and not delivered, if more than one
-        self.epoch = 0  # of a source that does not repeat: the one that is delivered
+        self.rounds = 1  # single items fetched together, from the next ordered step on
+        self.rounds_at: dict[int, int] = {}  # step -> rounds, of ordered steps that were not delivered yet, if more than one
+        self.epoch = 0  # the current epoch of a source that does not repeat
 
     def schedule(self, *, seed: int, uneven: Uneven, world_size: int) -> StreamSchedule:
-        """Which of its items each rank is given."""
+        """Return the schedule, which assigns items to ranks."""
         return StreamSchedule(self, seed=seed, uneven=uneven, world_size=world_size)
 
     def num_batches(self, *, seed: int, epoch: int) -> int:
-        """Of one rank alone, as an ordinary batch sampler."""
+        """Return the number of batches of an ordinary batch sampler for one rank."""
         return -(-self.n // (self.batch_size or 1))
 
     def batch(self, number: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -52,7 +53,7 @@ class StreamSchedule(BatchSchedule):
 
     @cached_property
     def stride(self) -> int:
-        """Items of one step over all ranks."""
+        """Number of items in one step, over all ranks."""
         return int(self.order.batch_size or 1) * self.world_size
 
     @property
@@ -66,21 +67,21 @@ class StreamSchedule(BatchSchedule):
 
     @property
     def stream(self) -> dict[str, Any]:
-        """For the header of an audit: what its keys and positions mean."""
+        """Description of keys and positions, for the header of an audit."""
         return {"members": self.order.source.members, "is_endless": self.is_endless}
 
     def number(self, step: int) -> int:
-        """For a record of steps: their positions, which mean the same for every number of ranks."""
+        """Return a step's number in audit records: its position, which does not depend on the number of ranks."""
         return step
 
     def behind(self, step: int) -> int:
-        """The step that follows one."""
+        """Return the step after this one."""
         rounds: int = self.order.rounds_at.get(step, 1)
         return step + self.stride * rounds
 
     def end_of(self, epoch: int, rank: int) -> int:
         if not self.is_endless and epoch != self.order.epoch:
-            return 0  # nothing is ordered ahead of a pipeline that may have come to its end
+            return 0  # nothing is ordered beyond the end of the current epoch
         return stream_end(None if self.is_endless else self.n, rank, uneven=self.uneven, stride=self.stride)
 
     def batch(self, epoch: int, step: int, rank: int = 0) -> NDArray[np.int64]:
@@ -94,7 +95,7 @@ class StreamSchedule(BatchSchedule):
         source, size = self.order.source, self.order.batch_size
         left = most if self.is_endless else (self.n - step) // self.stride
         count, first = max(min(max(most, 1), left), 0), self._at(epoch, step)
-        if self.world_size == 1:  # the steps lie end to end
+        if self.world_size == 1:  # the steps are contiguous
             keys: NDArray[np.int64] = source.keys_at(first, first + count * size)
             return keys.reshape(count, size)
         out = np.empty((count, size), np.int64)
@@ -104,7 +105,7 @@ class StreamSchedule(BatchSchedule):
         return out
 
     def positions(self, step: int, rank: int) -> NDArray[np.int64]:
-        """Of a rank's items at a step; at n and beyond, in a pipeline that does not repeat, stands padding."""
+        """Return the positions of a rank's items in a step; n and above are padding, unless the source repeats."""
         return stream_positions(
             step,
             rank,
@@ -116,7 +117,7 @@ class StreamSchedule(BatchSchedule):
         )
 
     def position(self, step: int) -> int:
-        """Items that all ranks have had before a step."""
+        """Return the number of items that all ranks have consumed before a step."""
         return step if self.is_endless else min(step, self.n)
 
     def num_valid(self, epoch: int, step: int, rank: int) -> int:
@@ -124,15 +125,15 @@ class StreamSchedule(BatchSchedule):
         return len(positions) if self.is_endless else int((positions < self.n).sum())
 
     def counters(self, epoch: int, step: int) -> Any:
-        """What a resume needs besides its position: of a Join, what each member has had."""
+        """Return what a resume needs besides the position: for a Join, how many items of each member were drawn."""
         return self.order.source.counters_at(self._at(epoch, self.position(step))) or None
 
     def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:
-        """The key so many places behind that of a row."""
+        """Return the key at a distance after the key of a row."""
         return int(self._keys(epoch, self.positions(step, rank)[row : row + 1] + distance)[0])
 
     def _at(self, epoch: int, position: int) -> int:
-        """The position as the source counts."""
+        """Convert a position of an epoch to a position of the source."""
         return position if self.is_endless else epoch * self.n + position
 
     def _keys(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -144,4 +145,4 @@ class StreamSchedule(BatchSchedule):
         first, last = int(positions.min()), int(positions.max())
         if last - first < 64 * len(positions):
             return source.keys_at(first, last + 1)[positions - first]
-        return np.concatenate([source.keys_at(at, at + 1) for at in positions.tolist()])  # padding, far from the rest
+        return np.concatenate([source.keys_at(at, at + 1) for at in positions.tolist()])  # padding is far from the rest

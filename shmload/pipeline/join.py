@@ -25,22 +25,22 @@ STATE_VERSION = 1
 
 
 class Join(Fluent):
-    """Pipelines joined by weights: `Join([(imagenet, 0.7), (lsun, 0.25), (cifar, 0.05)])`.
+    """Several pipelines, mixed by weights: `Join([(imagenet, 0.7), (lsun, 0.25), (cifar, 0.05)])`.
 
     Args:
-        members: (pipeline, weight) pairs; a pipeline is a Conveyer, a source, a pipeline as methods make it, or a Join. Weights are
-            positive and finite and need not add up to 1; the members' lengths as weights give exactly one epoch of each.
+        members: (pipeline, weight) pairs; a pipeline is a Conveyer, a source, a pipeline made by methods, or a Join. Weights are
+            positive and finite and need not add up to 1. The members' lengths as weights result in exactly one epoch of each.
         stop: when an epoch of the Join ends. "first": before a member that does not repeat would begin its next epoch; "all": when
-            each has been read whole, those that end sooner beginning their next epoch; "repeat": never. In the Join's next epoch
-            its members go on where they stand.
-        seed: as the first stage of a Conveyer: of what is drawn at random for each item.
+            each has been read completely, while shorter members begin their next epoch; "repeat": never. In the next epoch of the
+            Join its members continue where they were.
+        seed: of the items' random numbers, if the Join is the first stage of a Conveyer.
 
     Attributes:
-        is_endless: it never ends.
-        has_equal_ranks: every rank is given as much as any other.
+        is_endless: whether it never ends.
+        has_equal_ranks: whether every rank receives as much as any other.
 
     Raises:
-        TypeError, ValueError: for what cannot be joined.
+        TypeError, ValueError: a member cannot be joined.
     Source: R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980.
     Example:
         >>> from shmload.pipeline import Items, Join
@@ -92,11 +92,11 @@ class Join(Fluent):
     # ------------------------------------------------------------ items
 
     def __call__(self) -> Any:
-        """What the member whose turn it is gives next; `last_member` is its number.
+        """Return the next item or batch of the member whose turn it is; `last_member` is its number.
 
         Raises:
-            StopIteration: the Join is at its end.
-            what the member raises; that was then its turn.
+            StopIteration: the Join has ended.
+            what the member raises, which counts as its turn.
         """
         with self._turns:
             return self._next()
@@ -119,7 +119,7 @@ class Join(Fluent):
             pipeline.begin_next_epoch()
         try:
             return pipeline()
-        except StopIteration:  # what was left of its epoch has been skipped (on_error)
+        except StopIteration:  # the rest of its epoch was skipped (on_error)
             pipeline.begin_next_epoch()
         try:
             return pipeline()
@@ -134,24 +134,24 @@ class Join(Fluent):
     __next__ = __call__
 
     def __len__(self) -> int:
-        """Draws until the end; of a Join without one, an epoch of each member."""
+        """Return the number of draws until the end; for an endless Join, one epoch of each member."""
         return sum(map(len, self.members)) if self.is_endless else self._draws.n
 
     @property
     def is_ended(self) -> bool:
-        """Whether it has nothing more to give until its next epoch begins."""
+        """True if nothing is left until the next epoch begins."""
         return not self.is_endless and sum(self._counters) >= self._draws.n
 
     def begin_next_epoch(self) -> None:
-        """Goes to the start of the next epoch; the members go on where they stand."""
+        """Go to the start of the next epoch; the members continue where they are."""
         self._epoch += 1
         self._counters = [0] * len(self.members)
 
     def as_source(self) -> JoinSource:
-        """As the first stage of a Conveyer: the members' items, read by one worker pool.
+        """Return the members' items as one row, for the first stage of a pipeline with one worker pool.
 
         Raises:
-            ValueError: a member gives batches, or a rank's part.
+            ValueError: a member delivers batches, or a rank's part.
         """
         plans = []
         for number, each in enumerate(self.members):
@@ -163,14 +163,14 @@ class Join(Fluent):
     # ------------------------------------------------------------ position
 
     def state(self) -> dict[str, Any]:
-        """Where it stands: JSON-able, 64 bytes a member at the most beside 1 KiB, the same on all ranks after equal steps."""
+        """Return the position: JSON-able, at most 1 KiB plus 64 bytes per member, the same on all ranks after equal steps."""
         return with_checksum({"version": STATE_VERSION, "mode": "join", "members": self.entry()})
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken, by any rank, on any number of ranks and workers; also while it runs.
+        """Continue where `state` was taken, by any rank, on any number of ranks and workers; also while it runs.
 
         Raises:
-            StateMismatch: it belongs to other pipelines; says which member differs. Nothing is changed then.
+            StateMismatch: it belongs to other pipelines; the message says which member differs. Nothing is changed then.
         """
         if not isinstance(state, Mapping) or state.get("mode") != "join":
             raise StateMismatch(f"a Join's state is a dict as state() returns it, of mode 'join'; got {state!r:.200}")
@@ -186,12 +186,12 @@ class Join(Fluent):
     state_dict, load_state_dict = state, load_state  # torch's words, for torch.distributed.checkpoint
 
     def entry(self) -> list[Any]:
-        """The state in a few words, for that of a Join it is in: its mark, its epoch, and of each member draws and entry."""
+        """Return a compact state, for the state of an outer Join: mark, epoch, and draws and entry of each member."""
         members = [[count, pipeline.entry()] for count, pipeline in zip(self._counters, self.members, strict=True)]
         return [self._draws.mark, self._epoch, *members]
 
     def entering(self, entry: Any, where: str) -> Callable[[], None]:
-        """What takes it and its members to where `entry` was taken.
+        """Return a function that moves the Join and its members to where `entry` was taken.
 
         Raises:
             StateMismatch: it belongs to another Join.
@@ -224,7 +224,7 @@ class Join(Fluent):
     # ------------------------------------------------------------ ends
 
     def close(self) -> None:
-        """Closes the members."""
+        """Close the members."""
         for pipeline in self.members:
             pipeline.close()
 

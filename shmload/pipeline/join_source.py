@@ -25,16 +25,17 @@ from shmload.schedule.mix_draws import Drawn
 from shmload.schedule.mix_order import Stop
 from shmload.schedule.permutation import MAX_N
 
-READ_AHEAD = 1024  # keys that are worked out at a time: a batch has few of each of many members
+READ_AHEAD = 1024  # keys computed at a time, because a batch has few of each of many members
 
 
 class JoinSource(Keys):
-    """The items of several pipelines as one source.
+    """The items of several pipelines as one row.
 
     Args:
         plans: of the members.
+        weights, stop, seed: see Join.
     Raises:
-        ValueError: the members are so large that keys do not fit.
+        ValueError: the members are too large for 62-bit keys.
     """
 
     def __init__(self, plans: Sequence[Plan], weights: Sequence[Any], stop: Stop, seed: int) -> None:
@@ -63,7 +64,7 @@ class JoinSource(Keys):
             )
 
     def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The keys at positions [start, stop); beyond n, of the epochs that follow."""
+        """Return the keys at positions [start, stop), which may extend into later epochs."""
         first, keys = self._newest
         if not first <= start <= stop <= first + len(keys):
             end = MAX_N if self.repeating else (start // self.n + 1) * self.n
@@ -95,23 +96,23 @@ class JoinSource(Keys):
         return (0, position) if self.repeating else divmod(position, self.n)
 
     def _before(self, epoch: int) -> NDArray[np.int64]:
-        """Draws of each member in the epochs before."""
+        """Return the number of draws of each member in earlier epochs."""
         return self._draws.drawn.counters_at(self.n if epoch else 0) * epoch
 
     def item(self, key: int) -> Any:
-        """What a key stands for: the member's item, behind the member's functions."""
+        """Return a member's item, after the member's functions."""
         key, member = divmod(key, len(self._sources))
         return self._programs[member][key]
 
     def name(self, key: int) -> str:
-        """What a key stands for, for people."""
+        """Return the name of a key's item, for error messages."""
         key, member = divmod(key, len(self._sources))
         return f"{self._sources[member].name(key)} of member {member}"
 
     # ------------------------------------------------------------ position
 
     def counters_at(self, position: int) -> list[int]:
-        """Draws of each member before a position, in its epoch; then those of members that are Joins, in theirs."""
+        """Return the draws of each member before a position, in its epoch, then those of members that are Joins, in theirs."""
         epoch, place = self._place(position)
         counters = self._draws.drawn.counters_at(place)
         had = self._before(epoch) + counters
@@ -121,10 +122,10 @@ class JoinSource(Keys):
         ]
 
     def go_on_at(self, position: int, counters: Sequence[int]) -> None:
-        """Takes over what `counters_at` gave for that position.
+        """Adopt what `counters_at` returned for that position.
 
         Raises:
-            StateMismatch: it cannot have. Nothing is taken over then.
+            StateMismatch: these counters are impossible there. Nothing is changed then.
         """
         if len(counters) != self.num_counters:
             raise StateMismatch(
@@ -135,7 +136,7 @@ class JoinSource(Keys):
             drawn.learn(place, its)
 
     def _checked(self, position: int, counters: Sequence[int]) -> Iterator[tuple[Drawn, int, Sequence[int]]]:
-        """Which counters are whose, at which place, at every depth."""
+        """Yield the counters of each Join at every depth, with the position they belong to."""
         epoch, place = self._place(position)
         done = len(self._sources)
         self._draws.drawn.check_at(place, counters[:done])
@@ -148,5 +149,5 @@ class JoinSource(Keys):
 
 
 def _num_keys(members: Any) -> int:
-    """Keys of an epoch lie below it."""
+    """Return an upper bound of the keys of an epoch."""
     return members if isinstance(members, int) else len(members) * max(map(_num_keys, members))

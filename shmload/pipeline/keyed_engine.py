@@ -2,7 +2,7 @@
 
 source: a row of keys ──▶ slots, filled by workers with the row program ──▶ batches, or single items
 
-The loader that reads the pipeline is in seed mode, with the item order as its batch sampler. So order, ranks, crash replay and
+The loader that reads the pipeline is in seed mode, with the item order as its batch sampler. Order, ranks, crash replay and
 resume are the loader's. This engine adds the position, which counts the items that all ranks have consumed, also within a group
 that was fetched together. Single items are fetched in groups: one at a time if an item takes long, up to 64 if it takes less than
 fetching it.
@@ -56,13 +56,21 @@ class KeyedEngine(PipelineEngine):
         self._errors = ItemErrors(plan.source.name)
         self._fetched: deque[Outcome] = deque()  # items of the last group that were not asked for yet
         self._num_fetched, self._next_look = 0, 8
-        self._next_of_loader = (0, 0)  # where the loader's next pass begins if it is told nothing
+        self._next_of_loader = (0, 0)  # where the loader's next pass begins by default
         self._has_moved = False  # to the place of a state, from which nothing was asked for yet
 
     # ------------------------------------------------------------ items
 
     def advance(self) -> Any:
-        return self._next_batch() if self._is_batched else self._next_item()
+        if self._is_batched:
+            return self._next_batch()
+        while not self._fetched:
+            self._fetch()
+        item, error = self._fetched.popleft()
+        self.position += self.schedule.stride
+        if error is not None:
+            raise error
+        return item
 
     @property
     def rounds(self) -> int:
@@ -103,15 +111,6 @@ class KeyedEngine(PipelineEngine):
             raise
         self.position = iterator.place.step
         return batch
-
-    def _next_item(self) -> Any:
-        while not self._fetched:
-            self._fetch()
-        item, error = self._fetched.popleft()
-        self.position += self.schedule.stride
-        if error is not None:
-            raise error
-        return item
 
     def _fetch(self) -> None:
         iterator, first = self._running(), self.position
@@ -207,7 +206,7 @@ class KeyedEngine(PipelineEngine):
 
     @property
     def _is_over(self) -> bool:
-        """Whether no rank has anything left in this epoch; an incomplete last step may have been dropped."""
+        """True if no rank has anything left in this epoch; an incomplete last step may have been dropped."""
         return self.position >= self.schedule.end_of(self.epoch, rank=0)
 
     def end(self) -> None:

@@ -38,7 +38,7 @@ class Fluent:
 
     @property
     def stages(self) -> tuple[Any, ...]:
-        """The stages, for a Conveyer."""
+        """Return the stages, for a Conveyer."""
         return (self,)
 
     def _then(self, stage: Any) -> Pipeline:
@@ -186,7 +186,7 @@ class Combined(Fluent):
         """Return the combined row, for the first stage of a pipeline, with the workers that the members request.
 
         Raises:
-            TypeError, ValueError: a member is no pipeline of single items.
+            TypeError, ValueError: a member is not a pipeline of single items.
         """
         name, plans = type(self).__name__, []
         for number, member in enumerate(self.members):
@@ -208,12 +208,12 @@ class Combined(Fluent):
 
 
 class Zip(Combined):
-    """Tuples of its members' items, epoch by epoch, each to the end of the shortest; a source.
+    """A source of tuples of its members' items, epoch by epoch, up to the end of the shortest.
 
     Args:
-        members: Conveyers, sources or lists of stages, of single items. Members that repeat go on where they stand.
+        members: Conveyers, sources or lists of stages, of single items. Repeating members continue where they are.
     Raises:
-        TypeError, ValueError: a member is no such thing.
+        TypeError, ValueError: a member is not a pipeline of single items.
     Example:
         >>> from shmload.pipeline import Conveyer, Items, Range, Zip
         >>> with Conveyer([Zip(Items("abc"), Range(10))]) as pairs:
@@ -226,12 +226,12 @@ class Zip(Combined):
 
 
 class Chain(Combined):
-    """The epochs of its members, one behind the other, as one; a source.
+    """A source that concatenates the epochs of its members.
 
     Args:
-        members: as of Zip; only the last may repeat.
+        members: see Zip; only the last may repeat.
     Raises:
-        TypeError, ValueError: a member is no such thing.
+        TypeError, ValueError: a member is not a pipeline of single items.
     """
 
     def _made(self, rows: list[Keys]) -> Keys:
@@ -239,13 +239,13 @@ class Chain(Combined):
 
 
 class Interleave(Combined):
-    """Items of each member in turn, to the end of the longest; a source. By weights: Join.
+    """A source that takes items of each member in turn, up to the end of the longest. See Join for weights.
 
     Args:
-        members: as of Zip; all of them repeat, or none.
+        members: see Zip; either all of them repeat, or none does.
         block_length: items of each member at a time.
     Raises:
-        TypeError, ValueError: a member is no such thing.
+        TypeError, ValueError: a member is not a pipeline of single items.
     """
 
     def __init__(self, *members: Any, block_length: int = 1) -> None:

@@ -16,18 +16,18 @@ from shmload.pipeline.stage_arguments import set_whole
 
 @dataclass(frozen=True)
 class Pack(Expanding):
-    """Sequences of tokens, put together into windows of one length: dicts of `tokens`, `segment_ids` and `position_ids`.
+    """Packs token sequences into windows of one length: dicts of `tokens`, `segment_ids` and `position_ids`.
 
-    Each sequence lies whole in one window; one that is longer than a window is cut. `segment_ids` number a window's sequences from
+    Each sequence is in one window; a sequence longer than a window is cut. `segment_ids` number a window's sequences from
     1, 0 is padding; `position_ids` begin at 0 in each.
 
     Args:
         window: tokens of each window, at least 1.
-        pad: what fills a window up.
-        strategy: "greedy" goes on with the window begun last, or begins another; "best_fit" takes the one that has the least room
-            for the sequence, of all of its block's.
+        pad: token that fills up a window.
+        strategy: "greedy" continues the window begun last, or begins another; "best_fit" takes the window of the block with the
+            least sufficient room.
     Raises:
-        ValueError: an argument is none of these.
+        ValueError: an argument is invalid.
     Source: H. Ding et al., Fewer truncations improve language modeling, ICML 2024 (best fit).
     """
 
@@ -72,17 +72,17 @@ class Pack(Expanding):
         return [tokens[first : first + self.window] for first in range(0, len(tokens), self.window)]
 
     def _fitting(self, windows: Sequence[_PackedWindow], length: int) -> _PackedWindow | None:
-        """The window that a sequence goes to; None: another one."""
+        """Return the window for a sequence, or None if it needs a new one."""
         if len(windows) < 2:
             return windows[0] if windows and windows[0].room >= length else None
         return min((window for window in windows if window.room >= length), key=lambda window: window.room, default=None)
 
 
 class _PackedWindow:
-    """One window as it fills up.
+    """A window that is being filled.
 
     Attributes:
-        room: tokens that it still takes.
+        room: number of tokens that still fit.
     """
 
     __slots__ = ("_columns", "_lengths", "_tokens", "room")
@@ -96,14 +96,14 @@ class _PackedWindow:
         self.room = length
 
     def put(self, part: np.ndarray[Any, Any]) -> None:
-        """Takes a sequence in, by a copy."""
+        """Copy a sequence into the window."""
         length, start = len(part), len(self._tokens) - self.room
         self._tokens[start : start + length] = part
         self._lengths.append(length)
         self.room -= length
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
-        """What comes of it, once it takes no more."""
+        """Return the columns of the finished window."""
         tokens, segments, positions = self._columns
         number_runs(self._lengths, segments, positions)
         return {"tokens": tokens, "segment_ids": segments, "position_ids": positions}

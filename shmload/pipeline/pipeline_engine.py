@@ -85,7 +85,7 @@ class PipelineEngine(ABC):
     @property
     @abstractmethod
     def is_ended(self) -> bool:
-        """Whether nothing is left for this rank until the next epoch begins."""
+        """True if nothing is left for this rank until the next epoch begins."""
 
     @abstractmethod
     def end(self) -> None:
@@ -108,7 +108,7 @@ class PipelineEngine(ABC):
     @property
     @abstractmethod
     def place(self) -> PipelinePlace:
-        """Where to continue; at the end of an epoch its position is the number of items."""
+        """The current place; at the end of an epoch, its position is the number of items."""
 
     @abstractmethod
     def go(self, place: PipelinePlace) -> None:

@@ -15,12 +15,12 @@ from shmload.pipeline.stream_rows import StreamRow
 from shmload.worker.decoding_protocol import is_decoder
 from shmload.worker.stage_engine import Each
 
-PREFETCHED = 2  # batches that each worker has ordered ahead, at the least
+PREFETCHED = 2  # minimum of batches ordered ahead for each worker
 
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """The workers that a pipeline's stages ask for, together."""
+    """The workers that a pipeline's stages request in total."""
 
     num_workers: int = 0
     buffer_size: int | None = None
@@ -28,7 +28,7 @@ class PoolOptions:
 
     @classmethod
     def of(cls, stages: Sequence[DistributedBatchedMap], joined: Sequence[PoolOptions]) -> PoolOptions:
-        """The worker pool for some stages, behind members of a Join: an item goes through one of these, and all stages."""
+        """Return the worker pool for some stages after a Join: each item passes through one member and all stages."""
         joined = [pool for pool in joined if pool.num_workers]
         sizes = [one.buffer_size for one in stages] + [one.buffer_size for one in joined]
         known = [size for size in sizes if size is not None]
@@ -43,16 +43,20 @@ class PoolOptions:
         )
 
     def prefetch_factor(self, rows: int) -> int:
-        """Batches of so many items that each worker has ordered ahead."""
+        """Return how many batches of `rows` items to order ahead for each worker."""
         return max(PREFETCHED, -(-(self.buffer_size or 0) // (rows * self.num_workers)))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A pipeline, compiled.
+    """A compiled pipeline.
 
     Attributes:
-        item_stages, batch_stages: the functions of items before Collate, of batches behind it.
+        source: row of keys, or of blocks.
+        item_stages, batch_stages: functions of items before Collate, and of batches after it.
+        made_batches: functions of batches in the process that makes them.
+        tail: Scans, and functions of an item after a Scan, which run in the trainer.
+        is_in_order: whether items arrive in order, or as they are finished.
     """
 
     source: Keys
@@ -61,30 +65,30 @@ class Plan:
     partition: Partition
     collate: Collate | None
     pool: PoolOptions
-    made_batches: list[Each]  # functions of batches where these are made
-    tail: list[tuple[str, Any]]  # behind a Scan, in the trainer: it, and functions of an item
+    made_batches: list[Each]
+    tail: list[tuple[str, Any]]
     is_in_order: bool = True
 
     @property
     def collate_fn(self) -> Any:
-        """The loader's."""
+        """The loader's `collate_fn`."""
         if self.collate is None:
             return list
         return BatchProgram(self.collate.ragged, self.made_batches) if self.made_batches else None
 
     @property
     def is_expanding(self) -> bool:
-        """Whether its source's items are blocks of what comes."""
+        """True if items of the source are blocks of delivered items."""
         return isinstance(self.source, BlockRow | StreamRow)
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the trainer reads the source item by item."""
+        """True if the trainer reads the source item by item."""
         return isinstance(self.source, StreamRow)
 
     @property
     def program(self) -> RowProgram:
-        """The dataset that is read."""
+        """Return the dataset that workers read."""
         kind = RowProgram
         is_chosen = self.collate is not None and not self.item_stages and not self.made_batches
         if is_chosen and Choice.of(self.source) is not None:
@@ -98,6 +102,6 @@ class Plan:
 
     @property
     def uneven(self) -> Any:
-        """What the last step of a pipeline that does not repeat does."""
+        """The rule for the last step of a pipeline that does not repeat."""
         is_whole = self.collate is not None and not self.collate.return_partial_batch
         return "drop" if is_whole else self.partition.uneven

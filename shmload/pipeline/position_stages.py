@@ -18,10 +18,10 @@ from shmload.schedule.permutation import MAX_N
 
 @dataclass(frozen=True)
 class Take:
-    """The first items of each epoch; of a row that repeats the next ones, epoch after epoch.
+    """The first items of each epoch; of a repeating source, the next `n` items in every epoch.
 
     Args:
-        n: how many, at least 1; where there are fewer, all.
+        n: how many, at least 1; all, if there are fewer.
     """
 
     n: int
@@ -30,7 +30,7 @@ class Take:
         set_whole(self, "Take(n)", "n", 1, MAX_N)
 
     def over(self, below: Keys) -> Keys:
-        """What it makes of a row."""
+        """Return the row after this stage."""
         return Taken(below, self.n)
 
 
@@ -49,7 +49,7 @@ class Taken(Derived):
 
 @dataclass(frozen=True)
 class Skip:
-    """All but the first items of each epoch; of a row that repeats, all but its first items.
+    """All but the first items of each epoch; of a repeating source, all but its very first items.
 
     Args:
         n: how many, from 0.
@@ -61,10 +61,10 @@ class Skip:
         set_whole(self, "Skip(n)", "n", 0, MAX_N)
 
     def over(self, below: Keys) -> Keys:
-        """What it makes of a row.
+        """Return the row after this stage.
 
         Raises:
-            ValueError: nothing is left of it.
+            ValueError: nothing is left.
         """
         return Skipped(below, self.n)
 
@@ -87,10 +87,10 @@ class Skipped(Derived):
 
 @dataclass(frozen=True)
 class Repeat:
-    """So many epochs as one.
+    """Combines several epochs into one.
 
     Args:
-        times: at least 1; None: without end.
+        times: number of epochs, at least 1; None repeats without end.
     """
 
     times: int | None = None
@@ -100,10 +100,10 @@ class Repeat:
             set_whole(self, "Repeat(times)", "times", 1, MAX_N)
 
     def over(self, below: Keys) -> Keys:
-        """What it makes of a row.
+        """Return the row after this stage.
 
         Raises:
-            ValueError: it repeats by itself, or an epoch would be too long.
+            ValueError: the row repeats already, or an epoch would be too long.
         """
         if below.repeating:
             raise ValueError("Repeat needs a row that ends; this one repeats by itself: give its source repeating=False")
@@ -116,7 +116,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Enumerate:
-    """Pairs of a number and the item. It counts the items of an epoch, of a row that repeats all items.
+    """Pairs of a number and the item. Counting starts over in each epoch, unless the source repeats.
 
     Args:
         start: the first number.
@@ -128,7 +128,7 @@ class Enumerate:
         set_whole(self, "Enumerate(start)", "start", -MAX_N, MAX_N)
 
     def over(self, below: Keys) -> Keys:
-        """What it makes of a row."""
+        """Return the row after this stage."""
         return Enumerated(below, self.start)
 
 
@@ -145,11 +145,11 @@ class Enumerated(Derived):
 
 @dataclass(frozen=True)
 class Window:
-    """Lists of neighbouring items: n-grams, or with `step=size` items by the dozen. What fills no window is left out.
+    """Lists of consecutive items: n-grams, or with `step=size` disjoint groups. An incomplete window is left out.
 
     Args:
-        size: items of each, at least 1.
-        step: from the first item of one to the first of the next, at least 1.
+        size: items of each window, at least 1.
+        step: distance between the first items of two windows, at least 1.
     """
 
     size: int
@@ -160,10 +160,10 @@ class Window:
         set_whole(self, "Window(step)", "step", 1, MAX_N)
 
     def over(self, below: Keys) -> Keys:
-        """What it makes of a row.
+        """Return the row after this stage.
 
         Raises:
-            ValueError: no window is full.
+            ValueError: an epoch is shorter than a window.
         """
         return Windows(below, self.size, self.step)
 
@@ -191,11 +191,12 @@ class Windows(Derived):
 
 @dataclass(frozen=True)
 class Shuffle:
-    """A random order of each epoch's items, another one in each epoch, each item once in it.
+    """A random order of each epoch's items, a new one in each epoch; each item occurs once.
 
     Args:
-        seed: 0 to 2**64 - 1; of the order. None: the source's.
-        buffer_size: a random one of so many items each time, for items whose places are not known; the seed does not count then.
+        seed: of the order, 0 to 2**64 - 1; None takes the source's.
+        buffer_size: take a random item of a buffer of this size each time, for items whose positions are not known; `seed` is
+            ignored then.
     """
 
     seed: int | None = None
@@ -210,15 +211,15 @@ class Shuffle:
 
     @property
     def is_buffered(self) -> bool:
-        """Whether it needs no places."""
+        """True if it works without known positions."""
         return self.buffer_size is not None
 
     def over(self, below: Keys) -> Keys:
-        """What it makes of a row."""
+        """Return the row after this stage."""
         return Shuffled(below, below.seed if self.seed is None else self.seed)
 
 
-_SHUFFLES = key_streams.SAMPLES + 4  # of orders: apart from those of a Permutation with the same seed
+_SHUFFLES = key_streams.SAMPLES + 4  # differs from the stream of a Permutation with the same seed
 
 
 class Shuffled(Derived):

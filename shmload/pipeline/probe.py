@@ -1,4 +1,4 @@
-"""A pipeline with a clock: its stages as they are, each timed without what it calls of others, and run here without workers.
+"""A copy of a pipeline with a clock: each stage is timed without the stages that it calls, in this process, without workers.
 
 It is another engine for the same stages, whose plan contains timed copies of rows and functions. So items are made, and draw, as
 in a worker. Time of a batch that no stage takes is attributed to Collate, or to the source if a dataset decodes into the batch.
@@ -31,12 +31,12 @@ from shmload.worker.stage_engine import Each
 
 
 class EnoughError(BaseException):
-    """The time for measuring is over. Nobody's `except Exception` is to take it for an item's."""
+    """The time for measuring is over. It is no Exception, so no handler mistakes it for an error of an item."""
 
 
 @dataclass
 class Tally:
-    """What a stage has taken so far, and been given, and made."""
+    """The time that a stage has taken, and the numbers of items it has received and made."""
 
     ns: int = 0
     num_in: int = 0
@@ -44,11 +44,11 @@ class Tally:
 
 
 class _Clock:
-    """Times what stages do, each without what it calls of others."""
+    """Times functions of stages, each without the functions of other stages that it calls."""
 
     def __init__(self, end_ns: int) -> None:
-        self._inner = [0]  # of what is running, outermost first: the time that others have taken within it
-        self._own_ns = self._around_ns = 0  # what timing adds to what is timed, and to what calls it
+        self._inner = [0]  # per running function, outermost first: time spent in other functions it called
+        self._own_ns = self._around_ns = 0  # overhead of timing on the function, and on its caller
         self._end_ns = 1 << 63
         self._own_ns, self._around_ns = self._added()
         self._end_ns = end_ns
@@ -64,7 +64,7 @@ class _Clock:
         return least[1], least[0] - least[1]
 
     def run(self, tally: Tally, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls it."""
+        """Call a function and add its own time to a tally."""
         begin = perf_counter_ns()
         if begin > self._end_ns and tally.num_in > 1:  # the first item goes all the way, however long it takes
             raise EnoughError
@@ -77,7 +77,7 @@ class _Clock:
             self._inner[-1] += took + self._around_ns
 
     def each(self, tally: Tally, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of an item."""
+        """Return a timed version of a function of an item."""
 
         def timed(*arguments: Any) -> Any:
             tally.num_in += 1
@@ -89,7 +89,7 @@ class _Clock:
 
 
 class _TimedDecoder:
-    """What decodes an item into a row of the batch."""
+    """A timed decoder into rows of the batch."""
 
     def __init__(self, clock: _Clock, tally: Tally, decoder: Any) -> None:
         self.schema, self.batch_type = decoder.schema, getattr(decoder, "batch_type", None)
@@ -101,7 +101,7 @@ class _TimedDecoder:
 
 @dataclass(frozen=True)
 class _TimedStage(Expanding):
-    """A stage that makes more or fewer items."""
+    """A timed stage that makes more or fewer items."""
 
     clock: _Clock
     tally: Tally
@@ -122,7 +122,7 @@ class _TimedStage(Expanding):
             yield item
 
     def _given(self, items: Iterator[Any]) -> Iterator[Any]:
-        others = Tally()  # what stages before this one take beside their functions
+        others = Tally()  # time that earlier stages take besides their functions
         while True:
             try:
                 item = self.clock.run(others, next, items)
@@ -143,8 +143,8 @@ class Probe:
 
     def __init__(self, stages: Sequence[Any], end_ns: int, block_size: int) -> None:
         self.tallies = [Tally() for _ in stages]
-        self.finishing = Tally()  # putting blocks' items into the form in which they travel: in workers
-        self.num_blocks = self.num_made = 0  # and the items of these
+        self.finishing = Tally()  # putting blocks into the form in which they travel
+        self.num_blocks = self.num_made = 0  # blocks expanded, and their items
         self._num_reads = self._first_ns = 0
         self._others = Tally()
         self._stages, self._clock = stages, _Clock(end_ns)
@@ -164,7 +164,7 @@ class Probe:
         self.engine = engine_of(timed, {}, ())
 
     def read(self) -> int:
-        """Has the next batch or item made; how many items came.
+        """Make the next batch or item; return the number of items.
 
         Raises:
             StopIteration: at the end.
@@ -184,7 +184,7 @@ class Probe:
         return num_rows
 
     def seen(self) -> list[Tally]:
-        """The tallies so far. What is the loader's is that of all batches but the first, which has it begin."""
+        """Return the tallies so far. The loader's own time excludes the first batch, which starts the loader."""
         rest = self._rest()
         made = [replace(tally) for tally in self.tallies]
         for tally, counted in zip(made, self.tallies, strict=True):
@@ -193,7 +193,7 @@ class Probe:
         return made
 
     def _rest(self) -> Tally:
-        """Whose what no stage takes is."""
+        """Return the tally for time that no stage takes."""
         if self.is_in_place:
             return self.tallies[0]
         return self._others if self._collate is None else self.tallies[self._collate]
@@ -201,7 +201,7 @@ class Probe:
     # ------------------------------------------------------------ what is timed
 
     def _row_tallies(self, source: Any) -> dict[int, Tally]:
-        """By the id of a row: the tally of the stage that it is."""
+        """Return the tally of each row's stage, by the id of the row."""
         rows: list[Any] = []
         row = source.below if isinstance(source, BlockRow) else source
         while row is not None and not isinstance(row, StreamRow):
@@ -216,7 +216,7 @@ class Probe:
         return {id(row): self.tallies[number] for row, number in zip(reversed(rows), numbers, strict=False)}
 
     def _row(self, row: Any, tallies: Mapping[int, Tally]) -> Any:
-        """A copy of a row whose items are timed, and those of the rows below it."""
+        """Return a copy of a row in which its items, and those of the rows below, are timed."""
         made = copy.copy(row)
         held = vars(made)
         if isinstance(row, StreamRow):
@@ -273,25 +273,27 @@ class Probe:
         )
 
     def _finished(self, finish: Callable[[list[Any]], Any] | None, items: list[Any]) -> Any:
-        """A block, in the form in which it travels; making that is part of collating."""
+        """Time putting a block into the form in which it travels, which is part of collating."""
         made = items if finish is None else self._clock.run(self.finishing, finish, items)
         self.num_blocks, self.num_made = self.num_blocks + 1, self.num_made + length(made)
         return made
 
 
-_MOST_FAILED = 8  # for each item that is wanted
-FIRST_SHARE = 0.6  # of the time, for batches of the pipeline's own size; smaller ones have the rest, if none of these was done
+_MOST_FAILED = 8  # failed items allowed per wanted item
+FIRST_SHARE = 0.6  # share of the time for batches of the pipeline's own size; smaller ones get the rest if none was finished
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a probe has found.
+    """The result of a measurement.
 
     Attributes:
-        num_rows: items that have come, and that what stages took was for.
-        num_blocks, num_made: blocks that were expanded, and the items of these.
-        error: the first that an item failed with.
-        is_whole: there was no time that more would have come in.
+        tallies: of each stage.
+        finishing_ns: time for putting blocks into the form in which they travel.
+        num_rows: items that were delivered.
+        num_blocks, num_made: blocks that were expanded, and their items.
+        error: the first error of an item.
+        is_whole: whether it ended before the time was over.
     """
 
     tallies: list[Tally]

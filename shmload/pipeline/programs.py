@@ -14,14 +14,15 @@ from shmload.worker.stage_engine import Each, noted, through
 
 
 class RowProgram:
-    """A dataset: key -> the item behind the pipeline's functions. What they raise has a note that names the item.
+    """A dataset: key -> the item after the pipeline's functions. Errors of functions get a note that names the item.
 
     Args:
+        source: row of the items.
         stages: the functions.
     """
 
     def __init__(self, source: Keys, stages: Sequence[Each]) -> None:
-        self._source, self._stages = source, {stage.name: stage for stage in stages}  # by name: an error of pickling shows it
+        self._source, self._stages = source, {stage.name: stage for stage in stages}  # by name, which an error of pickling shows
 
     def __len__(self) -> int:
         return self._source.n
@@ -30,7 +31,7 @@ class RowProgram:
         stage = None
         try:
             item = self._source.item(key)
-            for stage in self._stages.values():  # what `through` does, without a call more for each item
+            for stage in self._stages.values():  # like `through`, but saves one call per item
                 item = stage.function(item)
         except Exception as error:
             error = self._noted(error, stage, key)
@@ -38,18 +39,18 @@ class RowProgram:
         return item
 
     def _noted(self, error: Exception, stage: Each | None, key: int) -> Exception:
-        """An exception with a note of whose it is: a stage's, or the source's."""
+        """Add a note to an exception that names its stage, or the source, and the item."""
         name = self._source.name(key)
         if stage is not None:
             return noted(error, stage, f", of {name}")
-        if isinstance(error, StopIteration):  # of somebody's dataset: it would end the items
+        if isinstance(error, StopIteration):  # raised by a user's dataset, it would end the iteration
             error = no_end(error, "reading the source")
         error.add_note(f"shmload: {name}")
         return error
 
 
 class InPlaceProgram(RowProgram):
-    """One whose last function decodes straight into the row it is given."""
+    """A row program whose last function decodes directly into a row of the batch."""
 
     def __init__(self, source: Keys, stages: Sequence[Each]) -> None:
         super().__init__(source, stages[:-1])
@@ -60,13 +61,13 @@ class InPlaceProgram(RowProgram):
         self.batch_type = getattr(decoder, "batch_type", None)
 
     def read_into(self, key: int, out: Any) -> None:
-        """Decodes an item into a row."""
+        """Decode an item into a row."""
         last = Each(self._last, lambda item: self._decoder.read_into(item, out))
         through((last,), self[key], self._source.name, key)
 
 
 class ItemProgram(RowProgram):
-    """One whose items are made by workers and come singly: an item's exception is its own."""
+    """A row program for single items made by workers, which returns the exception of an item in its place."""
 
     def __getitem__(self, key: int) -> Any:
         try:
@@ -76,7 +77,7 @@ class ItemProgram(RowProgram):
 
 
 class BatchProgram:
-    """Makes a batch of items, and applies functions to it."""
+    """A function that collates items, and applies functions to the batch."""
 
     def __init__(self, ragged: Any, stages: Sequence[Each]) -> None:
         self._ragged, self._stages = ragged_of(ragged, None, is_torch_mode=False), {stage.name: stage for stage in stages}

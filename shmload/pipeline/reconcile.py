@@ -10,19 +10,19 @@ from shmload.errors import StateMismatch
 from shmload.schedule.state_checksum import CHECK, check_checksum
 
 log = logging.getLogger("shmload")
-_OF_PLACE = ("epoch", "position", "counters", "children", CHECK)  # of a state, what differs from place to place
+_OF_PLACE = ("epoch", "position", "counters", "children", CHECK)  # fields of a state that depend on the position
 
 
 def reconcile(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state to load on every rank, out of one from each of them.
+    """Return the state to load on every rank, given one state of each rank.
 
-    It is that of the rank which had come the least far: nothing is lost, and what other ranks have had beyond it comes again, which
-    a warning counts. After equal steps all states are alike, and any of them will do.
+    It is the least advanced state, so nothing is lost. Items that other ranks consumed beyond it are delivered again, and a warning
+    says which. After equal steps all states are equal, so any of them can be used.
 
     Args:
         states: of a Conveyer or a Join, in any order.
     Raises:
-        StateMismatch: they are not of one pipeline; says what differs.
+        StateMismatch: the states belong to different pipelines; the message says what differs.
     """
     if not states:
         raise StateMismatch("reconcile needs the state of each rank; got none")
@@ -48,7 +48,7 @@ def reconcile(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _identity(state: Any) -> Any:
-    """What must be alike."""
+    """Return the part of a state that must be equal on all ranks."""
     try:
         _progress(state)
         if state["mode"] == "join":
@@ -59,12 +59,12 @@ def _identity(state: Any) -> Any:
 
 
 def _marks(entries: list[Any]) -> list[Any]:
-    """Of a Join's entries, or a member's, what says whose they are: their text, at every depth."""
+    """Return the texts of a Join's or a member's entries, at every depth, which identify the pipeline."""
     return [_marks(entry) if isinstance(entry, list) else entry for entry in entries if isinstance(entry, list | str)]
 
 
 def _progress(state: Mapping[str, Any]) -> tuple[int, ...]:
-    """(epoch, position), of a Join in draws; then what has been had of the block at the position, or of each member."""
+    """Return (epoch, position), followed by the number of items consumed from the current block or from each member."""
     if state["mode"] != "join":
         return int(state["epoch"]), int(state["position"]), *map(int, state.get("counters", ()))
     _, epoch, *members = state["members"]

@@ -25,19 +25,19 @@ from shmload.errors import StateMismatch
 from shmload.schedule.digest import digest
 from shmload.worker.stage_engine import Each, noted
 
-SEED = 1234  # of sources that are given none
+SEED = 1234  # the default of sources
 
 
 class Keys:
-    """What is asked of a row. Its positions number the items of all epochs, end to end.
+    """A row of items, and the keys that identify them. Positions number the items of all epochs consecutively.
 
     Attributes:
-        n: items of an epoch.
-        identity: which order it is; a state saved under another is refused.
-        members: what keys are made of, for who reads them: n of a plain source, the list of its members' of a Join.
-        num_counters: what a resume needs besides the position.
-        is_fixed: item p is the same in every epoch, but for what is drawn at random.
-        parts: the rows that it is made of.
+        n: number of items of an epoch.
+        identity: names the order; a state saved under another one is refused.
+        members: structure of the keys, for audits: n of a plain source, the list of its members' structures of a Join.
+        num_counters: number of counters that a resume needs besides the position.
+        is_fixed: whether item p is the same in every epoch, except for random numbers.
+        parts: the rows it is made of.
     """
 
     is_fixed = False
@@ -53,40 +53,40 @@ class Keys:
 
     @property
     def dataset(self) -> Any:
-        """The dataset whose samples are the items, unchanged; None if there is none."""
+        """The dataset whose unchanged samples are the items, or None."""
         return None
 
     @property
     def held(self) -> Sequence[tuple[str, Any]]:
-        """The objects that determine its items besides its identity, each with a name for error messages."""
+        """Objects besides the identity that determine its items, each with a name for error messages."""
         return ()
 
     def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The keys at positions [start, stop)."""
+        """Return the keys at positions [start, stop)."""
         raise NotImplementedError
 
     def item(self, key: int) -> Any:
-        """What a key stands for."""
+        """Return the item that a key identifies."""
         return key % self.n
 
     def name(self, key: int) -> str:
-        """What a key stands for, for people."""
+        """Return the name of a key's item, for error messages."""
         return "item {1} of epoch {0}".format(*divmod(key, self.n))
 
     def at(self, position: int) -> Any:
-        """The item at a position."""
+        """Return the item at a position."""
         return self.item(self.key(position))
 
     def key(self, position: int) -> int:
-        """The key at a position."""
+        """Return the key at a position."""
         return int(self.keys_at(position, position + 1)[0])
 
     def counters_at(self, position: int) -> list[int]:
-        """What a resume there needs besides the position."""
+        """Return what a resume at a position needs besides the position."""
         return []
 
     def go_on_at(self, position: int, counters: Sequence[int]) -> None:
-        """Takes over what `counters_at` gave; StateMismatch if it cannot have."""
+        """Adopt what `counters_at` returned; raise StateMismatch if it is impossible."""
         if counters:
             raise StateMismatch(f"a {type(self).__name__} has no counters; the state has {counters!r:.200}")
 
@@ -103,7 +103,7 @@ class Row(Keys):
 
     def __init_subclass__(cls) -> None:
         if "item" in vars(cls):
-            cls.at = cls.item  # type: ignore[assignment, method-assign]  # methods are set; keys are positions: a call less an item
+            cls.at = cls.item  # type: ignore[assignment, method-assign]  # keys are positions, and this saves one call per item
 
     def key(self, position: int) -> int:
         return position
@@ -113,7 +113,7 @@ class Row(Keys):
 
 
 class Mapped(Row):
-    """The items of a row behind functions."""
+    """The items of a row after functions."""
 
     def __init__(self, below: Keys, stages: Sequence[Each]) -> None:
         super().__init__(below.n, below.identity, repeating=below.repeating, seed=below.seed)
@@ -122,7 +122,7 @@ class Mapped(Row):
 
     @property
     def functions(self) -> list[Each]:
-        """The functions, in order."""
+        """Functions of the row, in order."""
         return list(self._functions.values())
 
     @property
@@ -147,11 +147,13 @@ class Mapped(Row):
 
 
 class Derived(Row):
-    """A row whose items are made of those of another one.
+    """A row whose items are made of those of the row below.
 
     Args:
-        n: items of an epoch.
+        below: that row.
+        n: number of items of an epoch.
         what: the stage that makes it, with its arguments.
+        repeating: whether it repeats; None: as the row below.
     """
 
     def __init__(self, below: Keys, n: int, what: str, *, repeating: bool | None = None) -> None:
@@ -161,12 +163,12 @@ class Derived(Row):
         self.is_fixed = below.is_fixed and not below.repeating
 
     def place(self, position: int) -> int:
-        """Where in the row below an item stands, or begins."""
+        """Return the position in the row below at which an item begins."""
         return position
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`place` of several."""
-        place: Any = self.place  # arithmetic, which arrays have, too
+        """Return `place` of several positions."""
+        place: Any = self.place  # works on arrays, too, because it is arithmetic
         made: NDArray[np.int64] = place(positions)
         return made
 

@@ -12,14 +12,14 @@ from shmload.schedule.state_codec import UsersOwn, sealed
 
 @dataclass(frozen=True)
 class Scan:
-    """A function that carries a state from item to item, which is part of the position: a running mean, what was seen before.
+    """A function that carries a state from item to item, such as a running mean. The state is part of the position.
 
-    It runs in the trainer, over the items of all ranks in their order, so every rank's state is the same; what follows it runs
-    there, too. An epoch begins with `initial`.
+    It runs in the trainer over the items of all ranks in order, so every rank has the same state. The stages after it run there,
+    too. Each epoch begins with `initial`.
 
     Args:
-        fn: (state, item) -> (state, item). Where it raises, that item is lost and the state stays.
-        initial: numbers, text, bytes, arrays, tensors or containers of them, as states are saved.
+        fn: (state, item) -> (state, item). If it raises, that item is lost and the state is unchanged.
+        initial: numbers, text, bytes, arrays, tensors or containers of them, because it is saved in states.
     Raises:
         TypeError: `fn` cannot be called, or `initial` cannot be saved.
     """
@@ -32,7 +32,7 @@ class Scan:
         saved(self.initial, "Scan(initial)")
 
     def __call__(self, state: Any, item: Any) -> tuple[Any, Any]:
-        """The next state, and what becomes of the item."""
+        """Return the next state and the resulting item."""
         made = self.fn(state, item)
         if not (isinstance(made, tuple) and len(made) == 2):
             raise TypeError(f"the function of a Scan gives (state, item); it gave {made!r:.200}")
@@ -40,7 +40,7 @@ class Scan:
 
 
 def saved(state: Any, whose: str) -> str:
-    """A state of the user's, as text of a pipeline's state.
+    """Serialize a user's state for the state of a pipeline.
 
     Raises:
         TypeError: only pickle could write it.

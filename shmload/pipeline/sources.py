@@ -25,7 +25,7 @@ from shmload.world import package_ability
 
 @dataclass(frozen=True)
 class Source(Fluent, Keys):
-    """Where a pipeline's items come from: integers, epoch after epoch, each once in every epoch."""
+    """A source of integers, each of which occurs once in every epoch."""
 
     n_elements: int
     _: KW_ONLY
@@ -41,9 +41,9 @@ class Source(Fluent, Keys):
         self.__dict__.update(n=self.n_elements, members=self.n_elements, identity=identity)
 
     def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The keys at positions [start, stop) of the endless row of epochs; key = item + epoch * n.
+        """Return the keys at positions [start, stop); key = item + epoch * n.
 
-        So what is keyed by it, such as an item's random numbers, is new in every epoch (of the largest n, in the first few).
+        So random numbers keyed by it are new in every epoch (for the largest n, in the first few).
         """
         n = self.n_elements
         out = np.empty(stop - start, np.int64)
@@ -57,20 +57,20 @@ class Source(Fluent, Keys):
         return out
 
     def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
-        """Writes the items from that place of an epoch on."""
+        """Write the items of an epoch from a position on."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Range(Source):
-    """The integers 0 to n_elements - 1 in their order, epoch after epoch.
+    """The integers 0 to n_elements - 1 in order, epoch after epoch.
 
     Args:
-        n_elements: how many items, at least 1.
-        repeating: whether another epoch follows each. False: the pipeline ends with its epoch.
-        seed: 0 to 2**64 - 1; of what `shmload.sample_rng()` and the global generators draw for each item.
+        n_elements: number of items, at least 1.
+        repeating: whether epochs follow each other without end; if False, each pass is one epoch.
+        seed: of the items' random numbers from `shmload.sample_rng()` and the global generators, 0 to 2**64 - 1.
     Raises:
-        ValueError, TypeError: an argument is none of these.
+        ValueError, TypeError: an argument is invalid.
     """
 
     is_fixed = True
@@ -84,16 +84,16 @@ class Range(Source):
 
 @dataclass(frozen=True)
 class Permutation(Source):
-    """The integers 0 to n_elements - 1 in a random order, another in every epoch, each once in every epoch.
+    """The integers 0 to n_elements - 1 in a random order, a new one in every epoch; each occurs once.
 
-    All n_elements are permuted, whatever their number, in memory that does not grow with it: `shmload.Permutation` says how.
+    All of them are permuted, in constant memory: see `shmload.Permutation`.
 
     Args:
-        n_elements: how many items, at least 1.
-        repeating: whether another epoch follows each. False: the pipeline ends with its epoch.
-        seed: 0 to 2**64 - 1; of the order, and of what `shmload.sample_rng()` and the global generators draw for each item.
+        n_elements: number of items, at least 1.
+        repeating: whether epochs follow each other without end; if False, each pass is one epoch.
+        seed: of the order, and of the items' random numbers from `shmload.sample_rng()` and the global generators, 0 to 2**64 - 1.
     Raises:
-        ValueError, TypeError: an argument is none of these.
+        ValueError, TypeError: an argument is invalid.
     """
 
     def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
@@ -101,33 +101,33 @@ class Permutation(Source):
 
     @cached_property
     def _orders(self) -> EpochCache[permutation.Permutation]:
-        return EpochCache()  # of its own: a Join may have many members
+        return EpochCache()  # one per source, because a Join may have many members
 
     def _order(self, seed: int, epoch: int) -> permutation.Permutation:
         return permutation.Permutation(self.n_elements, seed=seed, epoch=epoch)
 
 
 class Items(Fluent, Row):
-    """The items of a sequence or a dataset in their order: whatever has a length and can be indexed.
+    """The items of a sequence or dataset, which has a length and can be indexed, in order.
 
     Args:
-        items: a list, an array, a dataset of torch's or of `shmload.formats`, a `RemoteDataset` (each epoch in its own order of
-            that epoch). Workers read it, each its own copy.
-        repeating: whether another epoch follows each.
-        seed: 0 to 2**64 - 1; of what `shmload.sample_rng()` and the global generators draw for each item.
-        n_workers: worker processes that it asks for, beside those of DistributedBatchedMap.
+        items: a list, an array, a dataset of torch or `shmload.formats`, or a `RemoteDataset` (in its own order of each epoch).
+            Each worker reads its own copy.
+        repeating: whether epochs follow each other without end.
+        seed: of the items' random numbers from `shmload.sample_rng()` and the global generators, 0 to 2**64 - 1.
+        n_workers: worker processes that it requests, in addition to those of DistributedBatchedMap.
     Raises:
-        ValueError, TypeError: it is empty, or no such thing.
+        ValueError, TypeError: it is empty, or cannot be indexed.
     """
 
     def __init__(self, items: Any, *, repeating: bool = False, seed: int = SEED, n_workers: int = 0) -> None:
         name = type(items).__name__
         keyed_items = package_ability(items, "keyed_items")
-        self.is_keyed = keyed_items is not None  # its items are asked for by their number in an epoch
+        self.is_keyed = keyed_items is not None  # its items are read by (position, epoch)
         items = items if keyed_items is None else keyed_items()
         try:
             n = len(items) if hasattr(items, "__getitem__") and not hasattr(items, "keys") else None
-        except TypeError:  # of an array without dimensions, or a class
+        except TypeError:  # raised by an array without dimensions, or a class
             n = None
         if n is None:
             raise TypeError(
@@ -145,7 +145,7 @@ class Items(Fluent, Row):
 
     @property
     def label(self) -> str:
-        """The source with its arguments, for displays."""
+        """Display name of the source, with its arguments."""
         return f"Items({type(self.items).__name__} of {self.n})"
 
     @property
@@ -164,15 +164,15 @@ class Items(Fluent, Row):
 
 
 class Generate(Fluent, Row):
-    """What a function makes of each position: samples that are drawn or computed, and stored nowhere.
+    """Samples that a function draws or computes for each position.
 
     Args:
-        fn: position -> item; positions count on over the epochs. What it draws from `shmload.sample_rng()` is the item's own.
-        n_elements: items of an epoch, at least 1.
-        repeating: whether another epoch follows each: then it has no end.
-        seed: 0 to 2**64 - 1; of what `shmload.sample_rng()` and the global generators draw for each item.
+        fn: position -> item; positions continue across epochs. Random numbers from `shmload.sample_rng()` are keyed by the item.
+        n_elements: number of items of an epoch, at least 1.
+        repeating: whether epochs follow each other without end.
+        seed: of the items' random numbers from `shmload.sample_rng()` and the global generators, 0 to 2**64 - 1.
     Raises:
-        ValueError, TypeError: an argument is none of these.
+        ValueError, TypeError: an argument is invalid.
     """
 
     def __init__(self, fn: Callable[[int], Any], n_elements: int, *, repeating: bool = False, seed: int = SEED) -> None:
@@ -191,20 +191,20 @@ class Generate(Fluent, Row):
 
 @dataclass(frozen=True, eq=False)
 class Stream(Fluent):
-    """The items of an iterable, in the order in which it gives them: what has no length, or no index.
+    """The items of an iterable, in its order, for data without a length or an index.
 
-    The trainer reads it, each rank all of it; what stages make of its items is made in workers. An epoch is one pass over it. It
-    should give the same items each time, but for what `set_epoch(epoch)` changes, which is called before each pass if it is there.
+    The trainer of every rank reads all of it; workers run the stages. An epoch is one pass over it. It should deliver the same
+    items in each pass, except for changes by `set_epoch(epoch)`, which is called before each pass if it exists.
 
     Args:
-        iterable: iterated anew for each epoch; or a function that makes an iterator. An iterator has one epoch.
-        resume: "state": by the iterable's own state, which is part of the pipeline's then, if it, or its iterator, has
-            `state_dict()` and `load_state_dict()`; "count": what came before is read again. Take that for an iterable whose own
-            state is not exact, such as a shuffled one of Hugging Face's, which forgets what is in its buffer.
-        seed: 0 to 2**64 - 1; of what `shmload.sample_rng()` and the global generators draw in a block of items.
-        n_workers: worker processes that it asks for, beside those of DistributedBatchedMap.
+        iterable: iterated again for each epoch; or a function that returns an iterator. An iterator has one epoch.
+        resume: "state" resumes by the iterable's own state, which becomes part of the pipeline's, if the iterable or its iterator
+            has `state_dict()` and `load_state_dict()`; "count" reads the earlier items again. Use that for an iterable whose own
+            state is not exact, such as a shuffled one of Hugging Face, which forgets its buffer.
+        seed: of the random numbers of a block of items, 0 to 2**64 - 1.
+        n_workers: worker processes that it requests, in addition to those of DistributedBatchedMap.
     Raises:
-        ValueError, TypeError: it is no iterable, or has an index: then Items reads it at any place.
+        ValueError, TypeError: it is not iterable, or another argument is invalid.
     Example:
         >>> from shmload.pipeline import Stream
         >>> list(Stream(lambda: iter("a bc d".split())).filter(lambda word: len(word) < 2).batch(2))
@@ -230,7 +230,7 @@ class Stream(Fluent):
 
     @property
     def label(self) -> str:
-        """The source with its arguments, for displays."""
+        """Display name of the source, with its arguments."""
         return f"Stream({shown(self.iterable) if callable(self.iterable) else type(self.iterable).__name__})"
 
     def as_source(self) -> StreamItems:

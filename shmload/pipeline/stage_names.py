@@ -1,4 +1,4 @@
-"""Stages as people are shown them: what each is called, with its arguments, and where it runs."""
+"""Display names of stages: each with its arguments, and where it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BY_PLACE = Take | Skip | Repeat | Enumerate | Window | Shuffle
 
 
 def name_of(stage: Any) -> str:
-    """A stage with its arguments, for people."""
+    """Return a stage with its arguments as text."""
     kind = type(stage).__name__
     if (label := getattr(stage, "label", None)) is not None:
         return str(label)
@@ -47,10 +47,10 @@ def shown(value: Any) -> str:
 
 
 def places_of(stages: Sequence[Any], plan: Plan) -> list[tuple[str, Where]]:
-    """Each stage's name, and where it runs."""
+    """Return the name of each stage, and where it runs."""
     maker: Where = "workers" if plan.pool.num_workers else "trainer"
     found: list[tuple[str, Where]] = []
-    is_behind = False  # Collate, or a Scan: there the trainer is alone
+    is_behind = False  # after Collate or a Scan, stages run in the trainer
     for number, stage in enumerate(stages):
         where = maker
         is_of_trainer = (
@@ -58,7 +58,7 @@ def places_of(stages: Sequence[Any], plan: Plan) -> list[tuple[str, Where]]:
         )
         if isinstance(stage, Partition) or (isinstance(stage, _BY_PLACE) and not getattr(stage, "is_buffered", False)):
             where = "by place"
-        elif is_of_trainer or (plan.is_expanding and isinstance(stage, Collate)):  # of what workers have put into columns
+        elif is_of_trainer or (plan.is_expanding and isinstance(stage, Collate)):  # it slices columns that workers have made
             where = "trainer"
         is_behind = is_behind or isinstance(stage, Scan | Collate | Bucket)
         found.append((name_of(stage), where))

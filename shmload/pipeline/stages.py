@@ -15,10 +15,10 @@ from shmload.worker.decoding_protocol import is_decoder
 
 @dataclass(frozen=True)
 class Map:
-    """A function of each item; behind Collate, of each batch, in the trainer.
+    """A function of each item, or after Collate of each batch, in the trainer.
 
-    Before Collate it runs where items are loaded: in the workers of a DistributedBatchedMap, wherever in the pipeline that
-    stands, or in the trainer if there is none.
+    Before Collate it runs where items are loaded: in the workers of any DistributedBatchedMap of the pipeline, or in the trainer
+    if there is none.
 
     Args:
         fn: item -> item, or batch -> batch.
@@ -32,24 +32,24 @@ class Map:
         check_function("Map(fn)", self.fn)
 
 
-TIMEOUT_S = 60 * 60  # that one item may take in a worker, unless a stage says otherwise
+TIMEOUT_S = 60 * 60  # default limit for one item in a worker
 
 
 @dataclass(frozen=True)
 class DistributedBatchedMap:
-    """A function of each item, run by worker processes ahead of need, in order.
+    """A function of each item that worker processes run ahead of time, in order.
 
     Args:
-        mapping_fn: item -> value. What it draws at random is the item's own: from `shmload.sample_rng()`, or from the global
-            generators of random, numpy and torch, which are seeded for each item. An object with `schema` and `read_into(item,
-            out)` instead decodes straight into the batch, if it is the last before Collate (docs/own_format.md).
-        n_workers: processes, for this rank. Several of these stages share one worker pool of all their processes.
-        buffer_size: items loaded ahead; two batches of each worker always are. None: just these.
-        timeout: seconds one item may take; then its worker is ended, and the error says where it was. None: for ever.
-        in_order: False: items come as they are done, by blocks of the Conveyer's `block_size`, for uneven work: one that takes
-            long holds up nobody. What they are is the same, a resume has exactly the rest. Of one rank only.
+        mapping_fn: item -> value. Random numbers from `shmload.sample_rng()`, or from the global generators of random, numpy and
+            torch, are keyed by the item. An object with `schema` and `read_into(item, out)` decodes directly into the batch, if it
+            is the last stage before Collate (docs/own_format.md).
+        n_workers: number of processes for this rank. Several such stages share one pool of all their processes.
+        buffer_size: number of items loaded ahead; at least two batches per worker, which is also the default.
+        timeout: seconds one item may take; then its worker is killed, and the error says what it was doing. None: no limit.
+        in_order: False delivers items as they are finished, in blocks of the Conveyer's `block_size`, so a slow item does not delay
+            others. The items are the same, and a resume delivers exactly the rest. Only for a single rank.
     Raises:
-        ValueError, TypeError: an argument is none of these.
+        ValueError, TypeError: an argument is invalid.
     """
 
     mapping_fn: Any
@@ -72,19 +72,19 @@ class DistributedBatchedMap:
 
 @dataclass(frozen=True)
 class Partition:
-    """Each rank's own part of the items: disjoint, and together all of them.
+    """Gives each rank its own part of the items; the parts are disjoint and cover all of them.
 
-    Ranks take turns, batch by batch behind a Collate and item by item without one, so that all have come equally far after equal
-    steps. It may stand anywhere before Collate: what a rank does not deliver it does not load.
+    Ranks take turns, batch by batch with a Collate and item by item without one, so after equal steps all have advanced equally.
+    Put it anywhere before Collate: a rank does not load what it does not deliver.
 
     Args:
         rank: of this process, from 0.
-        n_ranks: how many processes share the items.
-        uneven: what the last step of a pipeline that does not repeat does with less than a whole round: "pad" gives ranks without
-            one of their own something from the epoch's start (`valid` says how many rows are real), "drop" leaves the rest out,
-            "exact" lets the first ranks have more. A repeating pipeline has no last step.
+        n_ranks: number of processes that share the items.
+        uneven: how the last step divides fewer items than a whole round, if the pipeline does not repeat: "pad" gives ranks without
+            an item of their own one from the start of the epoch (`valid` is the number of real rows), "drop" leaves the rest out,
+            "exact" gives the first ranks more.
     Raises:
-        ValueError: `rank` is no rank of `n_ranks`, or `uneven` none of these words.
+        ValueError: `rank` is not below `n_ranks`, or `uneven` is another word.
     """
 
     rank: int
@@ -101,16 +101,16 @@ class Partition:
 
 @dataclass(frozen=True)
 class Collate:
-    """So many items as one batch: arrays and numbers stacked as tensors, in the slot, strings and what cannot be stacked as lists.
+    """Makes batches: arrays and numbers are stacked as tensors in shared memory; strings, and what cannot be stacked, become lists.
 
     Args:
-        batch_size: items of one rank's batch.
-        return_partial_batch: False leaves out a last batch that is shorter. A repeating pipeline has none: its batches go on
-            across the ends of epochs.
-        ragged: how fields come whose shapes differ from item to item: "list", "pad", "jagged", "nested", or by field
+        batch_size: number of items of one rank's batch.
+        return_partial_batch: False leaves out a shorter last batch. Batches of a repeating pipeline continue across the ends of
+            epochs.
+        ragged: how to deliver fields whose shapes differ from item to item: "list", "pad", "jagged", "nested", or by field
             (docs/samples.md).
     Raises:
-        ValueError, TypeError: an argument is none of these.
+        ValueError, TypeError: an argument is invalid.
     """
 
     batch_size: int
@@ -126,12 +126,12 @@ class Collate:
 
 @dataclass(frozen=True)
 class BatchMap:
-    """A function of each batch, where batches are made: in the workers, if there are any. It follows Collate; Maps come behind it.
+    """A function of each batch in the process that makes it: a worker, if there are any. It follows Collate, before any Map.
 
-    What it draws at random is the batch's own: from `shmload.sample_rng()`, or from the global generators.
+    Random numbers from `shmload.sample_rng()`, or from the global generators, are keyed by the batch.
 
     Args:
-        fn: batch -> batch; what Collate made, in memory that is its own.
+        fn: batch -> batch; it receives what Collate made, in private memory.
     Raises:
         TypeError: `fn` cannot be called.
     """

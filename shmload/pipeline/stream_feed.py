@@ -21,11 +21,11 @@ from shmload.worker.failure import Failure
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import sample_info, sample_of
 
-ENDED = ""  # in place of the own state of an iterable that has come to its end, which may be that of its next pass's start
+ENDED = ""  # replaces the state of an exhausted iterable, which may equal that of the start of its next pass
 
 
 class _ItemNames:
-    """What the items of a stream are called."""
+    """Names the items of a stream, for error messages."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
@@ -38,7 +38,7 @@ class _ItemNames:
 
 
 class BlockKey(NamedTuple):
-    """A block that is ordered; its items, if a worker cannot read them itself, or the pickle of these."""
+    """An ordered block, with its items, or their pickle, if the worker cannot read them itself."""
 
     epoch: int
     block: int
@@ -49,7 +49,7 @@ class BlockKey(NamedTuple):
 
 
 class StreamProgram:
-    """A dataset whose keys are blocks themselves: it gives the block's number, and what comes of it."""
+    """A dataset whose keys are the blocks: it returns the block's number, and the result of the stages."""
 
     def __init__(self, row: StreamRow) -> None:
         self._expansion, self._size, self._seed = row.expansion, row.size, row.seed
@@ -63,7 +63,7 @@ class StreamProgram:
 
     def __getitem__(self, key: BlockKey) -> tuple[int, Block]:
         epoch, block, sent = key
-        items: Any = pickle.loads(sent) if isinstance(sent, bytes) else sent  # by the trainer
+        items: Any = pickle.loads(sent) if isinstance(sent, bytes) else sent  # pickled by the trainer
         with sample_of(self._seed, epoch, block, sample_info().worker, own=self._own):
             return block, self._expansion(_placed(items, block * self._size), _ItemNames(epoch))
 
@@ -78,12 +78,14 @@ def _placed(items: list[Any], first: int) -> Iterator[Any]:
 
 
 class Feed:
-    """Reads a stream, block by block, from a place on: the loader's sampler.
+    """Reads a stream block by block, from any place.
 
     Args:
-        is_sent: whether items go to workers, as a pickle.
+        stream: to read.
+        size: items of a block.
+        is_sent: whether items are pickled, for workers.
     Attributes:
-        own: the iterable's own state before a block, if it has any, as text.
+        own: block -> the iterable's own state before it, as text, if it has one.
     """
 
     def __init__(self, stream: StreamItems, size: int, *, is_sent: bool) -> None:
@@ -91,7 +93,7 @@ class Feed:
         self.epoch = self.block = 0  # where the next pass begins
         self.own: dict[int, str] = {}
         self._is_spent = False
-        self.pristine = ""  # an iterable's own state before its first pass
+        self.pristine = ""  # the iterable's own state before its first pass
 
     def __iter__(self) -> Iterator[BlockKey]:
         for epoch, block, items in self._read():
@@ -106,12 +108,12 @@ class Feed:
             return
         begun = block
         while True:
-            if state_of is not None and block > begun:  # what has not begun to read may show where its last pass ended
+            if state_of is not None and block > begun:  # before it begins to read, it may still show where its last pass ended
                 self.own[block] = saved(state_of(), "the state of the Stream's iterable")
             chunk: list[Any] = []
             try:
                 for item in islice(items, self._size):
-                    chunk.append(item)  # noqa: PERF402  # what came before an error is given, too
+                    chunk.append(item)  # noqa: PERF402  # items before an error are delivered, too
             except Exception as error:
                 yield epoch, block, [*chunk, _failed(error, epoch, block * self._size + len(chunk))]
                 return
@@ -124,14 +126,14 @@ class Feed:
                 return
 
     def _begun(self, epoch: int, block: int) -> tuple[Iterator[Any], Callable[[], Any] | None]:
-        """The items from a block on, and what says where the iterable stands."""
+        """Return the items from a block on, and a function that returns the iterable's own state, if it has one."""
         source = self._stream.iterable
         if self._stream.is_spent_once_read and (self._is_spent or epoch):
             raise ValueError(
                 "the Stream's iterator can be read only once, and was: give Stream an iterable, or a function that makes iterators"
             )
         self._is_spent = True
-        is_class = isinstance(source, type)  # which has what its instances have
+        is_class = isinstance(source, type)  # a class has the methods of its instances
         if hasattr(source, "set_epoch") and not is_class:
             source.set_epoch(epoch)
         iterator = _iterator_of(source)
@@ -142,7 +144,7 @@ class Feed:
             return iter(()), None
         if holder is None and text is not None:
             raise StateMismatch("the state has one of the Stream's iterable in it, which this one does not go on by")
-        if holder is source and holder is not None:  # it may stand where an earlier pass has left it
+        if holder is source and holder is not None:  # an earlier pass may have moved it
             self.pristine = self.pristine or saved(source.state_dict(), "the state of the Stream's iterable")
             source.load_state_dict(opened(text or self.pristine, is_trusted=False))
             iterator = _iterator_of(source)
@@ -152,7 +154,7 @@ class Feed:
         return self._stepped(iterator, first, has_moved=text is not None), None if holder is None else holder.state_dict
 
     def _stepped(self, iterator: Iterator[Any], first: int, *, has_moved: bool) -> Iterator[Any]:
-        """The items behind the stream's steps, from number `first` of these on."""
+        """Yield the items after the stream's steps, starting with number `first` of them."""
         steps = self._stream.steps
         num_skipped = sum(step.n for step in steps if isinstance(step, Skip))
         at = first + num_skipped if has_moved and first else 0
@@ -185,7 +187,7 @@ def _is_stateful(one: Any) -> bool:
 
 
 def _sent(items: list[Any], epoch: int, first: int) -> bytes:
-    """Items as workers are given them, from number `first` on; one that cannot be pickled has failed, and the others come."""
+    """Pickle items for a worker; one that cannot be pickled is replaced by its failure, and the others are sent."""
     with suppress(Exception):
         return travel.dumps(items)
     found: list[Any] = []

@@ -10,7 +10,7 @@ from shmload.pipeline.block_rows import Expansion
 from shmload.pipeline.position_stages import Enumerate, Skip, Take
 from shmload.pipeline.rows import Row
 
-UNKNOWN = 1 << 52  # number of blocks of an epoch, as nobody knows it
+UNKNOWN = 1 << 52  # stands in for the unknown number of blocks of an epoch
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class StreamItems:
 
     @property
     def is_spent_once_read(self) -> bool:
-        """Whether it is an iterator, which cannot be restarted."""
+        """True if it is an iterator, which cannot be restarted."""
         return not isinstance(self.iterable, type) and hasattr(self.iterable, "__next__")
 
 

@@ -76,7 +76,7 @@ class TrainerStages:
             raise StateMismatch(f"the state is of another number of Scans than {len(self._initial)}")
 
     def load(self, children: Mapping[str, str]) -> None:
-        """Continue with saved states, or with the initial ones if there are none."""
+        """Continue with saved states, or with the initial ones if none are given."""
         self.restart()
         if self._initial and "scans" in children:
             self._carried = self._opened(children)

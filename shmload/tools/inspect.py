@@ -36,7 +36,7 @@ from shmload.formats.paths import is_hidden
 from shmload.formats.tar.shards import KEY, TarDataset, load_index
 from shmload.formats.tar.shards import SUFFIX as TAR_SUFFIX
 from shmload.formats.tfrecord import SUFFIX, RecordFile
-from shmload.growing.files import CONTROL
+from shmload.growing.cache_file import CONTROL
 from shmload.tools import readable
 
 PEEK = 1536  # bytes: three blocks of a tar file

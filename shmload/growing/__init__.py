@@ -7,8 +7,8 @@ The folder is the manifest: a file's name says which generation it is, how many 
 what there is takes one listing and no file is opened. docs/growing.md says how to use it.
 """
 
+from shmload.growing.cache_writer import CacheWriter
 from shmload.growing.dataset import GrowingDataset
-from shmload.growing.files import CacheWriter
 from shmload.growing.sample_cache import SampleCache
 
 __all__ = ["CacheWriter", "GrowingDataset", "SampleCache"]

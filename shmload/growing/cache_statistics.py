@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from time import time
 from typing import Any
 
-from shmload.growing.files import CONTROL, WriterStatistics, newest_generation, reports
+from shmload.growing.cache_file import CONTROL, newest_generation
+from shmload.growing.cache_writer import WriterStatistics
 from shmload.growing.library import Library
+from shmload.growing.process_report import reports
 
 RATE_S = 60.0  # what is published in so many seconds makes the rate
 

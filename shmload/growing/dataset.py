@@ -21,18 +21,12 @@ from numpy.typing import NDArray
 from shmload.errors import ShardCorrupt
 from shmload.formats.per_process import PerProcess
 from shmload.formats.tfrecord.tfrecord_dataset import TFRecordDataset
-from shmload.growing.files import (
-    EPOCH_SHIFT,
-    MAX_INFLATED_BYTES,
-    CacheFile,
-    Snapshot,
-    WalkedFile,
-    read_snapshot,
-    report_bad,
-    snapshot_path,
-)
+from shmload.growing.cache_file import CacheFile
+from shmload.growing.damage import report_bad
+from shmload.growing.epoch_snapshot import EPOCH_SHIFT, Snapshot, read_snapshot, snapshot_path
 from shmload.growing.growing_epochs import GrowingEpochs
 from shmload.growing.growing_run import JoinedRun
+from shmload.growing.intake import MAX_INFLATED_BYTES, WalkedFile
 from shmload.schedule.any_schedule import Uneven
 from shmload.schedule.snapshot_schedule import SnapshotSchedule
 

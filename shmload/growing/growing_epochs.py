@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import CacheFull, StateMismatch, WorkerDied
-from shmload.growing.files import EPOCH_SHIFT, MAX_EPOCH, CacheFile, Gone, Snapshot, read_snapshot, snapshot_path
+from shmload.growing.cache_file import CacheFile
+from shmload.growing.epoch_snapshot import EPOCH_SHIFT, MAX_EPOCH, Snapshot, read_snapshot, snapshot_path
+from shmload.growing.gone_files import Gone
 from shmload.growing.growing_run import GrowingRun, JoinedRun, is_run_name, run_path
 from shmload.growing.library import Library
 from shmload.schedule.epoch_snapshots import EpochSnapshots

@@ -24,7 +24,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from shmload.formats.paths import write_whole
-from shmload.growing.files import CONTROL, Snapshot, read_snapshot, snapshot_path
+from shmload.growing.cache_file import CONTROL
+from shmload.growing.epoch_snapshot import Snapshot, read_snapshot, snapshot_path
 from shmload.processes.file_lock import FileLock, locked
 from shmload.processes.run_key import run_key
 

@@ -13,7 +13,9 @@ from typing import Any
 from weakref import WeakSet
 
 from shmload.formats.paths import is_hidden
-from shmload.growing.files import CONTROL, CacheFile, Intake, read_own_name, reported_bad
+from shmload.growing.cache_file import CONTROL, CacheFile, read_own_name
+from shmload.growing.damage import reported_bad
+from shmload.growing.intake import Intake
 from shmload.growing.samplers import Samplers
 from shmload.schedule.epoch_snapshots import EpochSnapshots
 from shmload.storage.folder import BudgetedFolder

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from shmload.formats.paths import write_whole
+from shmload.growing.cache_file import CONTROL, CacheFile
 from shmload.growing.cache_statistics import CacheStatistics, statistics_of
+from shmload.growing.cache_writer import CacheWriter
+from shmload.growing.damage import BAD
 from shmload.growing.dataset import GrowingDataset, SnapshotRecords
-from shmload.growing.files import BAD, CONTROL, MAX_INFLATED_BYTES, CacheFile, CacheWriter
 from shmload.growing.growing_epochs import GrowingEpochs, Missing
 from shmload.growing.growing_run import JoinedRun, forget_runs
+from shmload.growing.intake import MAX_INFLATED_BYTES
 from shmload.growing.library import Library, are_samples
 from shmload.growing.sampler_process import Sampler
 from shmload.growing.samplers import Samplers

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shmload._core.watch import die_with
-from shmload.growing.files import CacheWriter
+from shmload.growing.cache_writer import CacheWriter
 from shmload.growing.timely_publisher import TimelyPublisher
 
 Sampler = Callable[[int, int], Iterable[Any]]

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from shmload.errors import WorkerDied
-from shmload.growing.files import CONTROL, WriterReport
+from shmload.growing.cache_file import CONTROL
+from shmload.growing.process_report import WriterReport
 from shmload.growing.sampler_process import MakeWriter, Sampler
 from shmload.growing.sampler_supervisor import GRACE_S, SamplerSupervisor
 from shmload.processes.child import Child, has_ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Event, Lock, Thread
 from time import sleep
 
-from shmload.growing.files import CacheWriter
+from shmload.growing.cache_writer import CacheWriter
 
 _LONGEST_S = 3600.0  # of one sleep, because `publish_s` may be infinite
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from typing import Any
 
 UNKNOWN_EXIT = 255  # as multiprocessing's fork server and asyncio have it
@@ -19,6 +21,20 @@ def settle(process: Any) -> int:
         process._popen.returncode = UNKNOWN_EXIT
         process.join()
     return int(process.exitcode)
+
+
+def settle_popen(process: subprocess.Popen[Any]) -> int:
+    """Wait for a process of subprocess's, and return its exit code; UNKNOWN_EXIT where subprocess would say 0 for a lost code.
+
+    Args:
+        process: the process.
+    """
+    if process.returncode is None:
+        try:
+            process.returncode = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+        except ChildProcessError:
+            process.returncode = UNKNOWN_EXIT
+    return int(process.returncode)
 
 
 def describe_exit(code: Any) -> str:

@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, NamedTuple
@@ -31,6 +32,9 @@ from numpy.typing import NDArray
 from shmload import faults
 from shmload._core.filler import ERROR
 from shmload.errors import ClusterUnreachable, StoreError, WorkerDied
+from shmload.processes.child import Child, Children
+from shmload.processes.exit_codes import settle_popen
+from shmload.processes.restarts import RestartPolicy
 from shmload.ray import life_lock
 from shmload.ray.actors import NOTHING, ActorSetting, Decoder, Introduction, Reply, Task, take_failure, versions
 from shmload.ray.placement import alive_nodes, draining, options_of
@@ -131,7 +135,7 @@ class Cluster:
         self._actors: dict[int, Any] = {}
         self._started: dict[int, Introduction] = {}  # by worker, of its newest actor, once that has started
         self._waits_since: dict[int, float] = {}  # for the newest actor of a worker, which has not
-        self._num_failed_starts: dict[int, int] = {}
+        self._restarts = [RestartPolicy(MAX_STARTS - 1) for _ in settings]  # of actors that end before they have started
         self.when_started: list[Callable[[], None]] = []  # what to call then, from any thread
         # held while a worker's new actor does one task again, alone
         self._repeats = [threading.Lock() for _ in settings]
@@ -206,7 +210,8 @@ class Cluster:
         with self._news:
             if self._actors[worker] is not actor:
                 return
-            self._started[worker], self._num_failed_starts[worker] = found, 0
+            self._started[worker] = found
+            self._restarts[worker].succeeded()
             self._waits_since.pop(worker, None)
             self._failure = self._failure or failure
             self._news.notify_all()
@@ -216,8 +221,8 @@ class Cluster:
         """Has another take the place of an actor that ended before it had started, unless no other would do better."""
         how = _line(error)
         with self._news:
-            count = self._num_failed_starts[worker] = self._num_failed_starts.get(worker, 0) + 1
-            is_hopeless = getattr(error, "actor_init_failed", False) or "creation task" in how or count >= MAX_STARTS
+            is_given_up = self._restarts[worker].failed() is None
+            is_hopeless = is_given_up or getattr(error, "actor_init_failed", False) or "creation task" in how
             if is_hopeless and self._actors[worker] is actor:
                 wanted = ", ".join(f"{name} {version}" for name, version in versions().items())
                 self._failure = ClusterUnreachable(
@@ -617,7 +622,11 @@ MAX_AHEAD = 4  # tasks of a worker: one is decoded, one travels, one is copied, 
 
 
 class RayPool:
-    """The agent's process. If it ends, all of its workers have ended; a new one starts when the rows of all have been taken back.
+    """The worker pool whose workers are Ray actors: one child process, the agent, stands for all of them.
+
+    If the agent ends, all of its workers have ended; a new one starts once the rows of all workers have been taken back. An actor
+    is no child process: Ray starts it, on any machine, so the agent learns of its death from Ray and from its file lock
+    (life_lock.py), and not from a pidfd.
 
     Args:
         briefing: what the agent is started with.
@@ -629,7 +638,8 @@ class RayPool:
         self._briefing = briefing
         self._parcel, self._segment, self._control = parcel, segment, control
         self._logged = 0.0  # when it was last said that actors outlive their agent; 0: none does
-        self._agent: subprocess.Popen[bytes] | None = None
+        self._agent: Child | None = None
+        self._children: Children[Child] = Children()  # the agent, until it is reaped
         self._ending: Any = None  # the finalizer of the agent
         self._dead: set[int] = set()  # workers of an agent that has ended, whose rows are still to be taken back
         self._pid = os.getpid()
@@ -661,17 +671,18 @@ class RayPool:
     def _launch(self, briefing: Briefing, ship: Callable[[], None] = lambda: None) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(briefing.paths), "RAY_USAGE_STATS_ENABLED": "0"}
         command = [sys.executable, "-m", "shmload.ray.agent"]
-        agent = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
-        owners.watch(agent.pid)
-        self._agent = agent
-        self._ending = weakref.finalize(self, _end, agent, os.getpid())
-        assert agent.stdin is not None
-        with suppress(BrokenPipeError), agent.stdin:  # it has ended already; `deaths` will report it
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+        owners.watch(process.pid)
+        self._agent = Child(process.pid, partial(settle_popen, process))
+        self._children.add(self._agent)
+        self._ending = weakref.finalize(self, _end, self._agent, os.getpid())
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin:  # it has ended already; `deaths` will report it
             with suppress(BrokenPipeError):
-                agent.stdin.write(pickle.dumps(briefing))
-                agent.stdin.flush()
+                process.stdin.write(pickle.dumps(briefing))
+                process.stdin.flush()
             ship()
-            agent.stdin.write(ARRIVED)
+            process.stdin.write(ARRIVED)
 
     def start_worker(self, worker_id: int) -> None:
         """Not possible: the loader refuses a worker pool of changing size."""
@@ -680,19 +691,19 @@ class RayPool:
     reap = start_worker
 
     def deaths(self) -> list[Death]:
-        """All workers whose agent has ended, and actors with it, until they are replaced. Cost: one poll."""
+        """Return all workers once their agent and its actors have ended, until they are replaced. Cost: one poll."""
         agent = self._agent
-        if agent is None or agent.poll() is None:
+        if agent is None or not self._children.ended():
             return []
         if not self._dead:
             if life_lock.is_held(self._control.fd):
                 self._say_that_it_waits()
                 return []
             self._logged, self._dead = 0.0, set(range(len(self._briefing.posts)))
-        return [Death(worker, agent.pid, agent.returncode) for worker in sorted(self._dead)]
+        return [Death(worker, agent.pid, agent.wait()) for worker in sorted(self._dead)]
 
     def _say_that_it_waits(self) -> None:
-        """Says every LOG_S that actors of a dead agent live on: what they had is another's only when they cannot write to it."""
+        """Log every LOG_S seconds that actors outlive their agent: their rows cannot be given away while they may write to them."""
         now = monotonic()
         self._logged = self._logged or now
         if now - self._logged > LOG_S:
@@ -700,12 +711,11 @@ class RayPool:
             log.warning("the agent has ended, and some of its Ray actors still live: the loader waits until Ray has ended them")
 
     def replace(self, worker_id: int) -> None:
-        """Starts a new agent once every dead worker's rows have been taken back: before that it would claim for them."""
+        """Start a new agent once every dead worker's rows have been taken back. An earlier one would claim for those workers."""
         self._dead.discard(worker_id)
         if self._dead or self._agent is None:
             return
-        self._ending()
-        owners.forget(self._agent.pid)
+        self._reap(self._agent)
         posts = tuple(dataclasses.replace(post, resume=b"") for post in self._briefing.posts)
         self._launch(dataclasses.replace(self._briefing, posts=posts, is_again=True))
 
@@ -714,38 +724,46 @@ class RayPool:
         return "(unknown: it is decoded on another machine)"
 
     def kill(self, worker_id: int) -> Death:
-        """Ends the agent at once, and waits for the end of actors that write into the ring."""
+        """End the agent at once, and wait until the actors that write into the ring have ended."""
         assert self._agent is not None
-        self._agent.kill()
-        ended, pause = Death(worker_id, self._agent.pid, self._agent.wait()), threading.Event()
+        ended, pause = Death(worker_id, self._agent.pid, self._agent.kill()), threading.Event()
         while not self.deaths():
             pause.wait(life_lock.LOOK_S)
         return ended
 
     def stop(self, grace_s: float) -> None:
-        """Gives the agent that long to leave, then kills it; Ray ends its actors either way. Safe to call twice.
+        """Wait for the agent to leave, then kill it. Ray ends its actors either way. Idempotent.
 
-        They are not waited for: nobody gets what they had. Its memory is theirs until they end, and no other loader's.
+        Actors are not waited for, because nobody gets what they had. They keep the ring's memory until they end.
+
+        Args:
+            grace_s: seconds to wait.
         """
-        agent = self._agent
-        if agent is None or os.getpid() != self._pid:
+        if self._agent is None or os.getpid() != self._pid:
             return
+        patience_s = 0.0
         try:
             faults.hit("closing")
-            agent.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            pass
+            patience_s = grace_s
         finally:
-            self._ending()
-            owners.forget(agent.pid)
+            self._children.end(patience_s, self._reap_ended)
             self._agent = None
 
+    def _reap_ended(self, timeout_s: float | None) -> None:
+        for agent in self._children.wait(timeout_s)[0]:
+            self._reap(agent)
 
-def _end(agent: subprocess.Popen[bytes], pid: int) -> None:
-    """Kills an agent that is still there: of a loader that was not closed, at the end of its process."""
-    if os.getpid() == pid and agent.poll() is None:
+    def _reap(self, agent: Child) -> None:
+        self._children.reap(agent)
+        self._ending()
+        owners.forget(agent.pid)
+
+
+def _end(agent: Child, pid: int) -> None:
+    """Kill an agent that still runs at the end of its process, because its loader was not closed."""
+    if os.getpid() == pid:
         agent.kill()
-        agent.wait()
+        agent.reap()
 
 
 def pickled_by_value(job: Job) -> travel.Parcel:

@@ -11,7 +11,7 @@ from shmload.formats.format import IndexedBeside
 from shmload.formats.known_formats import recognize_path
 from shmload.formats.summary import Summary
 from shmload.formats.tfrecord.tfrecord_format import TFRecords
-from shmload.growing.files import CONTROL
+from shmload.growing.cache_file import CONTROL
 from shmload.tools import readable
 
 

@@ -12,14 +12,14 @@ import warnings
 import weakref
 from collections import abc
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from shmload import faults
 from shmload._core.mapping import Mapping
+from shmload.processes.child import Child, Children
 from shmload.processes.exit_codes import describe_exit, settle
 from shmload.processes.interrupts import interrupts_held
 from shmload.shm import owners
@@ -89,6 +89,19 @@ class WorkerPool(Protocol):
         """Ends every worker; the ring already says it is closing, and bells have been rung."""
 
 
+class WorkerProcess(Child):
+    """A worker's process.
+
+    Attributes:
+        worker_id: the worker.
+        process: the process as multiprocessing knows it.
+    """
+
+    def __init__(self, worker_id: int, process: BaseProcess) -> None:
+        self.worker_id, self.process = worker_id, process
+        super().__init__(process.pid or 0, partial(settle, process))  # multiprocessing must know that it has ended
+
+
 class ProcessPool:
     """Workers as processes of this machine, by any of multiprocessing's start methods.
 
@@ -105,21 +118,20 @@ class ProcessPool:
     ) -> None:
         self._posts = {post.worker_id: post for post in posts}
         self._job, self._make, self._travels, self._stacks = job, make, travels, stacks
-        self._processes: dict[int, BaseProcess] = {}
-        self._pidfds: dict[int, int] = {}  # pidfd -> worker_id
-        self._poll = select.poll()
+        self._workers: dict[int, WorkerProcess] = {}
+        self._children: Children[WorkerProcess] = Children()
         self._pid = os.getpid()
         _pools.add(self)
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers now, in worker order."""
-        return [self._processes[w].pid or 0 for w in sorted(self._processes)]
+        """The process ids of the current workers, in worker order."""
+        return [self._workers[worker].pid for worker in sorted(self._workers)]
 
     @property
     def processes(self) -> list[BaseProcess]:
         """The workers' process objects, in worker order."""
-        return [self._processes[w] for w in sorted(self._processes)]
+        return [self._workers[worker].process for worker in sorted(self._workers)]
 
     def reads_samples(self, worker_id: int) -> bool:
         """All of them do."""
@@ -138,8 +150,8 @@ class ProcessPool:
         self._start(dataclasses.replace(self._posts[worker_id], resume=b""))
 
     def reap(self, worker_id: int) -> None:
-        """Forgets a worker that has ended."""
-        self._reap(self._pidfd_of(worker_id), self._processes.pop(worker_id))
+        """Forget a worker that has ended."""
+        self._reap(self._workers.pop(worker_id))
 
     def _start(self, post: Post) -> None:
         inherited = self._job if self._travels else None
@@ -149,77 +161,56 @@ class ProcessPool:
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()
         owners.watch(process.pid or 0)
-        try:
-            pidfd = os.pidfd_open(process.pid or 0)
-        except ProcessLookupError:  # started by a fork server, which has already reaped it
-            pidfd = os.dup(process.sentinel)
-        except OSError:  # no descriptor is left: a worker nobody watches must not be
-            process.kill()
-            process.join()
-            raise
-        self._processes[post.worker_id] = process
-        self._pidfds[pidfd] = post.worker_id
-        self._poll.register(pidfd, select.POLLIN)
+        worker = WorkerProcess(post.worker_id, process)
+        self._workers[post.worker_id] = worker
+        self._children.add(worker)
 
     def deaths(self) -> list[Death]:
-        """Workers that have ended and have not been replaced. Cost: one poll, about 0.5 us."""
-        return [self._death(self._pidfds[pidfd]) for pidfd, _ in self._poll.poll(0)]
+        """Return workers that have ended and have not been replaced. Cost: one poll, about 0.5 us."""
+        return [Death(worker.worker_id, worker.pid, worker.wait()) for worker in self._children.ended()]
 
-    def _death(self, worker_id: int) -> Death:
-        process = self._processes[worker_id]
-        return Death(worker_id, process.pid or 0, settle(process))
-
-    def _reap(self, pidfd: int, process: BaseProcess) -> None:
-        del self._pidfds[pidfd]
-        self._poll.unregister(pidfd)
-        os.close(pidfd)
-        settle(process)
-        owners.forget(process.pid or 0)
-        process.close()
+    def _reap(self, worker: WorkerProcess) -> None:
+        self._children.reap(worker)
+        owners.forget(worker.pid)
+        worker.process.close()
 
     def replace(self, worker_id: int) -> None:
-        """Starts a new worker in the place of a dead one. If that fails, `deaths` goes on reporting the dead one."""
-        pidfd, dead = self._pidfd_of(worker_id), self._processes[worker_id]
+        """Start a new worker in place of a dead one. If that fails, `deaths` continues to report the dead one."""
+        dead = self._workers[worker_id]
         faults.hit("replacing")
         self.start_worker(worker_id)  # without its snapshot: what it has done since it resumed is not there to go on from
-        self._reap(pidfd, dead)
+        self._reap(dead)
 
     def stack(self, worker_id: int) -> str:
-        """Where a worker is now, in Python; or why that is not known."""
-        return written_stack(self._pidfd_of(worker_id), self._stacks[worker_id].fd)
-
-    def _pidfd_of(self, worker_id: int) -> int:
-        return next(pidfd for pidfd, worker in self._pidfds.items() if worker == worker_id)
+        """Return a worker's Python stack, or why it is unknown."""
+        return written_stack(self._workers[worker_id].pidfd, self._stacks[worker_id].fd)
 
     def kill(self, worker_id: int) -> Death:
-        """Ends a worker at once; it can then be replaced."""
-        _kill(self._pidfd_of(worker_id))
-        return self._death(worker_id)
+        """End a worker at once. It can then be replaced."""
+        worker = self._workers[worker_id]
+        return Death(worker_id, worker.pid, worker.kill())
 
     def stop(self, grace_s: float) -> None:
-        """Gives workers that long to leave, then kills those that have not. Safe to call twice."""
+        """Wait for workers to leave, then kill the others. Idempotent.
+
+        Args:
+            grace_s: seconds to wait.
+        """
         if os.getpid() != self._pid:
             return
-        deadline = monotonic() + grace_s
+        patience_s = 0.0
         try:
             faults.hit("closing")
-            while self._pidfds and (left := deadline - monotonic()) > 0:
-                ended = self._poll.poll(left * 1000)
-                with interrupts_held():
-                    for pidfd, _ in ended:
-                        self._reap(pidfd, self._processes.pop(self._pidfds[pidfd]))
-        finally:  # ^C, say, ends the patience and not the closing
-            with interrupts_held():
-                for pidfd in self._pidfds:
-                    _kill(pidfd)  # ends a stopped process, too
-                for pidfd, worker_id in list(self._pidfds.items()):
-                    self._reap(pidfd, self._processes.pop(worker_id))
+            patience_s = grace_s
+        finally:  # an exception such as ^C ends the patience and not the closing
+            self._children.end(patience_s, self._reap_ended)
 
-
-def _kill(pidfd: int) -> None:
-    """End a process by its descriptor: its number may be another's, if the program has waited for the process."""
-    with suppress(OSError):  # it has ended, or this is the sentinel of one that has
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    def _reap_ended(self, timeout_s: float | None) -> None:
+        ended, _ = self._children.wait(timeout_s)
+        with interrupts_held():
+            for worker in ended:
+                self._workers.pop(worker.worker_id, None)
+                self._reap(worker)
 
 
 def written_stack(pidfd: int, fd: int) -> str:

@@ -120,7 +120,7 @@ class Machine(RuleBasedStateMachine):
     @rule(which=st.integers(0, MOST - 1))
     def kill(self, which: int) -> None:
         engine: Any = self.loader._builder.last
-        pids = engine.pool._processes
+        pids = engine.pool._workers
         if which not in pids or not stop(pid := pids[which].pid):
             return
         held = engine._ring.held_by(which)
@@ -191,7 +191,7 @@ def test_every_start_method_grows_and_shrinks(method: str, expected: list[list[A
 
 def pool_of(loader: ShmLoader[Any]) -> dict[int, int]:
     engine: Any = loader._builder.last
-    return {worker: process.pid for worker, process in engine.pool._processes.items()}
+    return {worker: process.pid for worker, process in engine.pool._workers.items()}
 
 
 def take_until(batches: Iterator[Any], loader: ShmLoader[Any], workers: set[int]) -> None:

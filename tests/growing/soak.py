@@ -25,7 +25,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from shmload.growing.files import count_records, read_own_name
+from shmload.growing.cache_file import read_own_name
+from shmload.growing.intake import count_records
 from tests.growing.soak_trainer import CAPACITY_BYTES, NUM_SAMPLERS
 
 WORLD_SIZE = 2

@@ -13,7 +13,7 @@ from torch.utils.data import SequentialSampler
 
 from shmload import ShmLoader
 from shmload.growing import SampleCache
-from shmload.growing.files import EPOCH_SHIFT, MAX_EPOCH
+from shmload.growing.epoch_snapshot import EPOCH_SHIFT, MAX_EPOCH
 from tests.growing.growing_kit import SCHEMA, dataset_of, epoch_of, loader_of, put, sample, values_of
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from shmload.errors import ShardCorrupt
 from shmload.formats import TFRecordWriter
-from shmload.growing import SampleCache, files
+from shmload.growing import SampleCache, intake
 from shmload.growing import library as library_module
-from shmload.growing.files import Intake, count_records
+from shmload.growing.intake import Intake, count_records
 from tests.growing.growing_kit import RECORD_NBYTES, dataset_of, epoch_of, flip, loader_of, put_foreign, values_of
 
 
@@ -47,7 +47,7 @@ def test_where_nobody_can_say_who_writes_a_file_must_have_been_left_alone(
         raise OSError(errno.EINVAL, "no leases here")
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
-    monkeypatch.setattr(files, "SETTLE_S", 60.0)
+    monkeypatch.setattr(intake, "SETTLE_S", 60.0)
     cache = make_cache()
     path = put_foreign(cache.path / "fresh.tfrecord", range(3))
     assert cache.files() == []

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from shmload.errors import StateMismatch
 from shmload.growing import SampleCache
-from shmload.growing.files import CacheFile, Gone, Snapshot, read_snapshot
+from shmload.growing.cache_file import CacheFile
+from shmload.growing.epoch_snapshot import Snapshot, read_snapshot
+from shmload.growing.gone_files import Gone
 from tests.growing.growing_kit import dataset_of, epoch_of, loader_of, put, put_foreign, values_of
 
 

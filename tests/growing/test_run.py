@@ -12,7 +12,8 @@ import pytest
 
 from shmload.errors import ShardCorrupt, StateMismatch
 from shmload.growing import SampleCache
-from shmload.growing.files import CacheFile, Snapshot, next_generation, read_snapshot, snapshot_path
+from shmload.growing.cache_file import CacheFile, next_generation
+from shmload.growing.epoch_snapshot import Snapshot, read_snapshot, snapshot_path
 from shmload.growing.growing_run import KEPT_SNAPSHOTS, GrowingRun, forget_runs, run_name
 from tests.growing.growing_kit import dataset_of, epoch_of, loader_of, put
 

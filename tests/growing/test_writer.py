@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shmload.errors import CacheFull
 from shmload.formats import TFRecordDataset, paths
-from shmload.growing import SampleCache, files
+from shmload.growing import SampleCache, cache_writer, damage, process_report
 from tests.growing.growing_kit import RECORD_NBYTES, dataset_of, epoch_of, loader_of, put, put_foreign, sample
 from tests.storage.cache.test_processes import child
 
@@ -67,7 +67,7 @@ def test_a_record_larger_than_the_cache_is_refused(cache: SampleCache) -> None:
 
 def test_samples_are_published_when_they_have_waited_long_enough(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(files, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cache_writer, "monotonic", lambda: now[0])
     with cache.writer(publish_s=10.0) as one:
         for at, expected in ((0.0, 0), (9.0, 0), (10.0, 1), (19.0, 1), (21.0, 1), (29.0, 2)):
             now[0] = at
@@ -206,7 +206,7 @@ def test_a_writer_on_a_full_disk_loses_its_reports_and_no_sample(cache: SampleCa
         with one._waiting():
             pass
     put_foreign(cache.path / "dropped.tfrecord", range(3))
-    files.report_bad(cache.path, "another.tfrecord", "is damaged", 0)
+    damage.report_bad(cache.path, "another.tfrecord", "is damaged", 0)
     assert sorted(file.num_records for file in cache.files()) == [1, 1, 3]
 
 
@@ -222,19 +222,19 @@ def test_a_small_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> N
 def test_a_report_counts_as_long_as_its_writer_lives_whatever_its_pid_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int
 ) -> None:
-    monkeypatch.setattr(files.os, "getpid", lambda: pid)
-    report = files.WriterReport(tmp_path, "writers")
+    monkeypatch.setattr(process_report.os, "getpid", lambda: pid)
+    report = process_report.WriterReport(tmp_path, "writers")
     report.write({"num_files": 3})
     for _ in range(2):
-        assert [(pid, {"num_files": 3})] == list(files.reports(tmp_path, "writers"))
+        assert [(pid, {"num_files": 3})] == list(process_report.reports(tmp_path, "writers"))
     report._lock.close()  # what SIGKILL does
-    assert list(files.reports(tmp_path, "writers")) == []
+    assert list(process_report.reports(tmp_path, "writers")) == []
     assert list((tmp_path / "writers").iterdir()) == []
 
 
 def test_a_forked_child_does_not_keep_its_parents_report_alive(tmp_path: Path) -> None:
-    report = files.WriterReport(tmp_path, "writers")
+    report = process_report.WriterReport(tmp_path, "writers")
     report.write({})
     with child(lambda: None):
         report._lock.close()
-        assert list(files.reports(tmp_path, "writers")) == []
+        assert list(process_report.reports(tmp_path, "writers")) == []

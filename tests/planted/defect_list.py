@@ -114,7 +114,7 @@ DEFECTS = [
         "R5",
         "nobody looks at the pidfds",
         "shmload/worker/pool.py",
-        "        return [self._death(self._pidfds[pidfd]) for pidfd, _ in self._poll.poll(0)]\n",
+        "        return [Death(worker.worker_id, worker.pid, worker.wait()) for worker in self._children.ended()]\n",
         "        return []\n",
         (
             "tests/faults/test_deadly_samples.py::test_a_death_is_noticed_by_the_next_look_of_a_waiting_trainer",
@@ -232,7 +232,7 @@ DEFECTS = [
         "workers are started one after the other",
         "shmload/worker/pool.py",
         "                self._start(post)\n",
-        "                self._start(post)\n                self._poll.poll(25_000)\n",
+        "                self._start(post)\n                self._children.wait(25.0)\n",
         (f"{PROMISES}test_workers_start_at_the_same_time",),
     ),
     Defect(

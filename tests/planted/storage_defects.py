@@ -151,7 +151,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a writer counts as living while anyone has its pid",
-        "shmload/growing/files.py",
+        "shmload/growing/process_report.py",
         "        if is_locked(lock):\n",
         "        if os.path.exists(f\"/proc/{path.name.split('-')[0]}\"):\n",
         ("tests/growing/test_writer.py::test_a_report_counts_as_long_as_its_writer_lives_whatever_its_pid_says",),
@@ -175,7 +175,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S5",
         "a file that was bad stays out though it has changed since",
-        "shmload/growing/files.py",
+        "shmload/growing/damage.py",
         '            if os.stat(folder / one["name"]).st_ctime_ns == one["ctime_ns"]:\n',
         "            if one:\n",
         ("tests/growing/test_intake.py::test_a_bad_file_is_read_again_once_a_good_one_lies_in_its_place",),
@@ -383,7 +383,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "what a writer was given is dropped when there is no room for its end in time",
-        "shmload/growing/files.py",
+        "shmload/growing/cache_writer.py",
         "                if not isinstance(error, CacheFull) or self._reserved_file.needed > self._folder.capacity_bytes:\n",
         "                if True:\n",
         ("tests/growing/test_writer.py::test_what_was_taken_before_there_was_no_room_is_there_once_there_is",),

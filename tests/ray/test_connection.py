@@ -13,7 +13,6 @@ import pytest
 from shmload import Ray
 from shmload.errors import ClusterUnreachable
 from shmload.ray import actor_pool as module
-from shmload.ray import actor_pool as pool_module
 from shmload.ray.actor_pool import Briefing, Cluster, RayPool, differing, unreachable
 from shmload.ray.actors import Introduction, versions
 from shmload.storage import transport
@@ -161,10 +160,10 @@ def test_an_agent_that_takes_anothers_place_knows_it(monkeypatch: pytest.MonkeyP
 
     def launch(pool: Any, briefing: Briefing, ship: Any = None) -> None:
         launched.append(briefing)
-        pool._agent, pool._ending = Agent(), lambda: None
+        pool._agent = Agent()
 
     monkeypatch.setattr(RayPool, "_launch", launch)
-    monkeypatch.setattr(pool_module.owners, "forget", lambda pid: None)
+    monkeypatch.setattr(RayPool, "_reap", lambda pool, agent: None)
     nothing: Any = None
     pool = RayPool(briefing("auto", connect_timeout_s=7.5), nothing, nothing, nothing)
     pool.start(0)

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ import pytest
 from shmload import WorkerDied
 from shmload._core.filler import DONE, ERROR
 from shmload.errors import RingTooSmall
+from shmload.processes.child import Child
 from shmload.ray import actor_pool, actors, life_lock
 from shmload.ray.actor_pool import Briefing, Call, Cluster, RayPool
 from shmload.ray.actors import ActorSetting, Slot
@@ -231,23 +233,13 @@ def test_an_actor_that_has_no_lock_is_not_waited_for(control: Segment, fake: Any
     assert (ray.num_kills, caplog.messages) == (1, [])
 
 
-class Agent:
-    """Stands for the process of an agent that has ended."""
-
-    pid, returncode = 7, -9
-
-    def poll(self) -> int:
-        return self.returncode
-
-    def kill(self) -> None: ...
-
-    wait = poll
-
-
 def pool(control: Segment) -> RayPool:
     nothing: Any = None
     made = RayPool(Briefing((POST, POST), "auto", (), True, 1, 0, 0, 60.0), nothing, nothing, control)
-    made._agent = Agent()  # type: ignore[assignment]
+    process = subprocess.Popen(["sleep", "1000"])
+    made._agent = Child(process.pid, process.wait)
+    made._children.add(made._agent)
+    made._agent.kill()
     return made
 
 
@@ -269,7 +261,8 @@ def test_an_agents_death_is_told_when_none_of_its_actors_can_write_any_more(
 def test_an_agent_that_is_killed_is_one_whose_actors_have_ended(control: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([True, True, False])
     monkeypatch.setattr(life_lock, "is_held", lambda fd, byte=None: next(looks))
-    assert pool(control).kill(1) == (1, 7, -9)
+    ours = pool(control)
+    assert ours.kill(1) == (1, ours.pids[0], -9)
     assert next(looks, None) is None
 
 

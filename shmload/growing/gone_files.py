@@ -1,0 +1,45 @@
+"""A snapshot some of whose files are gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.growing.epoch_snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A snapshot without some of its files, and the samples that replace theirs."""
+
+    snapshot: Snapshot
+    is_gone: tuple[bool, ...]  # [file]
+
+    @cached_property
+    def num_samples(self) -> int:
+        """Number of samples that are gone."""
+        return sum(file.num_records for file, gone in zip(self.snapshot.files, self.is_gone, strict=True) if gone)
+
+    @cached_property
+    def _counts(self) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+        """For each file: whether it is gone; the lost records before it; the remaining records up to and including it."""
+        gone, counts = np.array(self.is_gone), self.snapshot.ends - self.snapshot.starts
+        lost = np.where(gone, counts, 0)
+        return gone, np.cumsum(lost) - lost, np.cumsum(counts - lost)
+
+    def mask(self, records: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which records are gone."""
+        gone: NDArray[np.bool_] = self._counts[0][np.searchsorted(self.snapshot.ends, records, "right")]
+        return gone
+
+    def substituted(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the records, with the k-th lost record of the snapshot replaced by its k-th remaining one."""
+        gone, lost_before, there = self._counts
+        files = np.searchsorted(self.snapshot.ends, records, "right")
+        rank = (lost_before[files] + records - self.snapshot.starts[files]) % there[-1]
+        stand_in = np.searchsorted(there, rank, "right")
+        before = there[stand_in] - (self.snapshot.ends - self.snapshot.starts)[stand_in]
+        return np.where(gone[files], self.snapshot.starts[stand_in] + rank - before, records)

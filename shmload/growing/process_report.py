@@ -1,0 +1,55 @@
+"""What processes report of themselves to `stats()` in other processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from shmload.formats.paths import write_if_possible
+from shmload.processes.file_lock import FileLock, is_locked
+
+
+class WriterReport:
+    """The report of one process, .growing/<kind>/<pid>-<word>.json, rewritten at each change.
+
+    It is valid while its process holds a lock on the file beside it, .../<pid>-<word>.lock. A process id would not do: it means
+    another process in another container, and later.
+    """
+
+    def __init__(self, control: Path, kind: str) -> None:
+        self._pid = os.getpid()
+        self.path = control / kind / f"{self._pid}-{secrets.token_hex(4)}.json"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unlocked = self.path.with_name(f".{self.path.name}")  # under its final name, an unlocked file is taken for a dead process's
+        self._lock = FileLock.open(unlocked, os.O_CREAT)
+        self._lock.try_acquire()
+        unlocked.rename(self.path.with_suffix(".lock"))
+
+    def write(self, what: Any) -> None:
+        """Report this. Do nothing in a forked child."""
+        if self._pid == os.getpid():
+            write_if_possible(self.path, json.dumps(what).encode())
+
+    def close(self) -> None:
+        """Remove the report. Idempotent."""
+        if self._pid == os.getpid():
+            self.path.unlink(missing_ok=True)
+            self.path.with_suffix(".lock").unlink(missing_ok=True)
+            self._lock.close()
+
+
+def reports(control: Path, kind: str) -> Iterator[tuple[int, Any]]:
+    """Yield the process id and report of each living process. Remove the reports of dead ones."""
+    for lock in sorted((control / kind).glob("[!.]*.lock")):
+        path = lock.with_suffix(".json")
+        if is_locked(lock):
+            with suppress(FileNotFoundError):  # it has just ended, or has reported nothing yet
+                yield int(path.name.split("-")[0]), json.loads(path.read_bytes())
+        else:
+            path.unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)

@@ -1,0 +1,231 @@
+"""A rank that reads the ring of its group's leader: orders in, batches out, like an engine.
+
+It is no `Engine`, because it has no ring, no workers and no slots of its own to fill. An order only says which batch is expected;
+whether the batch is ready is in the leader's owner words.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from shmload._core.mapping import Mapping
+from shmload._core.trainer import FAILED, FILLING, FollowerRing, Lease, Order, Share
+from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
+from shmload.batch.layout import Layout
+from shmload.engine.copy_out import CopyOut
+from shmload.engine.options import EngineOptions
+from shmload.engine.outcome import Outcome
+from shmload.engine.stats import RingReader
+from shmload.engine.turns import Turns
+from shmload.errors import RankLeft, WorkerDied
+from shmload.sharing.rank_group import RankGroup, RankSync
+from shmload.shm.segment import Doorbell, map_segment
+from shmload.worker.failure import Failure
+
+FOLLOWER_WAIT_S = 0.02  # the longest sleep before it looks for ranks that have ended
+
+
+class FollowingEngine:
+    """The `BatchSource` of a rank that reads the ring of its group's leader.
+
+    Args:
+        options: the loader's.
+        rank_group: the ranks that read the ring.
+    """
+
+    wants_pinned = True  # the ring is not pinned, so batches are copied to pinned memory, as torch does
+    releases = holders = None
+
+    def __init__(self, options: EngineOptions, rank_group: RankGroup) -> None:
+        self._options, self._rank_group = options, rank_group
+        self._pid = os.getpid()
+        self._is_closed = False
+        self.turns = Turns()  # like any engine's
+        self._queue: deque[Order] = deque()
+        self.layout: Layout | None = None  # offsets of the fields, once they are known
+        self._memory: dict[bytes, Mapping] = {}
+        self._places: dict[int, tuple[int, bytes]] = {}  # slot -> version and segment of its mapped payload
+        self.on_delivery: Callable[[], None] | None = None
+        try:
+            way = rank_group.ring()
+            self.control = map_segment(way["control"])
+            share = Share(map_segment(way["share"]), me=rank_group.me)
+            self._ring = FollowerRing(self.control, share)
+            self._ready = Doorbell.attach(way["ready"])
+        except BaseException:
+            rank_group.close()
+            raise
+        self._reader = RingReader(self.control)
+        self._copy_out = CopyOut(self._ring, is_shared=True)
+        self.num_slots, self.shared_by = self._ring.num_slots, len(rank_group.members)
+        self._rank_sync = RankSync(rank_group, options.timeout_s)
+        self._rank_sync.attach(share, self._sleep, self._ring_others)
+
+    # ------------------------------------------------------------ orders
+
+    def submit(self, order: Order) -> None:
+        """Expect a batch after those expected so far."""
+        self._queue.append(order)
+
+    @property
+    def num_queued(self) -> int:
+        """Number of batches expected and not delivered."""
+        return len(self._queue)
+
+    @property
+    def front(self) -> Order | None:
+        """The order that `next` will deliver."""
+        return self._queue[0] if self._queue else None
+
+    def abandon(self) -> None:
+        """Expect none of these batches any more."""
+        self._queue.clear()
+        self._rank_sync.abandoned()
+
+    def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
+        """Count passes; readers of statistics look at the leader."""
+        self._rank_sync.pass_begins()
+
+    def leave_pass(self) -> None:
+        """Tell the other ranks that this one has left the pass before its end."""
+        if not self._is_closed:
+            self._rank_sync.pass_left()
+
+    # ------------------------------------------------------------ delivery
+
+    def next(self, *, in_order: bool = True) -> Outcome:
+        """Wait for the next expected batch and deliver it.
+
+        Returns:
+            the batch, or the exception of one of its samples, the same in every rank; WorkerDied if a sample ended two workers.
+        Raises:
+            RankLeft: another rank does not take this batch, or has ended.
+            RuntimeError: the loader is closed, or `timeout` has passed.
+        """
+        self._check_open()
+        self._copy_out.raise_refused()
+        order = self._queue[0]
+        self._nudge()
+        self._rank_sync.before_next(order)
+        try:
+            slot, lease = self._taken(order)
+        except Exception:
+            raise
+        except BaseException:  # ^C: the batch may have been passed on, and it does not come twice
+            self.close()
+            raise
+        try:
+            if lease is None:
+                return Outcome(order, None, None, self._failure(order, slot))
+            if lease.used_nbytes:
+                batch = unpack(LeasedBatch(lease))
+            else:
+                if self.layout is None:
+                    self.layout = Layout.loads(self._ring.layout_text)
+                batch, _ = deliver_rows(self.layout, lease, order.nrows)
+            if self._ring.num_leased >= self._ring.num_lendable and self._copy_out.must_copy(str):
+                batch = copied(batch)
+        except Exception as error:  # for example, of an object that does not unpickle
+            return Outcome(order, None, None, error)
+        finally:
+            del lease
+            self._queue.popleft()
+            self._rank_sync.after_next(is_gone=True)
+            self._nudge()
+        if self.on_delivery is not None:
+            self.on_delivery()
+        return Outcome(order, batch, None)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("this loader is closed: make a new one")
+
+    def _taken(self, order: Order) -> tuple[int, Lease | None]:
+        """Wait for a batch. Return its slot and lease; the lease is None if the batch failed."""
+        ring = self._ring
+        began = 0.0
+        while True:
+            slot = ring.find(order)
+            if slot >= 0 and (found := ring.look(slot)) != FILLING:
+                if found == FAILED:
+                    return slot, None
+                if ring.is_free(slot):
+                    self._map(slot)
+                    return slot, ring.lease(slot)
+            began = began or monotonic()
+            self._sleep(order)
+            self._check_open()  # another thread may have closed it
+            self._rank_sync.look()
+            self._nudge()
+            if self._options.timeout_s and monotonic() - began > self._options.timeout_s:
+                raise RuntimeError(f"DataLoader timed out after {self._options.timeout_s} seconds")
+
+    def _map(self, slot: int) -> None:
+        """Map the segment that contains the slot's batch."""
+        version, path, offset, nbytes = self._ring.payload(slot)
+        if self._places.get(slot, (0, b""))[0] == version:
+            return
+        memory = self._memory.get(path)
+        if memory is None:
+            try:
+                memory = self._memory[path] = map_segment(path.decode(), private=True)
+            except FileNotFoundError:
+                raise RankLeft(
+                    f'{self._rank_group.members[0]}, whose ring this rank reads (share="node"), has closed its loader before this '
+                    "rank could open what the batch lies in. Let all ranks close their loaders at the same step"
+                ) from None
+        self._ring.set_payload(slot, memory, offset, nbytes)
+        self._places[slot] = version, path
+        for unused in self._memory.keys() - {used for _, used in self._places.values()}:
+            del self._memory[unused]
+
+    def _failure(self, order: Order, slot: int) -> BaseException:
+        text = self._ring.failure(slot)
+        self._ring.skip(slot)
+        if text is not None:
+            return Failure.loads(text).exception()
+        return WorkerDied(
+            f"two workers have ended over one sample of step {order.step} of epoch {order.epoch}; {self._rank_group.members[0]}, "
+            f"whose worker pool this rank shares, names it"
+        )
+
+    # ------------------------------------------------------------ bells
+
+    def _sleep(self, order: Order | None) -> None:
+        self._ring.wait(order, FOLLOWER_WAIT_S)
+
+    def _nudge(self) -> None:
+        """Wake the leader if it waits for a slot, because this rank may have released one."""
+        if self._ring.is_leader_waiting:
+            self._ready.post()
+
+    def _ring_others(self) -> None:
+        self._ready.post_up_to(1)
+        self._ring.wake()
+
+    # ------------------------------------------------------------ looking at it
+
+    def counters(self) -> dict[str, Any]:
+        """Return what `shmload top` shows of the leader's ring; `num_copied_out` is this rank's own."""
+        return {**self._reader.report(), "num_copied_out": self._ring.num_copied_out, "shared_by": len(self._rank_group.members)}
+
+    def totals(self) -> dict[str, float]:
+        """Return zeros, because the leader counts the work of the ring."""
+        return {"nbytes": 0, "num_restarts": 0, "busy_s": 0.0}
+
+    # ------------------------------------------------------------ ends
+
+    def close(self, *, grace_s: float = 0) -> None:
+        """Leave the ring; live batches stay valid. Idempotent, and without effect in a forked child."""
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self._is_closed = True
+        with self.turns.others_out():
+            self._rank_sync.leave()
+            self._memory.clear()
+            self._ring.let_go()
+            self._rank_group.close()

@@ -17,11 +17,11 @@ from shmload.formats.paths import check_file, check_local
 
 
 class ArrayTreeDataset(ColumnDataset):
-    """Rows of arrays that one file or folder holds by their paths within it, read by a library of the format."""
+    """Rows of arrays in one file or folder, by their paths within it, read by the library of the format."""
 
     _library: str
-    _extra: str  # which brings the library
-    _is_folder = False  # whether a folder may hold it
+    _extra: str  # that installs the library
+    _is_folder = False  # whether the path may be a folder
 
     def __init__(
         self, path: str | os.PathLike[str], fields: Mapping[str, str] | Sequence[str] | None = None, *, cache_bytes: int = 1 << 28
@@ -34,15 +34,15 @@ class ArrayTreeDataset(ColumnDataset):
 
     @abstractmethod
     def _arrays(self, module: Any) -> Mapping[str, Any]:
-        """The fields as the library has them."""
+        """Return the library's arrays by field."""
 
     @abstractmethod
     def _column(self, name: str, array: Any, cache: BlockCache, module: Any) -> Column:
-        """One of them as a column."""
+        """Return an array as a column."""
 
     def _open(self) -> Opened:
         module = library(self._library, self._extra)
-        os.stat(self.path)  # whose error names the path
+        os.stat(self.path)  # its error names the path
         try:
             arrays = self._arrays(module)
             num_rows = one_length({name: array.shape[0] for name, array in arrays.items()}, self.path)
@@ -50,6 +50,6 @@ class ArrayTreeDataset(ColumnDataset):
             return Columns(num_rows, {name: self._column(name, array, cache, module) for name, array in arrays.items()})
         except (NoField, ShardCorrupt):
             raise
-        except Exception as error:  # damaged metadata fail in many ways, at any step through them
+        except Exception as error:  # damaged metadata raise errors of many types
             kind = type(self).__name__.removesuffix("Dataset")
             raise ShardCorrupt(f"{self.path}: no sound {kind} data: {type(error).__name__}: {error}") from error

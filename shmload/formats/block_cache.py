@@ -9,10 +9,9 @@ from typing import Any
 
 
 class BlockCache:
-    """Blocks by key, of one process.
+    """Decoded blocks by key, in one process.
 
-    What is too large for the cache is decoded and used, and not kept. A block that was put out lives on as long as someone reads
-    it.
+    A block that is larger than the cache is decoded and used, but not kept. An evicted block lives as long as it is being read.
 
     Args:
         capacity_bytes: of all blocks that are kept.
@@ -27,10 +26,11 @@ class BlockCache:
         self.num_decoded = 0
 
     def get(self, key: Hashable, decode: Callable[[], tuple[Any, int]]) -> Any:
-        """A block.
+        """Return a block, decoding it if it is not in the cache.
 
         Args:
-            decode: makes it: (block, bytes it takes).
+            key: of the block.
+            decode: returns the block and the bytes it takes.
         """
         with self._lock:
             found = self._blocks.get(key)
@@ -47,6 +47,6 @@ class BlockCache:
             return block
 
     def held(self) -> dict[Hashable, Any]:
-        """The blocks that are kept."""
+        """Return the blocks that are in the cache."""
         with self._lock:
             return {key: block for key, (block, _) in self._blocks.items()}

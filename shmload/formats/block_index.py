@@ -31,14 +31,14 @@ Bounds = NDArray[np.int64]
 _MAGIC = b"SHMLOAD BLOCK INDEX 1\n"
 
 
-PIECE = 4 << 20  # bytes a request, where one block follows the other
+PIECE = 4 << 20  # bytes a request, if one block follows the other
 
 
-_PEEK = 64 << 10  # bytes a request, where most of what follows is passed over
+_PEEK = 64 << 10  # bytes a request, if most of the bytes that follow are skipped
 
 
 class Index(Protocol):
-    """Where the samples of a shard lie."""
+    """The places of the samples of a shard."""
 
     path: str
 
@@ -49,13 +49,13 @@ class Index(Protocol):
 
 @dataclass(frozen=True)
 class RecordIndex:
-    """Where the blocks of a shard lie, end to end.
+    """The places of the blocks of a shard, end to end.
 
     Attributes:
         path: the shard's URL.
-        bounds: where each block begins and, behind the last, where that ends; shape `(blocks + 1,)`.
-        firsts: the sample that each block begins with, and how many there are; None: each block is one sample.
-        extra: what the layout needs to decode a block: the shard's header or footer.
+        bounds: offset of each block, and the end of the last one; shape `(blocks + 1,)`.
+        firsts: number of the first sample of each block, and the number of samples; None: each block is one sample.
+        extra: bytes that the format needs to decode a block, such as the shard's header or footer.
     """
 
     path: str
@@ -68,23 +68,23 @@ class RecordIndex:
         return len(self.bounds) - 1 if self.firsts is None else int(self.firsts[-1])
 
     def key(self, sample: int) -> str:
-        """Of a sample that has no name: its shard's and its number there."""
+        """Return a key for a sample without a name: the name of its shard and its number."""
         return f"{_stem(self.path)}-{sample}"
 
     def block(self, sample: int) -> tuple[int, int]:
-        """(block, row within it)."""
+        """Return the block of a sample, and its row within the block."""
         if self.firsts is None:
             return sample, 0
         block = bisect_right(self.firsts, sample) - 1
         return block, sample - int(self.firsts[block])
 
     def span(self, block: int) -> tuple[int, int]:
-        """(offset, nbytes) of a block."""
+        """Return the (offset, nbytes) of a block."""
         begin = int(self.bounds[block])
         return begin, int(self.bounds[block + 1]) - begin
 
     def pack(self, layout: str, nbytes: int) -> bytes:
-        """As it is kept. Blocks of equal length take no room."""
+        """Return the index as bytes to be kept. Blocks of equal length take no room."""
         steps = np.diff(self.bounds)
         is_even = len(steps) > 1 and bool(np.all(steps == steps[0]))
         arrays = [] if is_even else [self.bounds]
@@ -100,7 +100,7 @@ class RecordIndex:
 
     @classmethod
     def unpack(cls, path: str, packed: Any, layout: str, nbytes: int) -> RecordIndex | None:
-        """What was packed for a shard of this layout and length, if it can be believed."""
+        """Return the index that was packed for a shard of this format and length; None if it is damaged or of another shard."""
         text = bytes(packed)
         head_text, _, body = text.removeprefix(_MAGIC).partition(b"\n")
         try:
@@ -124,14 +124,14 @@ class RecordIndex:
         return found if found.is_sound(nbytes) else None
 
     def is_sound(self, nbytes: int) -> bool:
-        """Whether all blocks lie inside the shard, one behind the other."""
+        """Return whether all blocks are inside the shard, one after the other."""
         bounds, firsts = self.bounds, self.firsts
         inside = bounds[0] >= 0 and bounds[-1] <= nbytes and bool(np.all(bounds[1:] >= bounds[:-1]))
         return inside and (firsts is None or (firsts[0] == 0 and bool(np.all(firsts[1:] >= firsts[:-1]))))
 
 
 def _checksum(head: dict[str, Any], body: bytes) -> int:
-    """Of all that an index says: blocks of equal length lie where its head has them."""
+    """Return the checksum of an index and its head, because the head gives the places of blocks of equal length."""
     return crc32c(json.dumps(head).encode() + body)
 
 
@@ -142,14 +142,14 @@ def _stem(url: str) -> str:
 
 
 class Pieces:
-    """A shard that is read from its begin on, a piece at a time. What is passed over is not read."""
+    """A shard that is read from its beginning, a piece at a time. Bytes that are skipped are not read."""
 
     def __init__(self, nbytes: int, read: Read) -> None:
         self._nbytes, self._read = nbytes, read
         self._begin, self._data = 0, memoryview(b"")
 
     def __call__(self, offset: int, size: int) -> memoryview:
-        """Bytes of the shard; fewer than asked for where it ends."""
+        """Return bytes of the shard; fewer than asked for at its end."""
         at, end = offset - self._begin, min(offset + size, self._nbytes)
         if at < 0 or end > self._begin + len(self._data):
             is_near = offset - (self._begin + len(self._data)) < PIECE

@@ -14,7 +14,7 @@ from shmload.formats.block_index import Bounds, Read
 
 
 def offsets_table(url: str, nbytes: int, read: Read) -> tuple[Bounds, int]:
-    """Where samples begin, as uint32s at the begin say behind their number, and where that table ends."""
+    """Return the offsets of samples, which are uint32s after their number at the beginning, and the end of that table."""
     head = bytes(memoryview(read(0, min(4, nbytes))).cast("B"))
     count = int.from_bytes(head, "little")
     end = 4 * (count + 2)
@@ -22,7 +22,7 @@ def offsets_table(url: str, nbytes: int, read: Read) -> tuple[Bounds, int]:
         raise ShardCorrupt(f"{url}: at byte 0: it says {count} samples, whose table of offsets alone has {end} bytes of {nbytes}")
     bounds = np.frombuffer(memoryview(read(4, end - 4)), "<u4").astype(np.int64)
     if bounds[0] < end or bounds[-1] > nbytes or np.any(bounds[1:] < bounds[:-1]):
-        raise ShardCorrupt(f"{url}: at byte 4: the offsets of its {count} samples lie out of order, or beyond its {nbytes} bytes")
+        raise ShardCorrupt(f"{url}: at byte 4: the offsets of its {count} samples are out of order, or beyond its {nbytes} bytes")
     return bounds, end
 
 
@@ -31,7 +31,7 @@ def text_of(data: Any) -> str:
 
 
 def raw_image(data: Any) -> NDArray[np.uint8]:
-    """A raw image of PIL: width, height, length of the mode, mode, pixels; an array of shape (height, width[, channels])."""
+    """Return a raw image of PIL as an array: width, height, length of the mode, mode, pixels."""
     width, height, length = struct.unpack_from("<3I", data)
     mode, pixels = text_of(data[12 : 12 + length]), data[12 + length :]
     channels = {"L": (), "P": (), "RGB": (3,), "RGBA": (4,), "CMYK": (4,), "YCbCr": (3,), "LA": (2,), "HSV": (3,), "LAB": (3,)}
@@ -41,7 +41,7 @@ def raw_image(data: Any) -> NDArray[np.uint8]:
 
 
 def sized_parts(data: Any, at: int) -> list[Any]:
-    """Parts whose number and lengths stand before them, from `at` on."""
+    """Return the parts that follow their number and lengths at offset `at`."""
     (count,) = struct.unpack_from("<I", data, at)
     sizes = np.frombuffer(data, "<u4", count, at + 4).tolist()
     at, parts = at + 4 + 4 * count, []

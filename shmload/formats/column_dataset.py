@@ -16,17 +16,17 @@ from shmload.formats.row_numbers import Indices, checked_indices
 
 
 class Opened(Protocol):
-    """A dataset as it is open in this process."""
+    """A dataset that is open in this process."""
 
     num_rows: int
     schema: dict[str, Any]
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Writes these rows, which exist, to a batch."""
+        """Write these rows, which exist, to a batch."""
 
 
 class ColumnDataset(ABC):
-    """Samples that are rows of named columns. A pickled dataset is its arguments; a process opens the file when it first reads."""
+    """Samples that are rows of named columns. A pickled dataset is its arguments; each process opens the file at its first read."""
 
     def __init__(self, source: str) -> None:
         self._source = source  # for its repr
@@ -41,7 +41,7 @@ class ColumnDataset(ABC):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Type and shape of each field, {"x": ("float32", (8,))}; None in a shape: it differs from row to row. Opens the file."""
+        """Type and shape of each field, {"x": ("float32", (8,))}; None is an extent that differs between rows. Opens the file."""
         return self._opened.schema
 
     def __len__(self) -> int:
@@ -53,14 +53,14 @@ class ColumnDataset(ABC):
         return out.sample()
 
     def read_batch_into(self, indices: Sequence[int] | NDArray[Any], out: Any) -> None:
-        """Writes rows to those of a batch.
+        """Write rows into the rows of a batch.
 
         Args:
             indices: integers, shape `(rows,)`; negative ones count from the end.
             out: an array for each field of `schema`, with a leading dimension of `rows`; text and ragged fields as a ShmLoader's
                 batch takes them.
         Raises:
-            IndexError: there is no such row.
+            IndexError: an index is out of range.
             ShardCorrupt: the file is not what its format says.
         """
         opened = self._opened
@@ -72,7 +72,7 @@ class ColumnDataset(ABC):
 
 
 class GroupedDataset(ColumnDataset):
-    """Samples whose rows come in groups (a file's row groups, blocks), which are had one by one."""
+    """Samples whose rows come in groups, such as a file's row groups or blocks, which are loaded one by one."""
 
     @property
     def block_starts(self) -> NDArray[np.int64]:
@@ -81,7 +81,7 @@ class GroupedDataset(ColumnDataset):
 
     @property
     def block_size(self) -> int:
-        """Rows of the largest group: what `BlockShuffle` takes for its blocks. Groups of one size make the best use of it."""
+        """Rows of the largest group, for `BlockShuffle`, which works best if all groups have one size."""
         return max(int(np.diff(self.block_starts).max(initial=0)), 1)
 
     @property

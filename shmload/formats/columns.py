@@ -19,14 +19,14 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.block_cache import BlockCache
 from shmload.formats.row_numbers import Indices
 
-Load = Callable[[int, int], Any]  # (first row, behind the last) -> their values
+Load = Callable[[int, int], Any]  # (first row, row after the last) -> their values
 
 
-BLOCK_NBYTES = 1 << 20  # of what a file does not divide itself
+BLOCK_NBYTES = 1 << 20  # of a block, if the file is not divided into chunks
 
 
 class Columns:
-    """Fields that are read one after the other. A column has a `spec`, as a schema says it."""
+    """Fields that are read one after the other. The `spec` of a column is its entry in the schema."""
 
     def __init__(self, num_rows: int, columns: Mapping[str, Column]) -> None:
         self.num_rows = num_rows
@@ -34,13 +34,13 @@ class Columns:
         self._columns = columns
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Writes these rows to a batch."""
+        """Write these rows to a batch."""
         for name, column in self._columns.items():
             column.read(name, rows, out)
 
 
 class MappedColumn:
-    """Rows that lie in memory, or in a file that is mapped: copied without the GIL."""
+    """Rows in memory or in a mapped file, which are copied without the GIL."""
 
     def __init__(self, name: str, array: TypedArray) -> None:
         self.spec = array.spec
@@ -51,7 +51,7 @@ class MappedColumn:
 
 
 class Blocks:
-    """A column in blocks of rows, decoded as they are needed.
+    """A column in blocks of rows, which are decoded when they are needed.
 
     Args:
         where: file and field, for errors.
@@ -66,7 +66,7 @@ class Blocks:
         self.cache = cache
 
     def of(self, rows: Indices) -> Iterator[tuple[Any, Any, Any]]:
-        """(places in the batch, block, rows within it), block by block."""
+        """Yield (places in the batch, block, rows within it), block by block."""
         number = rows // self.rows_per_block
         order = np.argsort(number, kind="stable")
         cuts = np.flatnonzero(np.diff(number[order])) + 1
@@ -75,7 +75,7 @@ class Blocks:
             yield places, self.block(block), rows[places] - block * self.rows_per_block
 
     def block(self, number: int) -> Any:
-        """One block, decoded."""
+        """Return one block, decoded."""
         return self.cache.get((self.where, number), lambda: self._decoded(number))
 
     def _decoded(self, number: int) -> tuple[Any, int]:
@@ -83,7 +83,7 @@ class Blocks:
         end = min(first + self.rows_per_block, self._num_rows)
         try:
             values = self._load(first, end)
-        except Exception as error:  # each library and codec has errors of its own; all mean that these bytes cannot be read
+        except Exception as error:  # each library and codec raises its own types; all mean that these bytes cannot be read
             raise ShardCorrupt(f"{self.where}, rows {first} to {end - 1}: {type(error).__name__}: {error}") from error
         if len(values) != end - first:
             raise ShardCorrupt(f"{self.where}, rows {first} to {end - 1}: there are {len(values)}")
@@ -94,7 +94,7 @@ class Blocks:
 
 
 class FixedColumn:
-    """Rows of one shape: copied natively from all blocks at once, or one block after the other if the cache cannot hold them."""
+    """Rows of one shape, copied natively from all blocks at once, or block by block if the cache cannot hold them."""
 
     def __init__(self, blocks: Blocks, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self.spec = (dtype.name, shape)
@@ -114,7 +114,7 @@ class FixedColumn:
             return
         begins = np.empty(len(numbers), np.int64)
         blocks = [self._blocks.block(number) for number in numbers.tolist()]
-        for number, block in enumerate(blocks):  # whose rows are copied from where they are believed to lie
+        for number, block in enumerate(blocks):  # rows are copied from these addresses, so that blocks are checked
             if block.dtype != self._dtype or block.shape[1:] != self._shape or not block.flags.c_contiguous:
                 raise ShardCorrupt(f"{self._blocks.where}: has a block of {block.dtype} {block.shape}, not {self.spec}")
             begins[number] = block.__array_interface__["data"][0]
@@ -146,6 +146,6 @@ Column = MappedColumn | FixedColumn | ListedColumn
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-    """A stored dtype as a batch has it; None if no tensor has it."""
+    """Return a stored dtype in this machine's byte order; None if no tensor has it."""
     found = of_numpy(dtype.newbyteorder("="))
     return None if found is None else found.numpy

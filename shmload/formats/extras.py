@@ -7,8 +7,11 @@ from typing import Any
 
 
 def library(name: str, extra: str) -> Any:
-    """A module.
+    """Return a module of an optional package.
 
+    Args:
+        name: of the module.
+        extra: of shmload that installs the package.
     Raises:
         ModuleNotFoundError: it is not installed; names the extra that brings it.
     """

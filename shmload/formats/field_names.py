@@ -20,7 +20,7 @@ def names_of(names: Sequence[str], argument: str) -> list[str]:
     """Return a sequence of names as a list.
 
     Raises:
-        TypeError: it is a single string, whose letters would be taken for names, or not of strings.
+        TypeError: it is a single string, whose letters would be taken for names, or contains other types.
     """
     if isinstance(names, str | bytes) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{argument} must be a list of names, got {names!r}; write {argument}=['x', 'y']")
@@ -28,14 +28,14 @@ def names_of(names: Sequence[str], argument: str) -> list[str]:
 
 
 class NoField(ValueError):
-    """What is sound, and cannot be a field of a batch: for the user to leave out."""
+    """Data are sound but cannot be a field of a batch, so that the user has to leave them out."""
 
 
 def one_length(lengths: Mapping[str, int], where: str) -> int:
-    """The number of rows that all fields have.
+    """Return the number of rows that all fields have.
 
     Raises:
-        NoField: they differ, or there is no field.
+        NoField: fields differ in it, or there are no fields.
     """
     if not lengths:
         raise NoField(f"{where}: has no array with rows to be a field")

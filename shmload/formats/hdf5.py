@@ -22,7 +22,7 @@ from shmload.formats.head import Head
 class HDF5Dataset(ArrayTreeDataset):
     """Rows of the datasets of an HDF5 file; the first axis counts samples.
 
-    A dataset that lies in the file in one piece is mapped, and its rows are copied without the GIL. A chunked or compressed one
+    A dataset that is stored in one piece is mapped, and its rows are copied without the GIL. A chunked or compressed one
     is decoded a chunk's rows at a time, through h5py, into a cache of this process; see `ParquetDataset` on random order and
     blocks. Rows that are strings are text, rows of variable length ragged. Enums are the integers that are stored; those that h5py
     writes for booleans are bool.
@@ -88,7 +88,7 @@ class HDF5Dataset(ArrayTreeDataset):
             return ListedColumn(
                 blocks(lambda a, b: [value.astype(dtype, copy=False) for value in dataset[a:b]], 1024), (dtype.name, (None,))
             )
-        # where the numbers lie, if they are one piece of this file; None: they are not, or nothing was written yet
+        # the offset of the numbers, if they are one piece of this file; else None, also if nothing was written yet
         offset, kind = dataset.id.get_offset(), dataset.id.get_type()
         if isinstance(kind, h5py.h5t.TypeEnumID):
             kind = kind.get_super()  # the integers that are stored
@@ -98,7 +98,7 @@ class HDF5Dataset(ArrayTreeDataset):
         if offset is not None and is_plain and is_written:
             end = os.path.getsize(self.path)
             if not 0 <= offset <= end - dataset.nbytes:
-                raise ShardCorrupt(f"{where}, offset {offset}: {dataset.nbytes} bytes of it do not lie within the file's {end}")
+                raise ShardCorrupt(f"{where}, offset {offset}: {dataset.nbytes} bytes of it are not within the file's {end}")
             mapped = np.memmap(self.path, dataset.dtype, "r", offset, dataset.shape)
             return MappedColumn(name, typed_array(name, mapped.view(np.ndarray)))
         row_nbytes = dataset.nbytes // max(length, 1)

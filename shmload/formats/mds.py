@@ -46,7 +46,7 @@ _MDS_PLAIN: dict[str, Callable[[Any], Any]] = {
 
 
 def _mds_array(data: Any, config: str) -> NDArray[Any]:
-    """An array whose dtype and shape stand in the column's encoding, or before the values."""
+    """Return an array whose dtype and shape are in the column's encoding, or before the values."""
     dtype, _, sizes = config.partition(":")
     at = 0
     if not dtype:

@@ -17,21 +17,21 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """What is opened once a process. It is given `open` at each use, not to keep it: its owner is freed as soon as it is
-    dropped.
+    """An object that is opened once per process. It gets `open` at each use and does not keep it, so that no reference circle keeps
+    its owner alive.
 
     Args:
-        is_inherited: a forked child goes on with its parent's, as it may where files are only mapped.
+        is_inherited: whether a forked child goes on using its parent's object, as it may if files are only mapped.
     """
 
     def __init__(self, is_inherited: bool = False) -> None:
         self._is_inherited = is_inherited
-        self._held: tuple[int, T] | None = None  # and the process it was opened in
+        self._held: tuple[int, T] | None = None  # and the process that opened it
         self._inherited: list[object] = []
         self._lock = ForkLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PerProcess, (self._is_inherited,)  # it is opened again where it is unpickled
+        return PerProcess, (self._is_inherited,)  # the process that unpickles it opens it anew
 
     @property
     def is_open(self) -> bool:
@@ -39,7 +39,7 @@ class PerProcess(Generic[T]):
         return self._held is not None and self._held[0] in (0, os.getpid())
 
     def get(self, open: Callable[[], T]) -> T:
-        """This process's own, which `open` makes."""
+        """Return this process's object, which `open` makes at the first call."""
         pid, held = 0 if self._is_inherited else os.getpid(), self._held
         if held is not None and held[0] == pid:
             return held[1]

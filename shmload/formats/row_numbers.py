@@ -12,10 +12,10 @@ Indices = NDArray[np.int64]
 
 
 def checked_indices(indices: Any, num_rows: int) -> Indices:
-    """Numbers of rows, of which negative ones counted from the end.
+    """Return indices as row numbers from 0 on. Negative indices count from the end.
 
     Raises:
-        IndexError: there is no such row.
+        IndexError: an index is out of range.
     """
     given = np.asarray(indices)
     if given.size and given.dtype.kind not in "iu":
@@ -28,10 +28,11 @@ def checked_indices(indices: Any, num_rows: int) -> Indices:
 
 
 def checked_index(index: Any, num_rows: int) -> int:
-    """The same of one row: a tenth of what an array of one costs.
+    """Return one index as a row number, at a tenth of the cost of an array.
 
     Raises:
-        IndexError, TypeError: there is no such row.
+        IndexError: the index is out of range.
+        TypeError: it is not an integer.
     """
     number = operator.index(index)
     if not -num_rows <= number < num_rows:

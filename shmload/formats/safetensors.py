@@ -41,7 +41,7 @@ DTYPES = {name[0].upper() + name.lstrip("intufloa"): name for name in _NUMBERS i
 
 
 class SafetensorsDataset(ColumnDataset):
-    """Rows of the tensors of a safetensors file, which have equal first dimensions; those count samples.
+    """Rows of the tensors of a safetensors file, which have equal first dimensions, the number of samples.
 
     The file is mapped, and rows are copied without the GIL; it must not be changed or shortened while it is in use.
 
@@ -84,15 +84,15 @@ class SafetensorsDataset(ColumnDataset):
         shape = tuple(place["shape"])
         seen_as = element.numpy or np.dtype(f"u{element.itemsize}")
         if not 0 <= first <= end <= len(data) or end - first != seen_as.itemsize * int(np.prod(shape, dtype=object)):
-            raise ShardCorrupt(f"{self.path}, offset {first}: tensor {name!r} of shape {shape} does not lie within the file")
+            raise ShardCorrupt(f"{self.path}, offset {first}: tensor {name!r} of shape {shape} is not within the file")
         return TypedArray(np.ndarray(shape, seen_as, data, first), element.name)
 
 
 def header_of(path: str) -> tuple[dict[str, Any], int]:
-    """(place of each tensor as the header says, offset of the first byte behind the header).
+    """Return (the entry of each tensor in the header, the offset of the first byte after the header).
 
     Raises:
-        ShardCorrupt: the file is none, or cut.
+        ShardCorrupt: the file is not one of safetensors, or truncated.
     """
     library("safetensors", "safetensors")
     from safetensors import SafetensorError, safe_open

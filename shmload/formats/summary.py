@@ -16,16 +16,16 @@ SIZED = 1000  # samples whose size is looked up where that means to read them
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of samples."""
+    """The sizes of samples in bytes."""
 
     min: int
     median: int
     max: int
-    num_samples: int  # that were looked at
+    num_samples: int  # whose sizes are known
 
     @classmethod
     def of(cls, sizes: Iterable[int]) -> Sizes | None:
-        """Of some sizes; None if there are none."""
+        """Return the summary of some sizes; None if there are none."""
         found = np.asarray(sizes if isinstance(sizes, np.ndarray) else list(sizes), np.int64)
         if not len(found):
             return None
@@ -34,10 +34,15 @@ class Sizes:
 
 @dataclass
 class Summary:
-    """One path.
+    """What `shmload inspect` shows of one path.
 
     Attributes:
-        fields: name -> what it holds, in words: "float32 (28, 28)".
+        path: that was given.
+        format: the title of its format.
+        nbytes: of the file, or of all files in the folder.
+        num_samples: in it.
+        fields: name -> type and shape in words: "float32 (28, 28)".
+        sizes: of its samples.
         samples: the first ones, whole.
         notes: what else is worth knowing.
     """
@@ -52,7 +57,7 @@ class Summary:
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain data, with shortened samples."""
+        """Return the summary as plain data, with shortened samples."""
         plain = {**vars(self), "sample_nbytes": self.sizes and asdict(self.sizes)}
         del plain["sizes"]
         plain["samples"] = [{name: shortened(value) for name, value in sample.items()} for sample in self.samples]
@@ -60,7 +65,7 @@ class Summary:
 
 
 def shortened(value: Any) -> str:
-    """A value in a line."""
+    """Return a value in one line."""
     if isinstance(value, str):
         return repr(value if len(value) <= SHOWN_CHARACTERS else value[: SHOWN_CHARACTERS - 3] + "...")
     if isinstance(value, (bytes, bytearray)):
@@ -76,7 +81,7 @@ def shortened(value: Any) -> str:
 
 
 def described(spec: Any) -> str:
-    """A schema's field in words."""
+    """Return the type and shape of a schema's field in words."""
     if not isinstance(spec, tuple):
         return spec.__name__ if isinstance(spec, type) else str(spec)
     dtype, shape = described(spec[0]), spec[1]
@@ -85,7 +90,7 @@ def described(spec: Any) -> str:
 
 
 def nbytes_of(sample: Mapping[str, Any]) -> int:
-    """Bytes of the values of a sample."""
+    """Return the bytes of the values of a sample."""
     total = 0
     for value in sample.values():
         held = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
@@ -104,7 +109,7 @@ RECORDS_SEEN = 100  # records whose fields are listed
 
 
 def fields_seen(samples: Sequence[Mapping[str, Any]], counts: Mapping[str, int], num_seen: int) -> dict[str, str]:
-    """What values samples have: types, shapes from the least to the largest, and how many of those seen have them at all."""
+    """Return, by field, the types and shapes of values in words, and in how many of the samples seen the field is."""
     found = {}
     for name, num in counts.items():
         shapes: dict[str, set[tuple[int, ...]]] = defaultdict(set)
@@ -113,7 +118,7 @@ def fields_seen(samples: Sequence[Mapping[str, Any]], counts: Mapping[str, int],
             shapes[kind].add(tuple(getattr(value, "shape", ())))
         words = []
         for kind, several in sorted(shapes.items()):
-            # by the side of rows, one value alone is a row of one
+            # a single value counts as a row of one if others are rows
             rows = {shape or (1,) for shape in several} if any(map(len, several)) else several
             axes = [
                 f"{min(axis)}" if min(axis) == max(axis) else f"{min(axis)} to {max(axis)}" for axis in zip(*rows, strict=False)

@@ -162,7 +162,7 @@ def test_a_file_that_is_replaced_while_its_epoch_runs_is_not_taken_for_bad(
     ("data", "text"),
     [
         (b"", "holds no record"),
-        (b"no such format, but long enough", "this is no TFRecord file"),
+        (b"no such format, but long enough", "this is not a TFRecord file"),
         (b"\x1f\x8bnot really", "the gzip stream is"),
     ],
 )

@@ -416,7 +416,7 @@ def test_what_a_shard_is_not_is_said(tmp_path: Path) -> None:
     for name, message in (
         ("x.parquet", "the end of a Parquet file is needed; there is b'no shard'"),
         ("x.npy", r"is not an \.npy file"),
-        ("x.tfrecord", "record 0, at byte 0: the checksum of the record's length differs, or this is no TFRecord file"),
+        ("x.tfrecord", "record 0, at byte 0: the checksum of the record's length differs, or this is not a TFRecord file"),
         ("x.mds", "at byte 0: it says 544501614 samples"),
         ("x.jsonl", "sample 0, at byte 0: Expecting value"),
         ("x.jsonl.gz", "the gz stream is damaged or cut after 0 expanded bytes"),
@@ -601,8 +601,8 @@ def test_a_frame_of_several_items_is_expanded_once(monkeypatch: pytest.MonkeyPat
         (8, 2, "at byte 8: it says 3 frames in version 2 of 7 items; version 1 is read here"),
         (12, 200, "at byte 8: it says 3 frames in version 1 of 200 items"),
         (20, 0, "at byte 8: it says 0 frames"),
-        (31, 255, "at byte 24: its 3 frames do not hold its 7 items one behind the other"),
-        (60, 9, "at byte 24: its 3 frames do not hold its 7 items one behind the other"),
+        (31, 255, "at byte 24: its 3 frames do not contain its 7 items one after the other"),
+        (60, 9, "at byte 24: its 3 frames do not contain its 7 items one after the other"),
         (130, 9, "sample 0, at byte 128: .*damaged or cut|sample 0, at byte 128: its frame does not expand to"),
     ],
 )

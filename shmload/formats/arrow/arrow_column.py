@@ -25,19 +25,22 @@ from shmload.errors import SampleError
 from shmload.formats.arrow.arrow_types import dtype_of, is_list, offset_nbytes
 from shmload.formats.row_numbers import Indices
 
-Chunk = tuple[int, int, int, int]  # address of element 0, of the first offset (0: rows of one length), first, last element
+Chunk = tuple[int, int, int, int]  # address of element 0; of the first offset, or 0; first and last element
 
 
 @dataclass(frozen=True, eq=False)
 class ArrowColumn:
-    """One column.
+    """A column of one or several groups, as addresses of its rows.
 
     Attributes:
-        dtype: numpy's of the values; str or bytes for text.
-        extents: shape of a row; None in front: rows differ in it.
-        is_variable: whether the first dimension may differ between rows, by its type.
+        name: of the column.
+        dtype: of the values, as numpy's; str or bytes for text.
+        extents: shape of a row; a leading None means that rows differ in length.
+        is_variable: whether the first dimension may differ between rows, by the arrow type.
         starts: row number at which each chunk begins, and the number of rows.
-        table: keeps the memory.
+        chunks: a `Chunk` for each arrow chunk, shape `(chunks, 4)`.
+        offset_nbytes: bytes of one offset; 0 if rows have one length.
+        table: keeps the memory alive.
     """
 
     name: str
@@ -47,20 +50,20 @@ class ArrowColumn:
     starts: Indices
     chunks: NDArray[np.int64]  # a Chunk each
     offset_nbytes: int
-    table: Any = field(repr=False)  # which would print its values
+    table: Any = field(repr=False)  # its repr would print all values
 
     @property
     def element_nbytes(self) -> int:
-        """Bytes of one element of the first dimension; of a row where there is none."""
+        """Bytes of one element of the first dimension, or of a row without dimensions."""
         return 1 if self.dtype in (str, bytes) else prod(self.inner) * int(self.dtype.itemsize)
 
     @property
     def inner(self) -> tuple[int, ...]:
-        """The extents behind the first."""
+        """The extents after the first."""
         return tuple(e for e in self.extents[1:] if e is not None)
 
     def read(self, rows: Indices, out: NDArray[Any]) -> None:
-        """Copies rows of one shape to `out`, of shape `(len(rows), *extents)`, converting them to its dtype."""
+        """Copy rows of one shape to `out`, of shape `(len(rows), *extents)`, converting them to its dtype."""
         chunk, local = self._located(rows)
         origins = self.chunks[chunk, 0]
         if self.dtype == np.bool_:
@@ -74,7 +77,11 @@ class ArrowColumn:
         self._fill(out, lambda room: gather_rows(addresses, nbytes, room))
 
     def lengths(self, rows: Indices) -> tuple[Indices, Indices]:
-        """Of ragged rows: (address, number of elements) of each."""
+        """Return the addresses and the numbers of elements of ragged rows.
+
+        Raises:
+            SampleError: offsets lead out of the values.
+        """
         chunk, local = self._located(rows)
         origins, _, first, last = self.chunks[chunk].T
         if not self.offset_nbytes:
@@ -92,22 +99,22 @@ class ArrowColumn:
         return origins + begin * self.element_nbytes, end - begin
 
     def read_ragged(self, rows: Indices, out: Any) -> None:
-        """Copies ragged rows to what `out.reserve` gives."""
+        """Copy ragged rows to the memory that `out.reserve` returns."""
         addresses, lengths = self.lengths(rows)
         self._fill(
             out.reserve(self.name, lengths.tolist()), lambda room: gather_runs(addresses, lengths * self.element_nbytes, room)
         )
 
     def _fill(self, out: Any, gather: Callable[[Any], None]) -> None:
-        """Has values of the column gathered into `out`, which may be of another dtype."""
+        """Gather values of the column into `out`, which may be of another dtype."""
         held = out if out.dtype == self.dtype else np.empty(out.shape, self.dtype)
         gather(held.reshape(-1).view(np.uint8))
         if held is not out:
-            with np.errstate(all="ignore"):  # a float64 beyond float32 is inf, as torch has it
+            with np.errstate(all="ignore"):  # a float64 beyond float32 is inf, as in torch
                 out[...] = held
 
     def text(self, rows: Indices, *, strips_nul: bool) -> TextRuns:
-        """Rows of text, to be copied from where they lie.
+        """Return rows of text as addresses, from which they are copied later.
 
         Args:
             strips_nul: leave out the NULs at the end of values, as numpy's arrays of text do.
@@ -118,7 +125,7 @@ class ArrowColumn:
         return TextRuns(addresses, lengths, is_bytes=self.dtype is bytes, owner=self.table)
 
     def _located(self, rows: Indices) -> tuple[Any, Indices]:
-        """(chunk, row within it) of each row."""
+        """Return the chunk of each row, and its number within the chunk."""
         if len(self.starts) == 2:
             return np.zeros(len(rows), np.int64), rows
         chunk = np.searchsorted(self.starts, rows, "right") - 1
@@ -144,7 +151,7 @@ class TextLists:
 
 
 def _strip_nul(addresses: Indices, lengths: Indices) -> None:
-    """Shortens the values that end with NUL."""
+    """Shorten values that end with NUL, in place."""
     left = np.flatnonzero(lengths)
     while len(left):
         ends = np.empty(len(left), np.uint8)
@@ -155,7 +162,7 @@ def _strip_nul(addresses: Indices, lengths: Indices) -> None:
 
 
 def column_of(name: str, column: Any) -> ArrowColumn | None:
-    """The addresses of a ChunkedArray; None if its rows are no plain numbers, text, or lists of numbers, or some are null."""
+    """Return a ChunkedArray as addresses; None unless its rows are plain numbers, text or lists of numbers, without nulls."""
     depth, leaf = 0, column.type
     while is_list(leaf):
         depth, leaf = depth + 1, leaf.value_type
@@ -186,7 +193,7 @@ def column_of(name: str, column: Any) -> ArrowColumn | None:
 
 
 def _walked(array: Any, dtype: Any) -> tuple[Chunk, tuple[int | None, ...]] | None:
-    """One chunk and the shape of its rows; None if it has nulls inside, or lists in lists that differ in length."""
+    """Return one chunk and the shape of its rows; None if it has nulls inside, or lists in lists that differ in length."""
     if dtype in (str, bytes):
         _, offsets, data = array.buffers()
         places = _offsets_of(array, offsets, 0, len(array))
@@ -225,17 +232,17 @@ def _walked(array: Any, dtype: Any) -> tuple[Chunk, tuple[int | None, ...]] | No
 
 
 def _offsets_of(array: Any, buffer: Any, first: int, count: int) -> NDArray[Any]:
-    """The offsets of `count` rows of an array from its row `first` on, and one more."""
-    if not count:  # which may have no buffer
+    """Return the `count + 1` offsets of `count` rows of an array, starting at row `first`."""
+    if not count:  # there may be no buffer
         return np.zeros(1, np.int64)
     nbytes = offset_nbytes(array.type)
     return np.frombuffer(buffer, f"int{8 * nbytes}", count + 1, (array.offset + first) * nbytes)
 
 
 def _common_length(places: NDArray[Any]) -> int | None:
-    """How long every row is; None if they differ."""
+    """Return the length of every row; None if they differ."""
     count, total = len(places) - 1, int(places[-1]) - int(places[0])
     length = total // count if count else 0
-    if total != length * count:  # which most ragged columns show by their sum
+    if total != length * count:  # most ragged columns differ in their sum already
         return None
     return length if (np.diff(places) == length).all() else None

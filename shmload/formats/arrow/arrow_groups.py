@@ -28,12 +28,15 @@ Table = dict[str, ArrowColumn | TextLists]
 
 
 class Groups(ABC):
-    """The rows of tables that are had one by one, open in this process.
+    """The rows of tables that are loaded one by one, open in this process.
 
     Attributes:
         starts: row number at which each group begins, and the number of rows.
     Args:
+        schema: of the dataset.
         sizes: (rows, bytes) of each group, none of which is empty.
+        fill_null: values in place of nulls, by column.
+        cache_bytes: of decoded groups.
     """
 
     def __init__(
@@ -47,19 +50,19 @@ class Groups(ABC):
         self._cache_bytes = cache_bytes
         self.cache = BlockCache(cache_bytes)
         self._nowhere = np.full(len(sizes), -1, np.int64)
-        self._last: tuple[Table, Indices] = {}, self._nowhere  # of some groups, and where each begins there; -1: it is not in it
-        self._num_joined = 0  # groups, since all that the cache holds were joined
+        self._last: tuple[Table, Indices] = {}, self._nowhere  # a table of some groups, and where each begins in it, or -1
+        self._num_joined = 0  # groups, since all groups in the cache were joined
 
     @abstractmethod
     def _load(self, group: int) -> Mapping[str, Any]:
-        """The columns of a group, each a ChunkedArray of the schema's plain type."""
+        """Return the columns of a group, each a ChunkedArray of the schema's plain type."""
 
     @abstractmethod
     def _where(self, group: int) -> str:
-        """How an error names it."""
+        """Return how errors name a group."""
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Writes these rows to a batch."""
+        """Write these rows to a batch."""
         if not len(rows):
             return
         table, numbers = self._table(rows)
@@ -76,17 +79,17 @@ class Groups(ABC):
                 column.read(numbers, target.reshape(len(target), *(e for e in column.extents if e is not None)))
 
     def _table(self, rows: Indices) -> tuple[Table, Indices]:
-        """(a table that holds these rows, their numbers in it)."""
+        """Return a table that contains these rows, and their numbers in it."""
         group_of = np.searchsorted(self.starts, rows, "right") - 1
         table, begins = self._last
         if (begins[group_of] < 0).any():
-            table, begins = self._last = {}, self._nowhere  # which held groups that the cache may put out now
+            table, begins = self._last = {}, self._nowhere  # it would keep groups that the cache may evict now
             groups = np.unique(group_of)
             if len(groups) > 1 and int(self._nbytes[groups].sum()) > self._cache_bytes:
                 return self._picked(rows, group_of, groups)
             tables = {group: self._group(group) for group in groups.tolist()}
             self._num_joined += len(tables)
-            if self._num_joined >= self.cache.num_decoded:  # so all of them together cost no more than these alone
+            if self._num_joined >= self.cache.num_decoded:  # joining all costs no more than joining these did
                 tables, self._num_joined = {**tables, **self.cache.held()}, 0
             held = np.array(list(tables))
             lengths = self.starts[held + 1] - self.starts[held]
@@ -96,7 +99,7 @@ class Groups(ABC):
         return table, begins[group_of] + rows - self.starts[group_of]
 
     def _picked(self, rows: Indices, group_of: Indices, groups: Indices) -> tuple[Table, Indices]:
-        """The rows by themselves, from one group after the other."""
+        """Return a table of these rows alone, taken from one group after the other."""
         numbers, tables, count = np.empty(len(rows), np.int64), [], 0
         for group in groups.tolist():
             places = np.flatnonzero(group_of == group)
@@ -117,7 +120,7 @@ class Groups(ABC):
         wanted = int(self.starts[group + 1] - self.starts[group])
         found = {len(values) for values in columns.values()}
         if found != {wanted}:
-            raise ShardCorrupt(f"{where}: it was said to have {wanted} rows, and it has {found}")
+            raise ShardCorrupt(f"{where}: its metadata says {wanted} rows, and it has {found}")
         for name, values in columns.items():
             if values.null_count and name in self._fill_null:
                 columns[name] = pc.fill_null(values, self._fill_null[name])
@@ -126,7 +129,7 @@ class Groups(ABC):
 
 
 def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn | TextLists:
-    """A column of a row group, or of some of its rows, as the schema's `spec` has it."""
+    """Return a column of a group, or of some of its rows, after checking it against the schema's `spec`."""
     if values.null_count:
         raise SampleError(
             f"{where}: column {name!r} has {values.null_count} nulls, which no array holds: give fill_null={{{name!r}: value}}, or "
@@ -152,7 +155,7 @@ def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn | Text
 
 
 def _joined(tables: Sequence[Table]) -> Table:
-    """The tables of several groups as one, whose chunks are theirs."""
+    """Return the tables of several groups as one, whose chunks are theirs."""
     return tables[0] if len(tables) == 1 else {name: _one_column([table[name] for table in tables]) for name in tables[0]}
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 
 def dtype_of(kind: Any) -> Any:
-    """numpy's dtype of the values of an arrow type, str or bytes; None for what is none of these."""
+    """Return the numpy dtype of the values of an arrow type, or str or bytes for text; None for any other type."""
     types = pa.types
     if types.is_string(kind) or types.is_large_string(kind):
         return str
@@ -25,14 +25,14 @@ def is_list(kind: Any) -> bool:
 
 
 def offset_nbytes(kind: Any) -> int:
-    """Bytes of one offset of a type; 0 if it has none."""
+    """Return the bytes of one offset of a type; 0 if it has no offsets."""
     if isinstance(kind, pa.FixedSizeListType):
         return 0
     return 8 if str(kind).startswith("large_") else 4  # of lists, strings and binary values
 
 
 def plain_type(kind: Any) -> Any:
-    """The arrow type that a column is read as: without dictionaries, times as integers, tensors of one shape as lists."""
+    """Return the arrow type that a column is read as: without dictionaries, times as integers, tensors of one shape as lists."""
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return kind.storage_type
@@ -46,7 +46,7 @@ def plain_type(kind: Any) -> Any:
 
 
 def plain_values(values: Any) -> Any:
-    """A column as its `plain_type`."""
+    """Return a column converted to its `plain_type`."""
     if isinstance(values.type, pa.BaseExtensionType):
         return pa.chunked_array([chunk.storage for chunk in values.chunks], values.type.storage_type)
     if pa.types.is_dictionary(values.type):

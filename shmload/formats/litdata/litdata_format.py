@@ -48,7 +48,7 @@ def _lit_dtype(kind: str, code: int) -> str:
 
 
 def _lit_array(kind: str, code: str, data: Any) -> NDArray[Any]:
-    """A flat array whose type stands in the format, or one with a header: type, number of axes, axes."""
+    """Return a flat array of the type that the format names, or one with a header: type, number of axes, axes."""
     if kind.startswith("no_header"):
         return np.frombuffer(data, _lit_dtype(kind, int(code))).copy()
     order = ">" if kind == "tensor" else "<"
@@ -72,7 +72,7 @@ _LIT_PLAIN: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class LitData(BlockFormat):
-    """Chunks of LitData, as the configuration in their index.json says. Encoded images stay bytes; tensors become arrays.
+    """Chunks of LitData, by the configuration in their index.json. Encoded images stay bytes; tensors become arrays.
 
     Items that are dicts have their keys as fields; of a tuple or list the fields are "0", "1", ...; anything else is "value".
 
@@ -132,7 +132,7 @@ class LitData(BlockFormat):
         return RecordIndex(url, bounds)
 
     def _unsealed(self, url: str, nbytes: int, read: Read) -> tuple[tuple[RecordIndex, memoryview], int]:
-        """A whole chunk decrypted, where its items lie in that, and how much it holds."""
+        """Return ((the index of the items, the decrypted chunk), its bytes)."""
         try:
             plain = self._decrypted(memoryview(read(0, nbytes)))
         except ValueError as error:
@@ -186,7 +186,7 @@ class LitData(BlockFormat):
         return {str(k): value for k, value in enumerate(item)} if isinstance(item, list) else {"value": item}
 
     def _plain(self, data: memoryview) -> memoryview:
-        """An item's bytes, decrypted or expanded."""
+        """Return an item's bytes, decrypted or expanded."""
         if self.encryption is not None and not self.is_sealed:
             data = self._decrypted(data)
         return memoryview(b"".join(expanded_pieces("zst", io.BytesIO(data)))) if self.is_zipped else data
@@ -213,7 +213,7 @@ def _kind(value: Any) -> str:
 
 
 def _opened(data: Any) -> tuple[tuple[Any, int], int]:
-    """(the file, rows of each of its batches), and how much it holds; of a copy that is mapped room on the disk."""
+    """Return ((the file, rows of each of its batches), its bytes, which are on the disk if the copy is mapped)."""
     file = ipc_file(data)
     return (file, max(file.get_batch(0).num_rows, 1)), memoryview(data).nbytes
 
@@ -224,7 +224,7 @@ def _batch(file: Any, number: int) -> tuple[dict[str, Any], int]:
 
 
 def _of_arrow(url: str, nbytes: int, read: Read, num_samples: int) -> RecordIndex:
-    """A chunk whose table of offsets says nothing, and whose end names a file of Arrow's IPC before it."""
+    """Return the index of a chunk whose offsets are all equal, and whose end names an Arrow IPC file before it."""
     tail = bytes(memoryview(read(max(nbytes - 12, 0), min(nbytes, 12))).cast("B"))
     begin = nbytes - 12 - int.from_bytes(tail[:4], "little")
     if tail[4:] != b"LDARW01\0" or begin < 0:
@@ -239,10 +239,10 @@ def _tree_of(spec: Any, leaves: Iterator[Any]) -> Any:
 
 
 def litdata_of(config: Mapping[str, Any], asked: LitData, where: str) -> LitData:
-    """The layout of LitData's chunks, as their index.json says.
+    """Return the format of LitData's chunks, by their index.json.
 
     Raises:
-        ValueError: it says what is not read here.
+        ValueError: it names an option that is not supported.
     """
     loader = config.get("item_loader") or "PyTreeLoader"
     level, encryption = config.get("compression_level"), config.get("encryption") or {"level": None, "algorithm": "nothing"}
@@ -269,7 +269,7 @@ def litdata_of(config: Mapping[str, Any], asked: LitData, where: str) -> LitData
 
 
 def _tree(spec: Mapping[str, Any], where: str) -> Any:
-    """A spec of torch's pytree as lists, dicts, and None for a leaf."""
+    """Return a spec of torch's pytree as lists, dicts, and None for a leaf."""
     kind, parts = spec["type"], [_tree(part, where) for part in spec["children_spec"]]
     if kind is None:
         return None

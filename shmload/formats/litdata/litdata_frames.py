@@ -19,7 +19,7 @@ _FRAME = np.dtype([("first", "<u4"), ("count", "<u4"), ("at", "<u8"), ("nbytes",
 
 
 def index_of_frames(url: str, nbytes: int, read: Read) -> RecordIndex:
-    """A chunk of frames: its blocks are these, and `extra` says where items lie in what all of them expand to."""
+    """Return the index of a chunk of frames: blocks are frames, and `extra` has the offsets of items within the expanded frames."""
     head = bytes(memoryview(read(0, min(nbytes, 24))).cast("B"))
     if len(head) < 24:
         raise ShardCorrupt(f"{url}: at byte 8: it ends within the head of its frames")
@@ -40,12 +40,12 @@ def index_of_frames(url: str, nbytes: int, read: Read) -> RecordIndex:
     is_sound = bounds[0] >= end and bounds[-1] <= nbytes and firsts[0] == 0 and offsets[0] == 0
     is_sound &= all(np.array_equal(np.diff(a), frames[b]) for a, b in ((bounds, "nbytes"), (firsts, "count")))
     if not is_sound or np.any(np.diff(offsets) < 0) or not np.array_equal(np.diff(offsets[firsts]), frames["expanded"]):
-        raise ShardCorrupt(f"{url}: at byte 24: its {num_frames} frames do not hold its {count} items one behind the other")
+        raise ShardCorrupt(f"{url}: at byte 24: its {num_frames} frames do not contain its {count} items one after the other")
     return RecordIndex(url, bounds, firsts, tables[: 4 * (count + 1)])
 
 
 def framed_item(index: RecordIndex, number: int, read: Read, cache: BlockCache) -> memoryview:
-    """An item's bytes, of the frame that it lies in."""
+    """Return an item's bytes from its frame, which is expanded once."""
     block, _ = index.block(number)
     offsets, firsts = np.frombuffer(index.extra, "<u4"), index.firsts
     assert firsts is not None

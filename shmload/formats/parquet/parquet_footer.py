@@ -25,7 +25,7 @@ _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _M
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group, as the footer describes it.
+    """A row group, by the footer.
 
     Attributes:
         num_rows: its rows.

@@ -15,11 +15,11 @@ from shmload.formats.parquet.hive import partition_columns, with_partitions
 
 
 class RowGroups(Groups):
-    """The row groups of Parquet files.
+    """The row groups of Parquet files, as groups of rows.
 
     Args:
         paths: of the files.
-        folders: for each, the folder below which names of folders are columns (hive.py).
+        folders: for each file, the folder below which names of folders are columns (hive.py).
         names: of the columns; None: all.
         asked: the user's own entries of the schema.
         fill_null: values in place of nulls, by column.

@@ -68,7 +68,7 @@ class RecordField:
         return math.prod(extent for extent in self.shape if extent is not None)
 
     def native(self) -> tuple[Any, ...]:
-        """The field as `RecordReader` takes it."""
+        """Return the field as `RecordReader` takes it."""
         if self.element is None or self.decode is not None:
             return self.name.encode(), 0, 1, 1, False, True, self.fill
         kind = KINDS.get(self.element.name, 0)
@@ -83,7 +83,7 @@ class RecordField:
 def fields_of(
     schema: Mapping[str, Any], defaults: Mapping[str, Any], decode: Mapping[str, Callable[[bytes], Any]] | None = None
 ) -> list[RecordField]:
-    """The fields of a schema.
+    """Return the fields of a schema.
 
     Raises:
         TypeError, ValueError: the schema is none, or a record cannot have such a field.
@@ -125,7 +125,7 @@ def _field(name: str, spec: Any, default: Any, decode: Callable[[bytes], Any] | 
 def error_of(
     problem: tuple[Any, ...], fields: list[RecordField], paths: list[str], file_nbytes: list[int], num_records: int
 ) -> Exception:
-    """The error for what `Survey.problem` says.
+    """Return the error for a `Survey.problem`.
 
     Args:
         file_nbytes: of each file when it was opened.
@@ -151,7 +151,7 @@ Decode = Callable[[bytes], Any]
 
 
 def decoded(field: RecordField, data: bytes) -> Any:
-    """The value of a field, in memory of its own.
+    """Return the value of a field, in memory of its own.
 
     Raises:
         ValueError: it is not what the schema says.

@@ -52,14 +52,14 @@ log = logging.getLogger("shmload")
 
 
 class RecordFile:
-    """One file: its bytes, and int64 offsets of its records with the end of the last one behind them.
+    """The bytes of one file, and the int64 offsets of its records, followed by the end of the last one.
 
     Attributes:
         nbytes: of the file on disk.
-        state: the file as `RecordReader` knows it again; None: its bytes are in private memory.
+        state: by which `RecordReader` notices changes of the file; None if its bytes are in private memory.
 
     Raises:
-        ShardCorrupt: the walk met a record that is none, or the compressed stream is broken.
+        ShardCorrupt: the walk met an invalid record, or the compressed stream is damaged.
     """
 
     def __init__(self, path: str, compression: str, max_inflated_bytes: int) -> None:
@@ -80,7 +80,7 @@ class RecordFile:
             self._check()
 
     def offsets(self) -> Offsets:
-        """Where records begin: from the index beside this file, or by a walk."""
+        """Return the offsets of records, from the index beside this file or by a walk."""
         found = None
         if self.state is not None:
             found = self._own()
@@ -101,7 +101,7 @@ class RecordFile:
         if problem:
             cause = {
                 "header": "truncated: fewer than 12 bytes are left for a record's header",
-                "length_sum": "corrupted: the checksum of the record's length differs, or this is no TFRecord file",
+                "length_sum": "corrupted: the checksum of the record's length differs, or this is not a TFRecord file",
                 "truncated": "truncated: the record goes beyond the end of the file",
             }[problem]
             count = len(text) // 8 - 1
@@ -124,7 +124,7 @@ class RecordFile:
         return found if self._lie_end_to_end(found) else None
 
     def _foreign(self) -> Offsets | None:
-        """Offsets of the lines "start length" that another program keeps beside the file, if records lie so end to end."""
+        """Return the offsets in another program's file of lines "start length" beside this file, if they fit; else None."""
         for path in (path for suffix in FOREIGN_SUFFIXES for path in (self.path + suffix, Path(self.path).with_suffix(suffix))):
             try:
                 numbers = np.array(Path(path).read_bytes().split(), np.int64).reshape(-1, 2)
@@ -133,19 +133,19 @@ class RecordFile:
             offsets = np.append(numbers[:, 0], self.nbytes)
             if self._lie_end_to_end(offsets) and np.array_equal(np.diff(offsets), numbers[:, 1]):
                 return offsets
-            log.warning("%s does not fit %s: its records are looked for anew", path, self.path)
+            log.warning("%s does not fit %s and is ignored", path, self.path)
         return None
 
     def _lie_end_to_end(self, offsets: Offsets) -> bool:
-        """Whether offsets begin with the file, end with it, and leave each record room for its frame."""
+        """Return whether offsets begin and end with the file, and leave each record room for its frame."""
         size = self.nbytes
         if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != size or offsets.min() < 0 or offsets.max() > size:
-            return False  # what lies within the file can be subtracted: it does not wrap
+            return False  # offsets within the file cannot wrap when they are subtracted
         return bool(np.all(np.diff(offsets) >= OVERHEAD))
 
 
 def write_index(path: str, identity: dict[str, Any], offsets: Offsets) -> None:
-    """Writes the index beside a file, if its folder allows it."""
+    """Write the index beside a file, if its folder allows that."""
     body = offsets.tobytes()
     head = json.dumps({**identity, "crc32c": crc32c(body)}).encode()
     write_if_possible(path + SUFFIX, MAGIC + head + b"\n" + body)

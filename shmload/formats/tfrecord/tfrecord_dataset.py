@@ -101,7 +101,7 @@ class TFRecordDataset:
         self._held: PerProcess[tuple[RecordReader, int]] = PerProcess(is_inherited=True)
 
     def _opened(self) -> tuple[RecordReader, int]:
-        """What reads, and the number of records."""
+        """Return the reader, and the number of records."""
         return self._held.get(self._open)
 
     def _open(self) -> tuple[RecordReader, int]:
@@ -227,7 +227,7 @@ class TFRecordDataset:
 
 
 def _memory_of(rows: Any) -> Any:
-    """An array's memory as a buffer: torch's types that numpy lacks go as bytes."""
+    """Return an array's memory as a buffer, as bytes if numpy lacks torch's type."""
     if isinstance(rows, np.ndarray):
         return rows
     import torch

@@ -55,7 +55,7 @@ class TFRecords(BlockFormat):
             head = bytes(pieces(at, 12))
             if len(head) < 12 or masked(crc32c(head[:8])) != int.from_bytes(head[8:], "little"):
                 what = "the record's header is cut" if len(head) < 12 else "the checksum of the record's length differs"
-                raise ShardCorrupt(f"{url}: record {len(bounds) - 1}, at byte {at}: {what}, or this is no TFRecord file")
+                raise ShardCorrupt(f"{url}: record {len(bounds) - 1}, at byte {at}: {what}, or this is not a TFRecord file")
             at += 16 + int.from_bytes(head[:8], "little")
             bounds.append(at)
         return self._whole(url, nbytes, np.array(bounds, np.int64))

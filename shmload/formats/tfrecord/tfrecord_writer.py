@@ -65,7 +65,7 @@ class TFRecordWriter(AtomicWriter):
             self._sink = _Deflated(self._sink, 31 if compression == "gzip" else zlib.MAX_WBITS)
 
     def write(self, record: Any) -> None:
-        """Writes one record: bytes as they are, or a dict as a tf.train.Example with its keys sorted.
+        """Write one record: bytes as they are, or a dict as a tf.train.Example with its keys sorted.
 
         Floats become a float_list (float64 is rounded to float32, the only float of the format), integers and bools an int64_list,
         str, bytes and lists of them a bytes_list; shapes are not kept. Arrays and tensors of any shape are taken.
@@ -83,7 +83,7 @@ class TFRecordWriter(AtomicWriter):
             self._appended(self._open().append(_native(record) if isinstance(record, np.ndarray) else record))
 
     def write_sequence(self, context: Mapping[str, Any], feature_lists: Mapping[str, Iterable[Any]]) -> None:
-        """Writes one tf.train.SequenceExample.
+        """Write one tf.train.SequenceExample.
 
         Args:
             context: fields of the whole record, as of `write`.
@@ -109,7 +109,7 @@ class TFRecordWriter(AtomicWriter):
             self._buffer.write_to(self._sink)
 
     def _values(self, name: str, value: Any) -> tuple[int, list[Any]]:
-        """The kind of a field's list and the buffers of its values."""
+        """Return the kind of a field's list, and the buffers of its values."""
         if isinstance(value, bytes | bytearray | memoryview):
             return BYTES, [value]
         if isinstance(value, str):
@@ -133,7 +133,7 @@ class TFRecordWriter(AtomicWriter):
         )
 
     def _array(self, name: str, value: Any) -> NDArray[Any]:
-        """A field's value in this machine's byte order, in which raw ones are read.
+        """Return a field's value in this machine's byte order, in which raw fields are read.
 
         Raises:
             TypeError, ValueError: there is none.
@@ -152,7 +152,7 @@ class TFRecordWriter(AtomicWriter):
         return native
 
     def finish(self) -> None:
-        """Hands what is left to the file, behind which nothing can be written any more."""
+        """Write the rest to the file. Nothing can be written afterwards."""
         self._buffer.write_to(self._sink)
         if self._sink is not self._file:
             self._sink.close()
@@ -174,7 +174,7 @@ class TFRecordWriter(AtomicWriter):
             write_index(self.path, identity, np.array(self._starts, np.int64))
 
     def abandon(self) -> None:
-        """Gives up: leaves no file, and an older one untouched."""
+        """Abandon the file. An older one at its path stays untouched."""
         if self._file is not None:
             file, self._file = self._file, None
             file.abandon()
@@ -185,7 +185,7 @@ def _native(array: Any) -> Any:
 
 
 def _of_tensor(tensor: Any, *, is_raw: bool) -> Any:
-    """A tensor's values, or its memory, as numpy holds them: it has no bfloat16, for one."""
+    """Return a tensor's values, or its memory if numpy lacks its type, as it lacks bfloat16."""
     tensor = tensor.detach().cpu()
     try:
         return tensor.numpy()
@@ -196,7 +196,7 @@ def _of_tensor(tensor: Any, *, is_raw: bool) -> Any:
 
 
 class _HalfFile:
-    """A file beside its place, which it takes when it is whole."""
+    """A file under a temporary name, which takes its place when it is whole."""
 
     def __init__(self, path: str) -> None:
         check_replaceable(path)
@@ -217,7 +217,7 @@ class _HalfFile:
 
 
 class _Deflated:
-    """A file that is written through zlib, in the format that `wbits` names as zlib's manual says."""
+    """A file that is written through zlib; `wbits` selects the format as in zlib's manual."""
 
     def __init__(self, sink: Any, wbits: int) -> None:
         self._deflate, self._sink = zlib.compressobj(wbits=wbits), sink

@@ -54,7 +54,7 @@ def test_a_compressed_file_is_the_plain_one_compressed(path, compression, expand
     assert not Path(f"{other}.shmload-index").exists()
     other.write_bytes(other.read_bytes() * (2 if compression == "gzip" else 1))
     assert records_of(other) == WHOLE * (2 if compression == "gzip" else 1)
-    with pytest.raises(ShardCorrupt, match=r"record 0, which starts at byte 0: corrupted: .* or this is no TFRecord file"):
+    with pytest.raises(ShardCorrupt, match=r"record 0, which starts at byte 0: corrupted: .* or this is not a TFRecord file"):
         records_of(other, compression="none")
 
 

@@ -296,7 +296,7 @@ def test_a_walk_names_where_a_file_breaks(tmp_path):
     head = (99).to_bytes(8, "little")
     for tail, cause in (
         (b"12345678901", "truncated: fewer than 12 bytes are left for a record's header"),
-        (head + b"1234" + bytes(200), "corrupted: the checksum of the record's length differs, or this is no TFRecord file"),
+        (head + b"1234" + bytes(200), "corrupted: the checksum of the record's length differs, or this is not a TFRecord file"),
         (framed(b"hello")[:-1], "truncated: the record goes beyond the end of the file"),
         (bytes(12), "corrupted: the checksum of the record's length differs"),
     ):

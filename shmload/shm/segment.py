@@ -358,7 +358,8 @@ def _create_named(name: str, nbytes: int, num_reserved: int) -> int:
     fd = -1
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try_lock(fd)
+        if not try_lock(fd):  # a janitor looks at it now, and may remove it
+            raise BlockingIOError(errno.EWOULDBLOCK, "it is locked already", path)
         os.fchmod(fd, 0o600)
         _reserve_first(fd, num_reserved)
         os.rename(path, f"{SHM_DIR}/{name}")  # never seen unlocked under its name: a janitor takes what it can lock
@@ -515,7 +516,10 @@ class _Mark:
         self._path = path
         self._pid = os.getpid()
         self._lock = FileLock.open(path + NEW, os.O_CREAT | os.O_EXCL, 0o600)
-        self._lock.try_acquire()
+        if not self._lock.try_acquire():  # as above
+            self._lock.close()
+            os.unlink(path + NEW)
+            raise BlockingIOError(errno.EWOULDBLOCK, "it is locked already", path)
         os.rename(path + NEW, path)  # never seen unlocked: see owners.py
 
     def close(self) -> None:

@@ -166,6 +166,22 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
+        "a lock that was closed is held for as long as its file is mapped",
+        "shmload/processes/file_lock.py",
+        "            fcntl.flock(fd, fcntl.LOCK_UN)\n",
+        "",
+        ("tests/processes/test_file_lock.py::test_closed_lock_is_free_although_its_file_is_mapped",),
+    ),
+    Defect(
+        "N1",
+        "an exit code that the program has taken counts as success",
+        "shmload/processes/child.py",
+        "        except OSError:  # not, or no longer, a child of this process\n            return UNKNOWN_EXIT\n",
+        "        except OSError:\n            return 0\n",
+        ("tests/processes/test_child.py::test_exit_code_that_the_program_has_taken_is_unknown",),
+    ),
+    Defect(
+        "S4",
         "a run is removed under a rank that joins it",
         "shmload/growing/growing_run.py",
         "            return self._attending.is_at(path)\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import tempfile
@@ -26,6 +27,15 @@ def test_lock_is_seen_until_it_is_closed(tmp_path: Path) -> None:
     lock.close()
     assert other.try_acquire()
     assert lock.fd == -1
+
+
+def test_closed_lock_is_free_although_its_file_is_mapped(tmp_path: Path) -> None:
+    lock = FileLock.open(tmp_path / "file", os.O_CREAT)
+    os.truncate(tmp_path / "file", 8)
+    lock.acquire()
+    with mmap.mmap(lock.fd, 8):
+        lock.close()
+        assert not is_locked(tmp_path / "file")
 
 
 def test_file_that_is_missing_is_not_locked(tmp_path: Path) -> None:

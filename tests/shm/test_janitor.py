@@ -17,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload import ShmLoader
+from shmload.processes.file_lock import FileLock
 from shmload.shm import owners
+from shmload.shm import segment as segment_module
 from shmload.shm.names import SHM_DIR, process_stem
 from shmload.shm.owners import find_leftovers, sweep
 from shmload.shm.segment import Group, open_segment
@@ -131,6 +133,22 @@ def test_a_control_segment_is_locked_before_it_has_its_name(monkeypatch: pytest.
     control = group.segment("control", 4096)
     group.segment("payload-0", 4096)
     assert seen == [control.path, f"{SHM_DIR}/{group.stem}-payload-0"]
+    group.close()
+
+
+def test_segment_that_a_janitor_looks_at_while_it_is_made_is_not_used_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    make, held = segment_module._make_file, []
+
+    def made_and_looked_at(name: str, nbytes: int) -> None:
+        make(name, nbytes)
+        held.append(FileLock.open(f"{SHM_DIR}/{name}"))
+        assert held[-1].try_acquire()
+
+    monkeypatch.setattr(segment_module, "_make_file", made_and_looked_at)
+    group = Group()
+    assert group.segment("payload-0", 4096).kind == "memfd"
+    assert len(held) == 1
+    held[0].close()
     group.close()
 
 

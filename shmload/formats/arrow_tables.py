@@ -34,8 +34,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from shmload._core.gather import gather_rows, gather_runs
-from shmload.batch.layout import of_any
-from shmload.batch.ragged import TextRuns
+from shmload.batch.element_types import of_any
+from shmload.batch.text_runs import TextRuns
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats.columns import BlockCache, Indices, NoField
 from shmload.formats.hive import partition_columns, with_partitions

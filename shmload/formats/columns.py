@@ -47,8 +47,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.gather import gather_rows
-from shmload.batch.collate import ArrayRows, OneSample, TypedArray, typed_array
-from shmload.batch.layout import ELEMENT_TYPES, of_numpy
+from shmload.batch.array_rows import ArrayRows, TypedArray, typed_array
+from shmload.batch.element_types import ELEMENT_TYPES, of_numpy
+from shmload.batch.row_placer import OneSample
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import Paths, check_file, check_local, expanded_below
 from shmload.world import ForkLock

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shmload.batch.collate import OneSample, empty_rows
+from shmload.batch.row_placer import OneSample, empty_rows
 from shmload.formats.arrow_tables import Groups, plain_values, schema_of
 from shmload.formats.columns import GroupedDataset, Indices, Opened, names_of
 from shmload.world import rank_and_world_size

@@ -44,8 +44,9 @@ from shmload._core.crc32c import crc32c, masked
 from shmload._core.mapped_file import MappedFile
 from shmload._core.record_writer import BYTES, FLOATS, INTS, RecordBuffer
 from shmload._core.records import KINDS, RecordReader, Survey, record_starts
-from shmload.batch.collate import OneSample, SingleRow
-from shmload.batch.layout import ElementType, fits, of_any
+from shmload.batch.element_types import ElementType, of_any
+from shmload.batch.layout import fits
+from shmload.batch.row_placer import OneSample, SingleRow
 from shmload.errors import SampleError, ShardCorrupt, ShmloadError
 from shmload.formats.columns import PerProcess
 from shmload.formats.images.decoder import ImageDecoder

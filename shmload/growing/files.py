@@ -59,8 +59,10 @@ from shmload._core.records import RecordReader
 from shmload.errors import CacheFull, ShardCorrupt
 from shmload.formats.paths import AtomicWriter, write_if_possible
 from shmload.formats.tfrecord import Offsets, RecordFile, TFRecordWriter, error_of, fields_of
-from shmload.storage.folder import BudgetedFolder, Reservation, repeated
-from shmload.storage.ledger import KeptFile, is_locked, try_lock
+from shmload.storage.budgeted_folder import BudgetedFolder
+from shmload.storage.file_locks import KeptFile, is_locked, try_lock
+from shmload.storage.reservation import Reservation
+from shmload.storage.room_wait import repeated
 
 CONTROL = ".growing"
 ENDINGS = {None: "", "gzip": ".gz", "zlib": ".zz"}

@@ -64,8 +64,10 @@ from shmload.growing.files import (
     snapshot_path,
 )
 from shmload.growing.sampler_supervisor import Samplers
-from shmload.storage.folder import BudgetedFolder, Leases
-from shmload.storage.ledger import Kept, KeptFile, try_lock
+from shmload.storage.budgeted_folder import BudgetedFolder
+from shmload.storage.file_lease import Leases
+from shmload.storage.file_locks import KeptFile, try_lock
+from shmload.storage.ledger import Kept
 from shmload.world import run_key
 
 LOOK_S = 0.05  # between looks for the first samples; other machines' writers ring no bell

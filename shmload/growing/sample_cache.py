@@ -22,7 +22,7 @@ from shmload.growing.library import (
     statistics_of,
 )
 from shmload.growing.sampler_supervisor import Sampler, Samplers
-from shmload.storage.folder import BudgetedFolder
+from shmload.storage.budgeted_folder import BudgetedFolder
 
 BUDGET = "budget"  # for stats readers
 

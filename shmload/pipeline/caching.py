@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from shmload.batch.ragged import ATOMS
+from shmload.batch.packed_batch import ATOMS
 from shmload.pipeline.sources import Derived, Items, Keys, Mapped
 from shmload.shm import travel
 

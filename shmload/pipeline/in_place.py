@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.batch.collate import SingleRow
-from shmload.batch.ragged import Ragged, RaggedRows
+from shmload.batch.ragged import Ragged
+from shmload.batch.ragged_rows import RaggedRows
+from shmload.batch.row_placer import SingleRow
 from shmload.pipeline.sources import Derived, Items, Keys, Shuffled, Skipped, Taken
 from shmload.pipeline.stages import RowProgram
 from shmload.worker.decoding_protocol import in_place_of

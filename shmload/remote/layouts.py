@@ -35,7 +35,7 @@ import numpy as np
 from shmload._core import tar
 from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import example_features, record_starts
-from shmload.batch.layout import of_any
+from shmload.batch.element_types import of_any
 from shmload.errors import ShardCorrupt
 from shmload.formats.compression import compression_of
 from shmload.formats.paths import npy_head, without_number

@@ -30,7 +30,7 @@ from typing_extensions import Buffer
 from shmload.errors import ObjectMissing, ShardCorrupt
 from shmload.remote.block_index import ShardLayout
 from shmload.remote.layouts import Tar
-from shmload.storage.local import Store
+from shmload.storage.store import Store
 
 __all__ = ["MANIFEST_NAME", "TAR", "IndexEntry", "Manifest", "RemoteShard", "ShardEntry", "ShardTable", "Shards"]
 

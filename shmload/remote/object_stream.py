@@ -18,8 +18,8 @@ from shmload.formats.compression import packing_of
 from shmload.formats.paths import is_hidden
 from shmload.formats.tar.shards import KEY
 from shmload.remote.layouts import PlainFiles, layout_of
-from shmload.storage.client import open_store
-from shmload.storage.local import Store, StoredObject
+from shmload.storage.open_store import open_store
+from shmload.storage.store import Store, StoredObject
 
 __all__ = ["ObjectStream"]
 

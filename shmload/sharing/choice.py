@@ -26,7 +26,7 @@ from shmload.engine.engine import WAIT_S, Engine
 from shmload.engine.options import EngineOptions
 from shmload.engine.outcome import Outcome
 from shmload.engine.ring import Ring
-from shmload.engine.stats import RingReader
+from shmload.engine.ring_reader import RingReader
 from shmload.engine.turns import Turns
 from shmload.errors import RankLeft, WorkerDied
 from shmload.schedule.keyed_batches import KeyedBatches

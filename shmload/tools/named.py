@@ -145,7 +145,7 @@ def dataset_of(source: str) -> Any:
     from shmload.formats.paths import expanded, shard_paths
     from shmload.formats.tar.shards import TarDataset
     from shmload.remote.layouts import PlainFiles, Tar, TFRecords, layout_of
-    from shmload.storage.client import is_url
+    from shmload.storage.store_urls import is_url
     from shmload.tools.inspect import recognise
 
     if is_url(source) or os.path.isdir(source):

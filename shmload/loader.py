@@ -24,12 +24,14 @@ from typing_extensions import TypeVar  # torch's own requirement
 from shmload.audit.recorder import Recorder
 from shmload.batch.ragged import AS_TORCH_OR_LIST
 from shmload.engine.argument_checks import check_arguments
-from shmload.engine.autotune import AutoNumber, Setting, first_numbers, is_auto
+from shmload.engine.auto_number import AutoNumber, is_auto
+from shmload.engine.autotune import first_numbers
 from shmload.engine.bad_samples import BadSamples, OnError
 from shmload.engine.builder import EngineBuilder, Make
 from shmload.engine.config import LoaderConfig
 from shmload.engine.engine import Engine
 from shmload.engine.holders import Holder
+from shmload.engine.tuning_decision import Setting
 from shmload.metrics import EpochCallback
 from shmload.modes.epoch_metrics import EpochWatches, samples_counter
 from shmload.modes.progress_bar import shown

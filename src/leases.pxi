@@ -145,7 +145,7 @@ cdef class Lease:
         return (<const char *>self._lease.base)[offset:offset + nbytes]
 
     def meta(self):
-        """The last part of a packed batch (batch/ragged.py), which says what the others are."""
+        """The last part of a packed batch (batch/packed_batch.py), which says what the others are."""
         cdef uint64_t[2] place
         if self._lease.nbytes < sizeof(place):
             raise ValueError(f"a slot of {self._lease.nbytes} bytes holds no packed batch")

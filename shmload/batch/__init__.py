@@ -1,1 +1,1 @@
-"""How a batch lies in a slot: fields, rows, packed batches, and the tensors made from them."""
+"""The memory of a batch in a slot: fields, rows, packed batches, and the tensors made from them."""

@@ -22,27 +22,18 @@ import torch
 from shmload import faults
 from shmload._core.text import read_text
 from shmload._core.trainer import Lease
-from shmload.batch.layout import (
-    ELEMENT_TYPES,
-    FLOAT8_CODE,
-    UINT_CODE,
-    ElementType,
-    Layout,
-    filled,
-    is_sequence,
-    sequence_like,
-    structure,
-)
-from shmload.batch.ragged import INDICES_OF, PackedBatch, is_plain_record
+from shmload.batch.element_types import ELEMENT_TYPES, FLOAT8_CODE, UINT_CODE, ElementType
+from shmload.batch.layout import Layout, filled, is_sequence, sequence_like, structure
+from shmload.batch.packed_batch import INDICES_OF, PackedBatch, is_plain_record
 from shmload.torch_names import DLPACK_HAS_FLOAT8, NestedTensor, from_dlpack, without_torch_function
 
 
 class Padded(NamedTuple):
-    """A ragged field's rows, filled up with zeros to the longest of the batch: `ragged="pad"`.
+    """The rows of a ragged field, padded with zeros to the longest of the batch: `ragged="pad"`.
 
     Attributes:
         values: shape `(batch_size, longest, ...)`, the samples' dtype; aliases the slot as every tensor of a batch does.
-        lengths: how long each row is, int64, shape `(batch_size,)`; `(batch_size, k)` where a schema has k ragged dimensions.
+        lengths: length of each row, int64, shape `(batch_size,)`; `(batch_size, k)` if the schema has k ragged dimensions.
     Example:
         >>> import numpy as np
         >>> from shmload import ShmLoader
@@ -56,13 +47,13 @@ class Padded(NamedTuple):
 
 
 class Jagged(NamedTuple):
-    """A ragged field's rows end to end: `ragged="jagged"`, as attention over sequences of varying length takes them.
+    """The rows of a ragged field, end to end: `ragged="jagged"`, the form used by attention over sequences of varying length.
 
     Row i is `values[offsets[i]:offsets[i + 1]]`.
 
     Attributes:
         values: shape `(sum of lengths, ...)`, the samples' dtype; aliases the slot as every tensor of a batch does.
-        offsets: where each row begins, and where the last one ends; int64, shape `(batch_size + 1,)`.
+        offsets: offset of each row and the end of the last one; int64, shape `(batch_size + 1,)`.
     Example:
         >>> import numpy as np
         >>> from shmload import ShmLoader
@@ -76,13 +67,13 @@ class Jagged(NamedTuple):
 
     @property
     def lengths(self) -> torch.Tensor:
-        """How long each row is, int64, shape `(batch_size,)`."""
+        """Return the length of each row, int64, shape `(batch_size,)`."""
         return self.offsets.diff()
 
 
 @faults.at("mapping")
 def deliver_rows(layout: Layout, lease: Lease, nrows: int) -> tuple[Any, int]:
-    """The batch of `nrows` fixed samples in a leased slot, and its bytes."""
+    """Return the batch of `nrows` fixed samples in a leased slot, and its size in bytes."""
     plan, nbytes, viewed = _plan(layout, nrows)
     names = layout.names
     if names is not None and not viewed:
@@ -95,8 +86,8 @@ def deliver_rows(layout: Layout, lease: Lease, nrows: int) -> tuple[Any, int]:
 
 @lru_cache(maxsize=64)
 def _plan(layout: Layout, nrows: int) -> tuple[tuple[tuple[Any, ...], ...], int, tuple[tuple[int, torch.dtype], ...]]:
-    """Per field what a capsule needs, (offset, DLPack code, bits, shape), or how an empty one is made; the bytes in all; and which
-    fields are to be viewed as another dtype."""
+    """Return for each field the arguments of its capsule (offset, DLPack code, bits, shape) or of an empty tensor; the total size
+    in bytes; and the fields that must be viewed as another dtype."""
     offsets, nbytes = layout.place(nrows)
     plan = tuple(
         (at, _code(f.element), f.element.itemsize * 8, (nrows, *f.shape))
@@ -109,7 +100,7 @@ def _plan(layout: Layout, nrows: int) -> tuple[tuple[tuple[Any, ...], ...], int,
 
 
 def _code(element: ElementType) -> int:
-    """The DLPack code that torch makes a tensor by: bytes for an eight-bit float, where it knows none by DLPack."""
+    """Return the DLPack code from which torch makes a tensor; eight-bit floats go as bytes, because torch has no DLPack codes."""
     return element.code if element.code < FLOAT8_CODE or DLPACK_HAS_FLOAT8 else UINT_CODE
 
 
@@ -121,14 +112,14 @@ class LeasedBatch:
         self.meta = lease.meta
 
     def tensor(self, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
-        """A tensor over the slot, which holds the lease."""
+        """Return a tensor over the slot, which keeps the lease."""
         element = ELEMENT_TYPES[dtype]
         code = _code(element)
         tensor = from_dlpack(self._lease.capsule(offset, code, element.itemsize * 8, shape))
         return tensor if code == element.code else tensor.view(getattr(torch, dtype))
 
     def text(self, count: int, nbytes: int, offset: int, kind: int) -> list[Any]:
-        """A column of text as objects of their own."""
+        """Return a column of text as independent objects."""
         lease = self._lease
         if offset + nbytes > lease.nbytes:
             raise ValueError(f"a text column of {nbytes} bytes at {offset} ends beyond the slot of {lease.nbytes}")
@@ -136,28 +127,28 @@ class LeasedBatch:
 
 
 class PrivateBatch:
-    """A packed batch in private memory, as it is made where there is no ring."""
+    """A packed batch in private memory, used if there is no ring."""
 
     def __init__(self, packed: PackedBatch) -> None:
         self._room, self._meta = np.empty(packed.nbytes, np.uint8), packed.meta
         packed.write(self._room)
 
     def meta(self) -> bytes:
-        """Its last part, which says what the others are."""
+        """Return its last part, which describes the others."""
         return self._meta
 
     def tensor(self, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
-        """A tensor over the memory, which keeps it."""
+        """Return a tensor over the memory, which keeps it alive."""
         nbytes = math.prod(shape) * ELEMENT_TYPES[dtype].itemsize
         return torch.from_numpy(self._room[offset : offset + nbytes]).view(getattr(torch, dtype)).view(shape)
 
     def text(self, count: int, nbytes: int, offset: int, kind: int) -> list[Any]:
-        """A column of text as objects of their own."""
+        """Return a column of text as independent objects."""
         return read_text(self._room.ctypes.data + offset, nbytes, count, kind)
 
 
 def copied(batch: Any) -> Any:
-    """The batch with every tensor and array in private memory, so that its slot can go back at once."""
+    """Copy every tensor and array of a batch to private memory, so that its slot can be released at once."""
     return mapped(batch, _cloned, _copied_leaf)
 
 
@@ -165,8 +156,8 @@ def _cloned(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) is torch.Tensor and not tensor.requires_grad:
         return tensor.clone()
     try:
-        return copy.deepcopy(tensor)  # a clone of a leaf that requires grad is none, and one of a Parameter is a Tensor
-    except RuntimeError:  # torch deep-copies a class of a user's only if that class makes empty tensors of itself
+        return copy.deepcopy(tensor)  # clone() of a leaf that requires grad is not a leaf, and clone() of a Parameter is a Tensor
+    except RuntimeError:  # torch deep-copies a user's class only if that class returns empty tensors of itself
         with without_torch_function():
             private = tensor.detach().clone().as_subclass(type(tensor)).requires_grad_(tensor.requires_grad)
         private.__dict__.update(copy.deepcopy(tensor.__dict__))
@@ -178,12 +169,12 @@ def _copied_leaf(leaf: Any) -> Any:
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:
-    """Whether it consists of several tensors (see `parts_of`)."""
+    """Return whether the tensor consists of several tensors (see `parts_of`)."""
     return str(tensor.layout) in INDICES_OF
 
 
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors with memory that a tensor consists of: itself, if it is not sparse, else its values and then its indices."""
+    """Return the tensors with memory that a tensor consists of: itself if it is dense, else its values and then its indices."""
     names = INDICES_OF.get(str(tensor.layout))
     if names is None:
         return [tensor] if tensor.layout is torch.strided else []
@@ -192,7 +183,7 @@ def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def made_sparse(layout: str, shape: tuple[int, ...], is_coalesced: bool, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sparse tensor of these parts."""
+    """Build a sparse tensor from its parts."""
     values, *indices = parts
     if layout == "sparse_coo":
         return torch.sparse_coo_tensor(indices[0], values, shape, is_coalesced=is_coalesced, check_invariants=False)
@@ -202,15 +193,16 @@ def made_sparse(layout: str, shape: tuple[int, ...], is_coalesced: bool, parts: 
 
 
 def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_leaf: Callable[[Any], Any]) -> Any:
-    """The same structure around other leaves.
+    """Build the same structure around other leaves.
 
     Args:
-        of_tensor: makes one of each tensor; a nested one is made anew of its parts.
-        of_leaf: makes one of whatever is neither a tensor nor a structure.
+        batch: the structure.
+        of_tensor: maps each tensor; a nested tensor is rebuilt from its mapped parts.
+        of_leaf: maps everything that is neither a tensor nor a structure.
     """
     if isinstance(batch, NestedTensor):
         values, offsets, lengths = batch._values, batch._offsets, batch._lengths
-        return torch.nested.nested_tensor_from_jagged(  # its own clone() would share the offsets
+        return torch.nested.nested_tensor_from_jagged(  # clone() would share the offsets
             of_tensor(values), of_tensor(offsets), None if lengths is None else of_tensor(lengths), batch._ragged_idx
         )
     if isinstance(batch, torch.Tensor):
@@ -222,7 +214,7 @@ def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_lea
     if type(batch) is dict:
         return {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()}
     if isinstance(batch, Mapping):
-        like = of_leaf(filled(batch, dict.fromkeys(batch)))  # what else it has
+        like = of_leaf(filled(batch, dict.fromkeys(batch)))  # keeps its other attributes
         return filled(like, {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()})
     if is_sequence(batch) and not isinstance(batch, (tuple, range, array)):
         like = of_leaf(sequence_like(batch, [None] * len(batch)))
@@ -231,7 +223,7 @@ def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_lea
         record = copy.copy(batch)
         for name in vars(batch):
             leaf = mapped(getattr(batch, name), of_tensor, of_leaf)
-            object.__setattr__(record, name, leaf)  # also where it is frozen
+            object.__setattr__(record, name, leaf)  # works for frozen dataclasses, too
         return record
     return of_leaf(batch)
 
@@ -241,12 +233,12 @@ BatchMemory = LeasedBatch | PrivateBatch
 
 @faults.at("mapping")
 def unpack(source: BatchMemory) -> Any:
-    """The batch in a source."""
+    """Build the batch from its packed form."""
     return _built(source, marshal.loads(source.meta()))
 
 
 def _built(source: BatchMemory, node: tuple[Any, ...]) -> Any:
-    """The object of a node (see `ragged.py`)."""
+    """Build the object of a node (see `packed_batch.py`)."""
     return _BUILDERS[node[0]](source, *node[1:])
 
 
@@ -260,7 +252,7 @@ def _tensor(source: BatchMemory, dtype: str, shape: tuple[int, ...], strides: tu
 
 
 def _rows(source: BatchMemory, dtype: str, numels: list[int], shapes: list[tuple[int, ...]] | None, offset: int) -> list[Any]:
-    parts = _tensor(source, dtype, (sum(numels),), None, offset).split(numels)  # type: ignore[no-untyped-call]  # torch's own
+    parts = _tensor(source, dtype, (sum(numels),), None, offset).split(numels)  # type: ignore[no-untyped-call]  # torch's function
     return list(parts) if shapes is None else [part.view(s) for part, s in zip(parts, shapes, strict=True)]
 
 
@@ -276,10 +268,10 @@ def _sparse(
 
 
 def _record(source: BatchMemory, kind: bytes, names: list[str], nodes: list[tuple[Any, ...]]) -> Any:
-    """A dataclass of columns. Its __init__ and __post_init__ are for samples, and are not run."""
+    """Build a dataclass of columns without running __init__ and __post_init__, which are for samples."""
     record: Any = object.__new__(pickle.loads(kind))
     for name, value in zip(names, _all(source, nodes), strict=True):
-        object.__setattr__(record, name, value)  # also where it is frozen
+        object.__setattr__(record, name, value)  # works for frozen dataclasses, too
     return record
 
 
@@ -292,8 +284,8 @@ class _ForeignUnpickler(pickle.Unpickler):
         return _built(self._source, node)
 
 
-# By kind of node. Functions, and not closures that call each other: those would be a reference cycle, which holds the lease until
-# the garbage collector runs.
+# Builders by kind of node. They are functions, because closures that call each other are a reference cycle, which keeps the lease
+# until the garbage collector runs.
 _BUILDERS: dict[str, Callable[..., Any]] = {
     "value": lambda source, value: value,
     "text": lambda source, *place: source.text(*place),

@@ -27,7 +27,7 @@ def index(
 ) -> None:
     """Build the index beside each file, and say what was written, how large it is and how long it took."""
     from shmload.formats.json_lines import is_lines
-    from shmload.storage.client import is_url
+    from shmload.storage.store_urls import is_url
     from shmload.tools.inspect import index as build
 
     found, errors = list[tuple[str, bool]](), list[Exception]()
@@ -53,7 +53,7 @@ def index(
 
 def _of_shards(place: str, layout: str | None, cache_folder: Path | None) -> Iterator[str]:
     from shmload.remote.listing import indexes_beside, indexes_kept, shards_of_urls
-    from shmload.storage.client import open_store
+    from shmload.storage.open_store import open_store
 
     shards = shards_of_urls(place, open_store, layout)
     made = indexes_beside(shards) if cache_folder is None else indexes_kept(shards, cache_folder)

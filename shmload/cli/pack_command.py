@@ -58,7 +58,8 @@ def pack(
     from shmload.errors import StoreError
     from shmload.remote import ObjectStream
     from shmload.remote.packing.pack import PackOptions, packing_of
-    from shmload.storage.client import make_client, open_store
+    from shmload.storage.client import make_client
+    from shmload.storage.open_store import open_store
     from shmload.tools.named import FlatSamples, dataset_of, resolve
 
     begin = perf_counter()

@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from shmload.device.cuda import check_device
-from shmload.engine.autotune import is_auto
+from shmload.engine.auto_number import is_auto
 from shmload.ray_options import Ray
 from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder

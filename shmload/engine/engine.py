@@ -30,9 +30,10 @@ from shmload.engine.device_feed import DeviceFeed
 from shmload.engine.holders import Holders
 from shmload.engine.options import EngineOptions
 from shmload.engine.outcome import NOTHING, Outcome
+from shmload.engine.process_usage import add_memory
 from shmload.engine.rank_hook import RankHook
 from shmload.engine.ring import Ring
-from shmload.engine.stats import RingReader, add_memory
+from shmload.engine.ring_reader import RingReader
 from shmload.engine.supervisor import Supervisor
 from shmload.engine.turns import Turns
 from shmload.engine.worker_set import WorkerSet

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.batch.collate import ArrayRows, OneSample, TypedArray, typed_array
+from shmload.batch.array_rows import ArrayRows, TypedArray, typed_array
 from shmload.batch.layout import aligned, c_strides
+from shmload.batch.row_placer import OneSample
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import check_file, npy_head
 from shmload.formats.shared_index import IndexMemory

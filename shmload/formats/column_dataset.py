@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.batch.collate import OneSample
+from shmload.batch.row_placer import OneSample
 from shmload.formats.per_process import PerProcess
 from shmload.formats.row_numbers import Indices, checked_indices
 

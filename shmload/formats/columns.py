@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from shmload._core.gather import gather_rows
-from shmload.batch.collate import ArrayRows, TypedArray
-from shmload.batch.layout import of_numpy
+from shmload.batch.array_rows import ArrayRows, TypedArray
+from shmload.batch.element_types import of_numpy
 from shmload.errors import ShardCorrupt
 from shmload.formats.block_cache import BlockCache
 from shmload.formats.row_numbers import Indices

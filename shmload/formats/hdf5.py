@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from shmload.batch.collate import typed_array
+from shmload.batch.array_rows import typed_array
 from shmload.errors import ShardCorrupt
 from shmload.formats.array_tree import ArrayTreeDataset
 from shmload.formats.block_cache import BlockCache

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shmload.batch.collate import OneSample, empty_rows
+from shmload.batch.row_placer import OneSample, empty_rows
 from shmload.formats.arrow.arrow_groups import Groups
 from shmload.formats.arrow.arrow_schema import schema_of
 from shmload.formats.arrow.arrow_types import plain_values

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from shmload.batch.collate import TypedArray
-from shmload.batch.layout import ELEMENT_TYPES
+from shmload.batch.array_rows import TypedArray
+from shmload.batch.element_types import ELEMENT_TYPES
 from shmload.errors import ShardCorrupt
 from shmload.formats.column_dataset import ColumnDataset, Opened
 from shmload.formats.column_format import ColumnFormat

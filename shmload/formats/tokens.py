@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from shmload._core.tokens import WindowReader, by_window, check_offsets, cross, cut, document_offsets
 from shmload._core.tokens import pack as _pack
-from shmload.batch.collate import place_of
+from shmload.batch.array_rows import place_of
 from shmload.errors import ShardCorrupt
 from shmload.formats.arrays import HeldArrays, HeldDataset
 from shmload.formats.paths import check_file, check_local, expanded

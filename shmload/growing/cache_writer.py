@@ -20,7 +20,9 @@ from shmload.formats.paths import AtomicWriter
 from shmload.formats.tfrecord.tfrecord_writer import TFRecordWriter
 from shmload.growing.cache_file import CONTROL, next_generation, own_name
 from shmload.growing.process_report import WriterReport
-from shmload.storage.folder import BudgetedFolder, Reservation, repeated
+from shmload.storage.budgeted_folder import BudgetedFolder
+from shmload.storage.reservation import Reservation
+from shmload.storage.room_wait import repeated
 
 
 @dataclass

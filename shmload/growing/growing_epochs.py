@@ -23,7 +23,7 @@ from shmload.growing.gone_files import Gone
 from shmload.growing.growing_run import GrowingRun, JoinedRun, is_run_name, run_path
 from shmload.growing.library import Library
 from shmload.schedule.epoch_snapshots import EpochSnapshots
-from shmload.storage.folder import Leases
+from shmload.storage.file_lease import Leases
 
 log = logging.getLogger("shmload")
 

@@ -18,7 +18,7 @@ from shmload.growing.damage import reported_bad
 from shmload.growing.intake import Intake
 from shmload.growing.samplers import Samplers
 from shmload.schedule.epoch_snapshots import EpochSnapshots
-from shmload.storage.folder import BudgetedFolder
+from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.ledger import Kept
 
 LOOK_S = 0.05  # between looks for the first samples; other machines' writers ring no bell

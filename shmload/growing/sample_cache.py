@@ -20,7 +20,7 @@ from shmload.growing.intake import MAX_INFLATED_BYTES
 from shmload.growing.library import Library, are_samples
 from shmload.growing.sampler_process import Sampler
 from shmload.growing.samplers import Samplers
-from shmload.storage.folder import BudgetedFolder
+from shmload.storage.budgeted_folder import BudgetedFolder
 
 BUDGET = "budget"  # for stats readers
 

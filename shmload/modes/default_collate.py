@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from shmload.batch.collate import pack_samples, registered_functions
+from shmload.batch.collate import pack_samples
 from shmload.batch.deliver import PrivateBatch, unpack
 from shmload.batch.ragged import Ragged
+from shmload.batch.registered_functions import registered_functions
 
 
 def collated(samples: Any, ragged: Ragged | None) -> Any:

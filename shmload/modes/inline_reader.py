@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from shmload._core.trainer import Order
-from shmload.batch.collate import RowOut, private_rows, private_tensors
 from shmload.batch.deliver import PrivateBatch, unpack
 from shmload.batch.layout import structure
-from shmload.batch.ragged import Arenas, RaggedRows
+from shmload.batch.ragged_rows import Arenas, RaggedRows
+from shmload.batch.row_placer import RowOut, private_rows, private_tensors
 from shmload.engine.bad_samples import BadSamples
 from shmload.engine.outcome import NOTHING
 from shmload.modes.default_collate import collated

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from shmload.batch.collate import registered_functions
-from shmload.batch.layout import NUMBERS, is_plain_tensor, of_numpy, of_torch
+from shmload.batch.element_types import of_numpy, of_torch
+from shmload.batch.layout import NUMBERS, is_plain_tensor
+from shmload.batch.registered_functions import registered_functions
 
 TEXTS = (str, bytes)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from shmload.batch.ragged import ATOMS
+from shmload.batch.packed_batch import ATOMS
 from shmload.pipeline.rows import Derived, Keys
 from shmload.processes.file_lock import locked
 from shmload.shm import travel

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.batch.collate import SingleRow
-from shmload.batch.ragged import Ragged, RaggedRows
+from shmload.batch.ragged import Ragged
+from shmload.batch.ragged_rows import RaggedRows
+from shmload.batch.row_placer import SingleRow
 from shmload.pipeline.position_stages import Shuffled, Skipped, Taken
 from shmload.pipeline.programs import RowProgram
 from shmload.pipeline.rows import Derived, Keys

@@ -41,7 +41,7 @@ from shmload.ray.placement import alive_nodes, draining, options_of
 from shmload.ray_options import Ray
 from shmload.shm import owners, travel
 from shmload.shm.segment import Segment
-from shmload.storage.transport import Retry, RetryPolicy, TransientError
+from shmload.storage.retry import Retry, RetryPolicy, TransientError
 from shmload.worker.failure import Failure, sample_at
 from shmload.worker.job import Job, Post
 from shmload.worker.pool import Death, PreparedWorkers, ProcessPool, WorkerPool, named, processes

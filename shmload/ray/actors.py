@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 from shmload._core.filler import DONE, ERROR, WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import FAILED, ORDERED, Lease, TrainerRing, control_nbytes
-from shmload.batch.collate import RowPlacer
 from shmload.batch.layout import Layout
+from shmload.batch.row_placer import RowPlacer
 from shmload.errors import SampleTimeout
 from shmload.ray import life_lock
 from shmload.shm import travel

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from shmload.remote.remote_dataset import RemoteDataset
     from shmload.schedule.node_shuffle import NodeShuffle
     from shmload.schedule.shard_shuffle import ShardShuffle
-    from shmload.storage.client import Client, make_client, open_store
+    from shmload.storage.client import Client, make_client
+    from shmload.storage.open_store import open_store
 
 _STAGES = "shmload.remote.fluent"
 _PLACES = {
@@ -35,7 +36,7 @@ _PLACES = {
     "NodeShuffle": "shmload.schedule.node_shuffle",
     "ShardShuffle": "shmload.schedule.shard_shuffle",
     "make_client": "shmload.storage.client",
-    "open_store": "shmload.storage.client",
+    "open_store": "shmload.storage.open_store",
     "upload_cv_dataset": "shmload.remote.packing.pack",
 }
 

@@ -22,7 +22,7 @@ from shmload.formats.tar.shards import map_file
 from shmload.formats.tfrecord.record_file import compression_of_records
 from shmload.remote.manifest import MANIFEST_NAME, RemoteShard, Shards
 from shmload.storage.cache import Fetch
-from shmload.storage.http import WebReader
+from shmload.storage.web_reader import WebReader
 
 __all__ = ["SIDECAR", "expanded", "fetch_index", "fetch_of", "fetch_range", "index_beside", "name_of", "pack_beside", "packing_at"]
 

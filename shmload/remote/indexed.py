@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from shmload._core.tar_rows import TarRows
-from shmload.batch.collate import OneSample
+from shmload.batch.row_placer import OneSample
 from shmload.errors import ShardCorrupt
 from shmload.formats.block_index import Read
 from shmload.formats.encryption import ENCRYPTED, SampleCipher

@@ -33,9 +33,10 @@ from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, p
 from shmload.remote.layouts import LitData, Mds, Parquet
 from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, ShardEntry, Shards, ShardTable
 from shmload.remote.packing.generation import CLAIM, unfinished
-from shmload.storage.client import split_query, split_url
-from shmload.storage.http import HttpStore
-from shmload.storage.local import Store, StoredObject, checked_key
+from shmload.storage.http_store import HttpStore
+from shmload.storage.keys import checked_key
+from shmload.storage.store import Store, StoredObject
+from shmload.storage.store_urls import split_query, split_url
 
 __all__ = ["indexes_beside", "indexes_kept", "shards_in", "shards_of", "shards_of_urls"]
 

@@ -46,10 +46,11 @@ from shmload.processes.file_lock import FileLock, locked
 from shmload.remote.fetch import fetch_index, fetch_of, fetch_range, name_of
 from shmload.remote.manifest import Shards
 from shmload.storage.cache import Cache
-from shmload.storage.filesystem import FilesystemStore
-from shmload.storage.folder import Lease, repeated
-from shmload.storage.http import WebReader
+from shmload.storage.file_lease import Lease
+from shmload.storage.filesystem_store import FilesystemStore
 from shmload.storage.outage import Outage
+from shmload.storage.room_wait import repeated
+from shmload.storage.web_reader import WebReader
 
 __all__ = ["Fetched", "LocalShards", "Prefetcher", "PrivateFolder"]
 

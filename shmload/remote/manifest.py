@@ -30,7 +30,7 @@ from typing_extensions import Buffer
 from shmload.errors import ObjectMissing, ShardCorrupt
 from shmload.formats.format import ShardFormat
 from shmload.formats.tar.tar_format import Tar
-from shmload.storage.local import Store
+from shmload.storage.store import Store
 
 __all__ = ["MANIFEST_NAME", "TAR", "IndexEntry", "Manifest", "RemoteShard", "ShardEntry", "ShardTable", "Shards"]
 

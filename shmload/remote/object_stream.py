@@ -19,8 +19,8 @@ from shmload.formats.known_formats import layout_of
 from shmload.formats.paths import is_hidden
 from shmload.formats.plain_files import PlainFiles
 from shmload.formats.tar.shards import KEY
-from shmload.storage.client import open_store
-from shmload.storage.local import Store, StoredObject
+from shmload.storage.open_store import open_store
+from shmload.storage.store import Store, StoredObject
 
 __all__ = ["ObjectStream"]
 

@@ -61,7 +61,7 @@ from shmload.schedule.node_shuffle import NodeShuffle
 from shmload.schedule.permutation import Permutation
 from shmload.schedule.shard_shuffle import ShardShuffle
 from shmload.shm import travel
-from shmload.storage.client import open_store
+from shmload.storage.open_store import open_store
 from shmload.worker import stage_engine
 from shmload.worker.stage_engine import Batched, Each, Handler, Program, Sliced, Stage, Units
 from shmload.world import OwnRank

@@ -19,7 +19,7 @@ from shmload.batch.layout import Layout
 from shmload.engine.copy_out import CopyOut
 from shmload.engine.options import EngineOptions
 from shmload.engine.outcome import Outcome
-from shmload.engine.stats import RingReader
+from shmload.engine.ring_reader import RingReader
 from shmload.engine.turns import Turns
 from shmload.errors import RankLeft, WorkerDied
 from shmload.sharing.rank_group import RankGroup, RankSync

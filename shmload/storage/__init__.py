@@ -1,1 +1,1 @@
-"""Where shards live: stores behind one small protocol, and the folders that keep copies of them within a budget."""
+"""Stores of shards behind one small protocol, and folders that keep copies of them within a budget."""

@@ -1,15 +1,13 @@
-"""Copies of a store's objects on a local disk, within a budget, shared by all processes of a node.
+"""Copies of a store's objects on a local disk, within a budget, shared by all processes of a machine.
 
-A file's name is made of the object's key and its version (etag), so a changed object is another file, and what is found under a
-name is what was asked for: nothing says otherwise anywhere, and nothing can be stale. A file is fetched by one process; the others
-that want it wait, and one of them takes over at once when it fails or dies.
+A file's name is made of the object's key and its version (etag), so a changed object is another file and a copy cannot be stale.
+One process fetches a file; the others that want it wait, and one of them takes over at once if the first fails or dies.
 
-The best file to evict is the one whose next use lies farthest in the future (Belady, 1966). Nobody knows the future but a loader,
-whose schedule is a formula: a process announces what it will open, and evicts by that. First goes what it has not announced,
-least recently used first; then what is needed after the file that room is asked for, the latest first. What is needed sooner stays,
-and the request waits. Ranks and workers of one dataset read from the same shards at the same time, so each goes by its own
-announcement.
-"""
+The best file to evict is the one whose next use is farthest in the future (Belady, 1966). A loader knows its future, because its
+schedule is a formula: each process announces what it will open, and evicts accordingly. Files that it has not announced go first,
+least recently used first; then files that it needs later than the file for which room is made, the latest first. Files that it
+needs sooner stay, and the request waits. Ranks and workers of one dataset read the same shards at the same time, so each process
+uses its own announcement only."""
 
 from __future__ import annotations
 
@@ -24,32 +22,35 @@ from typing import Any
 
 from shmload import faults
 from shmload.errors import StoreError
-from shmload.storage.folder import BudgetedFolder, FolderStatistics, Lease, Reservation, begun
+from shmload.storage.budgeted_folder import BudgetedFolder, FolderStatistics
+from shmload.storage.file_lease import Lease
+from shmload.storage.fork_reset import reset_after_fork
 from shmload.storage.ledger import Kept
+from shmload.storage.reservation import Reservation
 
 __all__ = ["Cache", "LocalCacheStatistics"]
 
-DIGEST_DIGITS = 16  # of a file's name: which key it is
+DIGEST_DIGITS = 16  # hexadecimal digits of a file's name that identify its key
 
 
 def digest_of(key: str) -> str:
-    """The first part of a file's name: 64 bits of the key."""
+    """Return the first part of a file's name: 64 bits of the key's hash."""
     return hashlib.blake2b(os.fsencode(key), digest_size=DIGEST_DIGITS // 2).hexdigest()
 
 
 Fetch = Callable[[int], None]
-"""Writes all of an object into the file that a descriptor names, by pwrite: a third of a mapping's cost."""
+"""Writes all of an object into a file, given its descriptor. pwrite takes a third of the CPU of a mapping."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCacheStatistics:
-    """What a process has had of a cache, and the cache's folder now.
+    """What a process has used of a cache, and the state of the cache's folder.
 
     Attributes:
-        num_hits: objects that were there, or that another process brought meanwhile.
-        num_fetched: objects that this process fetched.
-        nbytes_fetched: their bytes.
-        folder: the folder that all processes share.
+        num_hits: number of objects that were there, or that another process fetched meanwhile.
+        num_fetched: number of objects that this process fetched.
+        nbytes_fetched: bytes of the objects that this process fetched.
+        folder: state of the folder, which all processes share.
     """
 
     num_hits: int
@@ -59,24 +60,24 @@ class LocalCacheStatistics:
 
 
 class Cache:
-    """A budget of a disk in front of object stores. Any number of ranks and workers of a node use one folder.
+    """A budget of disk space for copies of remote objects. Any number of ranks and workers of a machine may use one folder.
 
-    Picklable; a forked or spawned process goes on with what it is given, and announces what it needs itself. What is killed leaves
-    nothing half done that anybody sees, and nothing behind: the next process that needs room removes what it was writing.
+    It can be pickled and used after a fork or spawn; each process announces its own needs. A killed process leaves no partial
+    file that others can see: the next process that needs room removes what it was writing.
 
     Args:
-        folder: on a local disk; made if it is not there.
-        capacity_bytes: what the files may add up to; all users of the folder give the same.
-        durable: a file's bytes are on the disk before it is seen, so that a power failure cuts none. Without it bytes may then be
-            missing, though the length is right.
+        folder: path of a folder on a local disk; created if missing.
+        capacity_bytes: maximum of the files' total length; all users of the folder must give the same.
+        durable: whether to sync a file to the disk before it becomes visible, so that a power failure truncates none. Without it,
+            bytes may be missing after a power failure, although the length is right.
     Attributes:
-        path: the folder.
+        path: path of the folder.
         capacity_bytes: the budget.
     Raises:
-        ValueError: no budget, or living processes use the folder with another one.
+        ValueError: the budget is less than 1, or living processes use the folder with another one.
         StoreError: the folder's file system has no locks.
     Cost: 25 us for a lease of a file that is there.
-    Thread/process safety: all methods, from any thread and process.
+    Thread/process safety: all methods may be called from any thread and process.
     Example:
         >>> import tempfile
         >>> cache = Cache(tempfile.mkdtemp(), 10_000)
@@ -92,43 +93,44 @@ class Cache:
         self._begin()
 
     def open(self, key: str, nbytes: int, fetch: Fetch, *, etag: str, timeout_s: float | None = 600.0) -> Lease:
-        """A lease of an object's file, which is fetched first if it is not there.
+        """Lease an object's file, and fetch it first if it is not there.
 
         Args:
-            key: where the object is, its store's address included and no credentials: the same for all who mean the same object.
-            nbytes: its length, which is checked.
-            fetch: called with the descriptor of a file of that length, if the object must be fetched; writes all of it. What it
-                raises is raised here, and the next one tries.
-            etag: its version. Files of other versions of the key are not taken, and removed where nobody reads them.
-            timeout_s: seconds to wait for room or for another process that fetches it; 0 = do not wait; None = forever.
+            key: address of the object, including its store's but no credentials; the same for all users of the object.
+            nbytes: length of the object, which is checked.
+            fetch: called with the descriptor of a file of that length if the object must be fetched; must write all of it. An
+                exception from it is raised here, and the next process tries.
+            etag: version of the object. Files of other versions of the key are not used, and are removed when nobody reads them.
+            timeout_s: seconds to wait for room or for another process that fetches the object; 0 = do not wait; None = forever.
         Raises:
-            CacheFull: there was no room in time: all is leased or needed sooner, or the object is larger than the budget.
-            TimeoutError: another process was still fetching it.
+            CacheFull: there was no room in time, because everything is leased or needed sooner, or the object is larger than the
+                budget.
+            TimeoutError: another process was still fetching the object.
         """
         digest = digest_of(key)
         try:
             return self._open(key, digest, nbytes, fetch, etag, timeout_s)
         finally:
-            with contextlib.suppress(ValueError):  # was not announced
-                self._coming.remove(digest)  # not before it is leased: nobody else would keep its file meanwhile
+            with contextlib.suppress(ValueError):  # the key was not announced
+                self._coming.remove(digest)  # only after it is leased, because the announcement keeps its file until then
 
     def expect(self, keys: Iterable[str]) -> None:
-        """Announces what this process will open, in that order, in place of what it announced before.
+        """Announce what this process will open, in order. This replaces an earlier announcement.
 
-        `open` crosses a key off, in whatever order. This process evicts first what it does not expect, least recently used first,
-        then what it needs last; what it needs before the file that asks for room stays.
+        `open` removes a key from the announcement, in whatever order. This process first evicts files that it has not announced,
+        least recently used first, then those that it needs last; files that it needs before the one that asks for room stay.
 
         Args:
-            keys: as they will be given to `open`; one that will be opened twice stands there twice.
+            keys: keys as they will be given to `open`; repeat a key that will be opened twice.
         """
         self._coming = [digest_of(key) for key in keys]
 
     def statistics(self) -> LocalCacheStatistics:
-        """Counts of this process, and the folder now."""
+        """Return the counts of this process and the current state of the folder."""
         return LocalCacheStatistics(self._num_hits, self._num_fetched, self._nbytes_fetched, self._folder.statistics())
 
     def close(self) -> None:
-        """Ends this process's leases and its announcement. The next use begins anew."""
+        """End this process's leases and its announcement. The cache opens again at its next use."""
         self._coming = []
         self._folder.close()
 
@@ -148,15 +150,15 @@ class Cache:
             found.release()
             if not self._folder.discard(name):
                 raise StoreError(
-                    f"{path} has {length} bytes where {key} has {nbytes}, and others are reading it: somebody has changed the "
-                    f"file, or the length belongs to another version than the etag {etag!r}"
+                    f"{path} has {length} bytes, but {key} has {nbytes}, and other processes are reading the file: it was changed, "
+                    f"or the length belongs to another version than the etag {etag!r}"
                 )
 
     def _order(self, digest: str, candidates: Iterable[Kept]) -> Iterator[Kept]:
-        """Which files may go for one that is needed, the first to go first. Under the folder's lock."""
+        """Yield the files that may be evicted for the one with this digest, in order. Requires the folder's lock."""
         needed = {each: number for number, each in reversed(list(enumerate(self._coming)))}  # the first use of each
         files = list(candidates)
-        newest = {kept.name[:DIGEST_DIGITS]: kept.name for kept in files}  # of several versions of an object the last
+        newest = {kept.name[:DIGEST_DIGITS]: kept.name for kept in files}  # the last of several versions of an object
         expected: list[tuple[int, Kept]] = []
         others: list[tuple[int, Kept]] = []
         for kept in files:
@@ -183,9 +185,9 @@ class Cache:
 
     def _begin(self) -> None:
         self.path, self.capacity_bytes = self._folder.path, self._folder.capacity_bytes
-        self._coming = []  # digests of what this process will open
+        self._coming = []  # digests of the keys that this process will open
         self._num_hits = self._num_fetched = self._nbytes_fetched = 0
-        begun.add(self)
+        reset_after_fork(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_folder": self._folder}
@@ -199,7 +201,7 @@ class Cache:
 
 
 def _name(key: str, digest: str, etag: str) -> str:
-    """Of an object's file: its key, its version, and for people and readers the end of the key."""
+    """Return the name of an object's file: its key, its version, and the end of the key as a hint for people and readers."""
     version = hashlib.blake2b(f"{key}\0{etag}".encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
     hint = "".join(letter if letter.isascii() and letter.isprintable() else "_" for letter in key.rsplit("/", 1)[-1])
     return f"{digest}-{version}-{hint[-100:]}"

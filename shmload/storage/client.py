@@ -1,60 +1,47 @@
-"""A client: the endpoint of an object store, who asks, and how patiently. Frozen, small, picklable; it opens nothing by itself.
-
-Names of stores and of what is in them: paths, file://, http(s)://, s3://bucket/folder, and what fsspec knows.
-"""
+"""The client of an S3-compatible store, made from arguments and the environment, or from boto3's client."""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from shmload.errors import StoreError
-from shmload.storage.filesystem import FilesystemStore
-from shmload.storage.http import HttpStore
-from shmload.storage.local import LocalStore, Store, checked_key
-from shmload.storage.s3 import Credentials, S3Store, find_credentials
-from shmload.storage.transport import RetryPolicy
+from shmload.storage.credentials import Credentials, find_credentials
+from shmload.storage.retry import RetryPolicy
+from shmload.storage.s3_endpoint import S3Endpoint
+from shmload.storage.s3_store import S3Store
 
-__all__ = ["Client", "client_of", "is_url", "make_client", "open_store", "split_url"]
+__all__ = ["Client", "client_of", "make_client"]
 
 _AWS_HOST = re.compile(r"s3[.-]([a-z]{2}(?:-[a-z]+)+-\d)\.amazonaws\.com(?:\.cn)?")
 
 
 @dataclass(frozen=True)
-class Client:
-    """How to reach an S3-compatible store; of `make_client`.
+class Client(S3Endpoint):
+    """How to reach an S3-compatible store. Made by `make_client`.
 
-    It holds no connection, so it can be pickled, forked and kept. A pickle has the credentials in it: send it to processes of your
-    own only. Its repr and its errors have none.
+    It holds no connection, so it can be pickled, forked and stored. A pickle contains the credentials, so send it only to processes
+    of your own. Its repr and its errors do not contain them.
 
     Attributes:
         endpoint: scheme, host and port.
-        region: that requests are signed for.
-        credentials: who asks.
-        retry_policy: how often and how long is tried again.
-        parallel: ranges of one large object that are read at once.
-        path_style: whether the bucket is named in the path, or in the host.
-        ca_file: certificates to trust.
+        region: the region for which requests are signed.
+        credentials: the credentials that sign requests.
+        retry_policy: how often and for how long an operation is retried.
+        parallel: number of ranges of one large object that are read at once.
+        path_style: whether the bucket is named in the path instead of the host.
+        ca_file: file of certificates to trust; None is the system's.
     """
 
-    endpoint: str
-    region: str
-    credentials: Credentials = field(repr=False)
-    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
-    parallel: int = 4
-    path_style: bool = True
-    ca_file: str | None = None
-
     def store(self, bucket: str, folder: str = "") -> S3Store:
-        """The store of a bucket, or of a folder in it.
+        """Return the store of a bucket, or of a folder in it.
 
         Args:
-            bucket: its name.
-            folder: that keys are relative to.
+            bucket: name of the bucket.
+            folder: folder to which keys are relative.
         """
         return S3Store(self, bucket, folder)
 
@@ -75,42 +62,42 @@ def make_client(
     path_style: bool | None = None,
     ca_file: str | None = None,
 ) -> Client:
-    """A client of any S3-compatible object store.
+    """Make a client of an S3-compatible object store.
 
-    Credentials left out are looked for by botocore, where all of AWS's tools look: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and
-    AWS_SESSION_TOKEN), the shared files with AWS_PROFILE, single sign-on, roles of machines. Those that run out it renews.
+    botocore finds credentials that are not given where all AWS tools look: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and
+    AWS_SESSION_TOKEN), the shared files with AWS_PROFILE, single sign-on, instance roles. It renews those that expire.
 
     Args:
         url: the endpoint, such as "https://s3.example.org" or "http://127.0.0.1:9000"; None is AWS_ENDPOINT_URL_S3,
-            AWS_ENDPOINT_URL or Amazon's own. Only a URL that says http:// is spoken to without encryption.
-        access_key: of whom asks.
-        secret_key: that signs.
-        session_token: of temporary credentials.
-        profile: of the shared credentials file.
-        anonymous: sign nothing, for public buckets.
-        region: the store's own name for it, whatever it is; None is AWS_REGION, AWS_DEFAULT_REGION, what the URL says,
+            AWS_ENDPOINT_URL or Amazon's own. Requests are unencrypted only if the URL begins with http://.
+        access_key: ID of the access key.
+        secret_key: the secret key that signs requests.
+        session_token: token of temporary credentials.
+        profile: profile of the shared credentials file.
+        anonymous: whether not to sign requests, for public buckets.
+        region: the store's name for its region; None is AWS_REGION, AWS_DEFAULT_REGION, the region in the URL,
             or "us-east-1".
         retries: how often a request is repeated after resets, stalls, broken bodies and answers of 5xx or 429.
-        timeout_s: after so long without progress nothing is repeated any more.
-        stall_s: a server that says nothing for so long has failed; to answer what was written it has `timeout_s`.
-        parallel: ranges of one large object that are read, or parts that are written, at once.
-        path_style: True: the bucket stands in the path; False: in the host; None: in the host for Amazon's, else in the path.
-        ca_file: certificates to trust; None is AWS_CA_BUNDLE, or the system's.
+        timeout_s: seconds without progress after which requests are no longer repeated.
+        stall_s: seconds without an answer after which a read fails; a write may take `timeout_s`.
+        parallel: number of ranges of one large object that are read, or of parts that are written, at once.
+        path_style: whether the bucket is named in the path (True) or the host (False); None is the host at Amazon, else the path.
+        ca_file: file of certificates to trust; None is AWS_CA_BUNDLE, or the system's.
     Returns:
-        the client; nothing has been asked yet.
+        the client; no request has been sent yet.
     Raises:
-        StoreError: no credentials are found, or the URL is none.
+        StoreError: no credentials were found, or the URL is invalid.
         ValueError: a number is out of its range.
     """
     given = Credentials(access_key or None, secret_key or None, session_token or None)
     half = bool(access_key) != bool(secret_key)
-    access_key = secret_key = session_token = None  # what prints the locals of this frame shall print no secret
+    access_key = secret_key = session_token = None  # so that tools which print this frame's variables show no secret
     if half:
-        raise StoreError("access_key and secret_key belong together: give both, or neither and let the environment say them")
+        raise StoreError("access_key and secret_key belong together: give both, or neither to take them from the environment")
     if retries < 0 or timeout_s <= 0 or stall_s <= 0 or parallel < 1:
         raise ValueError(
             f"retries={retries}, timeout_s={timeout_s}, stall_s={stall_s}, parallel={parallel}: retries must be at least 0, "
-            "parallel at least 1, times greater than 0"
+            "parallel at least 1, and times positive"
         )
     if anonymous:
         given = Credentials()
@@ -138,10 +125,12 @@ def make_client(
 
 
 def client_of(given: Any) -> Client:
-    """A client as it is; of boto3's S3 client one with the same endpoint, region and credentials.
+    """Return a client as it is, or make one with the endpoint, region and credentials of boto3's S3 client.
 
+    Args:
+        given: a `Client` or boto3's S3 client.
     Raises:
-        TypeError: it is neither.
+        TypeError: `given` is neither.
     """
     if isinstance(given, Client):
         return given
@@ -152,7 +141,7 @@ def client_of(given: Any) -> Client:
     except AttributeError:
         service = None
     if service != "s3":
-        raise TypeError(f"a client of shmload.remote.make_client, or boto3's S3 client, is needed, not {type(given).__name__}")
+        raise TypeError(f"client must come from shmload.remote.make_client or be boto3's S3 client, got {type(given).__name__}")
     found = signer._credentials
     if found is None or config.signature_version.__class__.__name__ == "UNSIGNED":
         credentials = Credentials()
@@ -169,84 +158,19 @@ def client_of(given: Any) -> Client:
 
 
 def endpoint_of(url: str) -> str:
-    """Scheme, host and port of an endpoint.
+    """Return scheme, host and port of an endpoint.
 
+    Args:
+        url: URL of the endpoint.
     Raises:
-        StoreError: it is no such URL, or says more than that.
+        StoreError: the URL is invalid, or contains more than that.
     """
     parts = urlsplit(url)
     if "@" in parts.netloc:
-        raise StoreError("the URL of an endpoint has a user or password in it: give access_key and secret_key instead")
+        raise StoreError("the URL of an endpoint contains a user or password: give access_key and secret_key instead")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/") or parts.query:
         raise StoreError(
-            f"{url!r} is no endpoint: it needs http:// or https://, a host and perhaps a port, and nothing behind; "
-            "bucket and folder are given apart"
+            f"{url!r} is not an endpoint: it needs http:// or https://, a host and optionally a port, and nothing else; "
+            "give bucket and folder separately"
         )
     return f"{parts.scheme}://{parts.netloc}"
-
-
-def is_url(text: str) -> bool:
-    """Whether it names a store by a scheme, not by a path of this machine."""
-    scheme, found, _ = text.partition("://")
-    return bool(found) and scheme.isalnum()
-
-
-def open_store(url: str | os.PathLike[str], client: Any = None) -> Store:
-    """The store that a path or URL names.
-
-    Args:
-        url: a folder's path; file:///folder; http:// or https://, to be read only; s3://bucket or s3://bucket/folder; or of
-            another scheme that fsspec knows: gs://, az://, abfs://, hf://, oci://, sftp:// and others, each with its own library.
-        client: for s3://, of `make_client`, or boto3's S3 client; None: one made of the environment. Of http:// and https:// it
-            says how patiently. For other schemes a dict of what their library takes, which fsspec calls storage options.
-    Raises:
-        StoreError: the URL is none, or the environment has no credentials.
-    """
-    text = os.fspath(url)
-    if not is_url(text):
-        if not text:
-            raise StoreError("an empty path names no store: give a folder, file://, http://, https:// or s3://bucket/folder")
-        return LocalStore(Path(text))
-    scheme, rest = text.split("://", 1)
-    if scheme == "s3":
-        bucket, _, folder = rest.partition("/")
-        if "?" in bucket or "@" in bucket:
-            raise StoreError("the URL of a bucket has credentials or options in it: give them to make_client")
-        return client_of(make_client() if client is None else client).store(bucket, folder)
-    if scheme in ("http", "https"):
-        if client is None:
-            return HttpStore(text)
-        found = client_of(client)
-        return HttpStore(text, retry_policy=found.retry_policy, parallel=found.parallel, ca_file=found.ca_file)
-    if scheme == "file":
-        parts = urlsplit(text)
-        if parts.netloc not in ("", "localhost"):
-            raise StoreError(f"{text} is on another host: a file:// URL has three slashes before the path")
-        return LocalStore(Path(unquote(parts.path)))
-    return FilesystemStore(text, client)
-
-
-def split_query(url: str | os.PathLike[str]) -> tuple[str, str]:
-    """An http(s) URL without its query, and the query: a signature or an option of the server. Other names have none."""
-    text = os.fspath(url)
-    if not text.startswith(("http://", "https://")):
-        return text, ""
-    path, _, query = text.partition("#")[0].partition("?")
-    return path, query
-
-
-def split_url(url: str | os.PathLike[str]) -> tuple[str, str]:
-    """The folder's URL and the key of an object's URL: "s3://b/a/x.tar" is "s3://b/a" and "x.tar".
-
-    Raises:
-        StoreError: no object is named.
-    """
-    text = os.fspath(url)
-    root, slash, key = text.rpartition("/")
-    if is_url(text) and (root.endswith((":/", ":")) or not slash):
-        raise StoreError(f"{text} names no object: a URL of one ends in /key")
-    scheme = text.split("://")[0] if is_url(text) else ""
-    checked_key(unquote(key) if scheme in ("http", "https", "file") else key, text)
-    if scheme in ("http", "https", "file"):
-        key = unquote(key)
-    return (root or "/") if slash else ".", key

@@ -148,7 +148,7 @@ def dataset_of(source: str) -> Any:
     from shmload.formats.tar.shards import TarDataset
     from shmload.formats.tar.tar_format import Tar
     from shmload.formats.tfrecord.tfrecord_format import TFRecords
-    from shmload.storage.client import is_url
+    from shmload.storage.store_urls import is_url
 
     if is_url(source) or os.path.isdir(source):
         return _of_shards(source) if is_url(source) or _holds_shards(source) else _of_folder(source)

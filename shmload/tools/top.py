@@ -20,19 +20,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from shmload.engine.stats import (
-    About,
-    ControlBlock,
-    Found,
-    Process,
-    Report,
-    RingReader,
-    Snapshot,
-    add_memory,
-    command_of,
-    describe,
-    look,
-)
+from shmload.engine.block_stages import About
+from shmload.engine.process_usage import Process, add_memory, command_of, look
+from shmload.engine.ring_reader import ControlBlock, Found, RingReader
+from shmload.engine.stats import Report, describe
+from shmload.engine.time_shares import Snapshot
 
 HISTORY = 60  # looks of which the samples per second are kept
 FINDING_SHARE = 20  # finding, which searches /proc, takes at most one part in so many of the time

@@ -9,8 +9,8 @@ import os
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 
-from shmload.engine.stats import RingReader
-from shmload.engine.trace import Tape
+from shmload.engine.ring_reader import RingReader
+from shmload.engine.tape import Tape
 
 SHORTEST_S, LONGEST_S = 0.0005, 0.05  # between two looks
 FILLED_SHARE = 0.25  # of a recorder, that a look should find

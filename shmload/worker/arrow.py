@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from shmload.batch.collate import collates_as_shipped
-from shmload.batch.layout import of_any, of_numpy
+from shmload.batch.element_types import of_any, of_numpy
 from shmload.batch.ragged import Ragged
+from shmload.batch.registered_functions import collates_as_shipped
 from shmload.formats.arrow.arrow_column import ArrowColumn, column_of
 from shmload.formats.row_numbers import Indices
 from shmload.worker.in_place_dataset import InPlace

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.batch.collate import RowOut, SingleRow, private_rows
 from shmload.batch.layout import Layout, layout_of_schema
-from shmload.batch.ragged import RaggedRows
+from shmload.batch.ragged_rows import RaggedRows
+from shmload.batch.row_placer import RowOut, SingleRow, private_rows
 from shmload.world import ability_of
 
 

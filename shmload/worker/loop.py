@@ -15,9 +15,11 @@ import numpy as np
 from shmload import faults
 from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
-from shmload.batch.collate import collates_as_shipped, pack_samples, registered_functions, samples_in
+from shmload.batch.collate import pack_samples, samples_in
 from shmload.batch.layout import Layout
-from shmload.batch.ragged import Arenas, PackedBatch, RaggedRows, pack
+from shmload.batch.packed_batch import PackedBatch, pack
+from shmload.batch.ragged_rows import Arenas, RaggedRows
+from shmload.batch.registered_functions import collates_as_shipped, registered_functions
 from shmload.errors import RingTooSmall
 from shmload.metrics import irregular_files
 from shmload.processes.identity import start_of

@@ -18,11 +18,11 @@ from shmload._core.mapping import Mapping
 from shmload._core.watch import die_with, keep_freed
 from shmload.shm.segment import Doorbell, map_segment, open_segment
 from shmload.worker.failure import Failure
+from shmload.worker.generator_states import Streams
 from shmload.worker.helping import Visits
 from shmload.worker.iterable_pass import IterablePass, with_shared_seed
 from shmload.worker.job import Job, Post
 from shmload.worker.loop import WorkerLoop
-from shmload.worker.sample_rng import Streams
 from shmload.worker.snapshot import Snapshot, Snapshots, load_own_states
 
 STACK_SIGNAL = signal.SIGRTMAX - 3  # asks a worker for its Python stack; no library is known to use it

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.batch.collate import RowOut, private_rows
 from shmload.batch.layout import Layout
-from shmload.batch.ragged import AS_LISTS, Arenas, AsTorchOrList, Ragged, RaggedRows, ragged_of
+from shmload.batch.ragged import AS_LISTS, AsTorchOrList, Ragged, ragged_of
+from shmload.batch.ragged_rows import Arenas, RaggedRows
+from shmload.batch.row_placer import RowOut, private_rows
 from shmload.worker.decoding_protocol import flaw_of_schema, in_place_of
 from shmload.worker.in_place_dataset import InPlace
 from shmload.world import ability_of

@@ -14,7 +14,7 @@ import numpy as np
 from shmload import faults
 from shmload._core.filler import ChunkWriter, WorkerRing
 from shmload._core.mapping import Mapping as MemoryMapping
-from shmload.batch.collate import RowPlacer
+from shmload.batch.row_placer import RowPlacer
 from shmload.worker.in_place_dataset import InPlace
 from shmload.worker.job import Job
 from shmload.worker.sample_rng import Sample, begin_many, begin_sample, drew_for_many, end_samples, generators, seed_globals

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from shmload import faults
 from shmload._core.filler import LAYOUT, ROOM, WorkerRing
 from shmload._core.mapping import CAN_POPULATE, Mapping
-from shmload.batch.collate import RowPlacer
 from shmload.batch.layout import Layout, NotFixedError, layout_of_sample
+from shmload.batch.row_placer import RowPlacer
 from shmload.errors import RingTooSmall, SampleError
 
 BLOCK_NBYTES = 1 << 16  # of a segment, which get memory together

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from shmload.shm import travel
+from shmload.worker.generator_states import Streams
 from shmload.worker.iterable_pass import BeginsAgain, IterablePass
 from shmload.worker.job import Job
 from shmload.worker.note import SAME
-from shmload.worker.sample_rng import Streams
 from shmload.world import is_stateful
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmload.batch.collate import ArrayRows, collates_as_shipped, typed_array
+from shmload.batch.array_rows import ArrayRows, typed_array
+from shmload.batch.registered_functions import collates_as_shipped
 from shmload.worker.in_place_dataset import InPlace, are_integers
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shmload import ShmLoader
-from shmload.audit.recorder import AuditLog, Batch, Record, batch_record, event_record, header_line
+from shmload.audit.audit_file import AuditLog, Batch, Record, batch_record, event_record, header_line
 from shmload.tools.audit.timeline import AuditReport
 from shmload.tools.audit.verify import read_folder, verify
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shmload.audit.recorder import AuditLog, Batch
+from shmload.audit.audit_file import AuditLog, Batch
 from shmload.tools.audit.verify import read_folder, verify
 from tests.audit.audit_kit import make, run
 

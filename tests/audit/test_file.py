@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shmload.audit.recorder import AuditLog, Batch, Event, batch_record, event_record, header_line, read_log
+from shmload.audit.audit_file import AuditLog, Batch, Event, batch_record, event_record, header_line, read_log
 from tests.audit.audit_kit import judged, make, run
 
 U64 = st.integers(0, 2**64 - 1)

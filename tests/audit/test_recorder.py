@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shmload import ShmLoader
-from shmload.audit.recorder import Batch
+from shmload.audit.audit_file import Batch
 from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import judged, kinds, make, run
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DistributedSampler, IterableDataset, WeightedRandomSampler
 
 from shmload import LengthBuckets, ShmLoader
-from shmload.audit.recorder import Event
+from shmload.audit.audit_file import Event
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import Samples, judged, kinds, make, run, written

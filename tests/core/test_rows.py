@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from shmload._core.rows import ArrayColumn, Column, DictPart, IntColumn, SequencePart, TensorColumn, copy_from
-from shmload.batch.layout import ELEMENT_TYPES, is_plain_tensor, of_torch
+from shmload.batch.element_types import ELEMENT_TYPES, of_torch
+from shmload.batch.layout import is_plain_tensor
 
 
 @pytest.mark.parametrize("num_bytes", [100, 20_000, (1 << 18) - 1, 1 << 18, (1 << 18) + 77])

@@ -379,7 +379,7 @@ def _lies(case: Case, folder: Path) -> Any:
     from shmload.remote import RemoteDataset
     from shmload.remote.layouts import LitData
     from shmload.remote.listing import shards_in
-    from shmload.storage.local import LocalStore
+    from shmload.storage.local_store import LocalStore
 
     layout = {"": "parquet", "gzip": "jsonl.gz", "zlib": "tfrecord", "files": "mds", "bare": "jsonl"}[case.extra]
     if layout == "mds" and case.seed % 2:

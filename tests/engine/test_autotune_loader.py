@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 
 from shmload import ShmLoader
-from shmload.engine import autotune
-from shmload.engine.autotune import is_auto
+from shmload.engine import autotune, tuning_limits
+from shmload.engine.auto_number import is_auto
 from tests.engine.tuning_kit import BATCH, SEED, Rows, change, expected_epochs, told
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
@@ -28,7 +28,7 @@ def loader_of(**options: Any) -> ShmLoader[Any]:
 @pytest.mark.parametrize("seed", [None, SEED])
 def test_the_attributes_are_numbers_and_make_another_auto_loader(seed: int | None) -> None:
     with loader_of(seed=seed) as loader:
-        assert loader.num_workers == (autotune.fixed_workers() if seed is None else autotune.first_workers())
+        assert loader.num_workers == (tuning_limits.fixed_workers() if seed is None else tuning_limits.first_workers())
         assert loader.prefetch_factor == 2
         again = ShmLoader(Rows(), num_workers=loader.num_workers, prefetch_factor=loader.prefetch_factor, seed=seed)
         for made in (again, copy.copy(loader), pickle.loads(pickle.dumps(loader))):
@@ -95,7 +95,7 @@ def test_it_says_what_it_did_and_why(caplog: pytest.LogCaptureFixture) -> None:
         assert loader.stats()["autotune"] == {
             "num_workers": loader.num_workers,
             "prefetch_factor": 2,
-            "most_workers": autotune.most_workers(),
+            "most_workers": tuning_limits.most_workers(),
             "bottleneck": "unknown",
             "decisions": [],
         }
@@ -199,7 +199,7 @@ def test_torch_mode_takes_one_number_and_keeps_it(by_count: list[float]) -> None
     now = by_count
     torch.manual_seed(3)
     with ShmLoader(Who(), batch_size=2, num_workers="auto") as loader:
-        assert loader.num_workers == 4 == autotune.fixed_workers()
+        assert loader.num_workers == 4 == tuning_limits.fixed_workers()
         found = [[value.tolist() for value in batch] for batch in loader]
         assert loader.num_workers == 4
         assert "autotune" not in loader.stats(), "nothing of it changes"

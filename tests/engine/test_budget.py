@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shmload.engine import autotune
-from shmload.engine.autotune import AutoNumber, is_auto
+from shmload.engine import tuning_limits
+from shmload.engine.auto_number import AutoNumber, is_auto
 
 NUM_CPUS = len(os.sched_getaffinity(0))
 
@@ -34,12 +34,12 @@ def machine(tmp_path: Path, *, quota: str = "max", free_kib: int = 1 << 20) -> P
 
 
 def test_the_processors_are_those_this_process_may_run_on(tmp_path: Path) -> None:
-    assert autotune.num_cpus(machine(tmp_path), {}) == NUM_CPUS
+    assert tuning_limits.num_cpus(machine(tmp_path), {}) == NUM_CPUS
 
 
 @pytest.mark.parametrize(("quota", "count"), [("max", 24), ("600000", 6), ("650000", 6), ("50000", 1)])
 def test_a_cgroups_quota_counts_in_whole_processors(tmp_path: Path, cpus: int, quota: str, count: int) -> None:
-    assert count == autotune.num_cpus(machine(tmp_path, quota=quota), {})
+    assert count == tuning_limits.num_cpus(machine(tmp_path, quota=quota), {})
 
 
 @pytest.mark.parametrize(
@@ -49,29 +49,29 @@ def test_a_cgroups_quota_counts_in_whole_processors(tmp_path: Path, cpus: int, q
 def test_a_rank_with_processors_of_its_own_has_all_of_them(tmp_path: Path, cpus: int, own: str, quota: str, count: int) -> None:
     """As `shmload.launch` gives them, while a quota is still shared; one that may run elsewhere again has its part of all."""
     root, environ = machine(tmp_path, quota=quota), {"LOCAL_WORLD_SIZE": "4", "SHMLOAD_RANK_CPUS": own}
-    assert count == autotune.num_cpus(root, environ)
+    assert count == tuning_limits.num_cpus(root, environ)
 
 
 @pytest.mark.parametrize(("ranks", "count"), [("", 24), ("4", 6), ("5", 4), ("100", 1), ("0", 24), ("many", 24)])
 def test_ranks_on_one_node_share_processors_and_memory(tmp_path: Path, cpus: int, ranks: str, count: int) -> None:
     root, environ = machine(tmp_path), {"LOCAL_WORLD_SIZE": ranks}
-    assert count == autotune.most_workers(root, environ)
+    assert count == tuning_limits.most_workers(root, environ)
     divisor = int(ranks) if ranks.isdecimal() and int(ranks) else 1
-    assert (1 << 30) // divisor // 4 == autotune.ring_budget(None, 0, root, environ)
+    assert (1 << 30) // divisor // 4 == tuning_limits.ring_budget(None, 0, root, environ)
 
 
 @pytest.mark.parametrize(("first", "count"), [("3", 3), ("100", 100)])
 def test_the_environment_says_another_number_of_workers(tmp_path: Path, cpus: int, first: str, count: int) -> None:
     root, environ = machine(tmp_path), {"SHMLOAD_MAX_WORKERS": first}
-    assert count == autotune.most_workers(root, environ) == autotune.fixed_workers(root, environ)
-    assert min(count, 4) == autotune.first_workers(root, environ)
+    assert count == tuning_limits.most_workers(root, environ) == tuning_limits.fixed_workers(root, environ)
+    assert min(count, 4) == tuning_limits.first_workers(root, environ)
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "two", "1.5"])
 def test_a_limit_that_is_no_number_is_an_error(given: str) -> None:
     words = rf"SHMLOAD_MAX_WORKERS is a whole number from 1 up, the most workers that num_workers=\"auto\" takes; got '{given}'"
     with pytest.raises(ValueError, match=words):
-        autotune.most_workers(environ={"SHMLOAD_MAX_WORKERS": given})
+        tuning_limits.most_workers(environ={"SHMLOAD_MAX_WORKERS": given})
 
 
 @pytest.mark.parametrize(("count", "fixed", "first"), [(1, 1, 1), (2, 1, 1), (4, 3, 2), (8, 7, 4), (64, 16, 4)])
@@ -80,15 +80,15 @@ def test_the_pool_to_begin_with_and_the_one_that_does_not_change(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)))
     root = machine(tmp_path)
-    assert fixed == autotune.fixed_workers(root, {})
-    assert first == autotune.first_workers(root, {})
+    assert fixed == tuning_limits.fixed_workers(root, {})
+    assert first == tuning_limits.first_workers(root, {})
 
 
 def test_the_ring_takes_a_quarter_of_what_is_free_its_own_included(tmp_path: Path) -> None:
     root = machine(tmp_path)
-    assert autotune.ring_budget(None, 0, root, {}) == (1 << 30) // 4
-    assert autotune.ring_budget(None, 400, root, {}) == ((1 << 30) + 400) // 4
-    assert autotune.ring_budget(12345, 400, root, {}) == 12345
+    assert tuning_limits.ring_budget(None, 0, root, {}) == (1 << 30) // 4
+    assert tuning_limits.ring_budget(None, 400, root, {}) == ((1 << 30) + 400) // 4
+    assert tuning_limits.ring_budget(12345, 400, root, {}) == 12345
 
 
 def test_a_number_found_automatically_is_a_number() -> None:

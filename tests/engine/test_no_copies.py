@@ -16,7 +16,7 @@ import torch
 from shmload import ShmLoader
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import live_leases
-from shmload.batch.collate import RowPlacer
+from shmload.batch.row_placer import RowPlacer
 from shmload.shm.segment import Segment
 from shmload.worker.decoding_protocol import in_place_of
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from shmload import ShmLoader
-from shmload.engine.autotune import Decision, Limits, LookMemory, RateWindow, Setting, decide
 from shmload.engine.engine import Engine
+from shmload.engine.tuning_decision import Decision, Limits, LookMemory, RateWindow, Setting, decide
 
 N, BATCH, SEED = 60, 4, 11
 

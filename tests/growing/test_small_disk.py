@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shmload.errors import CacheFull
-from shmload.storage.folder import BudgetedFolder
-from shmload.storage.ledger import ProcessLeases
+from shmload.storage.budgeted_folder import BudgetedFolder
+from shmload.storage.process_leases import ProcessLeases
 from tests.shm.mount_kit import in_mount_namespace, needs_unshare
 
 
@@ -60,7 +60,7 @@ def test_lease_that_finds_no_room_counts_nothing(tmp_path: Path, monkeypatch: py
     def failing(self: ProcessLeases, inos: list[int]) -> None:
         calls.append(list(inos))
         if len(calls) == 1:
-            monkeypatch.setattr("shmload.storage.ledger._write_all", lambda *_: no_space())
+            monkeypatch.setattr("shmload.storage.process_leases._write_all", lambda *_: no_space())
         try:
             hold(self, inos)
         finally:

@@ -59,7 +59,7 @@ def test_a_record_larger_than_a_file_is_a_file_of_its_own(cache: SampleCache) ->
 
 
 def test_a_record_larger_than_the_cache_is_refused(cache: SampleCache) -> None:
-    with pytest.raises(CacheFull, match="can never lie in"), cache.writer() as one:
+    with pytest.raises(CacheFull, match="can never fit in"), cache.writer() as one:
         one.write(bytes(1 << 17))
         one.publish()
     assert reserved(cache) == 0
@@ -101,7 +101,7 @@ def test_what_was_taken_before_there_was_no_room_is_there_once_there_is(
     held, taken = cache.folder.lease_many(), []
     numbers = iter(range(100, 200))
     one = cache.writer(timeout_s=0.0, compression=compression)
-    with pytest.raises(CacheFull, match=r"no room for \d+ bytes more"):
+    with pytest.raises(CacheFull, match=r"no room for \d+ more bytes"):
         for number in numbers:
             one.write(np.random.default_rng(number).bytes(400))
             taken.append(number)
@@ -121,7 +121,7 @@ def test_what_was_taken_before_there_was_no_room_is_there_once_there_is(
 def test_a_sample_larger_than_the_cache_is_dropped_and_the_next_is_taken(make_cache: Callable[..., SampleCache]) -> None:
     cache = make_cache(10_000, file_nbytes=1_000)
     with cache.writer(timeout_s=0.0) as one:
-        with pytest.raises(CacheFull, match="a file of 20016 bytes can never lie in"):
+        with pytest.raises(CacheFull, match="a file of 20016 bytes can never fit in"):
             one.write(bytes(20_000))
         one.write(b"small")
     assert [file.num_records for file in cache.files()] == [1]

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 import shmload
-from shmload.engine import autotune
+from shmload.engine import tuning_limits
 
 NUM_SAMPLES = 12
 
@@ -47,7 +47,7 @@ def look_around(local_rank: int, folder: str, context: str) -> None:
         "index": [index for batch in batches for index in batch["index"].tolist()],
         "workers": sorted({cpus for batch in batches for cpus in batch["cpus"]}),
         "own": own,
-        "auto": autotune.num_cpus(),
+        "auto": tuning_limits.num_cpus(),
         "threads": sys.modules["torch"].get_num_threads(),
     }
     Path(folder, str(local_rank)).write_text(repr(told))

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from shmload.cli import app
-from shmload.engine import autotune
+from shmload.engine import tuning_limits
 from shmload.processes.run_key import run_key
 from shmload.world import Place, launched_place, local_place, rank_and_world_size
 
@@ -57,7 +57,7 @@ def test_a_rank_of_mpirun_or_srun_knows_its_place(environ: dict[str, str], monke
         monkeypatch.setenv(name, value)
     assert rank_and_world_size() == (2, 3)
     assert rank_and_world_size(0, 1) == (0, 1)
-    assert autotune.num_ranks_here() == 2
+    assert tuning_limits.num_ranks_here() == 2
 
 
 @BY_NAME
@@ -68,7 +68,7 @@ def test_what_torchruns_variables_say_comes_first(environ: dict[str, str], monke
         monkeypatch.setenv(name, value)
     assert rank_and_world_size() == (5, 8)
     assert local_place() == (3, 4)
-    assert autotune.num_ranks_here() == 4
+    assert tuning_limits.num_ranks_here() == 4
 
 
 @BY_NAME
@@ -132,10 +132,10 @@ def test_slurms_tasks_of_a_node(tasks: str, node: str, number: int) -> None:
 
 def test_processors_that_slurm_has_given_a_task_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
-    assert autotune.num_cpus(tmp_path, SRUN) == 3
-    assert autotune.num_cpus(tmp_path, {**SRUN, "SLURM_CPUS_PER_TASK": "6"}) == 6
+    assert tuning_limits.num_cpus(tmp_path, SRUN) == 3
+    assert tuning_limits.num_cpus(tmp_path, {**SRUN, "SLURM_CPUS_PER_TASK": "6"}) == 6
     launched = {**SRUN, "SLURM_CPUS_PER_TASK": "6", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
-    assert autotune.num_cpus(tmp_path, launched) == 3, "they are the launcher's, for all of its ranks"
+    assert tuning_limits.num_cpus(tmp_path, launched) == 3, "they are the launcher's, for all of its ranks"
 
 
 def test_runs_of_openmpi_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from shmload.audit.recorder import AuditLog, Batch, Record, batch_record, event_record, header_line
+from shmload.audit.audit_file import AuditLog, Batch, Record, batch_record, event_record, header_line
 from shmload.pipeline import Collate, Conveyer, Join, Map, Partition, Permutation, Range
 from shmload.tools.audit.timeline import UNFINISHED, AuditReport
 from shmload.tools.audit.verify import read_folder, verify

@@ -40,7 +40,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "samples are written into rows although a function is registered for them",
-        "shmload/batch/collate.py",
+        "shmload/batch/registered_functions.py",
         "    return functions is None or not functions.concern_rows\n",
         "    return True\n",
         (f"{PROTOCOLS}test_registered_function_collates_builtin_types[int-int-torch]",),
@@ -165,15 +165,15 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "of a value for all rows a row by itself gets the first element",
-        "shmload/batch/collate.py",
-        "            rows[...] = value  # perhaps",
+        "shmload/batch/row_placer.py",
+        "            rows[...] = value  # may be",
         '            rows[...] = value[0] if hasattr(value, "__getitem__") and np.ndim(value) else value  # perhaps',
         ("tests/behaviour/test_concatenated.py::test_a_batch_is_read_alike_through_any_wrapper[3-0]",),
     ),
     Defect(
         "N1",
         "one ragged field by itself is a list of it",
-        "shmload/batch/ragged.py",
+        "shmload/batch/ragged_rows.py",
         '        if tree[0] == "leaf":\n            return packer.packed(nodes[0])\n',
         "",
         ("tests/batch/test_ragged_fields.py::test_one_field_by_itself_is_the_batch[0]",),

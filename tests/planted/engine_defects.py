@@ -309,7 +309,7 @@ ENGINE_DEFECTS = [
     Defect(
         "S4",
         "a lease complains at the interpreter's end",
-        "shmload/storage/folder.py",
+        "shmload/storage/file_lease.py",
         "        if sys is not None and not sys.is_finalizing():",
         "        if True:",
         ("tests/storage/cache/test_folder.py::test_a_lease_that_outlives_the_modules_names_says_nothing",),

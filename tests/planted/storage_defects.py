@@ -23,7 +23,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "each object of a silent store is tried as often as it may",
-        "shmload/storage/transport.py",
+        "shmload/storage/retry.py",
         "            if recent.is_silent:\n                raise StoreError(recent.text)\n            self._retries = 0",
         "            if recent.is_silent:\n                pass\n            self._retries = retry_policy.retries",
         (f"{SILENT}test_objects_after_the_first_that_a_silent_store_failed_are_not_asked_for",),
@@ -47,7 +47,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "leases of other processes are not looked at",
-        "shmload/storage/ledger.py",
+        "shmload/storage/process_leases.py",
         "            found |= inos\n",
         "",
         (f"{PROCESSES}test_a_killed_process_holds_nothing_and_whoever_waits_goes_on_at_once",),
@@ -55,7 +55,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a request that cannot be met evicts what there is",
-        "shmload/storage/folder.py",
+        "shmload/storage/budgeted_folder.py",
         "            victims.append(kept)\n            freed += kept.nbytes\n",
         "            victims.append(kept)\n            freed += kept.nbytes\n            self._remove(ledger, kept)\n",
         (f"{FOLDER}test_a_request_that_cannot_be_met_removes_nothing",),
@@ -63,7 +63,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a reservation does not take its blocks of the disk",
-        "shmload/storage/folder.py",
+        "shmload/storage/budgeted_folder.py",
         "            os.posix_fallocate(fd, start, nbytes)\n",
         "            os.ftruncate(fd, start + nbytes)\n",
         (f"{DISK}test_a_disk_full_of_leased_files_is_told_with_figures_and_waited_for",),
@@ -71,7 +71,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a full disk evicts files that readers have mapped",
-        "shmload/storage/folder.py",
+        "shmload/storage/budgeted_folder.py",
         "        mapped = _mapped_below(self.path)\n",
         "        mapped = set[int]()\n",
         (f"{DISK}test_full_disk_evicts_no_file_whose_blocks_a_reader_keeps_by_a_map",),
@@ -95,7 +95,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "the query of a presigned URL is not sent",
-        "shmload/storage/http.py",
+        "shmload/storage/http_store.py",
         '            query = parts.query or self._queries.get(key, "") * (url == first)\n',
         "            query = parts.query\n",
         ("tests/storage/test_http.py::test_presigned_urls_are_read_and_their_signatures_shown_nowhere",),
@@ -111,7 +111,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a child that ends its copies ends its parent's",
-        "shmload/storage/ledger.py",
+        "shmload/storage/folder_session.py",
         "        if self.pid == os.getpid():\n            self._dropped.append(inos)\n",
         "        if True:\n            self._dropped.append(inos)\n",
         (f"{PROCESSES}test_a_child_that_ends_its_copies_ends_nothing_of_its_parents",),
@@ -119,7 +119,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S5",
         "a file has its name before its bytes are on the disk",
-        "shmload/storage/folder.py",
+        "shmload/storage/reservation.py",
         "            os.fdatasync(fd)\n",
         "            pass\n",
         (f"{FOLDER}test_bytes_are_on_the_disk_before_a_durable_file_has_its_name",),
@@ -287,7 +287,7 @@ STORAGE_DEFECTS = [
     Defect(
         "A15",
         "others do not see a lease taken back",
-        "shmload/storage/ledger.py",
+        "shmload/storage/process_leases.py",
         "            self._free += freed\n        self._changed()\n",
         "            self._free += freed\n",
         (f"{FOLDER}test_a_waiter_gets_room_when_a_lease_ends",),
@@ -303,7 +303,7 @@ STORAGE_DEFECTS = [
     Defect(
         "A6",
         "an upload that the server does not know is taken for done, whatever was tried",
-        "shmload/storage/s3.py",
+        "shmload/storage/s3_store.py",
         "but = (404,) if next(num_tries) else ()",
         "but = (404,)",
         ("tests/storage/test_faults.py::test_an_upload_that_the_server_no_longer_knows_is_not_taken_for_the_object_of_before",),
@@ -311,7 +311,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "the end of a folder closes what another thread writes",
-        "shmload/storage/ledger.py",
+        "shmload/storage/folder_session.py",
         "        self.writing.clear()\n",
         "        for name in list(self.writing):\n            self.end_writing(name)\n",
         (f"{FOLDER}test_what_is_being_written_keeps_its_descriptor_when_another_thread_closes_the_folder",),
@@ -319,7 +319,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a folder ends while a thread is inside its lock",
-        "shmload/storage/ledger.py",
+        "shmload/storage/folder_session.py",
         "            self.is_closed = True\n            self._settle()\n",
         "            self.is_closed = True\n            self._end()\n",
         (f"{FOLDER}test_a_folder_ends_when_nobody_is_inside_its_lock",),
@@ -335,7 +335,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a store of fsspec's does not look whether an object was replaced under a read",
-        "shmload/storage/filesystem.py",
+        "shmload/storage/filesystem_store.py",
         "        if version not in (None, now.etag):\n",
         "        if False:\n",
         ("tests/storage/test_contract.py::test_another_version_than_the_one_asked_for_is_an_error[memory]",),
@@ -343,7 +343,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a store of the hub follows its branch",
-        "shmload/storage/filesystem.py",
+        "shmload/storage/filesystem_store.py",
         '                if hasattr(at, "repo_id"):\n',
         "                if False:\n",
         ("tests/remote/test_elsewhere.py::test_a_dataset_of_the_hub_stays_at_its_commit_in_all_processes",),
@@ -351,7 +351,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a child goes on with its parent's connections",
-        "shmload/storage/filesystem.py",
+        "shmload/storage/filesystem_store.py",
         "        idle = self._of.setdefault(os.getpid(), [])\n",
         "        idle = self._of.setdefault(0, [])\n",
         ("tests/storage/test_processes.py::test_children_of_a_process_that_used_a_store_use_it_while_it_goes_on[sftp]",),
@@ -682,7 +682,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a bucket is listed to its end before anything is read",
-        "shmload/storage/s3.py",
+        "shmload/storage/s3_store.py",
         "            yield from page\n",
         "            yield from list(page) if following is None else page + list(self.as_listed(prefix))[len(page) :]\n",
         (f"{OBJECTS}test_a_bucket_is_listed_page_by_page",),
@@ -706,7 +706,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a library of fsspec's tries for as long as it likes",
-        "shmload/storage/filesystem.py",
+        "shmload/storage/filesystem_store.py",
         "tries.left_s) if system.async_impl else",
         "tries.left_s) if False else",
         (f"{ELSEWHERE}test_a_library_that_tries_by_itself_has_no_more_time_than_the_store",),

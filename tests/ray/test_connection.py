@@ -15,7 +15,7 @@ from shmload.errors import ClusterUnreachable
 from shmload.ray import actor_pool as module
 from shmload.ray.actor_pool import Briefing, Cluster, RayPool, differing, unreachable
 from shmload.ray.actors import Introduction, versions
-from shmload.storage import transport
+from shmload.storage import retry
 
 EARLY, LATE = -1e9, 1e18  # on the clock that is asked
 
@@ -138,7 +138,7 @@ def test_a_cluster_that_wants_a_token_is_one_error_that_says_so() -> None:
 def test_a_later_agent_asks_again(num_failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
     heads, pauses = Heads(num_failures), list[float]()
     monkeypatch.setattr(module, "join", heads.join)
-    monkeypatch.setattr(transport, "_wait", pauses.append)
+    monkeypatch.setattr(retry, "_wait", pauses.append)
     cluster = unconnected(monkeypatch, is_again=True)
     if num_failures == 3:
         cluster._join()
@@ -146,7 +146,7 @@ def test_a_later_agent_asks_again(num_failures: int, monkeypatch: pytest.MonkeyP
         return
     with pytest.raises(ClusterUnreachable, match="nothing listens there"):
         cluster._join()
-    assert heads.num_asked == 1 + transport.RetryPolicy().retries
+    assert heads.num_asked == 1 + retry.RetryPolicy().retries
 
 
 class Agent:

@@ -22,7 +22,11 @@ PAGES = {  # page -> its title, what begins the places that stand on it (the fir
     "growing.md": ("Growing cache", ("shmload.growing",), ("growing",)),
     "pipeline.md": ("Pipelines", ("shmload.pipeline",), ("pipelines",)),
     "launch.md": ("Launching", ("shmload.launch",), ("launch",)),
-    "cache.md": ("Local cache", tuple(f"shmload.storage.{module}" for module in ("cache", "folder")), ("cache",)),
+    "cache.md": (
+        "Local cache",
+        tuple(f"shmload.storage.{module}" for module in ("cache", "budgeted_folder", "file_lease", "reservation")),
+        ("cache",),
+    ),
     "remote.md": (
         "Shards on an object store",
         ("shmload.remote", "shmload.storage", "shmload.schedule.samplers"),

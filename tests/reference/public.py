@@ -26,7 +26,7 @@ MODULES = (
     "shmload.growing",
     "shmload.metrics",
     "shmload.pipeline",
-    *(f"shmload.storage.{module}" for module in ("cache", "folder")),
+    *(f"shmload.storage.{module}" for module in ("cache", "budgeted_folder", "file_lease", "reservation")),
     "shmload.remote",
 )
 BASES = (  # for orders and crops of one's own

@@ -2,11 +2,11 @@
 
     python -m tests.remote.killed --kills 50 [--seed N]
 
-A process reads an epoch of packed shards from a real store through a cache with room for some of them, and is killed with SIGKILL: at
-a named point of the storage, which its prefetcher or its reader comes to, or when a random sample has been read. Behind each kill the
-folder is looked at by nothing of the cache's own: every file is a whole shard, and all together are within the budget. After every
-few kills the reader is left alone: it gives exactly the epoch, and nothing half written stays. The last line is the result as JSON.
-"""
+A process reads an epoch of packed shards from a real store through a cache with room for some of them, and is killed with
+SIGKILL: at a named point of the storage, which its prefetcher or its reader comes to, or when a random sample has been read.
+Behind each kill the folder is looked at by nothing of the cache's own: every file is a whole shard, and all together are within
+the budget. After every few kills the reader is left alone: it gives exactly the epoch, and nothing half written stays. The last
+line is the result as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shmload.remote import RemoteDataset
 from shmload.remote.listing import shards_in
 from shmload.storage.cache import Cache
 from shmload.storage.ledger import NEW
-from shmload.storage.local import Store
+from shmload.storage.store import Store
 from tests.faults.points import STORAGE_POINTS
 from tests.remote.remote_kit import labels, upload, write_packed
 from tests.storage.store_kit import Server, s3_server

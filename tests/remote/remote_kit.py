@@ -18,7 +18,8 @@ from shmload.formats.tar.shards import pack_index
 from shmload.remote import RemoteDataset
 from shmload.remote.listing import shards_in
 from shmload.remote.manifest import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry, Shards
-from shmload.storage.local import LocalStore, Store, StoredObject
+from shmload.storage.local_store import LocalStore
+from shmload.storage.store import Store, StoredObject
 
 NBYTES = 20480  # of a shard with five of the samples here
 

@@ -17,7 +17,7 @@ from shmload.errors import ObjectMissing, ShardCorrupt
 from shmload.formats import TarStream
 from shmload.remote import RemoteDataset
 from shmload.remote.listing import shards_in
-from shmload.storage.local import LocalStore
+from shmload.storage.local_store import LocalStore
 from shmload.world import OwnRank
 from tests.remote.remote_kit import dataset_of, label, labels, watched, write_packed, write_plain
 

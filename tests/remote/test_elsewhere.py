@@ -22,10 +22,10 @@ from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.formats import ImageFolder
 from shmload.remote import RemoteDataset, upload_cv_dataset
 from shmload.remote.listing import shards_in
-from shmload.storage import transport
-from shmload.storage.client import open_store
-from shmload.storage.filesystem import FilesystemStore
-from shmload.storage.local import Store
+from shmload.storage import retry
+from shmload.storage.filesystem_store import FilesystemStore
+from shmload.storage.open_store import open_store
+from shmload.storage.store import Store
 from tests.remote.killed import Readers
 from tests.remote.remote_kit import joined, labels, upload, write_packed, write_plain
 from tests.storage import store_kit
@@ -238,9 +238,7 @@ def test_a_store_that_stays_away_is_one_error_within_its_patience(scheme: str, t
         dataset = RemoteDataset(None, shards_in(store), cache_bytes=0, seed=1)
         place = re.escape(store.url)
         goes()
-        remedy = (
-            r".+; (no progress in|failed 3 times) .+ Look after the server, or give the client (a longer timeout_s|more retries)"
-        )
+        remedy = r".+; (no progress in|failed 3 times) .+ Check the server, or give the client (a longer timeout_s|more retries)"
         with pytest.raises(StoreError, match=rf"cannot (read|look at) {place}/[0-9a-f]{{16}}/shard-00000\d.tar(.index)?: {remedy}"):
             list(dataset)
         with pytest.raises(StoreError, match=rf"cannot write {place}/x: {remedy}"):
@@ -276,9 +274,9 @@ def test_a_library_that_tries_by_itself_has_no_more_time_than_the_store(monkeypa
     monkeypatch.setattr(FilesystemStore, "_opened", lambda self: Slow())
     store = FilesystemStore("gs://bucket/x", {"retries": 2, "timeout_s": 7.0})
     assert (store.options, store.retry_policy.retries) == ({}, 2)
-    monkeypatch.setattr(transport, "_wait", lambda seconds: None)
+    monkeypatch.setattr(retry, "_wait", lambda seconds: None)
     for ask in (lambda: store.head("x"), lambda: store.put("x", bytes(1 << 16))):
-        with pytest.raises(StoreError, match=r"it said nothing for too long; failed 3 times in"):
+        with pytest.raises(StoreError, match=r"it did not answer in time; failed 3 times in"):
             ask()
     store.read_into("x", bytearray(3 << 16))
     assert [round(wait) for wait in Slow.waits] == [7, 7, 7, 8, 8, 8, 10]
@@ -293,19 +291,19 @@ def test_wrong_credentials_are_an_error_that_has_none_of_them(tmp_path: Path) ->
     url, options = store_kit.elsewhere("sftp")
     stores.append(FilesystemStore(url, {**options, "password": wrong}))
     for store in stores:
-        with pytest.raises(StoreError, match=r"cannot read|cannot look at .*; look at the credentials") as caught:
+        with pytest.raises(StoreError, match=r"cannot read|cannot look at .*; check the credentials") as caught:
             store.head("x")
         assert wrong not in str(caught.value)
 
 
 def test_a_url_that_holds_a_password_is_refused() -> None:
-    with pytest.raises(StoreError, match=r"has a password in it: give it in client=\{'password': \.\.\.\}") as caught:
+    with pytest.raises(StoreError, match=r"contains a password: give it in client=\{'password': \.\.\.\}") as caught:
         FilesystemStore("sftp://me:secret@host/folder")
     assert "secret@" not in str(caught.value)
 
 
 def test_a_scheme_that_nobody_knows_and_one_whose_library_is_missing_are_said() -> None:
-    with pytest.raises(StoreError, match=r"nonsense:// names no store that is known"):
+    with pytest.raises(StoreError, match=r"nonsense:// is not a known kind of store"):
         FilesystemStore("nonsense://x")
     with pytest.raises(StoreError, match=r"oci:// needs a library that is not installed .*: install it"):
         FilesystemStore("oci://bucket@namespace/x")

@@ -17,7 +17,7 @@ from shmload import LengthBuckets, ShmLoader, Weighted
 from shmload.errors import ShardCorrupt, StateMismatch, StoreError
 from shmload.remote import RemoteDataset
 from shmload.remote.following import FollowedEpochs
-from shmload.storage.local import LocalStore
+from shmload.storage.local_store import LocalStore
 from shmload.tools.audit.verify import read_folder, verify
 from tests.remote.packing.packing_kit import packed
 

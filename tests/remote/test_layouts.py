@@ -36,7 +36,7 @@ from shmload.remote.fetch import SIDECAR
 from shmload.remote.indexed import RemoteRecords
 from shmload.remote.layouts import LitData, Mds, Parquet, example_features
 from shmload.remote.listing import indexes_beside, shards_in
-from shmload.storage.local import LocalStore
+from shmload.storage.local_store import LocalStore
 from tests.remote.layout_kit import (
     CASES,
     DATA,

@@ -13,7 +13,7 @@ import pytest
 from shmload.errors import StoreError
 from shmload.remote import Client, RemoteDataset
 from shmload.remote.listing import shards_in
-from shmload.storage.local import LocalStore
+from shmload.storage.local_store import LocalStore
 from tests.remote.layout_kit import CASES, NUM_SAMPLES, Case, identity, known, same
 from tests.remote.remote_kit import uploaded
 from tests.remote.test_over_faults import a_fault

@@ -25,10 +25,10 @@ from shmload.remote import RemoteDataset
 from shmload.remote.fetch import fetch_of
 from shmload.remote.listing import shards_in
 from shmload.remote.local_shards import Fetched, LocalShards, Prefetcher, PrivateFolder, remove_abandoned
+from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.cache import Cache
-from shmload.storage.folder import BudgetedFolder
 from shmload.storage.ledger import NEW
-from shmload.storage.local import LocalStore
+from shmload.storage.local_store import LocalStore
 from tests.remote.remote_kit import NBYTES, WatchedStore, dataset_of, labels, watched, write_packed, write_plain
 
 
@@ -421,7 +421,7 @@ def test_a_reader_waits_for_another_fetch_and_never_for_room(tmp_path: Path, mon
         held.pop().abandon()
         held.append(others.obtain("all the room", max(sizes)))
 
-    monkeypatch.setattr("shmload.storage.folder.sleep", pause)
+    monkeypatch.setattr("shmload.storage.room_wait.sleep", pause)
     monkeypatch.setattr(BudgetedFolder, "obtain", noted)
     local._wanted = [0, 1]
     assert local.copy(0) is None
@@ -443,7 +443,7 @@ def test_threads_that_readers_need_do_not_wait_for_room(tmp_path: Path, monkeypa
         who_waits.put(threading.current_thread().name)
         go_on.wait(10)
 
-    monkeypatch.setattr("shmload.storage.folder.sleep", pause)
+    monkeypatch.setattr("shmload.storage.room_wait.sleep", pause)
     local.announce(range(12), 9)
     waiting = who_waits.get(timeout=10)
     found = local.ranges([(number, 0, 512) for number in range(9)])

@@ -14,7 +14,7 @@ from shmload import ShmLoader
 from shmload.remote import NodeShuffle, RemoteDataset
 from shmload.remote.listing import shards_in
 from shmload.schedule.schedule import Schedule
-from shmload.storage.local import LocalStore
+from shmload.storage.local_store import LocalStore
 from tests.remote.remote_kit import WatchedStore, labels, write_packed
 
 COUNTS = [10] * 40

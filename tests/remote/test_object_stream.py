@@ -14,8 +14,9 @@ from shmload.cli import app
 from shmload.errors import StoreError
 from shmload.remote import ObjectStream, RemoteDataset, upload_cv_dataset
 from shmload.remote.packing.pack import PackOptions, packing_of
-from shmload.storage import s3
-from shmload.storage.local import LocalStore, StoredObject
+from shmload.storage import s3_store
+from shmload.storage.local_store import LocalStore
+from shmload.storage.store import StoredObject
 from tests.storage.store_kit import Server
 
 KEYS = [f"{number // 10}/{number:03d}.jpg" for number in range(60)]
@@ -119,14 +120,14 @@ def test_the_command_packs_in_order(photos: Listing, tmp_path: Path) -> None:
 
 
 def test_a_bucket_is_listed_page_by_page(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3, "_PAGE", 5)
+    monkeypatch.setattr(s3_store, "_PAGE", 5)
     server.bucket("listed")
     store = server.store("listed", uuid.uuid4().hex)
     for number in range(12):
         store.put(f"{number:02d}.jpg", bytes([number]))
     asked: list[Any] = []
-    page = s3.S3Store._page
-    monkeypatch.setattr(s3.S3Store, "_page", lambda self, *given: asked.append(given) or page(self, *given))
+    page = s3_store.S3Store._page
+    monkeypatch.setattr(s3_store.S3Store, "_page", lambda self, *given: asked.append(given) or page(self, *given))
     stream = iter(ObjectStream(store, at_once=2))
     assert [next(stream)["jpg"][0] for _ in range(3)] == [0, 1, 2]
     assert len(asked) == 1

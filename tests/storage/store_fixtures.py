@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from shmload.storage import transport
-from shmload.storage.client import open_store
-from shmload.storage.local import Store
+from shmload.storage import retry
+from shmload.storage.open_store import open_store
+from shmload.storage.store import Store
 from tests.storage import store_kit
 from tests.storage.fault_proxy import FaultProxy, fault_proxy
 from tests.storage.store_kit import Server, s3_server
@@ -46,5 +46,5 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Nobody waits between tries; the pauses that would have been made."""
     made: list[float] = []
-    monkeypatch.setattr(transport, "_wait", made.append)
+    monkeypatch.setattr(retry, "_wait", made.append)
     return made

@@ -27,9 +27,9 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from shmload.remote import Client, make_client
-from shmload.storage.filesystem import FilesystemStore
-from shmload.storage.local import Store
-from shmload.storage.s3 import S3Store
+from shmload.storage.filesystem_store import FilesystemStore
+from shmload.storage.s3_store import S3Store
+from shmload.storage.store import Store
 
 # gcsfs looks at this when it is imported, and asks for the kinds of buckets by gRPC else, which no emulator speaks, for a minute each
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"

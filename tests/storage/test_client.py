@@ -19,9 +19,11 @@ from rich.traceback import Traceback
 import shmload
 from shmload.errors import StoreError
 from shmload.remote import make_client
-from shmload.storage.client import Client, client_of, open_store
-from shmload.storage.filesystem import FilesystemStore
-from shmload.storage.s3 import Credentials, _failure_of
+from shmload.storage.client import Client, client_of
+from shmload.storage.credentials import Credentials
+from shmload.storage.filesystem_store import FilesystemStore
+from shmload.storage.open_store import open_store
+from shmload.storage.s3_errors import failure_of_response
 from tests.storage import store_kit
 from tests.storage.fault_proxy import FaultProxy, Garbage, Status
 
@@ -133,7 +135,7 @@ def test_botocore_is_asked_for_what_it_alone_can_find(monkeypatch: pytest.Monkey
     again = pickle.loads(pickle.dumps(client))
     assert [keys_of(again)[1] for _ in range(2)] == ["s3", "s3"]
     assert keys_of(client)[1] == "s4"
-    with pytest.raises(StoreError, match=r"the credentials could not be renewed: signed out\. Sign in again"):
+    with pytest.raises(StoreError, match=r"cannot renew the credentials: signed out\. Sign in again"):
         keys_of(client)
 
 
@@ -177,11 +179,11 @@ def test_the_bucket_stands_in_the_host_or_in_the_path() -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("host:9000", "is no endpoint: it needs http:// or https://, a host and perhaps a port"),
-        ("ftp://host", "is no endpoint"),
-        ("http://host/bucket", "bucket and folder are given apart"),
-        ("http://", "is no endpoint"),
-        ("http://me:SECRETwJalr@host", "has a user or password in it: give access_key and secret_key instead"),
+        ("host:9000", "is not an endpoint: it needs http:// or https://, a host and optionally a port"),
+        ("ftp://host", "is not an endpoint"),
+        ("http://host/bucket", "give bucket and folder separately"),
+        ("http://", "is not an endpoint"),
+        ("http://me:SECRETwJalr@host", "contains a user or password: give access_key and secret_key instead"),
     ],
 )
 def test_what_is_no_endpoint_is_refused(url: str, said: str) -> None:
@@ -192,13 +194,13 @@ def test_what_is_no_endpoint_is_refused(url: str, said: str) -> None:
 
 @pytest.mark.parametrize("options", [{"retries": -1}, {"timeout_s": 0}, {"stall_s": -1.0}, {"parallel": 0}])
 def test_numbers_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="retries must be at least 0, parallel at least 1, times greater than 0"):
+    with pytest.raises(ValueError, match="retries must be at least 0, parallel at least 1, and times positive"):
         make_client("http://h", "a", "s", **options)
 
 
 @pytest.mark.parametrize("bucket", ["", "a/b", "a\n"])
 def test_what_is_no_bucket_is_refused(bucket: str) -> None:
-    with pytest.raises(StoreError, match="is no bucket's name: give the bucket alone, and what is behind it as the folder"):
+    with pytest.raises(StoreError, match="is not a bucket's name: give the bucket alone, and the rest of the path as folder"):
         make_client("http://h", anonymous=True).store(bucket)
 
 
@@ -235,7 +237,7 @@ def test_a_client_of_boto3_is_taken(server: store_kit.Server) -> None:
 
 def test_what_botocore_refuses_is_an_error_that_says_where_to_look() -> None:
     store = make_client("http://127.0.0.1:1", ACCESS, SECRET, region="planet earth").store("bucket")
-    with pytest.raises(StoreError, match=r"cannot write s3://bucket/x: .*'planet earth'.* Look at the bucket's name, the region"):
+    with pytest.raises(StoreError, match=r"cannot write s3://bucket/x: .*'planet earth'.* Check the bucket's name, the region"):
         store.put("x", b"")
 
 
@@ -258,7 +260,7 @@ def test_a_client_of_boto3_that_signs_nothing_is_anonymous() -> None:
 
 
 def test_what_is_no_client_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"a client of shmload.remote.make_client, or boto3's S3 client, is needed, not str"):
+    with pytest.raises(TypeError, match=r"client must come from shmload.remote.make_client or be boto3's S3 client, got str"):
         client_of("http://h")
 
 
@@ -356,7 +358,8 @@ def test_names_of_objects_are_never_masked(keys: tuple[str, str], shown: str) ->
     client = make_client("http://127.0.0.1:9", *keys)
     answer = {"ResponseMetadata": {"HTTPStatusCode": 404, "HTTPHeaders": {}}, "Error": {"Code": "NoSuchKey", "Message": "no test"}}
     assert (
-        str(_failure_of(answer, "s3://test/tests/latest.tar", "read", client)) == f"no such object: {shown} at http://127.0.0.1:9"
+        str(failure_of_response(answer, "s3://test/tests/latest.tar", "read", client))
+        == f"no such object: {shown} at http://127.0.0.1:9"
     )
 
 
@@ -364,7 +367,7 @@ def test_archived_object_is_called_archived() -> None:
     client = make_client("http://127.0.0.1:9", "test", "test")
     error = {"Code": "InvalidObjectState", "Message": "The operation is not valid for the object's storage class"}
     answer = {"ResponseMetadata": {"HTTPStatusCode": 403, "HTTPHeaders": {}}, "Error": error}
-    said = str(_failure_of(answer, "s3://b/x", "read s3://b/x", client))
+    said = str(failure_of_response(answer, "s3://b/x", "read s3://b/x", client))
     assert said.endswith("; the object is archived (GLACIER, DEEP_ARCHIVE): restore it first, then read it"), said
 
 
@@ -373,4 +376,4 @@ def test_archived_azure_blob_is_called_archived() -> None:
         status_code, error_code = 409, "BlobArchived"
 
     said = str(FilesystemStore("memory://x")._failure(HttpResponseError("This operation is not permitted"), "x", "read"))
-    assert said.endswith("; the object is archived: restore it (rehydrate it) first, then read it"), said
+    assert said.endswith("; the object is archived: restore (rehydrate) it first, then read it"), said

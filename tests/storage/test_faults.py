@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from shmload.errors import ObjectMissing, StoreError
 from shmload.remote import make_client
-from shmload.storage import http, s3, transport
-from shmload.storage.http import MemoryTarget
-from shmload.storage.s3 import S3Store
+from shmload.storage import retry, s3_store, web_reader
+from shmload.storage.http_store import HttpStore
+from shmload.storage.range_target import MemoryTarget
+from shmload.storage.s3_store import S3Store
 from tests.storage import store_kit
 from tests.storage.fault_proxy import Fault, FaultProxy, Garbage, Header, Length, Refuse, Reset, Stall, Status, Trickle, Truncate
 
@@ -76,9 +77,9 @@ def written(store: S3Store, write: Callable[[], object]) -> None:
 @pytest.fixture
 def store(server: store_kit.Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> Iterator[S3Store]:
     """A folder that holds DATA as "x", behind the proxy; read and written in parts, nobody waits."""
-    monkeypatch.setattr(http, "_PART_NBYTES", 90_000)
-    monkeypatch.setattr(http, "_PROGRESS_NBYTES", 30_000)
-    monkeypatch.setattr(s3, "_PART_NBYTES", 100_000)
+    monkeypatch.setattr(web_reader, "_PART_NBYTES", 90_000)
+    monkeypatch.setattr(web_reader, "_PROGRESS_NBYTES", 30_000)
+    monkeypatch.setattr(s3_store, "_PART_NBYTES", 100_000)
     folder = uuid.uuid4().hex
     server.store("tests", folder).put("x", DATA)
     proxy.script()
@@ -128,7 +129,7 @@ def test_a_server_that_stops_in_the_middle_is_left(
         (Garbage(), "no answer from .*BadStatusLine"),
         (Header("Content-Range", "bytes 0-9/300000"), "bytes 0 to 10 came, where 0 to 10,000 were asked for"),
         (Header("Content-Range", "bytes 1-10000/300000"), "bytes 1 to 10,001 came, where 0 to 10,000"),
-        (Header("Content-Range", "rubbish"), "did not say which range it was: 'rubbish'"),
+        (Header("Content-Range", "rubbish"), "did not say which range it contains: 'rubbish'"),
         (Length(+1), "announced 10,001 bytes for a range of 10,000"),
         (Length(-1), "announced 9,999 bytes for a range of 10,000"),
     ],
@@ -156,7 +157,7 @@ def test_without_progress_nothing_is_begun_after_the_time_allowed(server: store_
     store = server.client(proxy.url, retries=1000, timeout_s=0.2).store("tests")
     proxy.script(*[Status(500)] * 1000)
     with pytest.raises(
-        StoreError, match=r"the server says 500 \(Internal Server Error\); no progress in 0.\d s \(\d tries\), of timeout_s=0.2"
+        StoreError, match=r"the server says 500 \(Internal Server Error\); no progress in 0.\d s \(\d tries\), with timeout_s=0.2"
     ):
         store.head("x")
     assert proxy.num_requests < 5
@@ -172,14 +173,14 @@ def test_a_server_says_how_long_it_wants_to_be_left_alone(store: S3Store, proxy:
 def test_what_came_before_a_fault_is_not_read_again(store: S3Store, proxy: FaultProxy, path: Path) -> None:
     proxy.script(*[Truncate(40_000)] * 6)  # more than the retries, but with progress between
     out = bytearray(200_000)
-    store._fill("x", 0, MemoryTarget(memoryview(out)), http.Version("x", None))
+    store._fill("x", 0, MemoryTarget(memoryview(out)), web_reader.Version("x", None))
     assert DATA[:200_000] == out
     assert 5 <= proxy.num_requests <= 6
 
 
 def test_parts_of_two_versions_are_never_put_together(store: S3Store, proxy: FaultProxy, path: Path) -> None:
     proxy.script(None, Header("ETag", '"another"'))
-    with pytest.raises(StoreError, match=r"s3://tests/.*/x has changed: version \S+ was being read, \S+ is there now"):
+    with pytest.raises(StoreError, match=r"s3://tests/.*/x has changed: version \S+ was being read, but it is now \S+\. Read"):
         OPERATIONS["read_into"](store, path)
 
 
@@ -190,7 +191,7 @@ def test_an_object_that_changes_between_two_tries_is_an_error(
         server.store("tests", store.prefix).put("x", DATA[::-1])
 
     proxy.script(Truncate(40_000))
-    monkeypatch.setattr("shmload.storage.transport._wait", pause)
+    monkeypatch.setattr("shmload.storage.retry._wait", pause)
     with pytest.raises(StoreError, match="has changed"):
         read_into(store)
     proxy.script(Truncate(40_000))
@@ -200,15 +201,15 @@ def test_an_object_that_changes_between_two_tries_is_an_error(
 @pytest.mark.parametrize(
     ("status", "body", "error", "said"),
     [
-        (403, b"<Error><Code>AccessDenied</Code></Error>", StoreError, "may not do this: let the bucket's owner allow it"),
-        (403, b"", StoreError, r"403 \(Forbidden\); the server refuses these credentials: look at access_key"),
+        (403, b"<Error><Code>AccessDenied</Code></Error>", StoreError, "lack permission: ask the bucket's owner to grant it"),
+        (403, b"", StoreError, r"403 \(Forbidden\); the server refuses these credentials: check access_key"),
         (403, b"<Error><Code>RequestTimeTooSkewed</Code></Error>", StoreError, "this machine's clock is wrong: set it"),
         (401, b"<html>", StoreError, r"401 \(Unauthorized\); the server refuses these credentials"),
-        (400, b"<Error><Code>ExpiredToken</Code></Error>", StoreError, "have run out: make a client with new ones"),
+        (400, b"<Error><Code>ExpiredToken</Code></Error>", StoreError, "have expired: make a client with new ones"),
         (404, b"<Error><Code>NoSuchBucket</Code></Error>", StoreError, "or create the bucket"),
         (404, b"<Error><Code>NoSuchKey</Code></Error>", ObjectMissing, "no such object: s3://tests/.*/x at http"),
-        (405, b"", StoreError, r"405 \(Method Not Allowed\); look at the endpoint, the bucket's name and what the server can do"),
-        (501, b"<Error><Code>NotImplemented</Code></Error>", StoreError, "501 NotImplemented; look at the endpoint"),
+        (405, b"", StoreError, r"405 \(Method Not Allowed\); check the endpoint, the bucket's name and what the server supports"),
+        (501, b"<Error><Code>NotImplemented</Code></Error>", StoreError, "501 NotImplemented; check the endpoint"),
         (
             400,
             b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>is wrong; expecting 'eu-west-3'</Message></Error>",
@@ -293,7 +294,7 @@ def test_an_upload_that_fails_leaves_no_parts(store: S3Store, proxy: FaultProxy,
 def test_a_file_that_shrinks_while_it_is_sent_is_an_error(store: S3Store, path: Path) -> None:
     with (
         open(path, "rb") as file,
-        pytest.raises(StoreError, match=r"became shorter while it was sent\. Write files before sending them"),
+        pytest.raises(StoreError, match=r"became shorter while it was sent\. Finish files before sending them"),
     ):
         store._put_parts("new", file.fileno(), len(DATA) + 1)
 
@@ -307,20 +308,20 @@ def test_completing_parts_may_fail_behind_a_status_of_200(store: S3Store, proxy:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"<html>welcome</html>", r"the server sent no listing \(there is no IsTruncated in it\)"),
+        (b"<html>welcome</html>", r"the server's answer is not a listing: it lacks IsTruncated"),
         (b"<ListBucketResult><Contents>", r"the server says 500 \(Internal Server Error\)"),
         (
             b"<ListBucketResult><Contents><Key>y</Key></Contents></ListBucketResult>",
-            r"the server sent no listing \(there is no IsTruncated in it\)",
+            r"the server's answer is not a listing: it lacks IsTruncated",
         ),
         (
             b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
-            r"the server sent no listing \(there is no NextContinuationToken in it\)",
+            r"the server's answer is not a listing: it lacks NextContinuationToken",
         ),
         (
             b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>else/where</Key><Size>1</Size><ETag>e</ETag></Contents>"
             b"</ListBucketResult>",
-            r"the server sent another listing \(not all in it is below '[0-9a-f]+/'\)",
+            r"the server sent another listing: some of its keys are not below '[0-9a-f]+/'",
         ),
     ],
 )
@@ -333,7 +334,7 @@ def test_what_is_no_listing_is_an_error(store: S3Store, proxy: FaultProxy, body:
 def test_a_server_that_repeats_a_page_is_an_error(store: S3Store, proxy: FaultProxy) -> None:
     page = b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken></ListBucketResult>"
     proxy.script(*[Status(200, page)] * 3)
-    with pytest.raises(StoreError, match="gives the same page again and again"):
+    with pytest.raises(StoreError, match="returns the same page repeatedly"):
         store.list_objects()
 
 
@@ -347,13 +348,13 @@ def test_a_server_without_versions_is_refused(store: S3Store, proxy: FaultProxy)
     proxy.script(Header("ETag", ""))
     assert store.head("x").etag.startswith("time:")
     proxy.script(Status(200, DATA))
-    with pytest.raises(StoreError, match="gives no versions: it has to send ETag or Last-Modified"):
+    with pytest.raises(StoreError, match="does not report versions: it must send ETag or Last-Modified"):
         store.get("x")
 
 
 def test_a_server_that_goes_away_is_waited_for(server: store_kit.Server, tmp_path: Path, pauses: list[float]) -> None:
-    from shmload.storage.http import HttpStore
-    from shmload.storage.transport import RetryPolicy
+    from shmload.storage.http_store import HttpStore
+    from shmload.storage.retry import RetryPolicy
 
     with store_kit.web_server(tmp_path) as url:
         (tmp_path / "x").write_bytes(b"x")
@@ -363,7 +364,7 @@ def test_a_server_that_goes_away_is_waited_for(server: store_kit.Server, tmp_pat
     with pytest.raises(StoreError, match=r"no answer from .*ConnectionRefusedError.*; failed 3 times"):
         store.head("x")
     assert len(pauses) == 2
-    with pytest.raises(StoreError, match=r"nothing listens at .*: look at host and port, or start the server"):
+    with pytest.raises(StoreError, match=r"nothing listens at .*: check host and port, or start the server"):
         HttpStore(url).head("x")
 
 
@@ -435,11 +436,11 @@ class Bystander:
             shutdown(pool, *arguments, **named)
 
         monkeypatch.setattr(ThreadPoolExecutor, "shutdown", ended)
-        monkeypatch.setattr(transport, "_wait", self._wait)
+        monkeypatch.setattr(retry, "_wait", self._wait)
 
     def try_once(self) -> None:
         self.num_tries += 1
-        raise transport.TransientError("not now")
+        raise retry.TransientError("not now")
 
     def _wait(self, pause_s: float) -> None:
         self.pauses.set()
@@ -448,7 +449,7 @@ class Bystander:
 
 @pytest.mark.parametrize("error", [StoreError("no room there"), KeyboardInterrupt("Ctrl-C")], ids=repr)
 def test_when_a_part_fails_no_other_is_tried_again(monkeypatch: pytest.MonkeyPatch, path: Path, error: BaseException) -> None:
-    monkeypatch.setattr(s3, "_PART_NBYTES", 150_000)
+    monkeypatch.setattr(s3_store, "_PART_NBYTES", 150_000)
     bystander, asked = Bystander(monkeypatch), []
 
     def call(operation: str, *_: Any, **named: Any) -> Any:
@@ -469,7 +470,7 @@ def test_when_a_part_fails_no_other_is_tried_again(monkeypatch: pytest.MonkeyPat
 
 
 def test_when_a_range_fails_no_other_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_PART_NBYTES", 100)
+    monkeypatch.setattr(web_reader, "_PART_NBYTES", 100)
     bystander = Bystander(monkeypatch)
 
     def ask(method: str, key: str, headers: Any) -> Any:
@@ -478,7 +479,7 @@ def test_when_a_range_fails_no_other_is_tried_again(monkeypatch: pytest.MonkeyPa
         assert bystander.pauses.wait(20)
         raise StoreError("no right to read")
 
-    store = http.HttpStore("http://127.0.0.1:1", parallel=2)
+    store = HttpStore("http://127.0.0.1:1", parallel=2)
     monkeypatch.setattr(store, "ask", ask)
     with pytest.raises(StoreError, match="no right to read"):
         store.read_into("x", bytearray(200))

@@ -20,8 +20,11 @@ from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, StoreError
 from shmload.formats import TarWriter
 from shmload.remote import RemoteDataset
-from shmload.storage.http import HttpStore, MemoryTarget, Version
-from shmload.storage.transport import Answer, RetryPolicy, Transport
+from shmload.storage.http_store import HttpStore
+from shmload.storage.range_target import MemoryTarget
+from shmload.storage.retry import RetryPolicy
+from shmload.storage.transport import Answer, Transport
+from shmload.storage.web_reader import Version
 from tests.storage import store_kit
 from tests.storage.fault_proxy import FaultProxy, Status, fault_proxy
 
@@ -56,20 +59,20 @@ def test_a_redirect_is_followed(store: HttpStore, proxy: FaultProxy, status: int
 
 def test_a_redirect_in_circles_or_to_nowhere_is_an_error(store: HttpStore, proxy: FaultProxy) -> None:
     proxy.script(*[moved("/x")] * 6)
-    with pytest.raises(StoreError, match=r"/x leads elsewhere more than 5 times: give the URL of its end"):
+    with pytest.raises(StoreError, match=r"/x redirects more than 5 times: give the final URL"):
         store.get("x")
     proxy.script(moved("ftp://host/x"))
-    with pytest.raises(StoreError, match=r"/x leads elsewhere, to what is no https: URL: give the right URL"):
+    with pytest.raises(StoreError, match=r"/x redirects to a URL that is not https: give the final URL"):
         store.get("x")
 
 
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        (401, "401 X; it wants to know who asks: use s3:// with credentials"),
-        (403, "403 X; it wants to know who asks"),
-        (400, "400 X; look at the URL"),
-        (501, "501 X; look at the URL"),
+        (401, "401 X; it requires authentication: use s3:// with credentials"),
+        (403, "403 X; it requires authentication"),
+        (400, "400 X; check the URL"),
+        (501, "501 X; check the URL"),
     ],
 )
 def test_a_refusal_is_an_error_at_once(store: HttpStore, proxy: FaultProxy, status: int, said: str) -> None:
@@ -249,7 +252,7 @@ def test_chunked_answer_that_is_cut_short_continues_where_it_broke_off(chunked_u
 
 def test_range_that_the_server_compressed_is_refused(store: HttpStore, proxy: FaultProxy) -> None:
     proxy.script(Status(200, headers=(("Content-Encoding", "gzip"), ("ETag", '"1"'))))
-    with pytest.raises(StoreError, match=r"/x came encoded as gzip, though the request forbids it: .* switch its compression off"):
+    with pytest.raises(StoreError, match=r"/x came encoded as gzip, although the request forbids it: .* disable its compression"):
         store.read_into("x", bytearray(5))
 
 
@@ -274,14 +277,14 @@ def test_whole_object_whose_name_says_that_it_is_compressed_stays_as_it_is(store
 
 def test_whole_object_in_an_unknown_encoding_is_refused_once(store: HttpStore, proxy: FaultProxy) -> None:
     proxy.script(Status(200, b"xyz", (("Content-Encoding", "br"), ("ETag", '"1"'))))
-    with pytest.raises(StoreError, match="/x came encoded as br, though the request forbids it"):
+    with pytest.raises(StoreError, match="/x came encoded as br, although the request forbids it"):
         store.get("x")
     assert proxy.num_requests == 1
 
 
 def test_body_that_is_not_in_its_encoding_is_an_error(store: HttpStore, proxy: FaultProxy, pauses: list[float]) -> None:
     proxy.script(*[Status(200, b"xyz", (("Content-Encoding", "gzip"), ("ETag", '"1"')))] * 2)
-    with pytest.raises(StoreError, match="/x is not what its Content-Encoding says"):
+    with pytest.raises(StoreError, match="/x does not match its Content-Encoding"):
         store.get("x")
 
 
@@ -305,7 +308,7 @@ def test_whole_object_without_a_length_is_read_up_to_its_end(times: int) -> None
     with store_kit.served(server):
         store = HttpStore(f"http://127.0.0.1:{server.server_port}", retry_policy=RetryPolicy(retries=0))
         assert bytes(store.get("x")) == DATA * times
-        with pytest.raises(StoreError, match="/x has no known length: its server has to send Content-Length"):
+        with pytest.raises(StoreError, match="/x has no known length: its server must send Content-Length"):
             store.head("x")
         store.close()
 
@@ -328,7 +331,7 @@ def test_presigned_urls_are_read_and_their_signatures_shown_nowhere(tmp_path: Pa
 
 
 def test_one_path_with_two_queries_is_refused() -> None:
-    with pytest.raises(StoreError, match=r"http://h/a\.tar was given twice, with different queries") as caught:
+    with pytest.raises(StoreError, match=r"http://h/a\.tar was given twice with different queries") as caught:
         RemoteDataset.from_urls(["http://h/a.tar?Sig=sec1ret", "http://h/a.tar?Sig=sec2ret"])
     assert "sec" not in str(caught.value)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from shmload.errors import ObjectMissing, StoreError
-from shmload.storage.local import HALF, LocalStore, remove_abandoned
+from shmload.storage.local_store import LocalStore
+from shmload.storage.partial_files import HALF, remove_abandoned
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_what_a_killed_writer_left_is_not_listed_and_cannot_be_named(store: Loca
     os.mkfifo(store.root / "pipe")
     (store.root / "dangling").symlink_to("nothing")
     assert [each.key for each in store.list_objects()] == ["folder/x"]
-    with pytest.raises(StoreError, match=r"names that begin with '\.half-' are of files being written"):
+    with pytest.raises(StoreError, match=r"names that begin with '\.half-' belong to files that are being written"):
         store.get(f"folder/{HALF}abc")
 
 
@@ -68,7 +69,7 @@ def test_what_a_killed_writer_left_goes_a_day_later_with_the_first_write_into_th
     code = f"""
         import os, signal, sys
         from pathlib import Path
-        from shmload.storage.local import LocalStore
+        from shmload.storage.local_store import LocalStore
         os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)
         LocalStore(Path({str(store.root)!r})).put("x", b"half of it")
     """
@@ -96,7 +97,7 @@ def test_a_file_that_is_written_to_while_it_is_read_is_an_error(store: LocalStor
         return got
 
     monkeypatch.setattr(os, "preadv", meddled)
-    with pytest.raises(StoreError, match=r"was written to while it was read. Replace files by renaming new ones over them"):
+    with pytest.raises(StoreError, match=r"was modified while it was read. Replace files by renaming new ones over them"):
         store.get("x")
 
 

@@ -10,19 +10,19 @@ from time import monotonic
 import pytest
 
 from shmload.errors import StoreError
-from shmload.storage import transport
+from shmload.storage import retry
 from shmload.storage.outage import Outage
-from shmload.storage.transport import Retry, RetryPolicy, TransientError
+from shmload.storage.retry import Retry, RetryPolicy, TransientError
 
 SILENT = TransientError("no answer", of_store=True, is_silent=True)
 REFUSING = TransientError("503", of_store=True)
-OF_OBJECT = TransientError("a body ended")
+OF_OBJECT = TransientError("the body ended")
 PATIENCE = RetryPolicy(retries=2, stall_s=60)
 
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_wait", lambda pause_s: None)
+    monkeypatch.setattr(retry, "_wait", lambda pause_s: None)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_operation_that_waits_for_its_next_try_fails_with_the_one_that_used_up_i
     outage: Outage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Retry(PATIENCE, "read y", outage)
-    monkeypatch.setattr(transport, "_wait", lambda pause_s: outage.record("cannot read x", monotonic(), is_silent=True))
+    monkeypatch.setattr(retry, "_wait", lambda pause_s: outage.record("cannot read x", monotonic(), is_silent=True))
     with pytest.raises(StoreError, match="cannot read x"):
         other.failed(SILENT)
 

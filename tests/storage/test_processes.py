@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from shmload.storage import filesystem, http
-from shmload.storage.local import Store
-from shmload.storage.transport import RetryPolicy
+from shmload.storage import filesystem_store, web_reader
+from shmload.storage.retry import RetryPolicy
+from shmload.storage.store import Store
 from tests.storage import store_kit
 from tests.storage.store_fixtures import elsewhere
 
@@ -38,8 +38,8 @@ def use(store: Store, number: int) -> bool:
 @pytest.fixture(params=["s3", *store_kit.OTHERS])
 def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store that this process has used, so that it has open connections."""
-    monkeypatch.setattr(http, "_PART_NBYTES", 50_000)
-    monkeypatch.setattr(filesystem, "_PART_NBYTES", 50_000)
+    monkeypatch.setattr(web_reader, "_PART_NBYTES", 50_000)
+    monkeypatch.setattr(filesystem_store, "_PART_NBYTES", 50_000)
     made: Store
     if request.param == "s3":
         made = request.getfixturevalue("server").store("tests", f"processes {os.urandom(4).hex()}")

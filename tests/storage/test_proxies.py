@@ -15,8 +15,9 @@ import pytest
 
 from shmload.errors import StoreError
 from shmload.storage.client import make_client
-from shmload.storage.http import HttpStore
-from shmload.storage.transport import RetryPolicy, Transport
+from shmload.storage.http_store import HttpStore
+from shmload.storage.retry import RetryPolicy
+from shmload.storage.transport import Transport
 from tests.storage import store_kit
 from tests.storage.forward_proxy import ForwardProxy, forward_proxy
 
@@ -154,7 +155,7 @@ def test_a_proxy_that_wants_a_password_says_so_at_once(scheme: str, given: str, 
     with forward_proxy(WHO) as proxy:
         monkeypatch.setenv(f"{scheme}_proxy", f"http://{given}{proxy.place}")
         store = HttpStore(f"{scheme}://far.example", retry_policy=RetryPolicy(retries=3))
-        with pytest.raises(StoreError, match=r"the proxy 127\.0\.0\.1:\d+ wants a name and a password for .* \(407\)") as caught:
+        with pytest.raises(StoreError, match=r"the proxy 127\.0\.0\.1:\d+ requires a name and a password for .* \(407\)") as caught:
             store.get("x")
         assert "wrong" not in str(caught.value)
         assert len(proxy.requests) == 1
@@ -164,7 +165,7 @@ def test_a_proxy_that_lets_nobody_through_is_not_asked_again(monkeypatch: pytest
     with forward_proxy() as proxy:
         proxy.refuses = "403 Forbidden"
         monkeypatch.setenv("https_proxy", proxy.place)
-        with pytest.raises(StoreError, match=r"the proxy 127\.0\.0\.1:\d+ does not let through to https://far\.example \(403\)"):
+        with pytest.raises(StoreError, match=r"the proxy 127\.0\.0\.1:\d+ rejects requests to https://far\.example \(403\)"):
             HttpStore("https://far.example", retry_policy=RetryPolicy(retries=3)).get("x")
         assert len(proxy.requests) == 1
 
@@ -177,7 +178,7 @@ def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         HttpStore("http://far.example").get("x")
     monkeypatch.setenv("http_proxy", "socks5://ann:secret@host:1080")
     with pytest.raises(
-        StoreError, match=r"http_proxy names a proxy of kind 'socks5' \(host\): http:// proxies are known"
+        StoreError, match=r"http_proxy names a proxy of kind 'socks5' \(host\); only http:// proxies work"
     ) as caught:
         HttpStore("http://far.example").get("x")
     assert "secret" not in str(caught.value)

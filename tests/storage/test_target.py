@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shmload._core.crc32c import crc32c
 from shmload._core.receive import receive
 from shmload.errors import StoreError
-from shmload.storage.http import joined_crc32c
+from shmload.storage.joined_crc32c import joined_crc32c
 from tests.storage.fault_proxy import FaultProxy, Reset, Status, Truncate
 from tests.storage.store_kit import Server
 
@@ -30,7 +30,7 @@ def test_the_checksum_of_parts_is_that_of_the_whole(parts: list[bytes]) -> None:
 def test_an_object_comes_into_a_file_with_its_checksum_through_faults(
     server: Server, proxy: FaultProxy, pauses: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shmload.storage.http._PART_NBYTES", 200_000)  # three ranges
+    monkeypatch.setattr("shmload.storage.web_reader._PART_NBYTES", 200_000)  # three ranges
     store = server.client(proxy.url).store("tests", "target")
     etag = store.put("object", DATA).etag
     proxy.script(Reset(after=100_000), Truncate(after=70_001), Status(503), None, Reset(after=1000))
@@ -59,7 +59,7 @@ def test_a_full_disk_is_an_error_that_says_so(server: Server, data: bytes) -> No
     store.put("object", data)
     fd = os.open("/dev/full", os.O_WRONLY)
     try:
-        with pytest.raises(StoreError, match=r"a copy of [\d,]+ bytes cannot be written: No space left on device\. Give the"):
+        with pytest.raises(StoreError, match=r"cannot write a copy of [\d,]+ bytes: No space left on device\. Give the"):
             store.read_to_file("object", fd, len(data))
     finally:
         os.close(fd)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shmload.engine.stats import RingReader
+from shmload.engine.ring_reader import RingReader
 
 UID = os.getuid()
 STEM = f"shmload-{UID}-f1d000000000-"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shmload.engine.stats import PAGE, Process, add_memory, command_of, look
+from shmload.engine.process_usage import PAGE, Process, add_memory, command_of, look
 
 Proc = Callable[..., str]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmload.engine.bottleneck import Bottleneck
-from shmload.engine.stats import TimeShares, beginning, shares
+from shmload.engine.time_shares import TimeShares, beginning, shares
 from tests.top.live_kit import SECOND, made_up, worker
 
 READY = [worker(), worker()]

@@ -16,7 +16,8 @@ from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.stats_reader import ABI, StatsReader
 from shmload._core.trainer import TrainerRing, control_nbytes
-from shmload.engine.stats import RingReader, describe
+from shmload.engine.ring_reader import RingReader
+from shmload.engine.stats import describe
 
 SIZES = {"order_capacity": 256, "text_capacity": 64, "layout_capacity": 64}
 NUM_SLOTS, NUM_WORKERS = 3, 2
@@ -163,7 +164,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
         found.append((fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE, not memoryview(mapping).readonly))
         return mapping
 
-    monkeypatch.setattr("shmload.engine.stats.Mapping", note)
+    monkeypatch.setattr("shmload.engine.ring_reader.Mapping", note)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shmload.engine.stats import ControlBlock, Found
+from shmload.engine.ring_reader import ControlBlock, Found
 from shmload.tools import top
 from shmload.tools.top import HISTORY, Watch
 from tests.top.live_kit import SECOND, made_up

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from shmload import ShmLoader
 from shmload.cli import app
-from shmload.engine.stats import ControlBlock, Found, RingReader
-from shmload.engine.trace import timelines_of
+from shmload.engine.ring_reader import ControlBlock, Found, RingReader
+from shmload.engine.ring_timeline import timelines_of
 from shmload.shm import segment
 from shmload.tools import tracing
 from shmload.tools.tracing import Recording

@@ -147,7 +147,7 @@ def test_a_block_in_which_nothing_happens_writes_an_empty_trace(tmp_path: Path) 
 
 def test_a_second_trace_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     with ShmLoader(Rows(), 8, num_workers=1, seed=1) as loader, loader.trace(tmp_path / "one.json"):
-        with pytest.raises(RuntimeError, match=r"is being traced already, to .*one\.json: one trace at a time"):
+        with pytest.raises(RuntimeError, match=r"is already being traced to .*one\.json: leave that block first"):
             loader.trace(tmp_path / "two.json").__enter__()
         run(loader)
     assert len(of_kind(loaded(tmp_path / "one.json"), "deliver")) == 8
@@ -183,7 +183,7 @@ def test_a_copy_of_a_traced_loader_is_not_traced(tmp_path: Path) -> None:
 
 
 def test_lost_events_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.engine.trace.Tape.drain_if_due", lambda tape: None)
+    monkeypatch.setattr("shmload.engine.tape.Tape.drain_if_due", lambda tape: None)
     caplog.set_level(logging.WARNING, "shmload")
     with ShmLoader(Rows(600), 1, num_workers=1, seed=1) as loader, loader.trace(tmp_path / "t.json") as trace:
         run(loader)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shmload._core.gather import gather_rows, gather_runs
-from shmload.batch.ragged import TextRuns
+from shmload.batch.text_runs import TextRuns
 from shmload.errors import SampleError
 from shmload.formats.arrow.arrow_types import dtype_of, is_list, offset_nbytes
 from shmload.formats.row_numbers import Indices

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from shmload.batch.layout import of_any
+from shmload.batch.element_types import of_any
 from shmload.formats.arrow.arrow_reader import checked_columns
 from shmload.formats.arrow.arrow_types import dtype_of, is_list, plain_type
 from shmload.formats.field_names import NoField

@@ -38,8 +38,9 @@ from typing_extensions import Buffer
 from shmload._core.mapped_file import MappedFile
 from shmload._core.tar import TarScan
 from shmload._core.tar_rows import Members, TarRows
-from shmload.batch.collate import OneSample, SingleRow
-from shmload.batch.layout import fits, of_any
+from shmload.batch.element_types import of_any
+from shmload.batch.layout import fits
+from shmload.batch.row_placer import OneSample, SingleRow
 from shmload.errors import ShardCorrupt
 from shmload.formats.compression import MAGIC_NBYTES, compression_of
 from shmload.formats.field_names import names_of

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from shmload._core.records import KINDS
-from shmload.batch.layout import ElementType, fits, of_any
+from shmload.batch.element_types import ElementType, of_any
+from shmload.batch.layout import fits
 from shmload.errors import SampleError, ShardCorrupt, ShmloadError
 from shmload.formats.images.decoder import ImageDecoder
 from shmload.formats.tfrecord.record_file import CHANGED

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shmload._core.records import RecordReader, Survey
-from shmload.batch.collate import OneSample, SingleRow
+from shmload.batch.row_placer import OneSample, SingleRow
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats.paths import Paths, expanded
 from shmload.formats.per_process import PerProcess

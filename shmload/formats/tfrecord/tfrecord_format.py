@@ -15,7 +15,7 @@ import numpy as np
 
 from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import example_features, record_starts
-from shmload.batch.layout import of_any
+from shmload.batch.element_types import of_any
 from shmload.errors import ShardCorrupt
 from shmload.formats.block_format import BlockFormat
 from shmload.formats.block_index import Bounds, Pieces, Read, RecordIndex

@@ -46,8 +46,8 @@ from shmload.formats.tar.shards import ShardIndex, pack_index
 from shmload.formats.tar.writer import archive_nbytes
 from shmload.remote.manifest import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, PackedObject, ShardEntry
 from shmload.shm.segment import available_bytes
-from shmload.storage.local import Store, StoredObject
-from shmload.storage.s3 import S3Store
+from shmload.storage.s3_store import S3Store
+from shmload.storage.store import Store, StoredObject
 
 _SHARE = 8  # of the memory there is, one part is for shards
 

@@ -38,8 +38,9 @@ from shmload.remote.packing.generation import (
     manifest_of,
 )
 from shmload.remote.packing.stream_encoding import StreamEncoder
-from shmload.storage.client import client_of, open_store
-from shmload.storage.local import Store
+from shmload.storage.client import client_of
+from shmload.storage.open_store import open_store
+from shmload.storage.store import Store
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import kept_generators
 

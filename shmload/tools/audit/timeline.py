@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.permutation import MAX_N
-from shmload.audit.recorder import DISTRIBUTED, AuditLog, Batch, Event, Header, Mode
+from shmload.audit.audit_file import DISTRIBUTED, AuditLog, Batch, Event, Header, Mode
 from shmload.schedule.schedule import Schedule
 from shmload.schedule.stream_positions import stream_positions
 

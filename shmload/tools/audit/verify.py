@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from shmload._core.trainer import Order
-from shmload.audit.recorder import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Batch, Header, Mode, digest_of, read_header, read_log
+from shmload.audit.audit_file import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Batch, Header, Mode, read_header, read_log
+from shmload.audit.batch_digest import digest_of
 from shmload.loader import ShmLoader
 from shmload.modes.inline_reader import InlineReader
 from shmload.tools.audit.timeline import (

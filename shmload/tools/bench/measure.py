@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmload.audit.recorder import digest_of
-from shmload.batch.collate import RowOut
+from shmload.audit.batch_digest import digest_of
+from shmload.batch.row_placer import RowOut
 from shmload.tools.bench.contestants import Loader, LoaderOptions, factory, like_users, num_samples, users_loader
 from shmload.tools.bench.report import quantile
 from shmload.tools.bench.rounds import BenchJob

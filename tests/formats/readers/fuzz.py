@@ -3,10 +3,9 @@
 What may happen is an answer or one of the errors that name the file: what a library decodes becomes addresses here, so a table that
 lies about its offsets must not get that far.
 
-Ten minutes each under AddressSanitizer and UndefinedBehaviorSanitizer, on a busy machine, had no report: 26,879 Parquet files, 1,561 of
-them sound, and 54,612 safetensors files, 8,875 sound. Only shmload's own modules that these readers use (gather, array_rows, text) can be
-instrumented; pyarrow and safetensors are as installed, with AddressSanitizer's malloc beneath them.
-"""
+Ten minutes each under AddressSanitizer and UndefinedBehaviorSanitizer, on a busy machine, had no report: 26,879 Parquet files,
+1,561 of them sound, and 54,612 safetensors files, 8,875 sound. Only shmload's own modules that these readers use (gather,
+array_rows, text) can be instrumented; pyarrow and safetensors are as installed, with AddressSanitizer's malloc beneath them."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.numpy import save_file
 
-from shmload.batch.collate import OneSample
+from shmload.batch.row_placer import OneSample
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats import HDF5Dataset, ParquetDataset, SafetensorsDataset
 from shmload.formats.field_names import NoField

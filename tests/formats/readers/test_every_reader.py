@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from shmload import ShardCorrupt, ShmLoader
-from shmload.batch.collate import RowOut, private_rows
 from shmload.batch.layout import layout_of_schema
+from shmload.batch.row_placer import RowOut, private_rows
 from shmload.formats import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
 
 

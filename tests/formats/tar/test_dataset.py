@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload import ShardCorrupt, ShmLoader
-from shmload.batch.collate import RowOut, private_rows
 from shmload.batch.layout import layout_of_schema
+from shmload.batch.row_placer import RowOut, private_rows
 from shmload.formats import TarDataset, TarStream, TarWriter
 
 SCHEMA = {"npy": ("float32", (4,)), "cls": "int16", "txt": str, "rag.npy": ("int64", (None, 2)), "__key__": str}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from shmload import ShardCorrupt
-from shmload.batch.collate import RowOut, private_rows
 from shmload.batch.layout import layout_of_schema
+from shmload.batch.row_placer import RowOut, private_rows
 from shmload.formats import TFRecordDataset, TFRecordWriter
 
 slow = pytest.mark.slow(reason="hypothesis writes and reads many files")

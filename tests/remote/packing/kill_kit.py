@@ -9,7 +9,7 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
-from shmload.storage.local import StoredObject
+from shmload.storage.store import StoredObject
 from tests.remote.packing.packing_kit import CountingStore, Noisy, names_in, packed
 
 NUM_SAMPLES, MAXCOUNT, SEED = 300, 12, 5

@@ -2,9 +2,8 @@
 
     python -m tests.remote.packing.kills --num 1000
 
-Each is killed up to five times on its way, then brought to its end; the folder must hold the bytes of an undisturbed one, and before the end
-no manifest but that of the dataset packed before. The suite runs a few of these (test_kills.py).
-"""
+Each is killed up to five times on its way, then brought to its end; the folder must hold the bytes of an undisturbed one, and
+before the end no manifest but that of the dataset packed before. The suite runs a few of these (test_kills.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from shmload.remote.manifest import Manifest
-from shmload.storage.local import LocalStore
+from shmload.storage.local_store import LocalStore
 from tests.remote.packing.kill_kit import NUM_SAMPLES, finished, killed_after
 from tests.remote.packing.packing_kit import packed
 

@@ -17,7 +17,8 @@ from PIL import Image
 from shmload.formats import TarDataset
 from shmload.remote.manifest import Manifest
 from shmload.remote.packing.pack import Packing, PackOptions
-from shmload.storage.local import LocalStore, StoredObject
+from shmload.storage.local_store import LocalStore
+from shmload.storage.store import StoredObject
 
 
 class Grey:

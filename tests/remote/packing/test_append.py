@@ -14,7 +14,7 @@ from shmload.remote import RemoteDataset
 from shmload.remote.manifest import Manifest
 from shmload.remote.packing.generation import Generation
 from shmload.remote.packing.pack import PackOptions, packing_of
-from shmload.storage.local import LocalStore
+from shmload.storage.local_store import LocalStore
 from tests.faults.points import PACKER_POINTS
 from tests.remote.packing.kill_kit import killed_after
 from tests.remote.packing.packing_kit import CountingStore, Grey, Noisy, names_in, names_of, packed, samples_in

@@ -17,7 +17,7 @@ from shmload.remote import RemoteDataset
 from shmload.remote.manifest import Manifest
 from shmload.remote.packing.encoding import members_of
 from shmload.remote.packing.pack import PackOptions
-from shmload.storage.local import LocalStore
+from shmload.storage.local_store import LocalStore
 from tests.remote.packing.packing_kit import CountingStore, Noisy, names_in, names_of, packed
 
 KEY, OTHER = bytes(range(32)), bytes(32)

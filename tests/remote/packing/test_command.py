@@ -18,7 +18,7 @@ from shmload.formats import TarWriter, TFRecordWriter
 from shmload.remote import RemoteDataset
 from shmload.remote.manifest import Manifest
 from shmload.remote.packing.pack import PackProgress
-from shmload.storage.local import LocalStore
+from shmload.storage.local_store import LocalStore
 from tests.remote.packing.packing_kit import names_in, names_of, samples_in
 
 PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))

@@ -13,7 +13,8 @@ import shmload
 from shmload import StoreError
 from shmload.remote.manifest import Manifest
 from shmload.remote.packing.generation import Generation
-from shmload.storage.local import LocalStore, StoredObject
+from shmload.storage.local_store import LocalStore
+from shmload.storage.store import StoredObject
 from tests.remote.packing.packing_kit import CountingStore, Folder, Grey, names_in, names_of, packed, samples_in
 
 PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))

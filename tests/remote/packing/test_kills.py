@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shmload import faults
-from shmload.storage.local import LocalStore
+from shmload.storage.local_store import LocalStore
 from tests.faults.points import PACKER_POINTS
 from tests.remote.packing.kill_kit import finished, killed_after
 from tests.remote.packing.kills import run

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shmload import ShardCorrupt
 from shmload.remote.manifest import IndexEntry, Manifest, RemoteShard, ShardEntry, Shards, ShardTable
 from shmload.remote.packing.generation import Record
-from shmload.storage.local import LocalStore
+from shmload.storage.local_store import LocalStore
 
 GENERATION = "0123456789abcdef"
 

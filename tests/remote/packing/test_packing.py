@@ -20,7 +20,7 @@ from shmload.formats.tar.shards import ShardIndex, pack_index
 from shmload.remote import upload_cv_dataset
 from shmload.remote.packing import pack
 from shmload.remote.packing.generation import NUM_THREADS, Spool
-from shmload.storage.local import LocalStore
+from shmload.storage.local_store import LocalStore
 from tests.remote.packing.packing_kit import Blobs, Grey, Noisy, names_in, names_of, packed, samples_in
 
 

@@ -15,7 +15,7 @@ from shmload.formats.encryption import SampleCipher
 from shmload.remote import RemoteDataset, upload_cv_dataset
 from shmload.remote.manifest import Manifest
 from shmload.remote.packing.pack import Packing, PackOptions, PackProgress, packing_of
-from shmload.storage.local import LocalStore
+from shmload.storage.local_store import LocalStore
 from tests.faults.points import PACKER_POINTS
 from tests.remote.packing.kill_kit import MAXCOUNT, SEED, killed_after
 from tests.remote.packing.packing_kit import CountingStore, Grey, Noisy, names_in, names_of, packed, samples_in

@@ -12,7 +12,7 @@ import pytest
 
 from shmload.remote import Manifest, make_client, upload_cv_dataset
 from shmload.remote.packing import generation
-from shmload.storage.local import LocalStore
+from shmload.storage.local_store import LocalStore
 from tests.remote.packing.packing_kit import Grey, names_in, packed
 
 slow = pytest.mark.slow(reason="packs into a real S3 server")

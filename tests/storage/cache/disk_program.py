@@ -11,7 +11,7 @@ from typing import Any
 
 from shmload import CacheFull
 from shmload._core.mapped_file import MappedFile
-from shmload.storage.folder import BudgetedFolder
+from shmload.storage.budgeted_folder import BudgetedFolder
 from tests.storage.cache.folder_kit import being_written, names, put, really_there
 
 KIB = 1 << 10

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 
-from shmload.storage.folder import BudgetedFolder
-from shmload.storage.ledger import NEW, OURS, USERS, Kept
+from shmload.storage.budgeted_folder import BudgetedFolder
+from shmload.storage.ledger import NEW, OURS, Kept
+from shmload.storage.process_leases import USERS
 
 
 def content(name: str, nbytes: int) -> bytes:

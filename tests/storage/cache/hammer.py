@@ -175,7 +175,7 @@ class Director:
 
     def check_orphans(self) -> None:
         """All are dead: one operation of one process leaves nothing of them."""
-        from shmload.storage.folder import BudgetedFolder
+        from shmload.storage.budgeted_folder import BudgetedFolder
 
         self.check_folder()
         folder = BudgetedFolder(self.folder, CAPACITY)

@@ -91,20 +91,18 @@ def test_a_file_that_somebody_has_cut_is_fetched_again(place: str) -> None:
     with cache.open("x", 10, filled(b"x"), etag="1") as lease:
         assert os.pread(lease.fd, 100, 0) == b"x" * 10
         os.truncate(f"{place}/{name}", 5)
-        with pytest.raises(
-            StoreError, match="has 5 bytes where x has 10, and others are reading it: somebody has changed the file"
-        ):
+        with pytest.raises(StoreError, match="has 5 bytes, but x has 10, and other processes are reading the file: it was changed"):
             cache.open("x", 10, no_fetch, etag="1")
 
 
 def test_an_object_larger_than_the_budget_and_more_than_it_at_once_are_told_with_figures(place: str) -> None:
     cache = cache_at(place)
-    with pytest.raises(CacheFull, match=r"a file of 101 bytes can never lie in .*: its budget is 100 bytes"):
+    with pytest.raises(CacheFull, match=r"a file of 101 bytes can never fit in .*, whose budget is 100 bytes"):
         cache.open("x", 101, filled(b"x"), etag="1")
     with (
         cache.open("x", 60, filled(b"x"), etag="1"),
         pytest.raises(
-            CacheFull, match=r"no room for 60 bytes more: 60 of its budget of 100 bytes are in use .*, 60 of them are leased"
+            CacheFull, match=r"no room for 60 more bytes: 60 of its budget of 100 bytes are in use .*, 60 of them are leased"
         ),
     ):
         cache.open("y", 60, filled(b"y"), etag="1", timeout_s=0)

@@ -45,10 +45,10 @@ def test_where_the_disk_is_smaller_than_the_budget_it_evicts_by_the_disk(tmp_pat
 def test_a_disk_full_of_leased_files_is_told_with_figures_and_waited_for(tmp_path: Path) -> None:
     found = on_a_disk("4m", tmp_path, "is_full_of_leases")
     for text in found["told"]:
-        assert text.startswith(f"the disk of {tmp_path} has no room for 3072000 bytes more: ")
+        assert text.startswith(f"the disk of {tmp_path} has no room for 3072000 more bytes: ")
         assert text.endswith(
-            "bytes are free, and nothing more of the cache's budget of 104857600 bytes may be evicted, as it is leased or mapped: "
-            "free some, or make the budget smaller"
+            "bytes are free, and no more of the cache's budget of 104857600 bytes may be evicted, because it is leased or mapped: "
+            "free some space, or make the budget smaller"
         )
     assert (len(found["told"]), found["before"]) == (2, [{}, 5 * 400 * 1024])
     assert found["names"] == ["01", "02", "03", "04", "waited"]
@@ -67,5 +67,5 @@ def test_full_disk_evicts_no_file_whose_blocks_a_reader_keeps_by_a_map(tmp_path:
     assert {"0", "1"} < set(found["some"])
     assert "2" not in found["some"]
     assert found["some"] == found["every"]
-    assert "may be evicted, as it is leased or mapped" in found["told"]
+    assert "may be evicted, because it is leased or mapped" in found["told"]
     assert found["then"] == ["9", "a"]

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from shmload import CacheFull, StoreError
-from shmload.storage import ledger as session_module
-from shmload.storage.folder import BudgetedFolder
+from shmload.storage import folder_session as session_module
+from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.ledger import HIDDEN, NEW, Kept
 from tests.storage.cache.folder_kit import being_written, content, die, names, put, really_there, users
 
@@ -55,7 +55,7 @@ def test_a_request_that_cannot_be_met_removes_nothing(place: str) -> None:
     with folder.reserve(10), pytest.raises(CacheFull) as caught:
         folder.reserve(60)
     assert str(caught.value) == (
-        f"{place} has no room for 60 bytes more: 90 of its budget of 100 bytes are in use (2 files, 1 being written), "
+        f"{place} has no room for 60 more bytes: 90 of its budget of 100 bytes are in use (2 files, 1 being written), "
         "50 of them are leased, 50 by this process, and 30 may be evicted: make the budget larger, hold fewer files at once, or wait longer"
     )
     assert names(folder) == ["free", "held"]
@@ -63,12 +63,12 @@ def test_a_request_that_cannot_be_met_removes_nothing(place: str) -> None:
 
 
 def test_a_file_larger_than_the_budget_is_refused_however_long_one_would_wait(place: str) -> None:
-    with pytest.raises(CacheFull, match=r"a file of 101 bytes can never lie in .*: its budget is 100 bytes; make files smaller"):
+    with pytest.raises(CacheFull, match=r"a file of 101 bytes can never fit in .*, whose budget is 100 bytes: make files smaller"):
         BudgetedFolder(place, 100).reserve(101, timeout_s=None)
 
 
 def test_a_budget_must_be_one(place: str) -> None:
-    with pytest.raises(ValueError, match="at least 1 byte; got capacity_bytes=0"):
+    with pytest.raises(ValueError, match="at least 1 byte, got capacity_bytes=0"):
         BudgetedFolder(place, 0)
 
 
@@ -93,7 +93,7 @@ def test_a_reservation_grows_within_the_budget(place: str) -> None:
     with folder.reserve(20) as reservation:
         reservation.grow(70)
         assert (names(folder), reservation.nbytes, folder.statistics().nbytes) == ([], 90, 90)
-        with pytest.raises(CacheFull, match=r"no room for 1 bytes more|a file of 101 bytes can never"):
+        with pytest.raises(CacheFull, match=r"no room for 1 more bytes|a file of 101 bytes can never"):
             reservation.grow(11)
     assert folder.statistics().nbytes == 0
 
@@ -114,9 +114,9 @@ def test_a_reservation_that_cannot_grow_stays_as_it_was(place: str, monkeypatch:
 
     folder = BudgetedFolder(place, 100)
     with folder.reserve(20) as reservation:
-        with pytest.raises(ValueError, match="a reservation grows by 0 bytes or more; got -1"):
+        with pytest.raises(ValueError, match="a reservation must grow by at least 0 bytes, got -1"):
             reservation.grow(-1)
-        with monkeypatch.context() as patch, pytest.raises(CacheFull, match=r"the disk of .* has no room for 30 bytes more"):
+        with monkeypatch.context() as patch, pytest.raises(CacheFull, match=r"the disk of .* has no room for 30 more bytes"):
             patch.setattr(os, "posix_fallocate", full)
             reservation.grow(30)
         assert (reservation.nbytes, folder.statistics().nbytes, os.fstat(reservation.fd).st_size) == (20, 20, 20)
@@ -137,7 +137,7 @@ def test_more_than_was_reserved_is_not_published(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     with folder.reserve(10) as reservation:
         os.pwrite(reservation.fd, bytes(11), 0)
-        with pytest.raises(StoreError, match="11 bytes were written for x where 10 are reserved: reserve enough, or grow"):
+        with pytest.raises(StoreError, match="11 bytes were written for x, but only 10 are reserved: reserve enough, or grow"):
             reservation.publish("x")
     with folder.reserve(10) as reservation, pytest.raises(StoreError, match="12 bytes were written"):
         reservation.publish("x", nbytes=12)
@@ -148,7 +148,7 @@ def test_a_file_put_in_a_reservations_place_is_not_published(place: str) -> None
     with folder.reserve(10) as reservation:
         Path(f"{reservation.path}.other").write_bytes(bytes(99))
         os.replace(f"{reservation.path}.other", reservation.path)
-        with pytest.raises(StoreError, match="is another file than the one reserved: write into it instead of replacing it"):
+        with pytest.raises(StoreError, match="was replaced by another file: write into the reserved file instead of replacing it"):
             reservation.publish("x")
     assert names(folder) == []
 
@@ -157,7 +157,7 @@ def test_a_name_is_published_once(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "x", 10)
     with folder.reserve(10) as reservation:
-        with pytest.raises(FileExistsError, match="has a file x already: publish under another name, or discard it first"):
+        with pytest.raises(FileExistsError, match="already has a file x: publish under another name, or discard that file first"):
             reservation.publish("x")
         assert folder.discard("x")
         reservation.publish("x")
@@ -168,10 +168,7 @@ def test_a_name_is_published_once(place: str) -> None:
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a\0b", "x" * 256])
 def test_names_are_those_of_files_in_the_folder(place: str, name: str) -> None:
-    with (
-        BudgetedFolder(place, 10).reserve(1) as reservation,
-        pytest.raises(ValueError, match="is named by 1 to 255 bytes without '/'"),
-    ):
+    with BudgetedFolder(place, 10).reserve(1) as reservation, pytest.raises(ValueError, match="must have 1 to 255 bytes, no '/'"):
         reservation.publish(name)
 
 
@@ -195,7 +192,7 @@ def test_what_others_put_there_is_neither_counted_nor_touched(place: str) -> Non
     folder.refresh()
     assert names(folder) == ["ours-3", "ours-4"]
     assert Path(place, "foreign").stat().st_size == 90
-    with pytest.raises(FileNotFoundError, match="has no file foreign: it was evicted, or never published"):
+    with pytest.raises(FileNotFoundError, match="has no file foreign: it was evicted or never published"):
         folder.lease("foreign")
 
 
@@ -219,7 +216,7 @@ def test_users_with_another_budget_are_refused_while_one_lives(place: str) -> No
     put(folder, "a", 60)
     put(folder, "b", 30)
     with pytest.raises(ValueError, match=re.escape(
-        f"process {os.getpid()} uses {place} with a budget of 100 bytes; this one was given 70 bytes: "
+        f"process {os.getpid()} uses {place} with a budget of 100 bytes, but this one was given 70 bytes: "
         "give all users of a folder the same"
     )):  # fmt: skip
         BudgetedFolder(place, 70)
@@ -341,7 +338,7 @@ def test_a_wait_ends_at_its_deadline(place: str) -> None:
 def test_one_process_writes_a_file_and_the_others_wait_for_it(place: str) -> None:
     folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
     reservation = folder.obtain("x", 10)
-    with pytest.raises(TimeoutError, match=r"another process was still writing x into .* after 0 s: wait longer"):
+    with pytest.raises(TimeoutError, match=r"another process was still writing x into .* after 0 s: increase timeout_s"):
         other.obtain("x", 10, timeout_s=0)
     assert not isinstance(reservation, Path)
     die(folder)
@@ -374,7 +371,7 @@ def test_what_is_being_written_keeps_its_descriptor_when_another_thread_closes_t
         os.pwrite(fd, b"x" * 40, 0)
     assert (tmp_path / "another").read_bytes() == b""
     assert being_written(place) == {}
-    with pytest.raises(ValueError, match="has been published or abandoned, or its folder closed"):
+    with pytest.raises(ValueError, match="has been published or abandoned, or its folder was closed"):
         reservation.publish("late")
     reservation.abandon()
     del reservation
@@ -410,7 +407,9 @@ def test_a_thread_that_waits_for_room_hears_that_the_folder_was_closed(place: st
         waiting = pool.submit(folder.reserve, 60, timeout_s=None)
         assert waits.wait(DEADLINE_S)
         folder.close()
-        with pytest.raises(ValueError, match="was closed by one thread while another used it: close it when all have done"):
+        with pytest.raises(
+            ValueError, match="was closed by one thread while another used it: close it after all threads have finished"
+        ):
             waiting.result(DEADLINE_S)
 
 
@@ -446,23 +445,25 @@ def test_a_file_system_without_locks_is_refused(place: str, monkeypatch: pytest.
 
     monkeypatch.setattr(session_module, "try_lock", unknown)
     with pytest.raises(
-        StoreError, match=r"is on a file system without file locks \(\w+: Operation not supported\), which a cache needs"
+        StoreError, match=r"is on a file system without file locks \(\w+: Operation not supported\), which a shared cache needs"
     ):
         BudgetedFolder(place, 100)
     monkeypatch.setattr(session_module, "try_lock", lambda fd: True)
-    with pytest.raises(StoreError, match=r"without file locks \(\w+: they lock nobody out\), .*: choose a folder on a local disk"):
+    with pytest.raises(
+        StoreError, match=r"without file locks \(\w+: locks do not exclude other processes\), .*: choose a folder on a local disk"
+    ):
         BudgetedFolder(place, 100)
 
 
-def test_the_kind_of_a_file_system_is_the_kernels_word() -> None:
-    assert (session_module.kind_of("/proc/self"), session_module.kind_of("/dev/shm")) == ("proc", "tmpfs")
+def test_the_file_system_type_a_file_system_is_the_kernels_word() -> None:
+    assert (session_module.file_system_type("/proc/self"), session_module.file_system_type("/dev/shm")) == ("proc", "tmpfs")
 
 
 class _Caller:
     """Somebody whose frame is in an error's traceback."""
 
     def ask(self, folder: BudgetedFolder) -> None:
-        with pytest.raises(CacheFull, match="no room for 90 bytes more"):
+        with pytest.raises(CacheFull, match="no room for 90 more bytes"):
             folder.reserve(90)
 
 
@@ -483,7 +484,7 @@ def test_the_error_about_room_keeps_nobody_alive(place: str) -> None:
 
 def test_a_lease_that_outlives_the_modules_names_says_nothing(output_of: Callable[[str], str]) -> None:
     code = """
-    from shmload.storage.folder import Leases
+    from shmload.storage.file_lease import Leases
 
     def release(inodes):
         raise TypeError("what it needs is gone")
@@ -496,6 +497,6 @@ def test_a_lease_that_outlives_the_modules_names_says_nothing(output_of: Callabl
 def test_a_network_file_system_is_told_of(place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     BudgetedFolder(place, 100)
     assert caplog.text == ""
-    monkeypatch.setattr(session_module, "kind_of", lambda folder: "nfs4")
+    monkeypatch.setattr(session_module, "file_system_type", lambda folder: "nfs4")
     BudgetedFolder(place, 100)
-    assert f"{place} is on a network file system (nfs4): other machines' processes may only put files there" in caplog.text
+    assert f"{place} is on a network file system (nfs4): processes of other machines may only add files there" in caplog.text

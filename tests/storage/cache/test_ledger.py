@@ -11,7 +11,7 @@ import pytest
 
 from shmload import CacheFull, faults
 from shmload.storage import ledger as ledger_module
-from shmload.storage.folder import BudgetedFolder
+from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.ledger import HIDDEN
 from tests.storage.cache.folder_kit import names, put
 

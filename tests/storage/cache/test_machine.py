@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shmload import CacheFull, faults
-from shmload.storage.folder import BudgetedFolder, Lease, Reservation
+from shmload.storage.budgeted_folder import BudgetedFolder
+from shmload.storage.file_lease import Lease
 from shmload.storage.ledger import HIDDEN
+from shmload.storage.reservation import Reservation
 from tests.storage.cache.folder_kit import being_written, content, die, really_there
 
 CAPACITY = 100

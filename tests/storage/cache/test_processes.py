@@ -15,7 +15,8 @@ import pytest
 
 from shmload import CacheFull
 from shmload.processes.file_lock import FileLock
-from shmload.storage.folder import BudgetedFolder, Lease
+from shmload.storage.budgeted_folder import BudgetedFolder
+from shmload.storage.file_lease import Lease
 from tests.storage.cache.folder_kit import being_written, names, put, really_there, users
 
 DEADLINE_S = 20
@@ -80,7 +81,7 @@ def test_a_child_that_ends_its_copies_ends_nothing_of_its_parents(place: str) ->
     def end_all() -> None:
         lease.release()
         reservation.abandon()
-        with pytest.raises(ValueError, match=rf"is process {os.getppid()}'s: a forked child makes its own"):
+        with pytest.raises(ValueError, match=rf"belongs to process {os.getppid()}: make another one in a forked child"):
             _ = reservation.fd
         folder.close()
 

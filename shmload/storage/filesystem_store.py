@@ -1,14 +1,13 @@
-"""Stores that a library of their own reaches: gs://, az://, abfs://, hf://, oci://, sftp:// and whatever else fsspec knows.
+"""Stores that are reached through fsspec: gs://, az://, abfs://, hf://, oci://, sftp:// and others.
 
-A file system is opened in the process that uses it, and never handed on: what fsspec's libraries hold (connections, an event loop
-with its thread) does not live through a fork. A child leaves its parent's alone and opens its own.
+A file system is opened in the process that uses it and never passed on, because the connections, event loops and threads of
+fsspec's libraries do not survive a fork. A child leaves its parent's file systems alone and opens its own.
 
-What they all have in common is little: ranges, a listing, and some name of an object's version, if only its time. None of them
-reads on condition that an object is still the same. So its version is asked for behind each read: what was replaced meanwhile is
-an error, as elsewhere. Of Hugging Face's hub a store stands for one commit, the newest when it was first asked: nothing in it
-changes.
+These libraries share little: ranges, a listing, and some version of an object, if only its time. None can read on the condition
+that an object is unchanged, so its version is requested after each read, and an object that was replaced is an error, as in other
+stores. A store on the Hugging Face hub is pinned to one commit, the newest at its first use, so nothing in it changes.
 
-S3 and web servers have stores of their own (s3.py, http.py), at a fraction of the CPU.
+S3 and web servers have stores of their own (s3_store.py, http_store.py), which take a fraction of the CPU.
 """
 
 from __future__ import annotations
@@ -31,38 +30,42 @@ import numpy as np
 from typing_extensions import Buffer
 
 from shmload.errors import ObjectMissing, StoreError
-from shmload.storage.local import HALF, StoredObject, checked_key, checked_prefix
+from shmload.storage.keys import checked_key, checked_prefix
 from shmload.storage.outage import Outage
-from shmload.storage.transport import Retry, RetryPolicy, TransientError, words
+from shmload.storage.partial_files import HALF
+from shmload.storage.retry import Retry, RetryPolicy, TransientError
+from shmload.storage.store import StoredObject
+from shmload.storage.transport import describe
 
 __all__ = ["FilesystemStore"]
 
-# Schemes whose objects appear whole or not at all. In the others, files are written beside their place and renamed.
+# Schemes whose objects appear as a whole. In the others, files are written under another name and renamed.
 _OBJECTS = ("abfs", "abfss", "adl", "az", "gcs", "gs", "hf", "memory", "oci", "ocilake", "oss", "r2", "s3a")
 _PACKAGES = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "hf": "huggingface", "sftp": "sftp"}
-_VERSIONS = ("etag", "ETag", "generation", "blob_id", "sha", "checksum")  # what a version is called, by whom
+_VERSIONS = ("etag", "ETag", "generation", "blob_id", "sha", "checksum")  # names that file systems give to an object's version
 _TIMES = ("mtime", "last_modified", "LastModified", "updated", "modified", "created")
-_PASSING = {"OSError", "EOFError", "TimeoutError", "ClientError", "ServiceRequestError", "ServiceResponseError", "TransportError"}
-_PASSING |= {"SSHException"}  # by name, as nobody has all of these libraries
-_PART_NBYTES = 8 << 20  # of a large read, several of which are under way at once
+_TRANSIENT = {"OSError", "EOFError", "TimeoutError", "ClientError", "ServiceRequestError", "ServiceResponseError", "TransportError"}
+_TRANSIENT |= {"SSHException"}  # by name, because nobody installs all of these libraries
+
+_PART_NBYTES = 8 << 20  # a large read consists of parts of this size, several of which are read at once
 T = TypeVar("T")
 
 
 class FilesystemStore:
-    """A folder of a file system of fsspec's.
+    """A folder of a file system of fsspec.
 
     Args:
-        url: its scheme, host or bucket, and folder. No password: options are for those.
-        options: what the file system takes besides, by name: fsspec calls them storage options. `retries` and `timeout_s` among
-            them are of the retry_policy.
-        retry_policy: how often and how long is tried again.
-        parallel: ranges of one large object that are read at once.
+        url: scheme, host or bucket, and folder, without a password: give that in `options`.
+        options: further arguments of the file system, which fsspec calls storage options. `retries` and `timeout_s` among them
+            set the retry policy.
+        retry_policy: how often and for how long to retry.
+        parallel: number of ranges of one large object that are read at once.
     Raises:
-        StoreError: fsspec or the scheme's own library is not installed, no such scheme is known, or the URL holds a password.
-        TypeError: `options` is no dict.
+        StoreError: fsspec or the scheme's own library is not installed, the scheme is unknown, or the URL contains a password.
+        TypeError: `options` is not a dict.
     """
 
-    outage: Outage | None = None  # as of WebReader
+    outage: Outage | None = None  # as in WebReader
 
     def __init__(
         self, url: str, options: Mapping[str, Any] | None = None, *, retry_policy: RetryPolicy | None = None, parallel: int = 4
@@ -73,20 +76,20 @@ class FilesystemStore:
         if options is not None and not isinstance(options, Mapping):
             raise TypeError(f"{self.scheme}:// takes client={{...}}, a dict of its library's options, not {type(options).__name__}")
         if parts.password is not None:
-            raise StoreError(f"the URL of a {self.scheme}:// store has a password in it: give it in client={{'password': ...}}")
+            raise StoreError(f"the URL of a {self.scheme}:// store contains a password: give it in client={{'password': ...}}")
         self.url = url.rstrip("/")
         self.options = dict(options or {})
         patience = {name: self.options.pop(name) for name in ("retries", "timeout_s") if name in self.options}
         self.retry_policy = replace(retry_policy or RetryPolicy(), **patience)
         self.parallel = parallel
-        self._root: str | None = None  # the folder as the file system calls it
-        self._pool = _Systems()
+        self._root: str | None = None  # path of the folder in the file system
+        self._pool = _FileSystemPool()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_pool"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = {**state, "_pool": _Systems()}
+        self.__dict__ = {**state, "_pool": _FileSystemPool()}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FilesystemStore) and (self.url, self.options) == (other.url, other.options)
@@ -112,7 +115,7 @@ class FilesystemStore:
         view = memoryview(out).cast("B")
         if offset < 0:
             raise StoreError(f"{self._name(key)} has no bytes at {offset:,}: offsets begin at 0")
-        is_alone = len(view) <= _PART_NBYTES and self.scheme in _OBJECTS  # one request, which has all of one version
+        is_alone = len(view) <= _PART_NBYTES and self.scheme in _OBJECTS  # one request returns bytes of one version only
         version = self.head(key).etag if etag is None and not is_alone else etag
         got = self._asked(key, "read", lambda system, path: self._read(system, path, view, offset))
         if version is None and got == len(view) > 0:
@@ -120,24 +123,24 @@ class FilesystemStore:
         now = self.head(key)
         if version not in (None, now.etag):
             raise StoreError(
-                f"{self._name(key)} has changed: version {version} was asked for, {now.etag} is there. Read its version anew"
+                f"{self._name(key)} has changed: version {version} was requested, but it is now {now.etag}. Read its version again"
             )
         if got < len(view) or offset > now.nbytes:
-            raise StoreError(f"{self._name(key)} has {now.nbytes:,} bytes: there are no {len(view):,} at {offset:,}")
+            raise StoreError(f"{self._name(key)} has {now.nbytes:,} bytes: cannot read {len(view):,} at {offset:,}")
 
     def _read(self, system: Any, path: str, out: memoryview, offset: int) -> int:
-        """As many bytes of a range as there are; how many these were."""
+        """Read as many bytes of a range as exist. Return their number."""
         num_parts = -(-len(out) // _PART_NBYTES)
         bounds = list(pairwise(len(out) * number // num_parts for number in range(num_parts + 1))) if num_parts else []
         try:
             return sum(_put(out, begin, data) for begin, data in self._parts(system, path, bounds, offset))
         except Exception as error:
-            if _status_of(error) != 416:  # no part of the range is there
+            if _status_of(error) != 416:  # the object ends before the range
                 raise
             return 0
 
     def _parts(self, system: Any, path: str, bounds: list[tuple[int, int]], offset: int) -> Iterator[tuple[int, bytes]]:
-        """Where each part of a range begins in it, and its bytes."""
+        """Yield the offset of each part within the range, and its bytes."""
         if not system.async_impl:
             with system.open(path, "rb", cache_type="none", block_size=_PART_NBYTES) as file:
                 for begin, end in bounds:
@@ -203,21 +206,23 @@ class FilesystemStore:
                 self._asked(key, "delete", lambda system, path: system.rm_file(path))
 
     def close(self) -> None:
-        """Ends this process's connections; the store opens others when it is used again."""
+        """Close the connections of this process. The store opens new ones when it is used again."""
         self._pool.close()
 
     # ------------------------------------------------------------ the file system
 
     def _path(self, system: Any, key: str | None) -> str:
-        """What the file system calls an object; None: the folder itself."""
+        """Return the path of an object, or of the folder if `key` is None, in the file system."""
         root = self._rooted(system)
         if key is None:
             return root
         path = f"{root}/{key}"
         if key.rpartition("/")[2].startswith(HALF):
-            raise StoreError(f"{key!r} cannot be a key of {self.url}: names that begin with {HALF!r} are of files being written")
+            raise StoreError(
+                f"{key!r} cannot be a key of {self.url}: names that begin with {HALF!r} belong to files that are being written"
+            )
         if system._strip_protocol(path) != path:
-            raise StoreError(f"{key!r} cannot be a key of {self.url}: its library takes part of it for something else")
+            raise StoreError(f"{key!r} cannot be a key of {self.url}: its library interprets part of it differently")
         return path
 
     def _name(self, key: str | None) -> str:
@@ -231,12 +236,12 @@ class FilesystemStore:
         return _object(key, info)
 
     def _forget(self, system: Any) -> None:
-        """Has it ask anew, where something may have changed."""
+        """Clear the file system's cache of listings, if objects may have changed."""
         if self.scheme != "hf":
             system.invalidate_cache()
 
     def _rooted(self, system: Any) -> str:
-        """The folder as the file system calls it; of the hub, in the commit that is the newest now."""
+        """Return the folder's path in the file system; on the Hugging Face hub, at the newest commit."""
         if self._root is None:
             root: str = system._strip_protocol(self.url)
             if self.scheme == "hf":
@@ -249,7 +254,7 @@ class FilesystemStore:
         return self._root
 
     def _opened(self) -> Any:
-        """A file system of this process."""
+        """Open a file system for this process."""
         made = _class_of(self.scheme)
         given = {**made._get_kwargs_from_urls(self.url), **self.options}
         if self.scheme != "sftp":
@@ -257,21 +262,25 @@ class FilesystemStore:
         stall_s = min(self.retry_policy.stall_s, self.retry_policy.timeout_s)
         waits = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout"), stall_s)
         system = made(**{**waits, **given}, skip_instance_cache=True)
-        system.ftp.get_channel().settimeout(stall_s)  # which by itself waits for ever
+        system.ftp.get_channel().settimeout(stall_s)  # waits forever by default
         return system
 
     def _asked(self, key: str | None, verb: str, ask: Callable[[Any, str], T]) -> T:
-        """What the file system answers; what may pass is tried again, over a new connection where it is the caller's alone.
+        """Call `ask` and return its result, with retries.
+
+        A retry opens a new connection if the file system serves one caller at a time.
 
         Args:
-            key: of the object; None: the folder.
-            ask: (file system, path).
+            key: key of the object; None is the folder.
+            verb: the operation in words, for the error.
+            ask: called with a file system and the path.
         Raises:
-            ObjectMissing, StoreError: it does not.
+            ObjectMissing: the object does not exist.
+            StoreError: the operation failed.
         """
         if key is not None:
             checked_key(key, self.url)  # before anything is opened
-        outage = self.outage if verb in ("look at", "read") else None  # as of WebReader
+        outage = self.outage if verb in ("look at", "read") else None  # as in WebReader
         tries = Retry(self.retry_policy, f"{verb} {self._name(key)}", outage)
         while True:
             try:
@@ -289,18 +298,23 @@ class FilesystemStore:
             tries.failed(failure)
 
     def _failure(self, error: Exception, key: str | None, verb: str) -> StoreError | TransientError:
-        """What a library's error means: of an object, of the store, or that it may pass."""
+        """Return the error to raise for an exception of the file system's library."""
         status = _status_of(error)
-        kinds = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)  # the second: a file is no folder
+        kinds = (
+            FileNotFoundError,
+            FileExistsError,
+            IsADirectoryError,
+            NotADirectoryError,
+        )  # the second means that a file is where a folder should be
         if (isinstance(error, kinds) and verb != "write") or status == 404:
             return ObjectMissing(f"no such object: {self._name(key)}")
-        said = self._without_secrets(words(error))
+        said = self._without_secrets(describe(error))
         if type(error).__name__ == "FSTimeoutError":
-            said = "its library got no answer in time, however often it tried"
+            said = "its library got no answer in time, after all its retries"
         if re.search("BlobArchived|InvalidObjectState", f"{said} {getattr(error, 'error_code', '')} {error.__cause__}"):
-            remedy = "the object is archived: restore it (rehydrate it) first, then read it"
+            remedy = "the object is archived: restore (rehydrate) it first, then read it"
         elif isinstance(error, PermissionError) or status in (401, 403) or "uthenticat" in type(error).__name__:
-            remedy = "look at the credentials, in the environment, where the scheme's library looks, or in client={...}"
+            remedy = "check the credentials in the environment, where the scheme's library looks for them, or in client={...}"
         elif (
             status in (408, 429)
             or (status or 0) >= 500
@@ -309,11 +323,11 @@ class FilesystemStore:
             is_silent = isinstance(error, TimeoutError) or type(error).__name__ == "FSTimeoutError"
             return TransientError(said, of_store=True, is_silent=is_silent)
         else:
-            remedy = "look at the URL and at client={...}, which has the file system's options"
+            remedy = "check the URL and client={...}, which contains the file system's options"
         return StoreError(f"cannot {verb} {self._name(key)}: {said}; {remedy}")
 
     def _without_secrets(self, text: str) -> str:
-        """What a library says, without what it was given in confidence."""
+        """Remove the values of options, which may be secret, and URL queries from a library's message."""
         for value in self.options.values():
             for part in re.findall(r"[^;&=\s]{8,}", value) if isinstance(value, str) else ():
                 text = text.replace(part, "...")
@@ -321,7 +335,7 @@ class FilesystemStore:
 
 
 class _Unbounded:
-    """A file system of which nobody can say how long it takes."""
+    """A file system without time limits."""
 
     def __init__(self, system: Any) -> None:
         self._system = system
@@ -330,12 +344,12 @@ class _Unbounded:
         return getattr(self._system, name)
 
     def slow_by(self, nbytes: int) -> Any:
-        """The same, with the time that so many bytes may take besides."""
+        """Return the same file system, with additional time for a transfer of `nbytes`."""
         return self
 
 
 class _Bounded(_Unbounded):
-    """An asynchronous one, whose calls end after a time: what its library tries again by itself may take minutes."""
+    """An asynchronous file system whose calls have a time limit, because its library's own retries may take minutes."""
 
     def __init__(self, system: Any, wait_s: float) -> None:
         super().__init__(system)
@@ -343,30 +357,29 @@ class _Bounded(_Unbounded):
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
-        return partial(found, timeout=self._wait_s) if name in _CALLS else found  # which fsspec's `sync` takes
+        return partial(found, timeout=self._wait_s) if name in _CALLS else found  # fsspec's `sync` takes the timeout
 
     def slow_by(self, nbytes: int) -> Any:
         return _Bounded(self._system, self._wait_s + nbytes / _SLOWEST)
 
 
 _CALLS = frozenset(("info", "find", "cat_ranges", "pipe_file", "put_file", "rm_file"))
-_SLOWEST = 1 << 16  # bytes a second
+_SLOWEST = 1 << 16  # bytes per second that a transfer is expected to reach at least
 
 
-class _Systems:
-    """The file systems of each process that has used a store. Its parents' are kept: their end here would reach theirs. Its own end
-    with it.
+class _FileSystemPool:
+    """The file systems of one store, by process.
 
-    One that is asynchronous serves all threads at once; of the others each serves one at a time. No lock, which a fork might find
-    taken: each step is one of a list's own.
-    """
+    A forked child neither uses nor closes its parent's file systems, because closing them would end the parent's connections. An
+    asynchronous file system serves all threads at once; the others serve one thread at a time. There is no lock, which a fork
+    might leave locked: each step is a single operation of a list."""
 
     def __init__(self) -> None:
-        self._of: dict[int, list[Any]] = {}  # process -> those that are idle, or serve all
+        self._of: dict[int, list[Any]] = {}  # idle or shared file systems by process
 
     @contextmanager
     def one(self, make: Callable[[], Any]) -> Iterator[Any]:
-        """A file system, for as long as the context lasts; one whose use has failed is not used again, unless it serves all."""
+        """Lend a file system for the duration of the context. One whose use has failed is not used again, unless it is shared."""
         idle = self._of.setdefault(os.getpid(), [])
         try:
             system = idle.pop()
@@ -379,21 +392,23 @@ class _Systems:
             idle.append(system)
 
     def close(self) -> None:
-        """Ends this process's; what is asynchronous ends with its last reference."""
+        """Close the file systems of this process. Asynchronous ones end with their last reference."""
         for system in self._of.pop(os.getpid(), []):
             client: Any = getattr(system, "client", None)
             if hasattr(client, "close"):
-                client.close()  # SSH's, which has a thread
+                client.close()  # SSH has a thread
 
     def __del__(self) -> None:
         self.close()
 
 
 def _class_of(scheme: str) -> Any:
-    """The class of a scheme's file systems.
+    """Return the class of a scheme's file systems.
 
+    Args:
+        scheme: scheme of the URL.
     Raises:
-        StoreError: there is none, or its library is not here.
+        StoreError: the scheme is unknown, or its library is not installed.
     """
     try:
         import fsspec
@@ -405,13 +420,13 @@ def _class_of(scheme: str) -> Any:
         raise StoreError(f"{scheme}:// needs a library that is not installed ({error}): {remedy}") from None
     except ValueError:
         raise StoreError(
-            f"{scheme}:// names no store that is known: give a folder, file://, http://, https://, s3://bucket/folder, or a scheme "
+            f"{scheme}:// is not a known kind of store: give a folder, file://, http://, https://, s3://bucket/folder, or a scheme "
             "of fsspec's, as gs://, az://, hf:// or sftp://"
         ) from None
 
 
 def _object(key: str, info: Mapping[str, Any]) -> StoredObject:
-    """What a file system says of an object. Its version is the name of it, else its time and length."""
+    """Return the description of an object. Its version is the etag or checksum, else its time and length."""
     nbytes = int(info["size"])
     for name in _VERSIONS:
         if info.get(name):
@@ -428,7 +443,7 @@ def _put(out: memoryview, begin: int, data: bytes) -> int:
 
 
 def _status_of(error: BaseException) -> int | None:
-    """The HTTP status in a library's error, however it keeps it."""
+    """Return the HTTP status in a library's error, or None. Libraries store it under various names."""
     for holder in (error, getattr(error, "response", None)):
         for name in ("status_code", "status", "code"):
             found = getattr(holder, name, None)
@@ -440,5 +455,5 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def _is_of_network(error: BaseException) -> bool:
-    """Whether an error is one of a network or of the system, not of what was asked for."""
-    return not _PASSING.isdisjoint(kind.__name__ for kind in type(error).__mro__)
+    """Return whether the error comes from the network or the operating system, so that a retry may succeed."""
+    return not _TRANSIENT.isdisjoint(kind.__name__ for kind in type(error).__mro__)

@@ -1,0 +1,191 @@
+"""Placing samples as rows of a batch in a slot.
+
+A `RowPlacer` writes to the memory of one slot for a fixed number of rows. `put` writes a sample that is already decoded; `out`
+gives the dataset a writable view of a row, or of a slice of rows, so that it decodes in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shmload._core.mapping import Mapping as Memory
+from shmload._core.rows import ArrayColumn, BoolColumn, Column, DictPart, FloatColumn, IntColumn, Part, SequencePart, TensorColumn
+from shmload.batch.element_types import of_any
+from shmload.batch.layout import Field, Layout, array_over, is_plain_tensor, structure
+
+
+class SingleRow:
+    """The `out` of `read_batch_into` for a batch of one row, on top of the `out` of `read_into`.
+
+    Args:
+        out: views of one row (`RowOut`, `RaggedOut`).
+    """
+
+    def __init__(self, out: Any) -> None:
+        self._out = out
+
+    def reserve(self, name: str, lengths: Any) -> Any:
+        """Return the writable, one-dimensional view of a ragged field's only row."""
+        (n,) = lengths
+        return self._out.reserve(name, n).reshape(-1)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._out[name][None]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        try:
+            rows = self[name]
+        except (KeyError, TypeError):  # text or ragged: there is no memory yet, and `value` has one element per row
+            (self._out[name],) = value
+        else:
+            rows[...] = value  # may be one value for all rows
+
+
+class OneSample:
+    """The `out` of a batch of one row, for `__getitem__` of a dataset that reads batches.
+
+    Args:
+        schema: maps a field's name to (dtype, shape), or to str or bytes.
+    """
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self._fields: dict[str, Any] = {}
+        for name, spec in schema.items():
+            dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
+            if dtype not in (str, bytes) and None not in shape:
+                self._fields[name] = empty_rows(dtype, (1, *shape))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._fields[name]
+
+    def __setitem__(self, name: str, values: Any) -> None:
+        self._fields[name] = values
+
+    def reserve(self, name: str, lengths: Any) -> Any:
+        """Return the memory of a ragged row."""
+        dtype, shape = self._schema[name]
+        (extents,) = lengths
+        given = iter(extents if isinstance(extents, tuple) else (extents,))
+        values = self._fields[name] = empty_rows(dtype, (1, *(next(given) if extent is None else extent for extent in shape)))
+        return values.reshape(-1)
+
+    def sample(self) -> dict[str, Any]:
+        """Return the fields: arrays, numpy scalars, text."""
+        found = {name: self._fields[name][0] for name in self._schema}
+        return {name: value[()] if isinstance(value, np.ndarray) and not value.ndim else value for name, value in found.items()}
+
+
+def empty_rows(dtype: Any, shape: tuple[int, ...]) -> Any:
+    """Return uninitialized rows of a field: an array, or a tensor if numpy lacks the dtype."""
+    element = of_any(dtype)
+    return array_over(element, np.empty(math.prod(shape) * element.itemsize, np.uint8), shape)
+
+
+class RowPlacer:
+    """Writes samples to the fields of one batch of `nrows` rows, at `offset` of a mapped segment."""
+
+    def __init__(self, layout: Layout, memory: Memory, offset: int, nrows: int) -> None:
+        self.layout = layout
+        offsets, _ = layout.place(nrows)
+        self.rows = {
+            f.name: array_over(f.element, memory, (nrows, *f.shape), offset + at, as_tensor=f.kind == "tensor")
+            for f, at in zip(layout.fields, offsets, strict=True)
+        }
+        self._memory = memory
+        columns = [
+            _column(f, self.rows[f.name], memory, memory.address + offset + at)
+            for f, at in zip(layout.fields, offsets, strict=True)
+        ]
+        self.part = _part(layout.tree, columns)
+        self.put = self.part.put
+
+    def get(self, row: int) -> Any:
+        """Return the sample that `put` wrote to a row, as objects of the same types."""
+        values = []
+        for field in self.layout.fields:
+            value = self.rows[field.name][row]
+            is_number = field.kind in _OF_NUMBERS
+            values.append(value.item() if is_number else value.clone() if field.kind == "tensor" else value.copy())
+        return structure(self.layout.tree, values)
+
+    def out(self, row: int | slice) -> RowOut:
+        """Return writable views of one row or of several: `out["image"]` is an array, `out["label"] = 3` writes through."""
+        if self.layout.zero_fill:
+            for rows in self.rows.values():
+                rows[row] = 0
+        return RowOut(self.rows, row)
+
+
+class RowOut(Mapping[str, Any]):
+    """The `out` of `read_into` and `read_batch_into`: maps a field's name to a writable view, valid until they return."""
+
+    __slots__ = ("_row", "_rows")
+
+    def __init__(self, rows: dict[str, Any], row: int | slice) -> None:
+        self._rows = rows
+        self._row = row
+
+    def __getitem__(self, name: str) -> Any:
+        return self._rows[name][self._row, ...]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._rows[name][self._row] = value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def at(self, number: int) -> RowOut:
+        """Return one of several rows, by its number among these."""
+        assert isinstance(self._row, slice)
+        return RowOut(self._rows, range(len(self._rows[next(iter(self._rows))]))[self._row][number])
+
+    def reserve(self, name: str, n: Any) -> Any:
+        """Raise KeyError, because only schemas with ragged fields have rows to reserve."""
+        raise KeyError(f"out.reserve({name!r}): the schema has no ragged field; give one the dimension None in its shape")
+
+
+def private_tensors(layout: Layout, nrows: int) -> list[Any]:
+    """Return rows in private memory: one tensor `(nrows, *shape)` per field."""
+    import torch
+
+    make = torch.zeros if layout.zero_fill else torch.empty
+    return [make((nrows, *f.shape), dtype=getattr(torch, f.dtype)) for f in layout.fields]
+
+
+def private_rows(layout: Layout, nrows: int, tensors: list[Any] | None = None) -> dict[str, Any]:
+    """Return rows in private memory for a dataset to write to: numpy arrays, or torch tensors for types that numpy lacks."""
+    return {
+        f.name: t.numpy() if f.element.numpy is not None else t
+        for f, t in zip(layout.fields, tensors or private_tensors(layout, nrows), strict=True)
+    }
+
+
+_OF_NUMBERS: dict[str, type[IntColumn | FloatColumn | BoolColumn]] = {"int": IntColumn, "float": FloatColumn, "bool": BoolColumn}
+
+
+def _column(field: Field, rows: Any, memory: Memory, address: int) -> Column:
+    if field.kind in _OF_NUMBERS:
+        return _OF_NUMBERS[field.kind](address, field.row_nbytes, memory)
+    if field.kind == "tensor":
+        return TensorColumn(address, field.row_nbytes, memory, rows, field.element.code, is_plain_tensor)
+    if field.kind == "view":
+        return Column(address, field.row_nbytes, memory)
+    return ArrayColumn(address, field.row_nbytes, memory, rows, field.kind == "scalar")
+
+
+def _part(tree: tuple[Any, ...], columns: Sequence[Part]) -> Part:
+    """Return the writer of samples with exactly this structure."""
+    kind = tree[0]
+    if kind == "leaf":
+        number: int = tree[1]
+        return columns[number]
+    if kind == "dict":
+        return DictPart(tree[1], [_part(t, columns) for t in tree[2]])
+    return SequencePart((tree[1],) if kind == "named" else (tuple, list), [_part(t, columns) for t in tree[-1]])

@@ -1,0 +1,24 @@
+"""The value of `num_workers` and `prefetch_factor` while they are automatic: an int that remembers to be "auto"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+AUTO = "auto"
+
+
+class AutoNumber(int):
+    """The current number of workers or prefetched batches of an argument that was given as "auto".
+
+    torch and the frameworks compute with `loader.num_workers`, and create other loaders from one's attributes: passed as an
+    argument, it means "auto" again."""
+
+    def __repr__(self) -> str:
+        return f"auto ({int(self)})"
+
+    __str__ = int.__repr__
+
+
+def is_auto(value: Any) -> bool:
+    """Return whether an argument is automatic."""
+    return isinstance(value, AutoNumber) or (isinstance(value, str) and value == AUTO)

@@ -1,0 +1,37 @@
+"""The stages of a pipeline, written in a control block for readers outside the program."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+
+About = Sequence[tuple[str, str]]  # stages of a pipeline, and where each runs
+
+_ABOUT = struct.Struct("<I8s")  # number of bytes of the text before it, and a mark
+_MARK = b"stages 1"
+_ABOUT_NBYTES = 4000
+
+
+def about_bytes(about: About) -> bytes:
+    """Return the text that is stored after a pipeline's control block; empty for other loaders."""
+    if not about:
+        return b""
+    num_shown = len(about)
+    while len(text := json.dumps([*about[:num_shown]]).encode()) > _ABOUT_NBYTES:
+        num_shown -= 1
+    return text + _ABOUT.pack(len(text), _MARK)
+
+
+def about_in(block: memoryview) -> About | None:
+    """Parse what `about_bytes` wrote at the end of a block; None if there is nothing."""
+    first = len(block) - _ABOUT.size
+    if first < 0:
+        return None
+    nbytes, mark = _ABOUT.unpack(block[first:])
+    if mark != _MARK or nbytes > first:
+        return None
+    try:
+        return [(str(name), str(where)) for name, where in json.loads(bytes(block[first - nbytes : first]))]
+    except (ValueError, TypeError):
+        return None

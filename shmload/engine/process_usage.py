@@ -1,0 +1,71 @@
+"""CPU time and memory of the processes of a loader, read from /proc."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+_HELPERS = (
+    "multiprocessing.spawn",
+    "multiprocessing.forkserver",
+    "shmload.worker.template",
+)  # these commands say nothing; the parent's is shown
+
+
+class Process(NamedTuple):
+    """One process of this PID namespace.
+
+    Attributes:
+        rss_bytes: resident memory, including the ring that it maps.
+        private_bytes: the part of it that is not shared with a file or a segment.
+        is_stopped: whether a signal or a debugger has stopped it.
+    """
+
+    parent: int
+    is_stopped: bool
+    rss_bytes: int
+    private_bytes: int
+
+
+def look(pid: int | None, proc: str = "/proc") -> Process | None:
+    """Read the usage of a process; None if it has ended or is not readable."""
+    if not pid:
+        return None
+    try:
+        words = Path(f"{proc}/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        pages = [int(word) for word in Path(f"{proc}/{pid}/statm").read_bytes().split()]
+        return Process(int(words[1]), words[0] in (b"T", b"t"), pages[1] * PAGE, (pages[1] - pages[2]) * PAGE)
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def command_of(pid: int | None, proc: str = "/proc") -> str:
+    """Return a process's command line, or its parent's if multiprocessing started it; empty if it is not readable."""
+    if not pid:
+        return ""
+    try:
+        words = Path(f"{proc}/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return ""
+    if any(helper in word for word in words for helper in _HELPERS):
+        found = look(pid, proc)
+        return command_of(None if found is None else found.parent, proc) or " ".join(words)
+    return " ".join(words)
+
+
+def add_memory(report: dict[str, Any], proc: str = "/proc", *, is_known: bool = True) -> None:
+    """Add to a report the memory of the workers' processes and whether one is stopped; None if unknown.
+
+    Args:
+        report: the report.
+        proc: mount point of procfs.
+        is_known: whether the pids belong to this PID namespace.
+    """
+    names = ("is_stopped", "rss_bytes", "private_bytes")
+    for worker in report["workers"]:
+        found = look(worker["pid"], proc) if is_known else None
+        worker.update({name: None if found is None else getattr(found, name) for name in names})
+    for name in names[1:]:
+        report["memory"][f"workers_{name}"] = sum(worker[name] or 0 for worker in report["workers"]) or None

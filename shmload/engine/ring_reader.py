@@ -1,0 +1,160 @@
+"""Reading a running ring: `shmload top`, `shmload trace` and `loader.stats()` read control blocks through `RingReader`.
+
+Other programs must first find a block: by its name in /dev/shm, or in a memfd through /proc/<pid>/fd. The flock on a named block
+shows whether its owner lives. The lock is not tried, because /proc/locks lists who holds it. Only a block whose lock is held by
+no visible process is checked in the way of `shmload clean` (shm/owners.py): its loader is dead, or belongs to another container
+that shares /dev/shm. A block is mapped read-only, and nothing in it is trusted before its sizes were checked."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from shmload._core.mapping import Mapping
+from shmload._core.stats_reader import StatsReader
+from shmload.engine.block_stages import About, about_in
+from shmload.engine.stats import Report, describe
+from shmload.engine.time_shares import Snapshot
+from shmload.shm import owners
+from shmload.shm.names import SHM_DIR, STEM_PATTERN
+from shmload.shm.owners import Leftover
+
+_CONTROL = "-control"
+_FLOCK = re.compile(r"\d+: FLOCK +\w+ +WRITE (\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ")
+_MEMFD = re.compile(r"/memfd:(.+) \(deleted\)")
+
+
+class ControlBlock(NamedTuple):
+    """The control block of a living loader.
+
+    Attributes:
+        stem: name of its segment group, unique on the host.
+        path: path to open.
+        pid: the trainer's pid in this PID namespace; None if it lives in another one.
+        kind: "shm" or "memfd".
+    """
+
+    stem: str
+    path: str
+    uid: int
+    pid: int | None
+    kind: str
+
+
+class Found(NamedTuple):
+    """The blocks and leftovers found on the host."""
+
+    blocks: list[ControlBlock]
+    leftovers: list[Leftover]
+
+
+class RingReader:
+    """Reads one ring's control block.
+
+    Args:
+        control: mapping of the whole block; may be read-only.
+    Raises:
+        ValueError: it is not a control block of this version, or it is damaged.
+    """
+
+    def __init__(self, control: Mapping) -> None:
+        self.control = control
+        self._stats_reader = StatsReader(control)
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """Map the block at a path returned by `find`.
+
+        Args:
+            path: path of the block.
+        Raises:
+            ValueError: it is not a control block of this version, or it is damaged.
+            OSError: it is not readable, or no longer exists.
+        """
+        is_name = not path.startswith("/proc/")
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if is_name else 0))
+        try:
+            nbytes = os.fstat(fd).st_size
+            if nbytes == 0:
+                raise ValueError(f"{path} is not a control block: it is empty")
+            return cls(Mapping(fd, nbytes, writable=False))
+        finally:
+            os.close(fd)
+
+    @staticmethod
+    def find(folder: str = SHM_DIR, proc: str = "/proc") -> Found:
+        """Find the blocks of this host.
+
+        Args:
+            folder: folder of named segments.
+            proc: mount point of procfs.
+        Cost: one stat per name of ours, and one readlink per descriptor of each process that this user may read.
+        """
+        leftovers = owners.find_leftovers(folder)
+        dead = {leftover.stem for leftover in leftovers}
+        named = [block for block in _named(folder, _holders(proc)) if block.stem not in dead]
+        return Found([*named, *_in_memfds(proc)], leftovers)
+
+    def snapshot(self) -> Snapshot:
+        """Return the current words of the block."""
+        return self._stats_reader.snapshot()
+
+    @property
+    def about(self) -> About | None:
+        """Return the stages of the ring's pipeline and where each runs; None if the ring does not belong to a pipeline."""
+        return about_in(memoryview(self.control))
+
+    def report(self) -> Report:
+        """Return the report of the ring's whole life."""
+        return describe(self.snapshot())
+
+
+def _named(folder: str, holders: dict[tuple[int, int, int], int]) -> Iterator[ControlBlock]:
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    for name in names:
+        match = STEM_PATTERN.fullmatch(name)
+        if match is None or name != match[1] + _CONTROL:
+            continue
+        try:
+            status = os.lstat(f"{folder}/{name}")
+        except FileNotFoundError:
+            continue
+        if status.st_size:  # an empty file only marks that the ring is in a memfd (shm/segment.py)
+            key = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
+            yield ControlBlock(match[1], f"{folder}/{name}", status.st_uid, holders.get(key), "shm")
+
+
+def _holders(proc: str) -> dict[tuple[int, int, int], int]:
+    """Return the holder of each exclusive flock, by device and inode: proc_locks(5). Other PID namespaces are not visible."""
+    try:
+        lines = Path(proc, "locks").read_text().splitlines()
+    except OSError:
+        return {}
+    held = filter(None, map(_FLOCK.match, lines))
+    return {(int(one[2], 16), int(one[3], 16), int(one[4])): int(one[1]) for one in held}
+
+
+def _in_memfds(proc: str) -> Iterator[ControlBlock]:
+    """Yield blocks in memfds. The lowest pid that has one open is its trainer's, because workers map it and close it."""
+    seen = set()
+    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdigit()):
+        try:
+            descriptors = os.listdir(f"{proc}/{pid}/fd")
+        except OSError:  # the process has ended, or belongs to another user
+            continue
+        for fd in descriptors:
+            path = f"{proc}/{pid}/fd/{fd}"
+            try:
+                name = _MEMFD.fullmatch(os.readlink(path))
+                match = name and STEM_PATTERN.fullmatch(name[1])
+                if match and name and name[1] == match[1] + _CONTROL and match[1] not in seen:
+                    seen.add(match[1])
+                    yield ControlBlock(match[1], path, os.stat(path).st_uid, pid, "memfd")
+            except OSError:
+                continue

@@ -1,0 +1,86 @@
+"""Shares of time between two snapshots: how long the trainer waited, and how long the workers were busy."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from shmload.engine.bottleneck import Bottleneck, judge_ring
+
+Snapshot = dict[str, Any]  # what StatsReader.snapshot returns
+
+
+def waited_ns(seen: Snapshot) -> int:
+    """Return how long the trainer has slept in `next()` up to the snapshot."""
+    since: int = seen["waiting_since_ns"]
+    return int(seen["wait_ns"]) + (max(seen["time_ns"] - since, 0) if since else 0)
+
+
+def busy_ns(worker: dict[str, Any], time_ns: int) -> int:
+    """Return how long a worker has held claims up to this time."""
+    claimed: int = worker["claimed_ns"]
+    return int(worker["busy_ns"]) + (max(time_ns - claimed, 0) if claimed else 0)
+
+
+def beginning(seen: Snapshot) -> Snapshot:
+    """Return the snapshot that the trainer could have taken when it made the ring, before anything was counted."""
+    compared = ("batches", "samples", "nbytes", "wait_ns", "waiting_since_ns")
+    workers = [dict.fromkeys(worker, 0) for worker in seen["workers"]]
+    return {"time_ns": seen["owner_start_ns"], "workers": workers, **dict.fromkeys(compared, 0)}
+
+
+class TimeShares(NamedTuple):
+    """Shares of an interval in percent, to a tenth; all but `workers_busy` sum to 100.
+
+    Attributes:
+        start_up: no worker was ready yet.
+        trainer_waits: the trainer waited for a batch.
+        workers_wait: the trainer was busy, and the workers had nothing to do.
+        free: neither waited.
+        workers_busy: share of the workers' time in which they held claims.
+    """
+
+    start_up: float
+    trainer_waits: float
+    workers_wait: float
+    free: float
+    workers_busy: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Return the four shares that sum to 100."""
+        return {name: share for name, share in self._asdict().items() if name != "workers_busy"}
+
+    @property
+    def bottleneck(self) -> Bottleneck:
+        """Return the bottleneck according to these shares."""
+        start_up, trainer_waits, workers_busy = self.start_up / 100, self.trainer_waits / 100, self.workers_busy / 100
+        return judge_ring(trainer_waits=trainer_waits, workers_busy=workers_busy, start_up=start_up)
+
+
+def shares(before: Snapshot, seen: Snapshot) -> TimeShares:
+    """Return the shares of the interval between two snapshots."""
+    begin, end = before["time_ns"], seen["time_ns"]
+    interval = max(end - begin, 1)
+    start_up = 0
+    if not any(worker["started_ns"] for worker in before["workers"]):
+        ready = min((worker["started_ns"] for worker in seen["workers"] if worker["started_ns"]), default=end)
+        start_up = _between(0, ready - begin, interval)
+    waited = _between(0, waited_ns(seen) - waited_ns(before), interval)
+    waits = max(waited - start_up, 0)
+    busy, present = 0, 0
+    for last, worker in zip(before["workers"], seen["workers"], strict=True):
+        if worker["started_ns"]:
+            there = _between(0, end - max(begin, worker["started_ns"]), interval)
+            busy += _between(0, busy_ns(worker, end) - busy_ns(last, begin), there)
+            present += there
+    idle = 1 - busy / present if present else 0.0
+    parts = {"start_up": start_up, "trainer_waits": waits, "workers_wait": idle * (interval - start_up - waits)}
+    found, left = {}, 1000  # tenths of a percent
+    for name, part in parts.items():
+        share = min(round(1000 * part / interval), left)
+        found[name], left = share / 10, left - share
+    return TimeShares(**found, free=left / 10, workers_busy=round(100 * (1 - idle), 1))
+
+
+def _between(least: int, value: int, most: int) -> int:
+    return max(least, min(value, most))

@@ -1,0 +1,86 @@
+"""Limits of "auto": the processors and bytes that a loader may take.
+
+The processors are those that this process may run on, by affinity and cgroup quota, divided by the number of ranks on this node
+as the launcher reports it, because ranks share them. They are not divided if our own launcher, or Slurm by --cpus-per-task, has
+given each rank its own. SHMLOAD_MAX_WORKERS overrides the number for one loader: a smaller one if several loaders run side by
+side, a larger one if samples wait for a network more than they compute.
+
+The bytes are `ring_bytes`, or a quarter of what free memory and cgroups leave to a rank, including the ring's own. /dev/shm is
+not a limit, because slots that are added later are in memfds if it has little room."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from shmload.shm import segment
+from shmload.shm.segment import available_bytes
+from shmload.world import OWN_CPUS, launched_place
+
+LIMIT = "SHMLOAD_MAX_WORKERS"
+MEMORY_SHARE = 4  # the ring takes at most this fraction of the memory
+FIXED_MAX = 16  # workers in torch mode, in which measurements cannot show whether more would help
+
+
+def num_cpus(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
+    """Return the number of processors that this rank may use, at least 1."""
+    quota, num_ranks = segment.cpus(root), num_ranks_here(environ)
+    usable = len(os.sched_getaffinity(0))
+    own = environ.get(OWN_CPUS if "LOCAL_WORLD_SIZE" in environ else "SLURM_CPUS_PER_TASK", "")
+    if not own.isdecimal() or usable > int(own):  # otherwise the affinity was widened after the launcher had divided the processors
+        usable //= num_ranks
+    if quota is not None:
+        usable = min(usable, int(quota) // num_ranks)
+    return max(usable, 1)
+
+
+def most_workers(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
+    """Return the largest number of workers that "auto" may choose.
+
+    Args:
+        root: root of the file system, for tests.
+        environ: the environment.
+    Raises:
+        ValueError: SHMLOAD_MAX_WORKERS is not a positive integer.
+    """
+    given = environ.get(LIMIT, "")
+    if not given:
+        return num_cpus(root, environ)
+    if not given.isdecimal() or int(given) < 1:
+        raise ValueError(f'{LIMIT} is a whole number from 1 up, the most workers that num_workers="auto" takes; got {given!r}')
+    return int(given)
+
+
+def fixed_workers(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
+    """Return the number of workers if it must be the same in every run: all processors but the trainer's, at most 16."""
+    given = most_workers(root, environ)
+    return given if environ.get(LIMIT) else max(min(given - 1, FIXED_MAX), 1)
+
+
+def first_workers(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
+    """Return the initial number of workers if it may change: half of the processors, at most 4."""
+    return max(min(num_cpus(root, environ) // 2, most_workers(root, environ), 4), 1)
+
+
+def ring_budget(limit: int | None, taken: int, root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
+    """Return the maximum total size of a ring in bytes.
+
+    Args:
+        limit: `ring_bytes`; None is a share of the available memory.
+        taken: bytes that the ring already uses.
+        root: root of the file system, for tests.
+        environ: the environment.
+    """
+    if limit is not None:
+        return limit
+    return (available_bytes(root) // num_ranks_here(environ) + taken) // MEMORY_SHARE
+
+
+def num_ranks_here(environ: Mapping[str, str] = os.environ) -> int:
+    """Return the number of ranks of this run on this node according to its launcher; 1 without a launcher."""
+    given = environ.get("LOCAL_WORLD_SIZE", "")
+    if given.isdecimal():
+        return max(int(given), 1)
+    place = launched_place(environ)
+    return 1 if place is None else place.local_world_size

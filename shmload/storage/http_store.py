@@ -1,0 +1,118 @@
+"""A plain web server as a read-only store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+from shmload.errors import ObjectMissing, StoreError
+from shmload.storage.keys import checked_key
+from shmload.storage.retry import RetryPolicy, TransientError
+from shmload.storage.transport import Answer, Transport
+from shmload.storage.web_reader import WebReader
+
+__all__ = ["HttpStore"]
+
+_MOST_REDIRECTS = 5
+
+
+class HttpStore(WebReader):
+    """The objects below a URL. They can be read, but not listed or written.
+
+    Args:
+        url: http:// or https://.
+        retry_policy: how often and for how long to retry.
+        parallel: number of ranges of one large object that are read at once.
+        ca_file: file of certificates to trust in addition to the system's.
+    """
+
+    def __init__(self, url: str, *, retry_policy: RetryPolicy | None = None, parallel: int = 4, ca_file: str | None = None) -> None:
+        parts = urlsplit(url)
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise StoreError(f"{parts.scheme}://{parts.hostname}: the URL of a store must not contain a user, a password, ? or #")
+        self.retry_policy = retry_policy or RetryPolicy()
+        self.parallel = parallel
+        self.ca_file = ca_file
+        self.url = f"{parts.scheme}://{parts.netloc}{quote(unquote(parts.path), safe='/-_.~')}".rstrip("/")
+        self._queries: dict[str, str] = {}
+        self._transports: dict[str, Transport] = {}
+
+    def add_query(self, key: str, query: str) -> None:
+        """Send a query with each request for this object, such as the signature of a presigned URL. It appears in no error or name.
+
+        Args:
+            key: key of the object.
+            query: the query, without "?".
+
+        Raises:
+            StoreError: the object has another query already, so it may be another object.
+        """
+        if self._queries.setdefault(key, query) != query:
+            raise StoreError(
+                f"{self.url_of(key)} was given twice with different queries: an object is identified by its path, "
+                "so give each path once"
+            )
+
+    def put(self, *_: Any) -> NoReturn:
+        """Raise StoreError, because a web server is read-only."""
+        raise StoreError(f"{self.url} is read-only: write to a folder or to s3://")
+
+    put_file = delete = put
+
+    def list_objects(self, prefix: str = "") -> NoReturn:
+        raise StoreError(
+            f"{self.url} cannot be listed, because web servers have no standard listing. Name the shards, for example as "
+            f"{self.url}/name-{{000000..000099}}.tar, or write a manifest next to them"
+        )
+
+    def url_of(self, key: str) -> str:
+        return f"{self.url}/{quote(checked_key(key, self.url), safe='/-_.~')}"
+
+    def ask(self, method: str, key: str, headers: Mapping[str, str]) -> Answer:
+        url = first = self.url_of(key)
+        for _ in range(_MOST_REDIRECTS + 1):
+            parts = urlsplit(url)
+            transport = self._transport(f"{parts.scheme}://{parts.netloc}")
+            query = parts.query or self._queries.get(key, "") * (url == first)
+            target = (parts.path or "/") + (f"?{query}" if query else "")
+            full = {"Host": parts.netloc, "Accept-Encoding": "identity", "User-Agent": "shmload", **headers}
+            answer = transport.request(method, target, full)
+            if answer.status not in (301, 302, 303, 307, 308):
+                return answer
+            answer.close()
+            following = urljoin(url, answer.headers.get("Location", ""))
+            if urlsplit(following).scheme not in ("http", "https") or (transport.secure and following.startswith("http:")):
+                raise StoreError(f"{self.url_of(key)} redirects to a URL that is not https: give the final URL")
+            url = following
+        raise StoreError(f"{self.url_of(key)} redirects more than {_MOST_REDIRECTS} times: give the final URL")
+
+    def failure(self, answer: Answer, url: str, doing: str) -> StoreError | TransientError:
+        said = f"{answer.status} {answer.reason}"
+        if answer.status in (404, 410):
+            return ObjectMissing(f"no such object: {url}")
+        if answer.status in (408, 429) or (answer.status >= 500 and answer.status != 501):
+            return TransientError(f"the server says {said}", of_store=True)
+        remedy = "it requires authentication: use s3:// with credentials" if answer.status in (401, 403) else "check the URL"
+        if answer.status in (400, 401, 403) and any(url == self.url_of(key) for key in self._queries):
+            remedy = "the signature in the URL's query may be wrong or expired: make a new URL"
+        return StoreError(f"cannot {doing}: the server says {said}; {remedy}")
+
+    def _transport(self, base_url: str) -> Transport:
+        if base_url not in self._transports:
+            self._transports[base_url] = Transport(base_url, stall_s=self.retry_policy.stall_s, ca_file=self.ca_file)
+        return self._transports[base_url]
+
+    def close(self) -> None:
+        """Close idle connections. The store opens new ones when it is used again."""
+        for transport in self._transports.values():
+            transport.close()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HttpStore) and self.url == other.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def __repr__(self) -> str:
+        return f"HttpStore({self.url!r})"

@@ -1,0 +1,22 @@
+"""Names of files that are being written, and the removal of those that killed writers have left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+__all__ = ["HALF", "remove_abandoned"]
+
+HALF = ".half-"  # prefix of the names of files that are being written
+_ABANDONED_S = 86_400  # age after which a partial file counts as abandoned
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove partial files that have not been written to for a day, because their writers were killed."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # it has been renamed meanwhile, or belongs to another user
+                if entry.name.startswith(HALF) and entry.stat().st_mtime < time.time() - _ABANDONED_S:
+                    os.unlink(entry.path)

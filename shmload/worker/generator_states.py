@@ -1,0 +1,192 @@
+"""Compact states of a worker's global generators, and their restoration.
+
+random, numpy and torch all use a Mersenne Twister: 624 words and a position among them. Written out, that is 2.5 KB for each
+generator of each worker. But a worker's words follow from its seed by a number of whole renewals ("blocks") of the 624 words, so
+the number is enough. If a dataset seeds a generator itself, its words no longer follow from the worker's seed, and are written
+out.
+
+Source: M. Matsumoto, T. Nishimura, Mersenne Twister (1998). All three renew their words by its recurrence.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import logging
+import random
+import sys
+import zlib
+from typing import Any
+
+import numpy as np
+
+log = logging.getLogger("shmload")
+
+NUM_WORDS = 624
+BLOCKS_MAX = 4096  # maximum number of renewals searched between two looks: 2.5 million draws, 12 ms
+REPLAY_MAX = 1 << 20  # maximum number of renewals that a resume may replay, in 1.5 seconds
+
+Rest = list[Any]  # state of a generator besides its words, JSON-able
+
+
+def _view_of(generator: np.random.MT19937) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """Return a view of the generator's own 624 words and its position among them."""
+    address = generator.ctypes.state_address
+    assert isinstance(address, int)
+    return np.ctypeslib.as_array((ctypes.c_uint32 * (NUM_WORDS + 1)).from_address(address))
+
+
+class _Line:
+    """The words that follow from initial ones, block by block."""
+
+    def __init__(self, words: bytes) -> None:
+        self._twister = np.random.MT19937()
+        self._words = _view_of(self._twister)[:NUM_WORDS]
+        self._place = _view_of(self._twister)[NUM_WORDS:]
+        self._words[:] = np.frombuffer(words, np.uint32)
+        self._place[0] = NUM_WORDS
+        self.words = words
+        self.num_blocks = 0
+        self.is_left = False
+
+    def follow(self, words: bytes) -> None:
+        """Advance to these words, or note that they are not on this line."""
+        limit = self.num_blocks + BLOCKS_MAX
+        while self.words != words and not self.is_left:
+            self.skip(1)
+            self.is_left = self.num_blocks > limit
+        self.words = words
+
+    def skip(self, num_blocks: int) -> None:
+        """Advance by this number of renewals."""
+        for _ in range(num_blocks):
+            self._twister.random_raw(NUM_WORDS, output=False)
+        self.num_blocks += num_blocks
+        self.words = self._words.tobytes()
+
+
+def _numpys_own() -> Any:
+    return np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, but missing in numpy's stubs
+
+
+class _Random:
+    """Python's random. Its words are read in place, after the object's head, because asking for them takes 6 us."""
+
+    def __init__(self) -> None:
+        self._generator: Any = random.seed.__self__  # type: ignore[attr-defined]  # a method of the global generator
+        view = np.ctypeslib.as_array((ctypes.c_uint32 * (NUM_WORDS + 1)).from_address(id(self._generator) + 16))
+        numbers = random.getstate()[1]
+        self._view = view if view.tolist() == [numbers[-1], *numbers[:-1]] else None  # the layout may differ in other interpreters
+
+    def read(self) -> tuple[bytes, Rest]:
+        _, numbers, gauss = random.getstate()
+        return np.array(numbers[:-1], np.uint32).tobytes(), [numbers[-1], gauss]
+
+    def has_moved(self, words: bytes, rest: Rest) -> bool:
+        if self._view is not None:
+            return (
+                int(self._view[0]) != rest[0]
+                or self._generator.gauss_next != rest[1]
+                or int(self._view[1]) != int.from_bytes(words[:4], sys.byteorder)
+            )
+        _, numbers, gauss = random.getstate()
+        return [numbers[-1], gauss] != rest or numbers[0] != int.from_bytes(words[:4], sys.byteorder)
+
+    def write(self, words: bytes, rest: Rest) -> None:
+        random.setstate((3, (*np.frombuffer(words, np.uint32).tolist(), rest[0]), rest[1]))
+
+
+class _Numpy:
+    """numpy's global RandomState."""
+
+    def __init__(self) -> None:
+        self._generator = _numpys_own()  # kept alive for the view
+        self._view = _view_of(self._generator)
+
+    def read(self) -> tuple[bytes, Rest]:
+        _, words, place, has_gauss, gauss = np.random.get_state()
+        return np.asarray(words, np.uint32).tobytes(), [int(place), int(has_gauss), float(gauss)]
+
+    def has_moved(self, words: bytes, rest: Rest) -> bool:
+        # rest[1]: the other half of a pair of gaussians would be drawn without using a word
+        return (
+            bool(rest[1]) or int(self._view[NUM_WORDS]) != rest[0] or int(self._view[0]) != int.from_bytes(words[:4], sys.byteorder)
+        )
+
+    def write(self, words: bytes, rest: Rest) -> None:
+        np.random.set_state(("MT19937", np.frombuffer(words, np.uint32), *rest))
+
+
+class _Torch:
+    """torch's CPU generator, whose state is 24 bytes of head, 624 words of 8 bytes, and a tail."""
+
+    def __init__(self) -> None:
+        self._torch = sys.modules["torch"]
+        self._last = b""
+
+    def _parts(self) -> tuple[bytes, bytes]:
+        state = self._last = self._torch.get_rng_state().numpy().tobytes()
+        return state[24 : 24 + 8 * NUM_WORDS], state[:24] + state[24 + 8 * NUM_WORDS :]
+
+    def read(self) -> tuple[bytes, Rest]:
+        words, rest = self._parts()
+        return np.frombuffer(words, np.uint64).astype(np.uint32).tobytes(), [base64.b64encode(rest).decode()]
+
+    def has_moved(self, words: bytes, rest: Rest) -> bool:
+        return bool(self._torch.get_rng_state().numpy().tobytes() != self._last)
+
+    def write(self, words: bytes, rest: Rest) -> None:
+        torch = self._torch
+        around = base64.b64decode(rest[0])
+        wide = np.frombuffer(words, np.uint32).astype(np.uint64).tobytes()
+        torch.set_rng_state(torch.frombuffer(bytearray(around[:24] + wide + around[24:]), dtype=torch.uint8))
+
+
+class Streams:
+    """The global generators of this process, followed from their states at construction (after seeding and worker_init_fn)."""
+
+    def __init__(self) -> None:
+        self._generators: dict[str, Any] = {"random": _Random(), "torch": _Torch()}
+        if isinstance(_numpys_own(), np.random.MT19937):  # the user may have installed another kind
+            self._generators["numpy"] = _Numpy()
+        self._positions: dict[str, dict[str, Any]] = {}
+        self._seen: dict[str, tuple[bytes, Rest]] = {}
+        self._lines: dict[str, _Line] = {}
+        for name, generator in self._generators.items():
+            self._seen[name] = generator.read()
+            self._lines[name] = _Line(self._seen[name][0])
+
+    def positions(self) -> dict[str, dict[str, Any]]:
+        """Return their positions, JSON-able: one entry per generator that was drawn from. Takes about 10 us if none was."""
+        for name, generator in self._generators.items():
+            if generator.has_moved(*self._seen[name]):
+                words, rest = self._seen[name] = generator.read()
+                line = self._lines[name]
+                line.follow(words)
+                entry: dict[str, Any] = {"rest": rest, "check": zlib.crc32(words)}
+                if line.is_left or line.num_blocks > REPLAY_MAX:
+                    entry["words"] = base64.b64encode(words).decode()
+                else:
+                    entry["blocks"] = line.num_blocks
+                self._positions = {**self._positions, name: entry}
+        return self._positions
+
+    def go_to(self, positions: dict[str, dict[str, Any]]) -> None:
+        """Restore positions. A generator whose line began with other words is left unchanged, with a warning."""
+        for name, entry in positions.items():
+            line = self._lines[name]
+            if "words" in entry:
+                words = base64.b64decode(entry["words"])
+            else:
+                line.skip(entry["blocks"])
+                words = line.words
+            if zlib.crc32(words) != entry["check"]:
+                log.warning(
+                    "the stream of %s could not be resumed in this worker: worker_init_fn seeds it differently in each run", name
+                )
+                self._lines[name] = _Line(self._seen[name][0])
+                continue
+            self._generators[name].write(words, entry["rest"])
+            line.words, line.is_left = words, "words" in entry
+            self._seen[name] = self._generators[name].read()
+            self._positions = {**self._positions, name: entry}

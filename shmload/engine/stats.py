@@ -7,7 +7,7 @@ Reading a running ring: `shmload top`, `shmload trace` and `loader.stats()` read
 
 From outside a block is found first: by name in /dev/shm, or in a memfd, seen under /proc/<pid>/fd. Whether the owner of a named
 block lives is known by the flock on it. It is not asked for by taking it: /proc/locks lists who holds what. Only a block whose
-lock no process in sight holds is asked about as `shmload clean` does (shm/owners.py): it is a dead loader's, or that of another
+lock no process in sight holds is asked about as `shmload clean` does (shm/janitor.py): it is a dead loader's, or that of another
 container which shares /dev/shm. A block is mapped read-only, and nothing in it is believed before its sizes were checked.
 """
 
@@ -25,9 +25,9 @@ from typing import Any, NamedTuple, Self
 from shmload._core.mapping import Mapping
 from shmload._core.stats_reader import StatsReader
 from shmload.engine.bottleneck import Bottleneck, judge_ring
-from shmload.shm import owners
+from shmload.shm import janitor
+from shmload.shm.janitor import Leftover
 from shmload.shm.names import SHM_DIR, STEM_PATTERN
-from shmload.shm.owners import Leftover
 
 _CONTROL = "-control"
 _FLOCK = re.compile(r"\d+: FLOCK +\w+ +WRITE (\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ")
@@ -126,7 +126,7 @@ class RingReader:
 
         Cost: a stat for each name of ours, and a readlink for each descriptor of each process that may be read.
         """
-        leftovers = owners.find_leftovers(folder)
+        leftovers = janitor.find_leftovers(folder)
         dead = {leftover.stem for leftover in leftovers}
         named = [block for block in _named(folder, _holders(proc)) if block.stem not in dead]
         return Found([*named, *_in_memfds(proc)], leftovers)

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-from shmload.launch.failure import Ending, failure_text, fates, first_to_fail
 from shmload.launch.in_rank import read_report
 from shmload.launch.output import Pipe, Printer
+from shmload.launch.rank_failure import Ending, failure_text, fates, first_to_fail
 from shmload.launch.rank_specs import RankSpec
 from shmload.launch.signals import SIGNALS, Signals
 from shmload.processes.child import Child, Children

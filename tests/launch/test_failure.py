@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from shmload.launch.failure import Ending, failure_text, first_to_fail, words_of
 from shmload.launch.in_rank import RankReport, read_report
+from shmload.launch.rank_failure import Ending, failure_text, first_to_fail, words_of
 
 RAISED = RankReport("ValueError: broken", "Traceback (most recent call last):\n  ...\nValueError: broken\n", 5.0)
 

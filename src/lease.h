@@ -4,7 +4,7 @@
  * up in torch's storage, so the count follows the storage and not the Python object that happened to be yielded. The deleter may
  * run in any thread and without the GIL: it only pushes the slot onto a lock-free stack that the trainer empties. In a forked child
  * the deleter works on the child's own copy of all this, and so gives back nothing; the bytes there are shared until
- * shml_lease_make_private (see shm/owners.py).
+ * shml_lease_make_private (see shm/fork_copies.py).
  *
  * A mapping is counted too: by its owner and by every lease in it, so that closing a loader never unmaps memory under a live tensor.
  */

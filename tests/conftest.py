@@ -18,7 +18,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from shmload.shm import owners
+from shmload.shm import janitor
 from shmload.shm.names import STEM_PATTERN, process_stem
 from shmload.worker import template
 from tests.side_by_side import can_own_shared_memory, keep_together, own_shared_memory
@@ -42,7 +42,7 @@ _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  #
 
 def stems_left() -> set[str]:
     """Groups in /dev/shm that are this process's, or that no living process owns. Other suites on this host do not count."""
-    return {found.stem for found in owners.find_leftovers(guard_s=-1)} | {
+    return {found.stem for found in janitor.find_leftovers(guard_s=-1)} | {
         match[1] for name in os.listdir("/dev/shm") if (match := STEM_PATTERN.fullmatch(name)) and process_stem() in name
     }
 

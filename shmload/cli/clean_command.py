@@ -19,9 +19,9 @@ def clean(
 
     Who is dead is known by a lock and not by a process number, so a loader that lives in another container is not touched.
     """
-    from shmload.shm import owners
+    from shmload.shm import janitor
 
-    found = owners.sweep() if yes else owners.find_leftovers()
+    found = janitor.sweep() if yes else janitor.find_leftovers()
     gone = [leftover for leftover in found if not leftover.error]
     if as_json:
         plain = []

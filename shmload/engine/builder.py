@@ -21,7 +21,7 @@ from shmload.engine.config import LoaderConfig
 from shmload.engine.holders import is_enabled
 from shmload.engine.options import EngineOptions
 from shmload.engine.tuning_decision import Setting
-from shmload.shm import owners
+from shmload.shm import reaper
 from shmload.worker.job import Job
 
 MANY_ROWS = 1 << 16  # batches up to this size are taken at their word: asking for a length may cost more than the memory
@@ -148,7 +148,7 @@ class EngineBuilder:
             records_holders=is_enabled(),
         )
         if self._reaper is None or not self._reaper.alive:
-            self._reaper = owners.stay_for(self)  # also between this pass and the next
+            self._reaper = reaper.stay_for(self)  # also between this pass and the next
         self.num_made += 1
         self.last = engine
         self.engines.add(engine)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from shmload._core.trainer import FollowerRing, TrainerRing
-from shmload.shm import owners
+from shmload.shm import fork_copies
 from shmload.world import users_frame
 
 SHARE = 0.005  # of the time since slots first ran out, for collections of the young generations, and as much for full ones
@@ -97,7 +97,7 @@ class CopyOut:
             who_holds: returns text that the warning adds.
         """
         ring = self._ring
-        owners.settle()
+        fork_copies.settle()
         if self._has_free_slot() or _budget.collect(self._has_free_slot):
             return False
         if not self._has_warned:

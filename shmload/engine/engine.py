@@ -39,7 +39,7 @@ from shmload.engine.turns import Turns
 from shmload.engine.worker_set import WorkerSet
 from shmload.errors import WorkerDied
 from shmload.processes.interrupts import interrupts_held
-from shmload.shm import owners
+from shmload.shm import fork_copies
 from shmload.worker.failure import Failure
 from shmload.worker.job import Job, PeerRing
 from shmload.worker.note import AFRESH, END, NO_NEWS, Note, load_note
@@ -180,7 +180,7 @@ class Engine:
         while self._backlog:
             slot = self._ring.hold()
             if slot < 0:
-                owners.settle()
+                fork_copies.settle()
                 slot = self._ring.hold()
             if slot < 0:
                 return

@@ -2,7 +2,7 @@
 
 Other programs must first find a block: by its name in /dev/shm, or in a memfd through /proc/<pid>/fd. The flock on a named block
 shows whether its owner lives. The lock is not tried, because /proc/locks lists who holds it. Only a block whose lock is held by
-no visible process is checked in the way of `shmload clean` (shm/owners.py): its loader is dead, or belongs to another container
+no visible process is checked in the way of `shmload clean` (shm/janitor.py): its loader is dead, or belongs to another container
 that shares /dev/shm. A block is mapped read-only, and nothing in it is trusted before its sizes were checked."""
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from shmload._core.stats_reader import StatsReader
 from shmload.engine.block_stages import About, about_in
 from shmload.engine.stats import Report, describe
 from shmload.engine.time_shares import Snapshot
-from shmload.shm import owners
+from shmload.shm import janitor
+from shmload.shm.janitor import Leftover
 from shmload.shm.names import SHM_DIR, STEM_PATTERN
-from shmload.shm.owners import Leftover
 
 _CONTROL = "-control"
 _FLOCK = re.compile(r"\d+: FLOCK +\w+ +WRITE (\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ")
@@ -93,7 +93,7 @@ class RingReader:
             proc: mount point of procfs.
         Cost: one stat per name of ours, and one readlink per descriptor of each process that this user may read.
         """
-        leftovers = owners.find_leftovers(folder)
+        leftovers = janitor.find_leftovers(folder)
         dead = {leftover.stem for leftover in leftovers}
         named = [block for block in _named(folder, _holders(proc)) if block.stem not in dead]
         return Found([*named, *_in_memfds(proc)], leftovers)

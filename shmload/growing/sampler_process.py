@@ -18,7 +18,7 @@ MakeWriter = Callable[[str], CacheWriter]
 TEXT_NBYTES = 65536  # the most that is kept of a traceback
 
 
-class SamplerStopped(BaseException):
+class AskedToEnd(BaseException):
     """The supervisor, or the sampler, is asked to end."""
 
 
@@ -31,7 +31,7 @@ def stop(number: int, frame: Any) -> None:
     global is_asked_to_end
     is_asked_to_end = True
     if _writing is None or _writing.is_waiting:  # within a record, the exception would leave one that is written and not counted
-        raise SamplerStopped
+        raise AskedToEnd
 
 
 def run_sampler(supervisor: int, sampler: Sampler, worker_id: int, num_workers: int, text: int, make_writer: MakeWriter) -> None:
@@ -68,7 +68,7 @@ def run_sampler(supervisor: int, sampler: Sampler, worker_id: int, num_workers: 
             with in_time.turn:
                 writer.close()  # what it has collected is kept
         code = 0
-    except SamplerStopped:
+    except AskedToEnd:
         code = 0
     except BaseException:
         os.pwrite(text, b"sampler %d: " % worker_id + traceback.format_exc().encode()[-TEXT_NBYTES // 2 :], 1)

@@ -21,7 +21,7 @@ from typing import Any
 
 from shmload.formats.paths import write_if_possible
 from shmload.growing import sampler_process
-from shmload.growing.sampler_process import TEXT_NBYTES, MakeWriter, Sampler, SamplerStopped
+from shmload.growing.sampler_process import TEXT_NBYTES, AskedToEnd, MakeWriter, Sampler
 from shmload.processes.child import Child, Children, has_ended
 from shmload.processes.exit_codes import describe_exit
 from shmload.processes.restarts import RestartPolicy
@@ -106,7 +106,7 @@ class SamplerSupervisor:
                 for one in self._places:
                     if one.child in ended:
                         self._ended(one)
-        except SamplerStopped:
+        except AskedToEnd:
             pass
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)

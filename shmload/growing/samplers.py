@@ -25,7 +25,7 @@ from shmload.growing.sampler_supervisor import GRACE_S, SamplerSupervisor
 from shmload.processes.child import Child, has_ended
 from shmload.processes.exit_codes import describe_exit, settle
 from shmload.processes.interrupts import interrupts_held
-from shmload.shm import owners
+from shmload.shm import fork_copies, reaper
 from shmload.worker.fork_warnings import warn_of_fork
 from shmload.worker.pool import context_of
 
@@ -68,10 +68,10 @@ class Samplers:
         process = self._context.Process(  # type: ignore[attr-defined]  # every concrete context has it
             target=SamplerSupervisor(os.getpid(), reader, self._report.path, *self._job).run, daemon=True, name="shmload supervisor"
         )
-        with interrupts_held(), owners.ours(), warnings.catch_warnings():
+        with interrupts_held(), fork_copies.ours(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()
-            owners.watch(process.pid or 0)
+            reaper.watch(process.pid or 0)
             self._child = Child(process.pid or 0, partial(settle, process))
         reader.close()
         self._end = weakref.finalize(self, _end, self._child, process, writer, self._report, os.getpid())
@@ -124,7 +124,7 @@ def _end(child: Child, process: Any, commands: Any, report: WriterReport, pid: i
     if not has_ended(child.pidfd, 2 * GRACE_S):  # it is stopped, for example; its samplers end with it
         child.kill()
     child.reap()
-    owners.forget(child.pid)
+    reaper.forget(child.pid)
     commands.close()
     process.close()
     report.close()

@@ -39,7 +39,7 @@ from shmload.ray import life_lock
 from shmload.ray.actors import NOTHING, ActorSetting, Decoder, Introduction, Reply, Task, take_failure, versions
 from shmload.ray.placement import alive_nodes, draining, options_of
 from shmload.ray_options import Ray
-from shmload.shm import owners, travel
+from shmload.shm import reaper, travel
 from shmload.shm.segment import Segment
 from shmload.storage.retry import Retry, RetryPolicy, TransientError
 from shmload.worker.failure import Failure, sample_at
@@ -672,7 +672,7 @@ class RayPool:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(briefing.paths), "RAY_USAGE_STATS_ENABLED": "0"}
         command = [sys.executable, "-m", "shmload.ray.agent"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
-        owners.watch(process.pid)
+        reaper.watch(process.pid)
         self._agent = Child(process.pid, partial(settle_popen, process))
         self._children.add(self._agent)
         self._ending = weakref.finalize(self, _end, self._agent, os.getpid())
@@ -756,7 +756,7 @@ class RayPool:
     def _reap(self, agent: Child) -> None:
         self._children.reap(agent)
         self._ending()
-        owners.forget(agent.pid)
+        reaper.forget(agent.pid)
 
 
 def _end(agent: Child, pid: int) -> None:

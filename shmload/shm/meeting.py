@@ -4,7 +4,7 @@
     <stem>-gate      whoever reads or writes the board holds an exclusive flock on it, and others wait there
 
 Both locks are the kernel's: they end with their holder, however it ends. If it was in the middle of something, the next one through
-the gate finds the board as it was. The last to leave removes both files; of those that were killed the reaper does (owners.py).
+the gate finds the board as it was. The last to leave removes both files; the reaper does it for killed ones (reaper.py).
 Whoever can turn its lock on the board into an exclusive one is the last, and nobody is inside the gate.
 
 The names follow from what the run's processes know, so others can guess them, and in a folder that all may write to anyone can be
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shmload.processes.file_lock import FileLock
-from shmload.shm import owners
+from shmload.shm import reaper
 from shmload.shm.names import SHM_DIR
 
 _DIGEST_NBYTES = 16
@@ -93,7 +93,7 @@ class Meeting:
                 self._control_path, self._gate_path = self._place()
             try:
                 if self._control is None:
-                    owners.attend(self._control_path)
+                    reaper.attend(self._control_path)
                     self._control = _opened(self._control_path)
                     self._control.acquire(shared=True)
                 gate = _opened(self._gate_path)

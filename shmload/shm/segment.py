@@ -12,7 +12,7 @@ looks whether that is what has been opened. No name is ever given twice, so a pa
 keep of it, they may keep by its path.
 
 The file is made here, and multiprocessing's resource tracker hears nothing of it. It would share the trainer's process group and
-die with it, and it would report and remove what the reaper and `shmload clean` (owners.py) see to. On Python < 3.13 to make one
+die with it, and it would report and remove what the reaper and `shmload clean` (janitor.py) see to. On Python < 3.13 to make one
 starts it, a Python process of 30 ms, and whoever attaches starts one of its own, whose exit unlinks a live segment.
 
 This process's cgroups, as the kernel reports them: where its limits stand, v1 and v2, from its own up to the root.
@@ -55,7 +55,7 @@ from shmload._core.mapping import Mapping
 from shmload.errors import RingTooSmall
 from shmload.processes import private_fds
 from shmload.processes.file_lock import FileLock, try_lock
-from shmload.shm import owners
+from shmload.shm import janitor, reaper
 from shmload.shm.names import NEW, SHM_DIR, new_stem, proc_self
 
 try:
@@ -520,7 +520,7 @@ class _Mark:
             self._lock.close()
             os.unlink(path + NEW)
             raise BlockingIOError(errno.EWOULDBLOCK, "it is locked already", path)
-        os.rename(path + NEW, path)  # never seen unlocked: see owners.py
+        os.rename(path + NEW, path)  # never seen unlocked: see janitor.py
 
     def close(self) -> None:
         """Removes it. Does nothing in a forked child."""
@@ -543,7 +543,7 @@ class Group:
         if not _has_swept:
             _has_swept = True
             try:
-                for leftover in owners.sweep():
+                for leftover in janitor.sweep():
                     if leftover.error:
                         log.warning("could not remove %s of a loader that died: %s", leftover.stem, leftover.error)
                     else:
@@ -553,7 +553,7 @@ class Group:
         self._pid = os.getpid()
         self._owned: list[Segment | Doorbell | _Mark] = []
         self.control: Segment | None = None
-        owners.enter()
+        reaper.enter()
         self.stem = new_stem()
         _alive.add(self)
 
@@ -590,7 +590,7 @@ class Group:
             owned.close()
         self._owned.clear()
         _alive.discard(self)
-        owners.leave()
+        reaper.leave()
 
 
 @atexit.register

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 import shmload
-from shmload.shm import owners, segment
+from shmload.shm import janitor, segment
 from shmload.shm.host import Host, listed
 from shmload.shm.names import new_stem
 
@@ -376,7 +376,7 @@ def check_semaphores(host: Host, semaphore: Callable[[], None] = try_semaphore) 
 
 def check_leftovers(host: Host) -> Said:
     """What dead loaders of this user have left."""
-    found = owners.find_leftovers(str(host.root / "dev/shm"))
+    found = janitor.find_leftovers(str(host.root / "dev/shm"))
     if not found:
         return "dead loaders have left nothing"
     text = f"{len(found)} dead loader{'s' * (len(found) > 1)} left {mib(sum(one.nbytes for one in found))} in /dev/shm"

@@ -22,7 +22,7 @@ from shmload._core.mapping import Mapping
 from shmload.processes.child import Child, Children
 from shmload.processes.exit_codes import describe_exit, settle
 from shmload.processes.interrupts import interrupts_held
-from shmload.shm import owners
+from shmload.shm import fork_copies, reaper
 from shmload.shm.segment import Group, Segment
 from shmload.worker.fork_warnings import warn_of_fork
 from shmload.worker.job import Job, Post
@@ -156,11 +156,11 @@ class ProcessPool:
     def _start(self, post: Post) -> None:
         inherited = self._job if self._travels else None
         process = self._make(target=main, args=(post, inherited), daemon=True, name=f"shmload worker {post.worker_id}")
-        with owners.ours(), warnings.catch_warnings():
+        with fork_copies.ours(), warnings.catch_warnings():
             # the worker starts no thread before its own code runs, and what it inherits it only reads
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()
-        owners.watch(process.pid or 0)
+        reaper.watch(process.pid or 0)
         worker = WorkerProcess(post.worker_id, process)
         self._workers[post.worker_id] = worker
         self._children.add(worker)
@@ -171,7 +171,7 @@ class ProcessPool:
 
     def _reap(self, worker: WorkerProcess) -> None:
         self._children.reap(worker)
-        owners.forget(worker.pid)
+        reaper.forget(worker.pid)
         worker.process.close()
 
     def replace(self, worker_id: int) -> None:

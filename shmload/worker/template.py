@@ -51,7 +51,7 @@ from time import sleep
 from typing import Any, NoReturn
 
 from shmload.processes import private_fds
-from shmload.shm import owners
+from shmload.shm import reaper
 
 log = logging.getLogger("shmload")
 
@@ -218,7 +218,7 @@ class Template:
         Raises:
             OSError: it has ended.
         """
-        owners.watch(self.process.pid)
+        reaper.watch(self.process.pid)
         with socket.socket(fileno=os.dup(self._control)) as control:
             socket.send_fds(control, [" ".join(modules).encode()], list(fds))
 
@@ -230,7 +230,7 @@ def _end(process: subprocess.Popen[bytes], control: int, owner: int) -> None:
     private_fds.close(control)
     process.kill()
     process.wait()
-    owners.forget(process.pid)
+    reaper.forget(process.pid)
 
 
 _lock = threading.Lock()

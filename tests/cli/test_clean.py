@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shmload.shm import owners
+from shmload.shm import janitor
 from shmload.shm.segment import Group
 
 Command = Callable[..., Any]
@@ -26,8 +26,8 @@ def dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     control, payload = tmp_path / f"{STEM}-control", tmp_path / f"{STEM}-payload-0"
     payload.write_bytes(bytes(1 << 20))
     control.write_bytes(b"SHMLOLD1" + bytes(88) + (4711).to_bytes(8, "little") + bytes(3992))
-    monkeypatch.setattr(owners, "find_leftovers", partial(owners.find_leftovers, str(tmp_path)))
-    monkeypatch.setattr(owners, "sweep", partial(owners.sweep, str(tmp_path)))
+    monkeypatch.setattr(janitor, "find_leftovers", partial(janitor.find_leftovers, str(tmp_path)))
+    monkeypatch.setattr(janitor, "sweep", partial(janitor.sweep, str(tmp_path)))
     return [control, payload]
 
 
@@ -74,7 +74,7 @@ def test_json_has_everything(dead: list[Path], command: Command, removed: bool) 
 
 
 def test_nothing_left_is_said(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owners, "find_leftovers", list)
+    monkeypatch.setattr(janitor, "find_leftovers", list)
     assert command("clean").stdout == "dead loaders have left nothing\n"
 
 
@@ -102,6 +102,6 @@ def test_what_cannot_be_removed_is_told(dead: list[Path], command: Command, monk
     ("age_s", "told"), [(-1, "0 s"), (5, "5 s"), (600, "10 min"), (4 * 3600, "4 hours"), (3 * 86400, "3 days")]
 )
 def test_ages_are_told_as_people_do(age_s: int, told: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = owners.Leftover(STEM, ("x",), 1, age_s, 987654, 0, "so")
-    monkeypatch.setattr(owners, "find_leftovers", lambda: [one])
+    one = janitor.Leftover(STEM, ("x",), 1, age_s, 987654, 0, "so")
+    monkeypatch.setattr(janitor, "find_leftovers", lambda: [one])
     assert f"{STEM}: of uid 987654, process unknown, {told} old, 1 file, 1 bytes; so" == command("clean").stdout.splitlines()[0]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from shmload._core.trainer import Lease
-from shmload.shm import owners
+from shmload.shm import fork_copies
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -153,29 +153,29 @@ def test_a_batch_outlives_its_loader_in_a_child_too(make_stream: Any) -> None:
 def test_a_child_without_memory_for_copies_keeps_the_slots_until_it_ends(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = stream.next()
     expected = stream.expected()
-    monkeypatch.setattr(owners, "GRACE_S", 0)
+    monkeypatch.setattr(fork_copies, "GRACE_S", 0)
     with monkeypatch.context() as patched:
-        patched.setattr(owners, "_private", lambda lease: False)
+        patched.setattr(fork_copies, "_private", lambda lease: False)
         child = Child(lambda: True, lambda: _is(expected, batch))
     batch.clear()
     stream.run_on()
     assert stream.num_leased == 1
-    assert owners.settle() == 1
+    assert fork_copies.settle() == 1
     assert child.end() == 0
-    assert owners.settle() == 0
+    assert fork_copies.settle() == 0
     assert stream.num_leased == 0
 
 
 def test_a_child_that_dies_before_it_has_copied_holds_nothing(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = stream.next()
-    monkeypatch.setattr(owners, "_private", lambda lease: os._exit(7))
+    monkeypatch.setattr(fork_copies, "_private", lambda lease: os._exit(7))
     pid = os.fork()
     if pid == 0:
         os._exit(1)  # it has copied
     monkeypatch.undo()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     batch.clear()
-    assert owners.settle() == 0
+    assert fork_copies.settle() == 0
     assert stream.num_leased == 0
 
 
@@ -183,7 +183,7 @@ def test_forks_leave_no_descriptors(stream: Any) -> None:
     before = set(os.listdir("/proc/self/fd"))
     batch = stream.next()
     assert Child(lambda: True).end() == 0
-    assert owners.settle() == 0
+    assert fork_copies.settle() == 0
     del batch
     now = set(os.listdir("/proc/self/fd"))
     assert len(now - before) <= 1  # what `Child` reads from
@@ -191,7 +191,7 @@ def test_forks_leave_no_descriptors(stream: Any) -> None:
 
 def test_the_pools_own_forks_copy_nothing(stream: Any, make_stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[Lease]] = []
-    monkeypatch.setattr(owners, "live_leases", lambda: asked.append([]) or [])
+    monkeypatch.setattr(fork_copies, "live_leases", lambda: asked.append([]) or [])
     batch = stream.next()
     other = make_stream()
     other.next()

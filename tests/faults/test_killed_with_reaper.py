@@ -16,7 +16,7 @@ from multiprocessing import resource_tracker
 import psutil
 import pytest
 
-from shmload.shm import owners
+from shmload.shm import janitor, reaper
 from shmload.shm.names import SHM_DIR
 from shmload.shm.segment import Group
 from tests.faults import trainer_program
@@ -137,7 +137,7 @@ def dead_group_of(uid: int) -> tuple[str, list[str]]:
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-        owners.enter = owners.leave = lambda: None  # it was killed, too
+        reaper.enter = reaper.leave = lambda: None  # it was killed, too
         group = Group()
         group.segment("control", 4096)
         group.doorbell("ready")
@@ -165,7 +165,7 @@ def test_another_users_leftovers_are_theirs() -> None:
         if pid == 0:
             os.setgroups([])
             os.setuid(NOBODY)
-            os._exit(0 if stem in [found.stem for found in owners.sweep()] else 1)
+            os._exit(0 if stem in [found.stem for found in janitor.sweep()] else 1)
         assert os.waitpid(pid, 0)[1] == 0
         assert files_with({stem}) == []
     finally:

@@ -159,7 +159,7 @@ DEFECTS = [
     Defect(
         "R7",
         "the reaper shares the trainer's process group",
-        "shmload/shm/owners.py",
+        "shmload/shm/reaper.py",
         "            start_new_session=True,\n",
         "",
         ("tests/shm/test_leftovers.py::test_nothing_stays_when_the_owner_is_killed",),
@@ -175,7 +175,7 @@ DEFECTS = [
     Defect(
         "R7",
         "a living neighbour's lock is not believed",
-        "shmload/shm/owners.py",
+        "shmload/shm/janitor.py",
         "nobody is declared dead\n        return True\n",
         "nobody is declared dead\n        return False\n",
         ("tests/shm/test_leftovers.py::test_a_living_neighbour_is_never_swept",),
@@ -184,7 +184,7 @@ DEFECTS = [
     Defect(
         "R7",
         "workers that are still starting when the trainer is killed are left alone",
-        "shmload/shm/owners.py",
+        "shmload/shm/reaper.py",
         ' && kill -9 "${{worker%:*}}"\n',
         "\n",
         ("tests/shm/test_leftovers.py::test_workers_that_do_not_end_by_themselves_are_killed_and_no_other_process",),

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from shmload import ShmLoader
 from shmload.processes.file_lock import FileLock
-from shmload.shm import owners
+from shmload.shm import janitor
 from shmload.shm import segment as segment_module
+from shmload.shm.janitor import find_leftovers, sweep
 from shmload.shm.names import SHM_DIR, process_stem
-from shmload.shm.owners import find_leftovers, sweep
 from shmload.shm.segment import Group, open_segment
 
 STEM = f"shmload-{os.getuid()}-0123456789ab-0"
@@ -155,7 +155,7 @@ def test_segment_that_a_janitor_looks_at_while_it_is_made_is_not_used_unlocked(m
 @pytest.mark.slow(reason="thirty groups come and go while two janitors sweep all the time")
 def test_many_janitors_and_owners_at_once_leave_the_living_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = process_stem().replace(str(os.getuid()), r"(\d+)", 1)
-    monkeypatch.setattr(owners, "STEM_PATTERN", re.compile(rf"(?:sem\.)?({ours}-\d+)-.+"))  # not what others test now
+    monkeypatch.setattr(janitor, "STEM_PATTERN", re.compile(rf"(?:sem\.)?({ours}-\d+)-.+"))  # not what others test now
     stop = threading.Event()
 
     def sweeps() -> None:
@@ -183,7 +183,7 @@ def test_many_janitors_and_owners_at_once_leave_the_living_alone(monkeypatch: py
 def test_a_real_loaders_owner_is_known_by_its_pid(monkeypatch: pytest.MonkeyPatch) -> None:
     with ShmLoader(list(range(8)), batch_size=2, seed=1, num_workers=1) as loader:
         next(iter(loader))
-        monkeypatch.setattr(owners, "_is_locked", lambda lock: False)
+        monkeypatch.setattr(janitor, "_is_locked", lambda lock: False)
         assert [os.getpid()] == [found.pid for found in find_leftovers() if process_stem() in found.stem]
 
 

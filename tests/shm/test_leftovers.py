@@ -16,16 +16,16 @@ import psutil
 import pytest
 
 from shmload import ShmLoader
-from shmload.shm import owners
+from shmload.shm import janitor, reaper
 from shmload.shm.names import SHM_DIR
 from shmload.shm.segment import Group, posix_ipc
 
 NUM_BELLS = 1 if posix_ipc else 0  # that have names
 OWNER = """
 import os, sys, signal
-from shmload.shm import owners
+from shmload.shm import janitor, reaper
 if "no-reaper" in sys.argv:
-    owners.enter = owners.leave = lambda: None
+    reaper.enter = reaper.leave = lambda: None
 from shmload.shm.segment import Group
 if "no-room" in sys.argv:
     from shmload.shm import segment
@@ -39,9 +39,9 @@ if "starts" in sys.argv:
     import subprocess
     pids = [subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL).pid for _ in range(4)]
     for pid in pids[:3]:
-        owners.watch(pid)
-    owners.forget(pids[1])
-    owners._write(f"watched {pids[3]}:1")  # a number that another process has had
+        reaper.watch(pid)
+    reaper.forget(pids[1])
+    reaper._write(f"watched {pids[3]}:1")  # a number that another process has had
 os.write(1, group.stem.encode() + b"\\n")
 signal.pause()
 """
@@ -121,7 +121,7 @@ def test_the_janitor_removes_what_the_reaper_could_not() -> None:
         child.kill()
         child.wait()
         assert len(left(stem)) == 2 + NUM_BELLS
-        swept = [found for found in owners.sweep() if found.stem == stem]  # however young: a container may restart at once
+        swept = [found for found in janitor.sweep() if found.stem == stem]  # however young: a container may restart at once
         assert len(swept) == 1
         assert swept[0].nbytes >= 1 << 20
         assert left(stem) == set()
@@ -129,13 +129,13 @@ def test_the_janitor_removes_what_the_reaper_could_not() -> None:
 
 def test_a_living_neighbour_is_never_swept() -> None:
     with owner() as (_, stem):
-        assert stem not in [found.stem for found in owners.sweep(guard_s=-1)]
+        assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
         assert len(left(stem)) == 2 + NUM_BELLS
 
 
 def test_a_living_neighbour_whose_ring_found_no_room_is_never_swept() -> None:
     with owner("no-room") as (_, stem):
-        assert stem not in [found.stem for found in owners.sweep(guard_s=-1)]
+        assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
         assert left(stem) == {f"{stem}-control", f"sem.{stem}-ready"} if NUM_BELLS else {f"{stem}-control"}
 
 
@@ -147,20 +147,20 @@ def test_what_such_a_one_leaves_when_it_is_killed_goes_too() -> None:
 
 def test_a_stopped_reaper_does_not_hold_up_the_end() -> None:
     group = Group()
-    assert owners._shell is not None
-    os.kill(owners._shell.pid, signal.SIGSTOP)
+    assert reaper._shell is not None
+    os.kill(reaper._shell.pid, signal.SIGSTOP)
     group.close()
-    assert owners._shell is None
+    assert reaper._shell is None
 
 
 def test_a_killed_reaper_is_replaced() -> None:
     first = Group()
-    assert owners._shell is not None
-    pid = owners._shell.pid
+    assert reaper._shell is not None
+    pid = reaper._shell.pid
     os.kill(pid, signal.SIGKILL)
-    owners._shell.wait()
+    reaper._shell.wait()
     second = Group()
-    assert owners._shell.pid != pid
+    assert reaper._shell.pid != pid
     second.close()
     first.close()
 
@@ -169,15 +169,15 @@ def test_a_look_removes_nothing() -> None:
     with owner("no-reaper") as (child, stem):
         child.kill()
         child.wait()
-        assert stem in [found.stem for found in owners.find_leftovers()]
+        assert stem in [found.stem for found in janitor.find_leftovers()]
         assert len(left(stem)) == 2 + NUM_BELLS
-        assert stem in [found.stem for found in owners.sweep()]
+        assert stem in [found.stem for found in janitor.sweep()]
 
 
 def test_our_own_living_groups_are_never_swept() -> None:
     group = Group()
     group.segment("control", 4096)
-    assert group.stem not in [found.stem for found in owners.sweep(guard_s=-1)]
+    assert group.stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
     group.close()
 
 
@@ -185,7 +185,7 @@ def test_foreign_names_are_never_swept() -> None:
     path = f"{SHM_DIR}/shmload-not-ours"
     os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
     try:
-        owners.sweep(guard_s=-1)
+        janitor.sweep(guard_s=-1)
         assert os.path.exists(path)
     finally:
         os.unlink(path)
@@ -210,20 +210,20 @@ def test_the_reaper_stays_between_the_passes_of_a_loader_and_ends_with_it(how: s
     shells = []
     for _ in range(2):
         assert len(list(loader)) == 4
-        shells.append(owners._shell)
+        shells.append(reaper._shell)
     assert shells[0] is shells[1] is not None
     assert shells[0].poll() is None
     if how == "closed":
         loader.close()
     del loader
     gc.collect()
-    assert owners._shell is None
+    assert reaper._shell is None
 
 
 def test_a_forked_child_that_ends_its_copy_of_a_loader_leaves_its_parent_the_reaper() -> None:
     loader = ShmLoader(range(4), num_workers=1)  # type: ignore[var-annotated]  # as above
     list(loader)
-    shell = owners._shell
+    shell = reaper._shell
     assert shell is not None
     pid = os.fork()
     if pid == 0:
@@ -231,6 +231,6 @@ def test_a_forked_child_that_ends_its_copy_of_a_loader_leaves_its_parent_the_rea
         gc.collect()
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    owners._write("board /nowhere")  # its pipe is open
+    reaper._write("board /nowhere")  # its pipe is open
     assert shell.poll() is None
     loader.close()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from shmload.shm import owners
+from shmload.shm import janitor
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import SHM_DIR, STEM_PATTERN, meeting_stem
 from tests.children import go_on, running, says, waits_for_a_lock
@@ -131,8 +131,8 @@ def test_a_meeting_that_is_attended_is_never_swept(stem: str) -> None:
     assert STEM_PATTERN.fullmatch(f"{stem}-control")
     meeting = Meeting(stem)
     with meeting.at_board():
-        assert stem not in [found.stem for found in owners.sweep(guard_s=-1)]
-    assert stem not in [found.stem for found in owners.sweep(guard_s=-1)]
+        assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
+    assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
     meeting.leave()
 
 
@@ -140,7 +140,7 @@ def test_the_janitor_removes_a_meeting_that_died(stem: str) -> None:
     with running(ATTENDANT, stem) as child:
         says(child)
     assert files_of(stem) == {"-control", "-gate"}
-    assert stem in [found.stem for found in owners.sweep(guard_s=-1)]
+    assert stem in [found.stem for found in janitor.sweep(guard_s=-1)]
     assert files_of(stem) == set()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from shmload.shm import owners
+from shmload.shm import janitor
 from shmload.shm.names import SHM_DIR
 from shmload.tools.top import Watch
 from tests.faults.faults_kit import DEADLINE_S, program_env
@@ -155,7 +155,7 @@ def test_a_killed_trainer_becomes_a_leftover() -> None:
             assert look["leftovers"]["nbytes"] > 4096
             assert stem not in [loader["stem"] for loader in look["loaders"]]
         finally:
-            owners.sweep()
+            janitor.sweep()
 
 
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")

@@ -1,0 +1,96 @@
+"""Private copies of leased batches for a forked child of the trainer: it sees the bytes of the moment of the fork.
+
+A slot is shared memory. Without a copy, a child would see the next batch's bytes once the parent has dropped its batch. So each
+fork with live leases takes one more reference to every one of them and makes a pipe; the child replaces those slots by private
+copies and closes its end; the parent waits for that, and then drops the references. A child without memory for copies keeps its end
+open: then the slots stay the parent's until the child ends or execs. If the child takes longer than GRACE_S, the parent continues,
+and looks again at its next fork and in `settle`.
+
+Memory: a child costs the bytes of the slots leased at its fork, whether it looks at them or not; usually that is one batch. The
+worker pool's own workers never look at a batch, and cost nothing (`ours`).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from shmload._core.trainer import Lease, live_leases, stop_poisoning
+from shmload.processes import private_fds
+
+GRACE_S = 1.0  # how long a fork waits for its child's copies
+
+
+class _Fork(NamedTuple):
+    """A fork in progress: the leases it keeps, and a pipe whose other end its child holds until it has copied them."""
+
+    leases: list[Lease]
+    reader: int
+    writer: int
+
+
+_thread = threading.local()  # `.fork`, between this thread's handlers; `.is_ours`
+_unsettled: list[_Fork] = []
+
+
+@contextmanager
+def ours() -> Iterator[None]:
+    """Make no copies for forks in this block, because their children use no batch."""
+    _thread.is_ours = True
+    try:
+        yield
+    finally:
+        _thread.is_ours = False
+
+
+def settle() -> int:
+    """Drop the references of forks whose children have copied or ended. Return how many have not."""
+    for fork in _unsettled:
+        _settle(fork, 0)
+    return len(_unsettled)
+
+
+def _settle(fork: _Fork, timeout_s: float) -> None:
+    poll = select.poll()
+    poll.register(fork.reader, select.POLLIN)
+    if poll.poll(timeout_s * 1000):  # nothing is ever written, so this is the end of the file
+        _unsettled.remove(fork)
+        private_fds.close(fork.reader)
+
+
+def _private(lease: Lease) -> bool:
+    return bool(lease.make_private())
+
+
+def _before() -> None:
+    _thread.fork = None
+    if getattr(_thread, "is_ours", False):
+        return
+    settle()
+    leases = live_leases()
+    if leases:
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        _thread.fork = _Fork(leases, private_fds.keep(reader), writer)
+
+
+def _in_parent() -> None:
+    fork, _thread.fork = _thread.fork, None
+    if fork is not None:
+        _unsettled.append(fork)
+        os.close(fork.writer)
+        _settle(fork, GRACE_S)
+
+
+def _in_child() -> None:
+    fork, _thread.fork = _thread.fork, None
+    stop_poisoning()
+    _unsettled.clear()  # private_fds.py has closed their pipes
+    if fork is not None and all(_private(lease) for lease in fork.leases):  # after the first refusal, all slots stay kept
+        os.close(fork.writer)
+
+
+os.register_at_fork(before=_before, after_in_child=_in_child, after_in_parent=_in_parent)

@@ -28,8 +28,8 @@ from statistics import median
 from time import thread_time
 
 from benchmarks.common import Result, Row, Settings, main
+from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.cache import Cache
-from shmload.storage.folder import BudgetedFolder
 
 NUM_FILES, KIB = 10_000, 1 << 10
 NUM_SHARDS, NUM_RANKS = 400, 4

@@ -43,7 +43,8 @@ from benchmarks.common import Result, Row, Settings, main
 from shmload.errors import ObjectMissing
 from shmload.remote.packing.pack import Packing, PackOptions
 from shmload.schedule.permutation import Permutation
-from shmload.storage.local import LocalStore, StoredObject
+from shmload.storage.local_store import LocalStore
+from shmload.storage.store import StoredObject
 from shmload.tools.bench.contestants import OWN_PHOTOS
 
 NUM_PHOTOS, NUM_ARRAYS, MAXSIZE, MAXCOUNT, SEED = 8000, 200, 20_000_000, 100_000, 7

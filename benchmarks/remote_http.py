@@ -78,7 +78,7 @@ def measure(settings: Settings) -> Result:
     """Reads the shards in both ways, in turn."""
     import psutil
 
-    from shmload.storage.local import LocalStore
+    from shmload.storage.local_store import LocalStore
 
     if shutil.which("nginx") is None:
         print("left out: nginx is not installed", file=sys.stderr)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import TrainerRing, control_nbytes
 from shmload.device.pending_copies import PendingCopies
-from shmload.engine.block_stages import about_bytes
 from shmload.engine.options import EngineOptions
 from shmload.engine.publisher import Publisher
 from shmload.engine.ring_memory import RingMemory
+from shmload.engine.stage_record import about_bytes
 from shmload.engine.worker_set import num_slots
 from shmload.shm.segment import Doorbell, Group, JointBell, Segment
 from shmload.worker.job import Job, PeerRing, Post

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 
 from shmload._core.mapping import Mapping
 from shmload._core.stats_reader import StatsReader
-from shmload.engine.block_stages import About, about_in
+from shmload.engine.stage_record import About, about_in
 from shmload.engine.stats import Report, describe
 from shmload.engine.time_shares import Snapshot
 from shmload.shm import janitor

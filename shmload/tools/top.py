@@ -20,9 +20,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from shmload.engine.block_stages import About
 from shmload.engine.process_usage import Process, add_memory, command_of, look
 from shmload.engine.ring_reader import ControlBlock, Found, RingReader
+from shmload.engine.stage_record import About
 from shmload.engine.stats import Report, describe
 from shmload.engine.time_shares import Snapshot
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shmload import ShmLoader
-from shmload.engine.block_stages import about_bytes, about_in
+from shmload.engine.stage_record import about_bytes, about_in
 from shmload.pipeline import Collate, Conveyer, Filter, Items, Map
 from shmload.tools.top import Watch
 from tests.top.live_kit import only_loader

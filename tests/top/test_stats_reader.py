@@ -177,7 +177,7 @@ def test_a_block_is_opened_and_mapped_for_reading_alone(tmp_path: Path, opened: 
 
 def test_what_is_no_file_with_content_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
-    with pytest.raises(ValueError, match="empty is no control block: it is empty"):
+    with pytest.raises(ValueError, match="empty is not a control block: it is empty"):
         RingReader.open(str(tmp_path / "empty"))
     (tmp_path / "link").symlink_to("empty")
     with pytest.raises(OSError, match="symbolic links"):

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,32 @@ pytestmark = pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="an in
 def test_imports_point_down(path: Path) -> None:
     mine = room_of(path)
     assert [room for room in imports_of(path) if room != mine and FLOORS[room] >= FLOORS[mine]] == []
+
+
+def imports_between_files() -> dict[str, set[str]]:
+    """The modules of the package that each module imports, also inside functions and under TYPE_CHECKING."""
+    modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in files()}
+    found: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names |= {inner if (inner := f"{node.module}.{alias.name}") in modules else node.module for alias in node.names}
+        found[module] = names & modules.keys() - {module}
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    TopologicalSorter(imports_between_files()).prepare()  # a CycleError names the files
+
+
+def test_a_circle_of_files_would_be_found() -> None:
+    planted = imports_between_files()
+    planted["shmload.engine.ring"].add("shmload.engine.engine")
+    with pytest.raises(CycleError, match="nodes are in a cycle"):
+        TopologicalSorter(planted).prepare()
 
 
 def test_the_picture_is_what_the_imports_are() -> None:

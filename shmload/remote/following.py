@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shmload.errors import ShardCorrupt, StateMismatch, StoreError
-from shmload.remote.indexed import RemoteSource
 from shmload.remote.manifest import Manifest
+from shmload.remote.remote_source import RemoteSource
 from shmload.schedule.epoch_snapshots import EpochSnapshots
 
 __all__ = ["FollowedEpochs", "ShardSnapshot"]

@@ -50,11 +50,12 @@ from shmload.formats.encryption import SampleCipher
 from shmload.formats.format import ShardFormat
 from shmload.remote import fluent
 from shmload.remote.fluent import MemberHandler, SampleDecoder, default_collation_fn, reraise_exception
-from shmload.remote.indexed import RemoteRecords, RemoteSamples, RemoteSource, RemoteUnits, taken_at
+from shmload.remote.indexed import RemoteRecords, RemoteSamples, RemoteUnits
 from shmload.remote.listing import shards_in, shards_of_urls
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.manifest import Shards
 from shmload.remote.packing.pack import store_of
+from shmload.remote.remote_source import RemoteSource, taken_at
 from shmload.schedule.any_schedule import Uneven
 from shmload.schedule.checks import own_int, whole_number
 from shmload.schedule.node_shuffle import NodeShuffle

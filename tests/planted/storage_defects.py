@@ -538,7 +538,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a shard more than ahead_bytes holds is fetched ahead",
-        "shmload/remote/indexed.py",
+        "shmload/remote/remote_source.py",
         'return int(np.searchsorted(taken, self.ahead_bytes, "right"))',
         'return int(np.searchsorted(taken, self.ahead_bytes, "right")) + 1',
         ("tests/remote/test_local_shards.py::test_no_more_bytes_are_fetched_ahead_than_asked_for",),
@@ -554,7 +554,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a dataset that is read with a key may hold what nobody has encrypted",
-        "shmload/remote/indexed.py",
+        "shmload/remote/remote_source.py",
         "        if not extension.endswith(ENCRYPTED):\n",
         "        if False:\n",
         (f"{CODING}test_what_was_changed_cut_moved_or_never_encrypted_is_noticed",),

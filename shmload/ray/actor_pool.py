@@ -1,9 +1,10 @@
-"""The agent's side of Ray: the connection, the dataset in the object store, the actors and who takes a dead one's place.
+"""A worker pool of Ray actors: the agent's connection to the cluster, and the trainer's `RayPool`.
 
-An actor counts as started when it has the dataset and has said which versions its node runs; nothing is asked of it before. So one
-that waits for a CPU, or for a node that an autoscaler is still to bring, holds up no batch: the others take what it would have.
+The agent (`Cluster`) joins Ray, puts the dataset into the object store, creates one actor for each worker, and replaces actors
+that die. The trainer (`RayPool`) sees one child process, the agent, which stands for all workers.
 
-The worker pool whose workers are Ray actors: to the trainer, one process that is all of its workers.
+An actor has started once it has the dataset and has reported its node's versions; it gets no task before. So an actor that waits
+for a CPU, or for a node that an autoscaler is still adding, delays no batch: the other actors take its share.
 """
 
 from __future__ import annotations
@@ -49,16 +50,16 @@ from shmload.world import package_ability
 
 log = logging.getLogger("shmload")
 
-HEAD_S = 10.0  # for the head to take a connection; Ray itself tries for two minutes
-LOG_S = 5.0  # how often it is logged what is still waited for
-LOOK_S = 0.1  # how often who waits for the connection looks whether it still should
-MAX_DEATHS = 3  # of actors over one task alone: then it is the task
-MAX_STARTS = 10  # of actors of one worker that end before they have started: then it is the cluster
-OWN_S = 2.0  # how long the task of a dead actor waits for its successor before it goes to another worker's
+HEAD_S = 10.0  # the timeout of a connection to the head; Ray itself retries for two minutes
+LOG_S = 5.0  # interval of log messages about what is still pending
+LOOK_S = 0.1  # interval at which a wait checks whether it is still needed
+MAX_DEATHS = 3  # actors that may die over one task alone before the task is blamed
+MAX_STARTS = 10  # actors of one worker that may end before they have started; then the cluster is blamed
+OWN_S = 2.0  # how long a dead actor's task waits for the replacement before another worker's actor gets it
 
 
 class Call(NamedTuple):
-    """A task that an actor has been asked for."""
+    """A task that was sent to an actor."""
 
     actor: Any
     ref: Any
@@ -68,20 +69,21 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Briefing:
-    """What the agent is started with: the workers' posts, where the cluster is, the program's sys.path.
+    """Everything the agent is started with: the workers' posts, the cluster's address, the program's sys.path.
 
     Attributes:
-        is_seeded: what a task gives depends on nothing but the task, so another actor may do it again.
-        num_ahead: tasks that each worker may have under way.
+        is_seeded: whether a task's result depends on the task alone, so that another actor may repeat it.
+        num_ahead: tasks that each worker may have in progress.
         num_beside: workers of this machine that claim from the same ring.
-        num_ordered: batches that the trainer orders ahead, for all.
-        connect_timeout_s: how long the cluster may take to answer; what is sent there then takes as long as it takes.
-        ship_timeout_s: how long it may take then until an actor has the dataset and can begin; None: as long as it takes.
-        actor_options: of the actors, as Ray's `.options` takes them.
-        near: bytes of the dataset that lie on each node, if it says so.
-        sample_timeout_s: how long one sample may take before its actor is ended; None: for ever.
-        goes_in_turn: a worker does a batch that is ordered anew before any other: its streams go on from one to the next.
-        is_again: another agent was there before: a cluster that does not answer is asked again.
+        num_ordered: batches that the trainer orders ahead, over all workers.
+        connect_timeout_s: how long the cluster may take to answer; sending the dataset afterwards has no limit.
+        ship_timeout_s: how long an actor may then take to receive the dataset and start; None: no limit.
+        actor_options: options of the actors, as Ray's `.options` takes them.
+        near: bytes of the dataset on each node, if the dataset reports them.
+        sample_timeout_s: how long one sample may take before its actor is ended; None: no limit.
+        goes_in_turn: whether a worker repeats a lost batch before it does any other, because its random streams continue from
+            batch to batch.
+        is_again: whether this agent replaces another; then it retries a cluster that does not answer.
     """
 
     posts: tuple[Post, ...]
@@ -101,12 +103,12 @@ class Briefing:
 
 
 class Cluster:
-    """A connection to Ray, and one actor for each worker.
+    """A connection to Ray, with one actor for each worker.
 
     Args:
         pickled_job: the pickled job.
-        settings: of the actors, by worker.
-        wait_for_job: returns when the pickled job has been written.
+        settings: settings of the actors, by worker.
+        wait_for_job: returns once the pickled job has been written.
         control: a descriptor of the ring's control segment, which actors that reach it lock.
     """
 
@@ -123,29 +125,29 @@ class Cluster:
         self._pickled_job = pickled_job
         self._wait_for_job = wait_for_job
         self._control = control
-        self._bytes: dict[Any, int] = {}  # by actor that has not ended, which one of the control segment it locks
+        self._bytes: dict[Any, int] = {}  # for each actor that has not ended: the byte of the control segment that it locks
         self._pickled_job_nbytes = pickled_job.nbytes
         self._settings = settings
-        self._is_connected = threading.Event()  # all is done, or has failed
-        self._asked_at: float | None = None  # when the cluster was first asked; before that Ray is imported
+        self._is_connected = threading.Event()  # `connect` has finished or failed
+        self._asked_at: float | None = None  # when the cluster was first asked, after Ray was imported
         self._joined_at: float | None = None
         self._failure: Exception | None = None
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)  # an actor has started, or none will
         self._actors: dict[int, Any] = {}
-        self._started: dict[int, Introduction] = {}  # by worker, of its newest actor, once that has started
-        self._waits_since: dict[int, float] = {}  # for the newest actor of a worker, which has not
-        self._restarts = [RestartPolicy(MAX_STARTS - 1) for _ in settings]  # of actors that end before they have started
-        self.when_started: list[Callable[[], None]] = []  # what to call then, from any thread
-        # held while a worker's new actor does one task again, alone
+        self._started: dict[int, Introduction] = {}  # by worker: the introduction of its newest actor, once that has started
+        self._waits_since: dict[int, float] = {}  # by worker: since when its newest actor has been starting
+        self._restarts = [RestartPolicy(MAX_STARTS - 1) for _ in settings]  # counts actors that end before they have started
+        self.when_started: list[Callable[[], None]] = []  # called when an actor has started, from any thread
+        # held while a worker's new actor repeats one task alone
         self._repeats = [threading.Lock() for _ in settings]
-        self._newest: dict[int, tuple[Any, int]] = {}  # by worker, where its newest answer came from, and how many places before
-        self._ended: dict[int, str] = {}  # torch mode: workers whose actor has died, and how
-        self.node_id = ""  # of this machine
+        self._newest: dict[int, tuple[Any, int]] = {}  # by worker: place of its newest answer, and how many actors so far
+        self._ended: dict[int, str] = {}  # torch mode: workers whose actor has died, with the message
+        self.node_id = ""  # the node of this machine
         self._job: Any = None  # the dataset in Ray's object store
 
     def connect(self) -> None:
-        """Joins the cluster, asks for the actors, and puts the dataset while they start."""
+        """Join the cluster, create the actors, and put the dataset into the object store while they start."""
         try:
             import ray
 
@@ -173,7 +175,7 @@ class Cluster:
                     raise
                 try:
                     tries.failed(TransientError(str(error)))
-                except StoreError:  # no try is left
+                except StoreError:  # no attempts left
                     raise error from None
                 log.warning("%s; trying again", error)
 
@@ -190,7 +192,7 @@ class Cluster:
             self._actors[worker], self._bytes[made] = made, byte
 
     def _introduce(self, settings: Iterable[ActorSetting]) -> None:
-        """Gives new actors the dataset; they have started when they answer."""
+        """Send the dataset to new actors; each has started once it answers."""
         for setting in settings:
             worker = setting.post.worker_id
             with self._lock:
@@ -199,7 +201,7 @@ class Cluster:
             threading.Thread(target=self._welcome, args=(worker, actor, actor.introduce.remote([self._job])), daemon=True).start()
 
     def _welcome(self, worker: int, actor: Any, introduction: Any) -> None:
-        """Waits until an actor has started, which may be long, and has the worker be claimed for."""
+        """Wait until an actor has started, which may take long, and let the dispatcher claim for its worker."""
         try:
             found: Introduction = self._answer(actor, introduction)
             failure = None if (text := differing(found)) is None else ClusterUnreachable(text)
@@ -218,7 +220,7 @@ class Cluster:
         self._tell()
 
     def _not_started(self, worker: int, actor: Any, error: Exception) -> None:
-        """Has another take the place of an actor that ended before it had started, unless no other would do better."""
+        """Replace an actor that ended before it had started, unless no replacement could do better."""
         how = _line(error)
         with self._news:
             is_given_up = self._restarts[worker].failed() is None
@@ -240,10 +242,10 @@ class Cluster:
             call()
 
     def wait(self, is_wanted: Callable[[], bool]) -> None:
-        """Returns once the connection stands or has failed, or as soon as nobody wants it.
+        """Wait until the connection is up or has failed, or until it is no longer wanted.
 
-        The cluster has `connect_timeout_s` to answer. Importing Ray before that and sending the dataset behind it have no limit:
-        they end with this process, and what they wait for is said now and then.
+        The cluster has `connect_timeout_s` to answer. Importing Ray before that and sending the dataset after it have no limit:
+        they end with this process, and a log message every LOG_S seconds says which of them is pending.
         """
         began = logged = monotonic()
         with shown_on_stderr() as show:
@@ -266,7 +268,7 @@ class Cluster:
         return f"the dataset, {self._pickled_job_nbytes / 1e6:,.0f} MB, is on its way into Ray's object store"
 
     def watch(self, is_wanted: Callable[[], bool]) -> None:
-        """Says how far actors are until all have started: a line at a terminal, else in the log, ever more seldom."""
+        """Report progress until all actors have started: on one line of a terminal, else in the log at growing intervals."""
         pause_s, logged = LOG_S, monotonic()
         with shown_on_stderr() as show, self._news:
             while is_wanted() and self._failure is None and len(self._started) < len(self._settings):
@@ -277,7 +279,7 @@ class Cluster:
                     logged, pause_s = monotonic(), 2 * pause_s
 
     def progress(self) -> str:
-        """How many actors have started, and where."""
+        """Return a message that says how many actors have started, and on how many nodes."""
         with self._lock:
             nodes = {found.place[0] for found in self._started.values()}
             text = f"{len(self._started)} of {len(self._settings)} Ray actors have started"
@@ -286,7 +288,7 @@ class Cluster:
         return f"{text}. The others wait for the dataset, or for {self._resources()}"
 
     def _resources(self) -> str:
-        """What an actor asks for, and what the cluster has."""
+        """Return the resources an actor asks for and the cluster's CPUs, as text."""
         import ray
 
         asked = {"num_cpus": 1, **self._briefing.actor_options}
@@ -295,19 +297,19 @@ class Cluster:
         )
         try:
             free, all_of = (what().get("CPU", 0) for what in (ray.available_resources, ray.cluster_resources))
-        except Exception:  # the head may be gone
+        except Exception:  # the head may have ended
             return wants
         return f"{wants} (of the cluster's {all_of:g} CPUs {free:g} are free)"
 
     # ------------------------------------------------------------ tasks
 
     def begin(self, worker: int, method: str, *argument: Any) -> Call:
-        """Asks a worker's actor for something, behind all it has been asked for; nothing is waited for.
+        """Send a call to a worker's actor, after all its earlier calls, without waiting for the result.
 
-        Where the actor has died since it was last looked at and another is on its way, nobody is asked yet: `result` sees to that.
+        If the actor has died and its replacement has not started, nothing is sent yet; `result` sends it.
 
         Raises:
-            ClusterUnreachable: there is no connection, or none yet.
+            ClusterUnreachable: there is no connection, or not yet.
             WorkerDied: the actor is dead and may not be replaced.
         """
         self._check(worker)
@@ -338,11 +340,11 @@ class Cluster:
             )
 
     def may_claim(self, worker: int) -> bool:
-        """Whether the worker has an actor that has started, or an error to tell in place of one."""
+        """Return whether the worker has an actor that has started, or an error to report instead."""
         return worker in self._started or self._failure is not None or not self._is_connected.is_set() or self._is_late(worker)
 
     def _is_late(self, worker: int) -> bool:
-        """Whether an actor should have started by now: in seed mode, any that the worker could be helped by."""
+        """Return whether the worker's actor is overdue. In seed mode none is while any actor has started, because that one helps."""
         limit_s = self._briefing.ship_timeout_s
         with self._lock:
             since = self._waits_since.get(worker)
@@ -351,7 +353,7 @@ class Cluster:
         return monotonic() - since > limit_s
 
     def is_near(self, worker: int) -> bool:
-        """Whether the worker's actor can write into the ring."""
+        """Return whether the worker's actor can write into the ring."""
         return self._reaches_ring(self._actors.get(worker))
 
     def _reaches_ring(self, actor: Any) -> bool:
@@ -359,16 +361,19 @@ class Cluster:
         return byte is not None and life_lock.is_held(self._control, byte)
 
     def is_repeating(self, worker: int) -> bool:
-        """Whether the worker's actor has taken a dead one's place and should be left alone with what that one may have died of."""
+        """Return whether the worker's actor is a replacement that repeats a task alone, because its predecessor may have died of
+        it.
+        """
         return self._repeats[worker].locked()
 
     def result(self, worker: int, call: Call) -> Any:
-        """What came of a call; in seed mode, if its actor has died, from another in its place.
+        """Return the result of a call. In seed mode, if its actor has died, another actor repeats it.
 
-        It is waited for without a limit: to give up an object that is on its way would mean to begin its transfer again.
+        There is no timeout: giving up an object in transfer would restart its transfer.
 
         Raises:
-            WorkerDied: the actor is dead and may not be replaced, or `MAX_DEATHS` died over it alone, and none over a sample of it.
+            WorkerDied: the actor is dead and may not be replaced, or `MAX_DEATHS` actors died over this task alone, but none over
+                a single sample of it.
         """
         from ray import exceptions
 
@@ -377,9 +382,9 @@ class Cluster:
             exceptions.ObjectLostError,
             exceptions.NodeDiedError,
             exceptions.WorkerCrashedError,
-            exceptions.OutOfMemoryError,  # Ray has killed it because its node ran short
+            exceptions.OutOfMemoryError,  # Ray has killed it because its node ran out of memory
         )
-        reason: Exception | None = None  # why the actor that was asked last has ended
+        reason: Exception | None = None  # why the previous actor has ended
         if call.actor is not None:
             try:
                 return self._answer(call.actor, call.ref)
@@ -387,15 +392,15 @@ class Cluster:
                 reason = error
             if (timed_out := self._timed_out(worker, call)) is not None:
                 return timed_out
-        num_deaths = 0.0  # the first may have been over another task
-        with self._repeats[worker]:  # alone: what it had been asked for besides would be blamed, too
+        num_deaths = 0.0  # the first actor may have died of another task
+        with self._repeats[worker]:  # alone, because other tasks in progress would be blamed, too
             while True:
                 if reason is not None:
                     self._see_to(worker, call.actor, reason)
                     if num_deaths >= MAX_DEATHS:
                         return self._blamed(worker, call, reason, died)
                 actor = self._actor_for(worker)
-                is_own = actor is self._actors[worker]  # another worker's has other tasks, which it may die of
+                is_own = actor is self._actors[worker]  # another worker's actor has other tasks, which it may die of
                 call = self._ask(actor, call.method, tuple(map(_suspect, call.argument)))
                 try:
                     return self._answer(call.actor, call.ref)
@@ -405,7 +410,7 @@ class Cluster:
                     return timed_out
 
     def _answer(self, actor: Any, ref: Any) -> Any:
-        """What an actor says to a call. If it has not said itself that the call is over, it has ended before this raises."""
+        """Return an actor's answer to a call. Unless the actor itself reported the error, it has ended before this raises."""
         import ray
         from ray.exceptions import RayTaskError
 
@@ -418,7 +423,7 @@ class Cluster:
             raise
 
     def _end(self, actor: Any) -> None:
-        """Ends an actor. When this returns it cannot write into the ring any more, and what it had may be another's."""
+        """End an actor. After this it cannot write into the ring, and its rows may be given to another."""
         import ray
 
         if (byte := self._bytes.get(actor)) is None:
@@ -426,7 +431,7 @@ class Cluster:
         began = monotonic()
         life_lock.let_end(self._control, byte)
         while True:
-            with suppress(Exception):  # one that only could not be reached would go on
+            with suppress(Exception):  # an actor that is only unreachable would continue
                 ray.kill(actor)
             if life_lock.wait_until_free(self._control, byte, LOG_S):
                 break
@@ -438,10 +443,12 @@ class Cluster:
         self._bytes.pop(actor, None)
 
     def _actor_for(self, worker: int) -> Any:
-        """The worker's newest actor once it has started; another worker's, where that takes long: its CPU went with a node, say.
+        """Return the worker's newest actor once it has started, or another worker's if that takes longer than OWN_S.
+
+        A replacement takes long if, say, its CPU was lost with a node.
 
         Raises:
-            ClusterUnreachable: there is none, for longer than `ship_timeout_s`.
+            ClusterUnreachable: no actor has started within `ship_timeout_s`.
         """
         asked_at = monotonic()
         with self._news:
@@ -456,7 +463,7 @@ class Cluster:
                 self._news.wait(LOOK_S)
 
     def num_actors(self, worker: int, place: tuple[str, int]) -> int:
-        """How many actors the worker has had, when the newest answer came from there."""
+        """Return how many actors the worker has had when its newest answer came from `place`."""
         with self._lock:
             newest, number = self._newest.get(worker, (None, 0))
             if newest != place:
@@ -464,22 +471,24 @@ class Cluster:
             return self._newest[worker][1]
 
     def _timed_out(self, worker: int, call: Call) -> Reply | None:
-        """What came of a task whose sample took too long: its failure, and another actor. None where it may be any of several."""
+        """Return the failure of a task whose sample timed out, and replace the actor; None if any of several samples may be the
+        cause.
+        """
         task = call.argument[0]
         if self._settings[worker].sample_timeout_s is None or not isinstance(task, Task):
             return None
         if (failure := take_failure(call.actor, task)) is None:
             return None
         self._replace(worker, call.actor, "a sample took too long" if failure.rows else "samples read at once took too long")
-        if not failure.rows:  # they are read again, one by one
+        if not failure.rows:  # the samples are read again one by one
             return None
         return Reply(ERROR, error=failure.dumps(self._settings[worker].text_capacity))
 
     def _blamed(self, worker: int, call: Call, reason: Exception, died: tuple[type[Exception], ...]) -> Reply:
-        """The failure of the first sample of a task that ends its actor when it is asked for by itself, too.
+        """Return the failure of the task's first sample that also ends its actor when it is read alone.
 
         Raises:
-            WorkerDied: none of them does.
+            WorkerDied: no sample does.
         """
         task, text_capacity = call.argument[0], self._settings[worker].text_capacity
         how = f"{MAX_DEATHS} Ray actors of DataLoader worker {worker} died over the same rows: {_line(reason)}"
@@ -494,7 +503,7 @@ class Cluster:
             except died as error:
                 if (timed_out := self._timed_out(worker, lone)) is not None:
                     return timed_out
-                self._replace(worker, actor, _line(error))  # if it is this worker's
+                self._replace(worker, actor, _line(error))  # no effect on another worker's actor
                 num_deaths += 1 if is_own else 1 / MAX_DEATHS
             if num_deaths >= 1:
                 text = f"{sample_at(task.key(row), task.epoch, row, task.step)} ended its actor when it was read alone, too: {how}"
@@ -514,7 +523,7 @@ class Cluster:
 
     def _replace(self, worker: int, actor: Any, how: str) -> None:
         with self._lock:
-            if self._actors[worker] is not actor:  # its place has been taken already, after another task
+            if self._actors[worker] is not actor:  # it has been replaced already, after another task
                 return
             self._actors[worker] = None
             self._started.pop(worker, None)
@@ -523,12 +532,12 @@ class Cluster:
         try:
             self._make_actors([self._settings[worker]])
             self._introduce([self._settings[worker]])
-        except Exception as error:  # the head has gone, or every node
+        except Exception as error:  # the head is gone, or all nodes are
             self._failure = unreachable(self._briefing.address, error)
 
 
 def _suspect(argument: Any) -> Any:
-    """A task, if it is one, whose samples are read one by one."""
+    """Mark a task as suspect, so that its samples are read one by one; return any other argument unchanged."""
     return argument._replace(is_suspect=True) if isinstance(argument, Task) else argument
 
 
@@ -542,7 +551,7 @@ SAME_VERSIONS = (
 
 
 def other_versions(theirs: Mapping[str, str]) -> str:
-    """What a node has in another version than this machine; empty: nothing that matters."""
+    """Return the versions of a node that differ from this machine's, as text; empty if none does."""
     return ", ".join(
         f"{name} {theirs[name] or 'missing'} where the trainer has {version or 'none'}"
         for name, version in versions().items()
@@ -551,7 +560,7 @@ def other_versions(theirs: Mapping[str, str]) -> str:
 
 
 def differing(found: Introduction) -> str | None:
-    """What is said of an actor's node that has another version than this machine; None: nothing that matters."""
+    """Return the error message for an actor whose node has other versions than this machine; None if they agree."""
     if not (said := other_versions(found.versions)):
         return None
     return (
@@ -562,7 +571,7 @@ def differing(found: Introduction) -> str | None:
 
 @contextmanager
 def shown_on_stderr() -> Iterator[Callable[[str | None], None]]:
-    """Shows one line of text that changes at a terminal, and takes it away at the end; nothing where stderr is none."""
+    """Show one changing line of text on a terminal and remove it at the end. Without a terminal on stderr, show nothing."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return
@@ -576,12 +585,12 @@ def shown_on_stderr() -> Iterator[Callable[[str | None], None]]:
 
 
 def join(given: str, timeout_s: float = HEAD_S) -> None:
-    """Makes this process a driver of a cluster.
+    """Make this process a driver of a cluster.
 
     Args:
-        timeout_s: how long the head may take to take a connection, at most HEAD_S.
+        timeout_s: how long the head may take to accept a connection, at most HEAD_S.
     Raises:
-        ClusterUnreachable: there is none at this address.
+        ClusterUnreachable: there is no cluster at this address.
     """
     import ray
 
@@ -596,16 +605,16 @@ def join(given: str, timeout_s: float = HEAD_S) -> None:
 
 
 def own_cluster() -> str:
-    """The cluster that this process is part of already, as a worker of Ray Train is; else "auto"."""
+    """Return the address of the cluster that this process already belongs to, for instance as a worker of Ray Train; else "auto"."""
     ray: Any = sys.modules.get("ray")
     return str(ray.get_runtime_context().gcs_address) if ray is not None and ray.is_initialized() else "auto"
 
 
 def unreachable(address: str, error: Exception) -> ClusterUnreachable:
-    """What is said of a cluster that cannot be joined."""
+    """Return the error for a cluster that cannot be joined."""
     cause: BaseException | None = error
     while cause is not None:
-        if "AuthenticationError" in str(cause):  # Ray has it in the text of another
+        if "AuthenticationError" in str(cause):  # Ray puts it into the message of another error
             return ClusterUnreachable(
                 f"the Ray cluster at address={address!r} wants Ray's token: set RAY_AUTH_MODE=token in this program's "
                 "environment, and on another machine than the head's bring the token (the head's ~/.ray/auth_token) there"
@@ -617,56 +626,57 @@ def unreachable(address: str, error: Exception) -> ClusterUnreachable:
     )
 
 
-ARRIVED = b"!"  # behind the briefing, when the pickled job has been written
-MAX_AHEAD = 4  # tasks of a worker: one is decoded, one travels, one is copied, and one comes early
+ARRIVED = b"!"  # sent after the briefing, once the pickled job has been written
+MAX_AHEAD = 4  # tasks of a worker: one is decoded, one transferred, one copied, and one is in reserve
 
 
 class RayPool:
-    """The worker pool whose workers are Ray actors: one child process, the agent, stands for all of them.
+    """A worker pool of Ray actors: one child process, the agent, stands for all of them.
 
-    If the agent ends, all of its workers have ended; a new one starts once the rows of all workers have been taken back. An actor
-    is no child process: Ray starts it, on any machine, so the agent learns of its death from Ray and from its file lock
+    If the agent ends, all of its workers have ended; a new agent starts once the rows of all workers have been taken back. An
+    actor is no child process: Ray starts it, on any machine, so the agent learns of its death from Ray and from its file lock
     (life_lock.py), and not from a pidfd.
 
     Args:
         briefing: what the agent is started with.
-        parcel: the pickled job, which `start` writes to the segment while the agent starts.
+        parcel: the pickled job, which `start` writes to `segment` while the agent starts.
+        segment: the shared memory that receives the pickled job.
         control: the ring's control segment, which actors that write into the ring lock.
     """
 
     def __init__(self, briefing: Briefing, parcel: travel.Parcel, segment: Segment, control: Segment) -> None:
         self._briefing = briefing
         self._parcel, self._segment, self._control = parcel, segment, control
-        self._logged = 0.0  # when it was last said that actors outlive their agent; 0: none does
+        self._logged = 0.0  # when it was last logged that actors outlive their agent; 0 if none does
         self._agent: Child | None = None
         self._children: Children[Child] = Children()  # the agent, until it is reaped
-        self._ending: Any = None  # the finalizer of the agent
-        self._dead: set[int] = set()  # workers of an agent that has ended, whose rows are still to be taken back
+        self._ending: Any = None  # the finalizer that ends the agent
+        self._dead: set[int] = set()  # workers of an agent that has ended, whose rows have not been taken back yet
         self._pid = os.getpid()
 
     def reads_samples(self, worker_id: int) -> bool:
-        """None of them does: their actors do."""
+        """Return False: actors read the samples, not this machine's processes."""
         return False
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers now: the agent's, for each of them."""
+        """Return one PID for each worker: the agent's."""
         return [] if self._agent is None else [self._agent.pid] * len(self._briefing.posts)
 
     @property
     def processes(self) -> list[Any]:
-        """None of multiprocessing's."""
+        """Return no process: the agent is not multiprocessing's."""
         return []
 
     def start(self, num_workers: int) -> None:
-        """Starts the agent, which is not waited for, and writes meanwhile what it is to send."""
+        """Start the agent without waiting for it, and write the pickled job in the meantime."""
         faults.hit("starting")
         self._launch(self._briefing, self._write)
 
     def _write(self) -> None:
         self._segment.reserve(self._segment.nbytes)
         self._parcel.write(self._segment.fd)
-        del self._parcel  # and with it the memory of what pickling has made
+        del self._parcel  # frees the memory that pickling used
 
     def _launch(self, briefing: Briefing, ship: Callable[[], None] = lambda: None) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(briefing.paths), "RAY_USAGE_STATS_ENABLED": "0"}
@@ -685,7 +695,7 @@ class RayPool:
             process.stdin.write(ARRIVED)
 
     def start_worker(self, worker_id: int) -> None:
-        """Not possible: the loader refuses a worker pool of changing size."""
+        """Raise NotImplementedError: the loader refuses a Ray worker pool whose size changes."""
         raise NotImplementedError("a worker pool of Ray actors keeps its size")
 
     reap = start_worker
@@ -703,7 +713,9 @@ class RayPool:
         return [Death(worker, agent.pid, agent.wait()) for worker in sorted(self._dead)]
 
     def _say_that_it_waits(self) -> None:
-        """Log every LOG_S seconds that actors outlive their agent: their rows cannot be given away while they may write to them."""
+        """Log every LOG_S seconds that actors outlive their agent. Their rows cannot be reused while they may still write to
+        them.
+        """
         now = monotonic()
         self._logged = self._logged or now
         if now - self._logged > LOG_S:
@@ -720,7 +732,7 @@ class RayPool:
         self._launch(dataclasses.replace(self._briefing, posts=posts, is_again=True))
 
     def stack(self, worker_id: int) -> str:
-        """Not known."""
+        """Return a placeholder: the stack of a process on another machine is unknown."""
         return "(unknown: it is decoded on another machine)"
 
     def kill(self, worker_id: int) -> Death:
@@ -734,7 +746,7 @@ class RayPool:
     def stop(self, grace_s: float) -> None:
         """Wait for the agent to leave, then kill it. Ray ends its actors either way. Idempotent.
 
-        Actors are not waited for, because nobody gets what they had. They keep the ring's memory until they end.
+        Actors are not waited for, because their rows are not reused. They keep the ring's memory until they end.
 
         Args:
             grace_s: seconds to wait.
@@ -767,10 +779,10 @@ def _end(agent: Child, pid: int) -> None:
 
 
 def pickled_by_value(job: Job) -> travel.Parcel:
-    """The job for actors, with what the trainer's own program defines: they do not have it.
+    """Return the pickled job for actors, with the definitions of the trainer's own program, which actors cannot import.
 
     Raises:
-        TypeError: that is not possible; names the cause.
+        TypeError: the job cannot be pickled; the message names the cause.
     """
     from ray import cloudpickle
 
@@ -782,7 +794,7 @@ def pickled_by_value(job: Job) -> travel.Parcel:
         Pickler(pickled, protocol=5, buffer_callback=take).dump(value)
         return pickled.getbuffer()
 
-    # the program's name in a process that it has spawned, a rank say; elsewhere it is __main__ under another name
+    # the program's name in a process that it has spawned, for instance a rank; elsewhere __main__ is known by another name
     if (program := sys.modules.get("__mp_main__")) is not None and program.__name__ == "__mp_main__":
         cloudpickle.register_pickle_by_value(program)
     try:
@@ -795,10 +807,12 @@ def pickled_by_value(job: Job) -> travel.Parcel:
 
 
 class JointPool:
-    """Two worker pools of one ring, told apart by the workers' numbers.
+    """Two worker pools on one ring; a worker's number says which pool it belongs to.
 
     Args:
-        num_actors: the number of the first worker that is this machine's.
+        actors: the pool of the workers with the lowest numbers.
+        processes: the pool of this machine's workers.
+        num_actors: the number of the first worker of this machine.
     """
 
     def __init__(self, actors: RayPool, processes: ProcessPool, num_actors: int) -> None:
@@ -809,49 +823,49 @@ class JointPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers now: the agent's for each actor, then the processes'."""
+        """Return the workers' PIDs: the agent's for each actor, then those of the processes."""
         return self._actors.pids + self._processes.pids
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """This machine's workers."""
+        """Return this machine's workers."""
         return self._processes.processes
 
     def reads_samples(self, worker_id: int) -> bool:
-        """Whether the worker is this machine's."""
+        """Return whether the worker belongs to this machine."""
         return self._pool_of(worker_id).reads_samples(worker_id)
 
     def start(self, num_workers: int) -> None:
-        """Starts both; the processes first, so that a fork has nothing of the agent's."""
+        """Start both pools: the processes first, so that a fork inherits nothing of the agent."""
         self._processes.start(num_workers)
         self._actors.start(num_workers)
 
     def start_worker(self, worker_id: int) -> None:
-        """Starts one."""
+        """Start one worker."""
         self._pool_of(worker_id).start_worker(worker_id)
 
     def reap(self, worker_id: int) -> None:
-        """Forgets one."""
+        """Reap one worker."""
         self._pool_of(worker_id).reap(worker_id)
 
     def deaths(self) -> list[Death]:
-        """Workers of either kind that have ended. Cost: two polls."""
+        """Return the workers of either kind that have ended. Cost: two polls."""
         return self._actors.deaths() + self._processes.deaths()
 
     def replace(self, worker_id: int) -> None:
-        """Starts another in a dead one's place."""
+        """Start a replacement for a dead worker."""
         self._pool_of(worker_id).replace(worker_id)
 
     def stack(self, worker_id: int) -> str:
-        """Where a worker is now, if it is this machine's."""
+        """Return the stack of a worker of this machine; a placeholder for an actor."""
         return self._pool_of(worker_id).stack(worker_id)
 
     def kill(self, worker_id: int) -> Death:
-        """Ends one at once; an actor's agent, with it."""
+        """End one worker at once; for an actor, its agent and all other actors, too."""
         return self._pool_of(worker_id).kill(worker_id)
 
     def stop(self, grace_s: float) -> None:
-        """Ends all within one time of grace. Safe to call twice."""
+        """End all workers within one grace period. Idempotent."""
         deadline = monotonic() + grace_s
         try:
             self._processes.stop(grace_s)
@@ -861,10 +875,10 @@ class JointPool:
 
 @dataclasses.dataclass(frozen=True)
 class OnCluster:
-    """Starts workers on a Ray cluster, and some on this machine beside them.
+    """Starts workers on a Ray cluster, and optionally some on this machine.
 
     Args:
-        ray: options of the cluster. The last `num_local_workers` of the workers are this machine's.
+        ray: options of the cluster. The last `num_local_workers` of the workers run on this machine.
     """
 
     ray: Ray

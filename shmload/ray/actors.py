@@ -1,16 +1,12 @@
-"""What an actor is: a worker's body over a ring of one slot, called once for every task.
+"""The Ray actor: a worker's loop over a private ring of one slot, called once for each task.
 
-A ring of one slot in private memory: what a worker's body needs around it where no trainer shares its memory.
+A `WorkerLoop` needs a ring and a trainer. `LocalRing` is both, in private memory: when the loop rings a bell because it wants a
+layout settled or more memory, the local ring grants that before the bell's `post` returns. `Task` and `Reply` are what the agent
+and an actor exchange.
 
-The trainer's half is played at once, inside the worker's own call: when the body rings because it wants a layout settled or more
-room, the local ring grants that before the bell's `post` returns.
-
-What travels between the agent and an actor: the claim as a task, and what came of it.
-
-Samples that take too long on an actor: a thread beside its body sees them, leaves word in the cluster, and ends the actor.
-
-The word goes through Ray's own key-value store, because an actor that is ended can return nothing: the agent looks there when the
-actor of a task has died. The thread needs the GIL, so a sample that stands still in C and holds it is not noticed.
+A sample that takes too long ends its actor: `SampleTimer`, a thread beside the loop, stores the failure in Ray's key-value store,
+because a dead actor can return nothing, and the agent reads it there. The thread needs the GIL, so a sample that blocks in C code
+and holds it goes unnoticed.
 """
 
 from __future__ import annotations
@@ -45,22 +41,22 @@ from shmload.worker.loop import WorkerLoop
 from shmload.worker.note import END, load_note
 from shmload.worker.process import prepare
 
-GROWTH = 1.25  # as ring_memory's
-ORDER_CAPACITY = 4096  # a larger order lies in memory of its own
+GROWTH = 1.25  # the same as in ring_memory
+ORDER_CAPACITY = 4096  # larger orders get a memory of their own
 _ORDER = "order"
 
 
 class LocalRing:
-    """The ring, its memory, and all of its bells in one.
+    """The ring, its memory, and all of its bells in one object.
 
     Attributes:
         ring: the worker's end.
         trainer: the trainer's end.
-        layout: the settled one; None: there is none, or samples have no fixed rows.
-        nrows: of the order.
+        layout: the settled layout; None if there is none yet, or if samples have no fixed rows.
+        nrows: the rows of the order.
     Args:
-        worker_id: as the loop, and what it reports to users, name the worker.
-        text_capacity, layout_capacity: of the real ring.
+        worker_id: the worker's number in the real ring, which its messages to users contain.
+        text_capacity, layout_capacity: those of the real ring.
     """
 
     def __init__(self, worker_id: int, *, text_capacity: int, layout_capacity: int) -> None:
@@ -75,19 +71,19 @@ class LocalRing:
         self._memory: dict[str, Mapping] = {}
         self._payload = ""
         self._num_made = self._offset = 0
-        self.is_borrowed = False  # the payload is the batch's own slot in the trainer's ring
+        self.is_borrowed = False  # whether the payload is the batch's own slot in the trainer's ring
         self.layout: Layout | None = None
         self.nrows = 1
-        self._lease: Lease | None = None  # of the batch made last
+        self._lease: Lease | None = None  # of the latest batch
 
-    # ------------------------------------------------------------ what a body asks for
+    # ------------------------------------------------------------ the worker loop's interface
 
     def open(self, path: str) -> Mapping:
-        """The memory of this name."""
+        """Return the memory of this name."""
         return self._memory[path]
 
     def post(self) -> None:
-        """Grants what the body waits for."""
+        """Grant what the worker loop has asked for."""
         ring = self.trainer
         text = ring.proposal
         if text is not None:
@@ -97,13 +93,13 @@ class LocalRing:
             ring.grant(0)
 
     def wait(self, timeout_s: float) -> bool:
-        """Returns: whatever it was, it has been granted."""
+        """Return True at once, because `post` has already granted the request."""
         return True
 
     # ------------------------------------------------------------ the trainer's half
 
     def settle(self, text: bytes) -> None:
-        """Takes a layout; none in it: samples have no fixed rows."""
+        """Accept a layout; an empty text means that samples have no fixed rows."""
         self.layout = Layout.loads(text) if text else None
         if self.layout is not None:
             self._make_room(self.layout.nbytes(self.nrows))
@@ -121,11 +117,11 @@ class LocalRing:
         is_packed: bool,
         is_suspect: bool = False,
     ) -> None:
-        """Publishes an order in the slot, where the one before is of no use any more, and claims it.
+        """Publish an order in the slot, whose previous batch is no longer needed, and claim it.
 
         Args:
-            borrowed: memory that the batch is to be made in, if it has the room; None: this process's own.
-            is_suspect: an actor has ended over it: its samples are read one by one.
+            borrowed: memory in which to make the batch, if it is large enough; None: this process's own.
+            is_suspect: whether an actor has died over this order; then its samples are read one by one.
         """
         ring = self.trainer
         self._lease = None
@@ -136,7 +132,7 @@ class LocalRing:
             self._memory = {path: memory}
             self._payload, self._offset, self.is_borrowed = path, offset, True
             ring.set_payload(0, memory, path.encode(), offset, nbytes)
-        elif self.is_borrowed:  # it is another batch's by now
+        elif self.is_borrowed:  # the slot belongs to another batch by now
             self._renew(1 << 16)
         self.nrows = nrows
         if self.layout is not None and not is_packed:
@@ -156,18 +152,18 @@ class LocalRing:
             is_pickled=is_pickled,
             order_path=_ORDER.encode() if _ORDER in self._memory else b"",
         )
-        if is_suspect:  # which a worker's body sees from a claim that was lost
+        if is_suspect:  # a worker loop recognizes a suspect order by an earlier claim that was lost
             WorkerRing(self._control, self.ring.worker_id).claim()
             ring.recover(self.ring.worker_id)
         self.ring.claim()
 
     def lease(self) -> int:
-        """Keeps the batch that the body has made until the next order. Returns its bytes if it is packed; 0: it is rows."""
+        """Keep the finished batch until the next order. Return its bytes if it is packed, 0 if it consists of rows."""
         self._lease = self.trainer.lease(0)
         return self._lease.used_nbytes
 
     def payload(self, nbytes: int, at: int = 0) -> NDArray[np.uint8]:
-        """Bytes of the slot, valid until the next order."""
+        """Return bytes of the slot, valid until the next order."""
         if not nbytes:
             return NOTHING
         return np.ndarray(nbytes, np.uint8, self._memory[self._payload], self._offset + at)  # type: ignore[arg-type]  # a buffer
@@ -186,7 +182,7 @@ class LocalRing:
 
 
 def private(nbytes: int) -> Mapping:
-    """Memory that no other process sees."""
+    """Return memory that no other process sees."""
     fd = os.memfd_create("shmload-local_ring")
     try:
         os.ftruncate(fd, nbytes)
@@ -197,24 +193,26 @@ def private(nbytes: int) -> Mapping:
 
 @dataclass(frozen=True)
 class ActorSetting:
-    """What an actor is made with: its post, and the sizes of the real ring's areas, so that what fits the actor's fits it."""
+    """The settings of a new actor: its post, and the real ring's capacities, so that whatever fits the local ring fits the real
+    one.
+    """
 
     post: Post
     paths: Sequence[str]  # the trainer's sys.path
     text_capacity: int
     layout_capacity: int
     sample_timeout_s: float | None = None
-    byte: int = 0  # of the control segment, which the actor locks (`life_lock.py`)
+    byte: int = 0  # the byte of the control segment that the actor locks (`life_lock.py`)
 
 
 class Slot(NamedTuple):
-    """Where a batch lies in the trainer's ring: who reaches it decodes there."""
+    """A batch's place in the trainer's ring. An actor that reaches it decodes there."""
 
     number: int
-    path: str  # of its segment
+    path: str  # the path of its segment
     offset: int
     nbytes: int
-    layout: bytes  # text of the ring's
+    layout: bytes  # the text of the ring's layout
 
 
 Borrowed = tuple[Mapping, Slot]  # a segment of the trainer's ring, and a slot in it
@@ -228,16 +226,16 @@ class Task(NamedTuple):
     first: int
     end: int
     nrows: int  # of the whole order
-    order: bytes  # the whole order's, as it stands in the ring
+    order: bytes  # the whole order, as encoded in the ring
     is_pickled: bool
     is_packed: bool
-    slot: Slot | None = None  # where rows may be written by the actor that is asked; None: they are sent back
-    is_suspect: bool = False  # an actor has ended over it: its samples are read one by one, so that the next end names one
+    slot: Slot | None = None  # where the actor may write rows directly; None: it sends them back
+    is_suspect: bool = False  # an actor died over it: its samples are read one by one, so that the next death names one
 
     def key(self, row: int) -> Any:
-        """What the order asks for in a row of the whole batch."""
+        """Return the key that the order has for a row of the whole batch."""
         if self.is_pickled:
-            return list(pickle.loads(self.order))[row]  # the trainer's own
+            return list(pickle.loads(self.order))[row]  # pickled by the trainer
         return int.from_bytes(self.order[8 * row : 8 * row + 8], sys.byteorder, signed=True)
 
 
@@ -245,12 +243,12 @@ NOTHING = np.empty(0, np.uint8)
 
 
 class Reply(NamedTuple):
-    """What an actor has made of a task.
+    """The result of a task.
 
-    `own` is DONE or ERROR. `row_nbytes` has the bytes of one row for each field where the payload holds rows, and is None where it
-    holds a packed batch (or, empty, nothing). `layout` is the text of the actor's own layout, b"" if its samples have no fixed
-    rows, None if it does not know yet. `note` is a worker's snapshot and whether its iterator has ended. `place` is the actor's:
-    Ray's id of its node, and its pid there; None: no actor has answered.
+    `own` is DONE or ERROR. `row_nbytes` has the bytes of one row for each field if the payload holds rows, and is None if the
+    payload holds a packed batch or is empty. `layout` is the text of the actor's own layout: b"" if its samples have no fixed
+    rows, None if it is not known yet. `note` is a worker's snapshot and whether its iterator has ended. `place` is the actor's
+    node, by Ray's id, and its pid there; None if no actor has answered.
     """
 
     own: int
@@ -266,35 +264,36 @@ class Reply(NamedTuple):
 
 
 class Introduction(NamedTuple):
-    """What an actor says of itself when it has started, and so has the dataset."""
+    """An actor's message that it has started, and so has the dataset."""
 
     place: tuple[str, int]
     host: str
-    versions: dict[str, str]  # by name; "": it is not there
+    versions: dict[str, str]  # by name; "" if not installed
 
 
 def versions() -> dict[str, str]:
-    """What has to be the same on both sides, as it is on this machine: code and pickles are of these versions."""
+    """Return the versions that must agree between trainer and actor, because code and pickles depend on them."""
     found = {"Python": "{}.{}".format(*sys.version_info)}
     for name in ("shmload", "torch"):
         try:
             found[name] = version(name).partition("+")[0]  # a build for CPUs has the same code
-        except PackageNotFoundError:  # a source tree, and actors that need no torch
+        except PackageNotFoundError:  # a source tree, or an actor without torch
             found[name] = str(getattr(sys.modules.get(name), "__version__", ""))
     return found
 
 
-LOOKS = 8  # within the time that a sample may take
+LOOKS = 8  # checks within the time that a sample may take
 NAMESPACE = b"shmload"
 
 
 class SampleTimer:
-    """Watches one body.
+    """A thread that watches how long the worker loop takes for a sample.
 
     Args:
-        ring: the body's, which says since when it has read which row.
+        ring: the loop's ring, which knows since when it has been reading which row.
+        worker: the worker's number.
         limit_s: how long a sample may take.
-        leave_word: (bytes) -> None, before the actor is ended.
+        leave_word: (bytes) -> None, called before the actor is ended.
     """
 
     def __init__(self, ring: Any, worker: int, limit_s: float, leave_word: Any) -> None:
@@ -304,16 +303,16 @@ class SampleTimer:
         self._thread = threading.main_thread().ident
 
     def begin(self, task: Task) -> None:
-        """From here on the body works on this."""
+        """Record that the worker loop starts on this task."""
         self._task, self._began_ns = task, monotonic_ns()
 
     def look(self) -> bool:
-        """Whether the sample under way has timed out; then word has been left of it."""
+        """Return whether the current sample has timed out; if so, its failure has been stored."""
         held, since_ns = self._ring.held_by(self._worker), self._ring.worker(self._worker)["since_ns"]
         task = self._task
         if task is None or held is None or not since_ns:
             return False
-        is_several = held[3] < 0  # several are read at once, or none has been begun
+        is_several = held[3] < 0  # several samples are being read at once, or none has been started
         if is_several and (task.is_suspect or since_ns < self._began_ns):
             return False
         if (monotonic_ns() - since_ns) / 1e9 <= self._limit_s:
@@ -327,7 +326,7 @@ class SampleTimer:
         return True
 
     def watch(self) -> None:
-        """Looks until a sample has timed out, and ends the process then."""
+        """Check regularly until a sample has timed out, then end the process."""
         pause = threading.Event()
         while not self.look():
             pause.wait(self._limit_s / LOOKS)
@@ -335,7 +334,9 @@ class SampleTimer:
 
 
 def failure_in(word: bytes | None, task: Task) -> Failure | None:
-    """The failure of this task, of several samples at once if it has no rows; None: no word was left, or it is of another task."""
+    """Return the failure of this task, without rows if any of several samples may be the cause; None if `word` is absent or of
+    another task.
+    """
     if word is None:
         return None
     *place, failure = pickle.loads(word)
@@ -343,7 +344,7 @@ def failure_in(word: bytes | None, task: Task) -> Failure | None:
 
 
 def leave_word(word: bytes) -> None:
-    """Leaves the last word of the actor that this process is."""
+    """Store the failure that this actor dies of."""
     import ray
     from ray.experimental import internal_kv
 
@@ -352,7 +353,7 @@ def leave_word(word: bytes) -> None:
 
 
 def take_failure(actor: Any, task: Task) -> Failure | None:
-    """The failure of this task that an actor has left behind, which nobody will ask for again; None: it has left none."""
+    """Return and delete the failure of this task that an actor has stored; None if there is none."""
     from ray.experimental import internal_kv
 
     name = f"timeout-{actor._actor_id.hex()}".encode()
@@ -369,34 +370,34 @@ READ_ONLY = (
 
 
 def same_layout(one: bytes, other: bytes) -> bool:
-    """Whether two texts are of the same layout, which may be written in several ways: pickle notes which strings are one object."""
+    """Return whether two texts describe the same layout. Texts can differ, because pickle records which strings are one object."""
     try:
         ours, theirs = Layout.loads(one), Layout.loads(other)
-    except Exception:  # a class of the trainer's program alone
+    except Exception:  # a class that only the trainer's program has
         return False
     return (ours.fields, ours.tree, ours.zero_fill) == (theirs.fields, theirs.tree, theirs.zero_fill)
 
 
 class Decoder:
-    """One worker of a loader, wherever it runs. It starts without the dataset, which is put into the object store meanwhile."""
+    """One worker of a loader, on any node. It starts without the dataset, which is put into the object store in the meantime."""
 
     def __init__(self, setting: ActorSetting) -> None:
         post = setting.post
         self._setting = setting
-        self._equal: dict[bytes, bool] = {}  # by text of a layout, whether it is this actor's
+        self._equal: dict[bytes, bool] = {}  # by text of a layout: whether it is this actor's
         self._segments: dict[str, Mapping] = {}  # of the trainer's ring, by path
         self._used: dict[int, str] = {}  # slot of that ring -> its segment, as last seen
         self._local_ring = LocalRing(post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
 
     def introduce(self, parcel: Sequence[Any]) -> Introduction:
-        """Takes the dataset and, if it can, the lock of those who write into the ring, and says that the actor has started.
+        """Load the dataset, take the lock for writing into the ring if possible, and report that the actor has started.
 
-        The dataset's large arrays stay where Ray has them, once for the node.
+        The dataset's large arrays stay in Ray's memory, shared by all actors of the node.
 
         Args:
-            parcel: a reference to the pickled job, in a list. Of an argument by itself Ray would bring the bytes, and leave them on
-                the node if the actor is ended meanwhile: they would go only when their room is needed.
+            parcel: a list with a reference to the pickled job. For a direct argument Ray would transfer the bytes itself, and if
+                the actor ended during that, leave them on the node until their memory is needed.
         """
         post = self._setting.post
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
@@ -420,7 +421,7 @@ class Decoder:
             init_failure=failure,
         )
         self._place = (_node_id(), os.getpid())
-        if (rows := job.plan.rows) is not None:  # what the dataset declares: the trainer has settled the same
+        if (rows := job.plan.rows) is not None:  # the dataset declares its rows: the trainer has settled the same layout
             self._local_ring.settle(rows.dumps())
         self._sample_timer: SampleTimer | None = None
         if (limit_s := self._setting.sample_timeout_s) is not None:
@@ -429,7 +430,7 @@ class Decoder:
         return Introduction(self._place, socket.gethostname(), versions())
 
     def work(self, task: Task) -> Reply:
-        """Fills the task's rows."""
+        """Fill the task's rows."""
         local_ring, ring = self._local_ring, self._local_ring.trainer
         worker_id = local_ring.ring.worker_id
         raw, is_pickled = _part(task)
@@ -442,7 +443,7 @@ class Decoder:
         after = ring.worker(worker_id)
         counted = {name: int(after[name]) - int(before[name]) for name in ("num_foreign", "num_irregular")}
         if ring.look(0) == FAILED and (text := ring.failure(0)[1]):
-            said = Failure.loads(text).worker  # the agent writes it again, behind what it has of this
+            said = Failure.loads(text).worker  # the agent writes it again, after its own part
             error = _shifted(text, task.first, local_ring.ring.text_capacity // (2 if said else 1) - 64)
             return self._outcome(ERROR, error=error, note=(_snapshot(said, local_ring), False) if said else None)
         dumped = ring.note(0)
@@ -460,10 +461,10 @@ class Decoder:
         return self._outcome(DONE, payload=payload, row_nbytes=row_nbytes, note=note, **counted)
 
     def _borrowed(self, task: Task) -> Borrowed | None:
-        """The slot of the task's batch, if its rows may be written there and this process reaches it.
+        """Return the slot of the task's batch, if its rows may be written there and this process can reach it.
 
         Raises:
-            OSError: it cannot be mapped.
+            OSError: the slot cannot be mapped.
         """
         slot = task.slot
         if slot is None or not self._may_write or task.end - task.first != task.nrows or not self._is_ours(slot.layout):
@@ -478,7 +479,7 @@ class Decoder:
                 self._segments[slot.path] = Mapping(fd, os.fstat(fd).st_size, inherit=False)
             finally:
                 os.close(fd)
-            for stale in self._segments.keys() - set(self._used.values()):  # a slot has got more room elsewhere
+            for stale in self._segments.keys() - set(self._used.values()):  # a slot has got more memory elsewhere
                 del self._segments[stale]
         return self._segments[slot.path], slot
 
@@ -490,7 +491,9 @@ class Decoder:
         return self._equal[text]
 
     def pack_rows(self, made: Reply, nrows: int) -> Reply:
-        """The rows of an outcome, an actor's of this worker, as a packed batch: the trainer's ring has no places for such rows."""
+        """Return the rows of another reply of this worker as a packed batch, because the trainer's ring has no places for such
+        rows.
+        """
         assert made.layout is not None
         memory = private(made.payload.nbytes)
         memoryview(memory)[:] = memoryview(made.payload)  # type: ignore[arg-type]  # a buffer
@@ -506,12 +509,12 @@ class Decoder:
 
 
 def _part(task: Task) -> tuple[bytes, bool]:
-    """The order of the task's rows alone."""
+    """Return the part of the order for the task's own rows, and whether it is pickled."""
     if task.first == 0 and task.end == task.nrows:
         return task.order, task.is_pickled
     if not task.is_pickled:
         return task.order[8 * task.first : 8 * task.end], False
-    return travel.dumps(list(pickle.loads(task.order))[task.first : task.end]), True  # the trainer's own
+    return travel.dumps(list(pickle.loads(task.order))[task.first : task.end]), True  # pickled by the trainer
 
 
 def _snapshot(dumped: bytes, local_ring: LocalRing) -> bytes:
@@ -521,7 +524,7 @@ def _snapshot(dumped: bytes, local_ring: LocalRing) -> bytes:
 
 
 def _shifted(text: bytes, first: int, capacity: int) -> bytes:
-    """A failure's text whose rows are those of the whole batch, and that says what to do about an array that is only shared."""
+    """Return a failure's text with row numbers of the whole batch, plus the remedy if it wrote to a read-only shared array."""
     failure = Failure.loads(text)
     if failure.kind is ValueError and "read-only" in failure.text:
         failure = failure._replace(text=failure.text + READ_ONLY)
@@ -529,19 +532,21 @@ def _shifted(text: bytes, first: int, capacity: int) -> bytes:
 
 
 def _fetched(reference: Any) -> Any:
-    """The bytes of an object, where all actors of this node read them."""
+    """Return the bytes of an object, in the memory that all actors of this node share."""
     import ray
 
     return ray.get(reference)
 
 
 def _node_id() -> str:
-    ray: Any = sys.modules.get("ray")  # an actor has it
+    ray: Any = sys.modules.get("ray")  # imported in an actor
     return str(ray.get_runtime_context().get_node_id()) if ray is not None and ray.is_initialized() else ""
 
 
 def _name_classes_of_main() -> None:
-    """Makes classes of the trainer's program, which came by value, findable by name, so that what is sent back may name them."""
+    """Register classes of the trainer's program, which were pickled by value, in `__main__`, so that replies can be pickled by
+    name.
+    """
     from ray.cloudpickle import cloudpickle
 
     main = sys.modules["__main__"]

@@ -1,31 +1,30 @@
-"""The agent's process: its dispatchers and stand-ins, and one connection to Ray for all.
+"""The agent process: it claims batches from the ring, sends them to Ray actors, and writes their replies into the ring.
 
-It is started as `python -m`, and reads from its standard input who it is: so the user's program is not imported again.
+The agent is started with `python -m` and reads its briefing from standard input, so that the user's program is not imported
+again.
 
-What actors leave to the processes of this machine that claim from the same ring.
+Each worker of the ring has several stand-ins. A `StandIn` carries one task at a time: it sends a claim to the actor, copies the
+reply into the claim's rows, and ends the claim. Because there are several, an actor decodes one batch while the one before is
+transferred or copied.
 
-Batches are wanted in order, and only so many are ordered ahead: one that takes long in the end holds up all. So
+A `Dispatcher` is the thread that claims for all workers that share a bell, and gives each claim to the worker with the fewest
+tasks in progress. In seed mode all workers share one bell and so one dispatcher; in torch mode each worker has its own bell and
+dispatcher. The dispatcher itself sends the claim, so that an actor gets tasks in the order of claims; a thread of the stand-in
+waits for the reply.
 
-* an actor that has nothing to do takes the oldest order, like any process; for one that has, and would begin later, as many of the
-  oldest orders are left alone as there are processes, which begin at once when they are free;
-* an actor gets nothing as long as the processes would be through with all that is ordered ahead before it had the batch done.
+`Beside` decides which orders are left to processes of this machine that claim from the same ring. Batches are wanted in order,
+and only a limited number is ordered ahead, so one slow batch delays all others. Therefore:
 
-How long an actor takes is measured, apart for each number of tasks that it has under way already. A measure fades, so that one
-that was slow once is tried again; what was asked of an actor before it first answered is none, since it was still starting.
+* an actor without a task takes the oldest order, like any process; for an actor with tasks, which would start later, as many of
+  the oldest orders are left alone as there are processes, because a free process starts at once;
+* an actor gets no task while the processes would finish everything ordered ahead before the actor finished that batch.
 
-Rejected: the oldest order for everyone. The batches that lie in the queue of a slow actor are then the ones that are wanted next:
-where it took four times as long, both kinds did half of what the processes do alone (benchmarks/local_workers.py).
+The time an actor takes is measured, separately for each number of tasks it already has in progress. Measurements decay, so that
+an actor that was slow once is tried again. Tasks sent before an actor's first answer do not count, because the actor was still
+starting.
 
-One task at a time between the ring and an actor: a claim goes out, what comes back is copied into its rows, the claim ends.
-
-A worker of the ring has several stand-ins, so that its actor decodes a batch while the one before travels or is copied.
-
-Who claims: one thread for the workers that share a bell, which gives each claim to the worker with the least under way.
-
-In seed mode all workers share one bell, and so one dispatcher; in torch mode each worker has its own of both. A claim is sent to
-its actor by the dispatcher, so that an actor is asked in the order of claims; a thread of the stand-in's own waits for what comes.
-
-Where processes of this machine claim from the same ring, `agent.py` says which orders are left to them.
+Rejected: giving everyone the oldest order. The batches queued at a slow actor are then the ones that are needed next: with actors
+four times slower, both kinds together did half of what the processes do alone (benchmarks/local_workers.py).
 """
 
 from __future__ import annotations
@@ -58,40 +57,40 @@ from shmload.worker.note import dump_note
 from shmload.worker.process import GONE, open_memory
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 
-HALF_LIFE_S = 20.0  # of a measure: each new attempt at what takes too long holds up all
-WEIGHT = 0.25  # of the newest measure
+HALF_LIFE_S = 20.0  # half-life of a measurement: each new attempt with a slow actor delays all batches
+WEIGHT = 0.25  # weight of the newest measurement
 
 
 class Beside:
-    """The processes of one ring, and what is known of the actors beside them.
+    """The processes that claim from the same ring as the actors, and measurements of both.
 
     Args:
-        ring: a view of it, which says how many chunks its workers have done.
-        processes: their worker numbers.
+        ring: a view of the ring, which counts the chunks its workers have done.
+        processes: the worker numbers of the processes.
         num_ordered: batches that the trainer orders ahead.
-        clock: seconds.
+        clock: returns seconds.
     """
 
     def __init__(self, ring: WorkerRing, processes: range, num_ordered: int, clock: Callable[[], float] = monotonic) -> None:
         self._ring, self._processes, self._num_ordered, self._clock = ring, processes, num_ordered, clock
-        self._last = (0, 0)  # chunks and nanoseconds of all processes, at the last look
-        self._process_s = 0.0  # what a batch takes a process; 0: not known
-        self._took: dict[tuple[int, int], tuple[float, float]] = {}  # by actor and tasks under way: seconds, and when
-        self._first_answers: dict[int, float] = {}  # by actor, when
+        self._last = (0, 0)  # chunks and nanoseconds of all processes, when last measured
+        self._process_s = 0.0  # seconds that a batch takes a process; 0 if not known
+        self._took: dict[tuple[int, int], tuple[float, float]] = {}  # by actor and tasks in progress: seconds, and when measured
+        self._first_answers: dict[int, float] = {}  # by actor: when it first answered
 
     def num_left(self, num_under_way: int) -> int:
-        """How many of the oldest orders are left alone for an actor that has so many tasks."""
+        """Return how many of the oldest orders are left alone for an actor with so many tasks."""
         return len(self._processes) if num_under_way else 0
 
     def may_claim(self, actor: int, num_under_way: int) -> bool:
-        """Whether an actor that has so many tasks would be done in time with another."""
+        """Return whether an actor with so many tasks would finish another one in time."""
         self._look()
         took_s, when = self._took.get((actor, num_under_way), (0.0, 0.0))
         faded_s = took_s * 0.5 ** ((self._clock() - when) / HALF_LIFE_S)
         return not self._process_s or faded_s * len(self._processes) <= self._num_ordered * self._process_s
 
     def answered(self, actor: int, num_under_way: int, began_s: float, ended_s: float) -> None:
-        """Takes a measure of an actor that had so many tasks when it got this one."""
+        """Record how long a task took an actor that had so many tasks when it got this one."""
         if began_s < self._first_answers.setdefault(actor, ended_s):
             return
         took_s = ended_s - began_s
@@ -108,11 +107,11 @@ class Beside:
 
 
 class StandIn:
-    """A claim's place in the ring, for one worker whose samples are decoded elsewhere.
+    """The part of a worker in the ring for one claim, whose samples an actor decodes.
 
     Args:
-        ring: its own view, with the worker's number.
-        open_memory: (path) -> mapping of a segment the trainer has made.
+        ring: a view of its own, with the worker's number.
+        open_memory: (path) -> mapping of a segment that the trainer has made.
     """
 
     def __init__(
@@ -123,12 +122,14 @@ class StandIn:
         self._ready = ready
         self._memory = SlotMemory(ring, ready, grants, open_memory)
         self._num_foreign = self._num_irregular = 0
-        self._equal: set[bytes] = set()  # texts of layouts that are the ring's
-        self._call: Call | None = None  # of the claim, if it needs one
-        self._error: Exception | None = None  # why there is none
+        self._equal: set[bytes] = set()  # texts of layouts that equal the ring's
+        self._call: Call | None = None  # the claim's call, if it needs one
+        self._error: Exception | None = None  # why there is no call
 
     def begin(self) -> None:
-        """Sends the claim to the worker's actor. In the order of claims: torch mode's streams depend on it."""
+        """Send the claim to the worker's actor. Call this in the order of claims, because torch mode's random streams depend on
+        it.
+        """
         ring = self.ring
         ring.end_rows()
         self._call = self._error = None
@@ -140,7 +141,7 @@ class StandIn:
             self._error = error
 
     def end(self) -> None:
-        """Waits for what comes of the claim, writes it, and ends the claim."""
+        """Wait for the reply to the claim, write it into the ring, and end the claim."""
         ring = self.ring
         self._num_foreign = self._num_irregular = 0
         try:
@@ -206,7 +207,7 @@ class StandIn:
         return Task(ring.epoch, ring.step, ring.first_row, ring.end_row, ring.nrows, order, ring.is_pickled, is_packed, slot)
 
     def _fits(self, text: bytes) -> bool:
-        """Whether rows of this layout have their places in the ring."""
+        """Return whether rows of this layout have places in the ring."""
         ring = self.ring
         if ring.is_packed or ring.is_packed_only:
             return False
@@ -233,7 +234,7 @@ class StandIn:
         return DONE
 
     def _place(self, payload: NDArray[np.uint8], row_nbytes: tuple[int, ...]) -> None:
-        """Copies rows, dense field by field, to where the batch has them; both as `Layout.place` lays them out."""
+        """Copy rows, which are dense field by field, to their places in the batch; both are laid out by `Layout.place`."""
         ring = self.ring
         num_rows = ring.end_row - ring.first_row
         slot = self._memory.room(sum(aligned(ring.nrows * nbytes) for nbytes in row_nbytes))
@@ -244,7 +245,7 @@ class StandIn:
             target += aligned(ring.nrows * nbytes)
 
     def _send_note(self, note: tuple[bytes, bool]) -> int:
-        """Passes on what the actor says of itself, behind the batch where it is long."""
+        """Write the actor's note; a long snapshot is appended to the batch's memory."""
         ring = self.ring
         used = 0 if note[1] else ring.used_nbytes or self._memory.layout.nbytes(ring.nrows)
         dumped = self._note(note, ring.text_capacity, used)
@@ -254,7 +255,7 @@ class StandIn:
         return DONE
 
     def _note(self, note: tuple[bytes, bool], capacity: int, used_nbytes: int) -> bytes | None:
-        """As WorkerLoop's."""
+        """Return the text of a note, as in WorkerLoop; None if there is no memory for the snapshot."""
         snapshot, has_ended = note
         dumped = dump_note(snapshot, has_ended=has_ended)
         if len(dumped) > capacity:
@@ -266,10 +267,11 @@ class StandIn:
 
 
 class Dispatcher:
-    """Claims for some workers.
+    """A thread that claims for workers which share a bell.
 
     Args:
-        stand_ins: of each worker.
+        cluster: the connection to the actors.
+        stand_ins: the stand-ins of each worker.
         orders: the bell that these workers share.
         beside: the processes of this machine that claim from the same ring, if there are any.
     """
@@ -280,8 +282,8 @@ class Dispatcher:
         self._free = [list(of_worker) for of_worker in stand_ins]
         self._num_each = len(stand_ins[0])
         self._beside = beside
-        self._begun: dict[StandIn, tuple[int, float]] = {}  # tasks its worker had when it claimed, and when; if anyone asks
-        self._back: SimpleQueue[tuple[int, StandIn, float] | None] = SimpleQueue()  # that are free again, and since when
+        self._begun: dict[StandIn, tuple[int, float]] = {}  # tasks its worker had when it claimed, and when; for `Beside`
+        self._back: SimpleQueue[tuple[int, StandIn, float] | None] = SimpleQueue()  # stand-ins that are free again, and since when
         self._sent: dict[StandIn, SimpleQueue[None]] = {}
         cluster.when_started.append(lambda: self._back.put(None))
         for place, of_worker in enumerate(stand_ins):
@@ -290,7 +292,7 @@ class Dispatcher:
                 _started(self._serve, place, stand_in)
 
     def run(self) -> None:
-        """Claims until the trainer closes the ring."""
+        """Claim until the trainer closes the ring."""
         first = self._free[0][0].ring
         for of_worker in self._free:
             of_worker[0].ring.announce(process_begin_ns())
@@ -310,10 +312,10 @@ class Dispatcher:
                 self._take_back(0)
             else:
                 self._wait()
-        self._orders.post()  # as WorkerLoop.run
+        self._orders.post()  # as WorkerLoop.run does
 
     def _least_busy(self) -> int:
-        """The worker to claim for; -1: none has a stand-in to spare and an actor, or would be done in time."""
+        """Return the worker to claim for; -1 if none has both a free stand-in and an actor that would finish in time."""
         best, most = -1, 0
         for place, free in enumerate(self._free):
             if len(free) <= most:
@@ -326,7 +328,7 @@ class Dispatcher:
         return best
 
     def _take_back(self, timeout_s: float) -> None:
-        """Takes back stand-ins that are free again; waits so long for the first, or until an actor has started."""
+        """Take back stand-ins that are free again; wait up to `timeout_s` for the first, or until an actor has started."""
         try:
             back = self._back.get(timeout_s > 0, timeout_s or None)
             while True:
@@ -340,7 +342,7 @@ class Dispatcher:
             pass
 
     def _wait(self) -> None:
-        """Waits for orders; says so of workers that have nothing under way."""
+        """Wait for orders, with the workers that have no task marked as waiting."""
         idle = [free[0].ring for free in self._free if len(free) == self._num_each]
         for ring in idle:
             ring.waiting(True)
@@ -354,12 +356,14 @@ class Dispatcher:
             self._sent[stand_in].get()
             stand_in.end()
             self._back.put((place, stand_in, monotonic()))
-            if self._beside is not None:  # its actor may have nothing left to do, and take what was left alone
+            if self._beside is not None:  # its actor may now be idle, and take an order that was left alone
                 self._orders.post_up_to(1)
 
 
 def _started(run: Callable[..., None], *args: object) -> threading.Thread:
-    """Starts a thread that ends the agent if it fails: a claim would stay open for ever, and the trainer must see a death."""
+    """Start a thread that ends the agent if it fails: otherwise a claim would stay open forever, and the trainer must see a
+    death.
+    """
 
     def run_or_die() -> None:
         try:
@@ -374,17 +378,17 @@ def _started(run: Callable[..., None], *args: object) -> threading.Thread:
 
 
 def wait_for_job() -> None:
-    """Returns when the trainer has written the pickled job."""
+    """Wait until the trainer has written the pickled job."""
     if sys.stdin.buffer.read(len(ARRIVED)) != ARRIVED:
-        os._exit(GONE)  # it has failed to, and the loader with it
+        os._exit(GONE)  # the trainer failed to write it, and its loader failed, too
 
 
 def main() -> None:
-    """Runs the agent until the ring closes or the trainer ends."""
+    """Run the agent until the ring closes or the trainer ends."""
     briefing: Briefing = pickle.load(sys.stdin.buffer)
     posts = briefing.posts
     die_with(posts[0].trainer_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a worker's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a worker
     try:
         control = open_memory(posts[0].control_path)
         control_fd = private_fds.keep(open_segment(posts[0].control_path))
@@ -393,7 +397,7 @@ def main() -> None:
         memory = open_memory(posts[0].pickled_job_path)
         pickled_job: NDArray[np.uint8] = np.ndarray(posts[0].pickled_job_nbytes, np.uint8, memory)  # type: ignore[arg-type]  # a buffer
     except FileNotFoundError:
-        os._exit(GONE)  # the loader has been closed before this process was up
+        os._exit(GONE)  # the loader was closed before this process was up
     rings = [[WorkerRing(control, post.worker_id) for _ in range(briefing.num_ahead)] for post in posts]
     sizes = rings[0][0].text_capacity, rings[0][0].layout_capacity
     settings = [ActorSetting(post, briefing.paths, *sizes, briefing.sample_timeout_s) for post in posts]
@@ -405,7 +409,7 @@ def main() -> None:
             [StandIn(ring, cluster, ready=ready, grants=grants, open_memory=open_memory) for ring in of_worker]
         )
     beside = None
-    if briefing.num_beside and briefing.is_seeded:  # in torch mode nobody may take another's orders
+    if briefing.num_beside and briefing.is_seeded:  # in torch mode no worker may take another's orders
         processes = range(len(posts), len(posts) + briefing.num_beside)
         beside = Beside(rings[0][0], processes, briefing.num_ordered)
     dispatchers = [Dispatcher(cluster, stand_ins, orders[name], beside) for name, stand_ins in by_bell.items()]
@@ -415,7 +419,7 @@ def main() -> None:
     cluster.watch(lambda: not rings[0][0].is_closing)
     for thread in threads:
         thread.join()
-    os._exit(0)  # Ray ends what a driver leaves: an orderly farewell would only take longer
+    os._exit(0)  # Ray cleans up after a driver: an orderly shutdown would only take longer
 
 
 if __name__ == "__main__":

@@ -344,7 +344,7 @@ class Cluster:
         return worker in self._started or self._failure is not None or not self._is_connected.is_set() or self._is_late(worker)
 
     def _is_late(self, worker: int) -> bool:
-        """Return whether the worker's actor is overdue. In seed mode none is while any actor has started, because that one helps."""
+        """Return whether the worker's actor is overdue. In seed mode, none is once any actor has started."""
         limit_s = self._briefing.ship_timeout_s
         with self._lock:
             since = self._waits_since.get(worker)
@@ -361,9 +361,7 @@ class Cluster:
         return byte is not None and life_lock.is_held(self._control, byte)
 
     def is_repeating(self, worker: int) -> bool:
-        """Return whether the worker's actor is a replacement that repeats a task alone, because its predecessor may have died of
-        it.
-        """
+        """Return whether the worker's actor is a replacement that repeats a task alone that may have ended its predecessor."""
         return self._repeats[worker].locked()
 
     def result(self, worker: int, call: Call) -> Any:
@@ -471,9 +469,7 @@ class Cluster:
             return self._newest[worker][1]
 
     def _timed_out(self, worker: int, call: Call) -> Reply | None:
-        """Return the failure of a task whose sample timed out, and replace the actor; None if any of several samples may be the
-        cause.
-        """
+        """Return the failure of a task whose sample timed out, and replace the actor; None if the sample is unknown."""
         task = call.argument[0]
         if self._settings[worker].sample_timeout_s is None or not isinstance(task, Task):
             return None
@@ -605,7 +601,7 @@ def join(given: str, timeout_s: float = HEAD_S) -> None:
 
 
 def own_cluster() -> str:
-    """Return the address of the cluster that this process already belongs to, for instance as a worker of Ray Train; else "auto"."""
+    """Return the address of the cluster that this process already belongs to, as a worker of Ray Train does; else "auto"."""
     ray: Any = sys.modules.get("ray")
     return str(ray.get_runtime_context().gcs_address) if ray is not None and ray.is_initialized() else "auto"
 
@@ -713,8 +709,9 @@ class RayPool:
         return [Death(worker, agent.pid, agent.wait()) for worker in sorted(self._dead)]
 
     def _say_that_it_waits(self) -> None:
-        """Log every LOG_S seconds that actors outlive their agent. Their rows cannot be reused while they may still write to
-        them.
+        """Log every LOG_S seconds that actors outlive their agent.
+
+        Their rows cannot be reused while they may still write to them.
         """
         now = monotonic()
         self._logged = self._logged or now

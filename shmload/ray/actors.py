@@ -193,9 +193,7 @@ def private(nbytes: int) -> Mapping:
 
 @dataclass(frozen=True)
 class ActorSetting:
-    """The settings of a new actor: its post, and the real ring's capacities, so that whatever fits the local ring fits the real
-    one.
-    """
+    """The settings of a new actor: its post, and the real ring's capacities, which the local ring must not exceed."""
 
     post: Post
     paths: Sequence[str]  # the trainer's sys.path
@@ -334,8 +332,9 @@ class SampleTimer:
 
 
 def failure_in(word: bytes | None, task: Task) -> Failure | None:
-    """Return the failure of this task, without rows if any of several samples may be the cause; None if `word` is absent or of
-    another task.
+    """Return the failure of this task, or None if `word` is absent or about another task.
+
+    The failure names no rows if any of several samples may be the cause.
     """
     if word is None:
         return None
@@ -491,9 +490,7 @@ class Decoder:
         return self._equal[text]
 
     def pack_rows(self, made: Reply, nrows: int) -> Reply:
-        """Return the rows of another reply of this worker as a packed batch, because the trainer's ring has no places for such
-        rows.
-        """
+        """Return the rows of another reply of this worker as a packed batch: the trainer's ring has no places for such rows."""
         assert made.layout is not None
         memory = private(made.payload.nbytes)
         memoryview(memory)[:] = memoryview(made.payload)  # type: ignore[arg-type]  # a buffer
@@ -544,9 +541,7 @@ def _node_id() -> str:
 
 
 def _name_classes_of_main() -> None:
-    """Register classes of the trainer's program, which were pickled by value, in `__main__`, so that replies can be pickled by
-    name.
-    """
+    """Register classes of the trainer's program, which were pickled by value, in `__main__`, so that replies can name them."""
     from ray.cloudpickle import cloudpickle
 
     main = sys.modules["__main__"]

@@ -127,8 +127,9 @@ class StandIn:
         self._error: Exception | None = None  # why there is no call
 
     def begin(self) -> None:
-        """Send the claim to the worker's actor. Call this in the order of claims, because torch mode's random streams depend on
-        it.
+        """Send the claim to the worker's actor.
+
+        Call this in the order of claims, because torch mode's random streams depend on it.
         """
         ring = self.ring
         ring.end_rows()
@@ -361,8 +362,9 @@ class Dispatcher:
 
 
 def _started(run: Callable[..., None], *args: object) -> threading.Thread:
-    """Start a thread that ends the agent if it fails: otherwise a claim would stay open forever, and the trainer must see a
-    death.
+    """Start a thread that ends the agent if it fails.
+
+    Otherwise a claim would stay open forever; the trainer must see a death.
     """
 
     def run_or_die() -> None:

@@ -1,11 +1,12 @@
-"""Where actors stand, and what they ask Ray for.
+"""The placement of actors on nodes, and the resources they ask Ray for.
 
-An actor asks for a CPU, so that an autoscaler sees what is wanted and Ray overbooks no node, unless `actor_options` says otherwise.
-As many as the nodes have CPUs for are placed by hand: in proportion to the bytes of the dataset that lie on each node, if it says
-so; else in proportion to the CPUs, on nodes without a GPU first, since the others' CPUs are a trainer's. Each such place is a wish:
-Ray takes another node where it is full or gone. The rest is Ray's to place, when a node comes that has room.
+An actor asks for one CPU, so that an autoscaler sees the demand and Ray overbooks no node, unless `actor_options` says otherwise.
+As many actors as the nodes have CPUs for are placed explicitly: in proportion to the bytes of the dataset on each node, if the
+dataset reports them; else in proportion to the CPUs, on nodes without a GPU first, because a GPU node's CPUs are needed by a
+trainer. Each such place is a preference: Ray takes another node if it is full or gone. Ray places the rest when a node with free
+CPUs arrives.
 
-Actors that ask for no CPU would be put anywhere by Ray; they are placed by hand, however many, and stay there.
+Actors that ask for no CPU would be put anywhere by Ray; they are all placed explicitly, and stay there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 
 class Node(NamedTuple):
-    """A node of the cluster that is alive."""
+    """A live node of the cluster."""
 
     node_id: str
     num_cpus: int
@@ -23,7 +24,7 @@ class Node(NamedTuple):
 
 
 def alive_nodes(described: Iterable[dict[str, Any]], going: Container[str] = ()) -> list[Node]:
-    """The nodes that Ray says are alive and are not about to go, in a fixed order."""
+    """Return the nodes that Ray reports as alive and that are not being drained, in a fixed order."""
     nodes = []
     for one in described:
         if one["Alive"] and one["NodeID"] not in going:
@@ -33,7 +34,7 @@ def alive_nodes(described: Iterable[dict[str, Any]], going: Container[str] = ())
 
 
 def draining() -> Mapping[str, int]:
-    """Nodes that Ray has been told to empty, by id."""
+    """Return the nodes that Ray is draining, by id."""
     from ray._private.state import state
 
     found: Mapping[str, int] = getattr(state, "get_draining_nodes", dict)()  # Ray says so nowhere else
@@ -41,13 +42,15 @@ def draining() -> Mapping[str, int]:
 
 
 def place(nodes: list[Node], num_workers: int, first: int = 0, near: Mapping[str, int] | None = None) -> list[str]:
-    """The node of each worker.
+    """Return the node of each worker.
 
-    Workers fill nodes with data up to their CPUs, in proportion to the bytes, then CPU-only nodes by turns, then nodes with a GPU,
-    then go round again.
+    Workers fill nodes with data up to their CPUs, in proportion to the bytes, then CPU-only nodes by turns, then nodes with a
+    GPU, then start over.
 
     Args:
-        first: at which node turns begin, so that several loaders do not all begin at the same one.
+        nodes: the live nodes.
+        num_workers: the number of workers.
+        first: the node that the first turn starts with, so that several loaders do not all start with the same one.
         near: bytes of the dataset on each node.
     Raises:
         ValueError: there is no node.
@@ -59,8 +62,8 @@ def place(nodes: list[Node], num_workers: int, first: int = 0, near: Mapping[str
 
 
 def seats(nodes: list[Node], first: int, near: Mapping[str, int]) -> list[str]:
-    """Each node as often as it has CPUs, in the order in which workers take them."""
-    # by highest averages (D'Hondt): the next seat is that node's whose bytes for each actor are the most
+    """Return each node once for each of its CPUs, in the order in which workers take them."""
+    # by highest averages (D'Hondt): the next seat goes to the node with the most bytes for each actor
     with_data = [(near[n.node_id] / (seat + 1), n.node_id) for n in nodes if near.get(n.node_id) for seat in range(n.num_cpus)]
     rest = [node for node in nodes if not near.get(node.node_id)]
     turns = [_turns([node for node in rest if node.has_gpu is has_gpu], first) for has_gpu in (False, True)]
@@ -76,10 +79,14 @@ def _turns(nodes: list[Node], first: int) -> list[str]:
 def options_of(
     nodes: list[Node], num_workers: int, given: Mapping[str, Any], *, first: int = 0, near: Mapping[str, int] | None = None
 ) -> list[dict[str, Any]]:
-    """What each worker's actor is made with, as Ray's `.options` takes it.
+    """Return the options of each worker's actor, as Ray's `.options` takes them.
 
     Args:
-        given: the user's; a `scheduling_strategy` or `label_selector` among them takes the place of ours.
+        nodes: the live nodes.
+        num_workers: the number of workers.
+        given: the user's options; a `scheduling_strategy` or `label_selector` among them replaces the placement here.
+        first: the node that the first turn starts with.
+        near: bytes of the dataset on each node.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -89,7 +96,7 @@ def options_of(
     num_cpus = options["num_cpus"]
     places = place(nodes, num_workers, first, near)
     if not num_cpus:
-        # not soft: an actor that asks for no CPU is then put anywhere
+        # not soft: Ray would put an actor that asks for no CPU anywhere
         return [{**options, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)} for node in places]
     fitting = int(len(seats(nodes, first, near or {})) // num_cpus)
     return [

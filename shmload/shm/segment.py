@@ -1,39 +1,34 @@
-"""One piece of memory that processes share: a named POSIX segment, or a memfd where /dev/shm has no room.
+"""The shared memory of one loader: segments, doorbells, the group that owns them, and the check that they fit into memory.
 
-Named segments are such as multiprocessing.shared_memory makes, and reserved whole with posix_fallocate, so that too little room is
-an error now and not a SIGBUS later. That takes 0.25 s a GiB. So a large ring lies in a memfd, for which no /dev/shm can be too
-small: it is measured against the memory that is free, and gets its own by and by. Its owner reserves the next part when it has
-nothing else to do, and workers have the kernel put memory behind the rows that they are about to write (`Mapping.populate`).
+A *segment* is a named POSIX segment like multiprocessing.shared_memory's, or a memfd if /dev/shm has no room. A named segment is
+reserved whole with posix_fallocate, so that a lack of memory is an error now and not a SIGBUS later. That takes 0.25 s a GiB. So
+a large ring uses a memfd, which is not limited by the size of /dev/shm: its size is compared with the free memory, and its memory
+is reserved incrementally. The owner reserves the next part when it is idle, and workers have the kernel allocate the rows that
+they are about to write (`Mapping.populate`).
 
-The owner holds a flock on the file: that, and not a pid, shows everyone that it lives, since pids mean nothing across containers
-that share /dev/shm. Whoever attaches opens `path`: the name, or the owner's descriptor
-under /proc. A descriptor's number is used again for another file, so such a path says the memfd's name, too, and whoever opens it
-looks whether that is what has been opened. No name is ever given twice, so a path stands for one segment for all time: what others
-keep of it, they may keep by its path.
+The owner holds a flock on the file. That lock, and not a pid, shows others that the owner lives, because pids mean nothing across
+containers that share /dev/shm. Other processes open `path`: the name, or the owner's descriptor under /proc. A descriptor's
+number can be reused for another file, so such a path also contains the memfd's name, which is compared after opening. No name is
+ever reused, so a path identifies one segment forever, and others may cache by path.
 
-The file is made here, and multiprocessing's resource tracker hears nothing of it. It would share the trainer's process group and
-die with it, and it would report and remove what the reaper and `shmload clean` (janitor.py) see to. On Python < 3.13 to make one
-starts it, a Python process of 30 ms, and whoever attaches starts one of its own, whose exit unlinks a live segment.
+The file is created here, without multiprocessing's resource tracker. The tracker would share the trainer's process group and die
+with it, and it would report and remove what the reaper and `shmload clean` (janitor.py) handle. On Python < 3.13, creating a
+segment starts the tracker, a Python process of 30 ms, and each process that attaches starts one of its own, whose exit unlinks a
+live segment.
 
-This process's cgroups, as the kernel reports them: where its limits stand, v1 and v2, from its own up to the root.
+*Free memory* is the smallest of the machine's free memory and the rest of every cgroup of this process, v1 and v2, from its own
+up to the root. A container sees its own cgroup mounted at the top, while /proc still names the path on the host: missing folders
+are skipped on the way up, and the top is always read. Functions that parse take the root of the file system as an argument, so
+that tests can pass the trees of other machines.
 
-A container sees its own cgroup mounted at the top, while /proc still names the path on the host: folders that are not there are
-passed by on the way up, and the top is always looked at.
+A *doorbell* is a POSIX semaphore that means "look again", and nothing more: the state is in the owner words (src/protocol.h). It
+is never a lock, because a killed holder would never release it. Posts may be lost with a killed process and may come too often,
+so every wait has a timeout and is followed by a look. A bell has a name where possible. A read-only, full or missing /dev/shm
+cannot hold it (the C library keeps semaphores there): then the semaphore is in a memfd, and its name is the owner's descriptor
+under /proc, as with segments.
 
-How much memory there is, before any is taken: free memory, this process's cgroup, /dev/shm.
-
-Parsers take the root of the file system as an argument, so that tests can show them trees of other machines.
-
-What one loader shares with its workers: its segments and bells, under one stem, closed together.
-
-A doorbell is a POSIX semaphore that says "look again", and nothing more: the truth stands in the owner words (src/protocol.h). It
-is never a lock, as a killed holder would never give it back. Posts may be lost with a killed process and may come too often, so
-every wait has an end and is followed by a look.
-
-A bell has a name where names can be made. A read-only, full or missing /dev/shm has no place for one (the C library files
-semaphores there): then the semaphore lies in a memfd, and its name is the owner's descriptor under /proc, as with segments.
-
-With the first group of a process the leavings of dead ones are swept away and the reaper starts.
+A *group* is the segments and bells of one loader, under one stem and closed together. The first group of a process removes what
+dead loaders have left and starts the reaper.
 """
 
 from __future__ import annotations
@@ -60,18 +55,20 @@ from shmload.shm.names import NEW, SHM_DIR, new_stem, proc_self
 
 try:
     import posix_ipc
-except ImportError:  # it has no wheel for Python 3.14 and is not asked for there: every bell lies in a memfd
+except ImportError:  # no wheel for Python 3.14, where it is not required: every bell is in a memfd
     posix_ipc = None
 
-_NO_LIMIT = 1 << 60  # v1 says "none" by a number near 2^63
+_NO_LIMIT = 1 << 60  # v1 expresses "no limit" by a number near 2^63
 
 
 class CgroupMemory(NamedTuple):
     """One cgroup with a memory limit.
 
     Attributes:
+        folder: its directory in the cgroup file system.
+        version: 1 or 2.
         limit, used: bytes; `used` includes shared memory that its processes were the first to touch.
-        rest: bytes still to be had. Page cache that the kernel would drop counts as free.
+        rest: bytes still available. Page cache that the kernel would drop counts as free.
     """
 
     folder: Path
@@ -82,7 +79,7 @@ class CgroupMemory(NamedTuple):
 
 
 def folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
-    """(1 or 2, folder) of each cgroup that may rule over a controller, the innermost first."""
+    """Yield (1 or 2, folder) for each cgroup that may limit a controller, the innermost first."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -105,7 +102,7 @@ def folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path
 
 
 def memory(root: Path = Path("/")) -> list[CgroupMemory]:
-    """Every cgroup on the way up that limits this process's memory."""
+    """Return every cgroup, from this process's own up, that limits its memory."""
     found = []
     for version, folder in folders("memory", root):
         limit, usage = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -116,7 +113,7 @@ def memory(root: Path = Path("/")) -> list[CgroupMemory]:
 
 
 def cpus(root: Path = Path("/")) -> float | None:
-    """How many processors' time this process may use; None if no cgroup limits that."""
+    """Return how many processors' time this process may use; None if no cgroup limits that."""
     found = []
     for version, folder in folders("cpu", root):
         try:
@@ -133,7 +130,7 @@ def cpus(root: Path = Path("/")) -> float | None:
 
 
 def number(path: Path) -> int | None:
-    """The number in a file; None if there is none or it stands for "no limit"."""
+    """Return the number in a file; None if there is no number or it means "no limit"."""
     try:
         value = int(path.read_text())
     except (OSError, ValueError):
@@ -151,7 +148,7 @@ def _droppable(folder: Path) -> int:
 
 
 def shm_free_bytes(root: str = SHM_DIR) -> int:
-    """Bytes free in /dev/shm; 0 if it is missing or read-only."""
+    """Return the free bytes in /dev/shm; 0 if it is missing or read-only."""
     try:
         if not os.access(root, os.W_OK):
             return 0
@@ -162,17 +159,19 @@ def shm_free_bytes(root: str = SHM_DIR) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Bytes this process may still take: free memory, and what every cgroup it is in leaves."""
+    """Return the bytes this process may still allocate: the free memory, limited by every cgroup it is in."""
     return min([free_memory_bytes(root), *(cgroup.rest for cgroup in memory(root))])
 
 
 def check_fits(nbytes: int, slots: tuple[int, int] | None = None, root: Path = Path("/")) -> None:
-    """Refuses what is larger than the memory there is: taking it would not fail, but wake the kernel's OOM killer.
+    """Raise if `nbytes` exceeds the available memory. Allocating more would not fail, but invoke the kernel's OOM killer.
 
     Args:
+        nbytes: the size of the segment.
         slots: (number, bytes each) of a ring.
+        root: the root of the file system.
     Raises:
-        RingTooSmall: says bytes needed and free, how many slots would fit, and what to change.
+        RingTooSmall: with bytes needed and free, how many slots would fit, and what to change.
     """
     free = max(available_bytes(root) - unreserved_bytes(), 0)
     if nbytes > free:
@@ -186,7 +185,7 @@ def check_fits(nbytes: int, slots: tuple[int, int] | None = None, root: Path = P
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:
-    """Bytes that programs may take before the kernel swaps or kills; very many if it does not say."""
+    """Return the bytes that programs may allocate before the kernel swaps or kills; a very large number if unknown."""
     with suppress(OSError):
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -196,7 +195,7 @@ def free_memory_bytes(root: Path = Path("/")) -> int:
 
 Kind = Literal["auto", "shm", "memfd"]
 
-_NAMED = "#"  # what stands between a descriptor and the name of its memfd
+_NAMED = "#"  # separates a descriptor from the name of its memfd
 
 
 class Segment:
@@ -206,7 +205,7 @@ class Segment:
         path: what another process of this user opens to attach.
         kind: "shm" or "memfd".
         fd: the owner's descriptor.
-        num_reserved: bytes, from its start on, that have memory for certain.
+        num_reserved: bytes from the start that are certain to have memory.
     """
 
     def __init__(self, name: str, nbytes: int, fd: int, kind: Literal["shm", "memfd"]) -> None:
@@ -221,12 +220,14 @@ class Segment:
     def create(
         cls, name: str, nbytes: int, *, kind: Kind = "auto", slots: tuple[int, int] | None = None, num_reserved: int | None = None
     ) -> Segment:
-        """Makes a segment, filled with zeros.
+        """Create a segment, filled with zeros.
 
         Args:
+            name: the name; never reused.
+            nbytes: the size.
             kind: "auto" takes a memfd if /dev/shm is too small, read-only or missing.
             slots: (number, bytes each) that it will hold, for the error message.
-            num_reserved: bytes to reserve at once, from its start on; None: all.
+            num_reserved: bytes to reserve at once, from the start; None: all.
         Raises:
             RingTooSmall: there is not enough memory, or `kind` demands "shm" and /dev/shm has no room.
         """
@@ -254,10 +255,10 @@ class Segment:
         return segment
 
     def reserve(self, nbytes: int) -> None:
-        """Reserves so many bytes more, if there are as many left.
+        """Reserve up to `nbytes` more bytes.
 
         Raises:
-            RingTooSmall: there is not enough memory any more.
+            RingTooSmall: there is no longer enough memory.
         """
         nbytes = min(nbytes, self.nbytes - self.num_reserved)
         try:
@@ -269,7 +270,7 @@ class Segment:
             _sparse.discard(self)
 
     def close(self) -> None:
-        """Gives up the name and the descriptor; mappings stay. Does nothing in a forked child, or twice."""
+        """Remove the name and close the descriptor; mappings stay valid. Does nothing in a forked child. Idempotent."""
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
@@ -281,29 +282,30 @@ class Segment:
 
     @property
     def unreserved_nbytes(self) -> int:
-        """Bytes that have no memory yet. In a forked child, whose it is not, none."""
+        """Bytes that have no memory yet; 0 in a forked child, which does not own the segment."""
         return max(self.nbytes - os.fstat(self.fd).st_blocks * 512, 0) if os.getpid() == self._pid else 0
 
 
-_sparse: weakref.WeakSet[Segment] = weakref.WeakSet()  # segments that are not reserved whole yet
+_sparse: weakref.WeakSet[Segment] = weakref.WeakSet()  # segments that are not reserved completely yet
 
 
 def unreserved_bytes() -> int:
-    """Bytes of this process's own segments that have no memory yet: what is free is not free for others."""
+    """Return the bytes of this process's own segments that have no memory yet. They count as free, but are not free for others."""
     return sum(segment.unreserved_nbytes for segment in list(_sparse))
 
 
 def memfd_path(name: str, fd: int) -> str:
-    """What `open_segment` takes for a memfd of this process's, as long as it is open here.
+    """Return the path by which `open_segment` opens a memfd of this process, as long as it is open here.
 
     Args:
-        name: that it was made with, and no other is.
+        name: the unique name that it was created with.
+        fd: its descriptor.
     """
     return f"{proc_self()}/fd/{fd}{_NAMED}{name}"
 
 
 def try_memfd() -> None:
-    """Makes a memfd, opens it as a worker would, and lets it go; OSError or RingTooSmall where that is not to be had."""
+    """Create a memfd, open it as a worker would, and close it. Raise OSError or RingTooSmall if that is impossible."""
     made = Segment.create("shmload-try", 4096, kind="memfd")
     try:
         os.close(open_segment(made.path))
@@ -313,7 +315,7 @@ def try_memfd() -> None:
 
 @functools.cache
 def memfds_work() -> bool:
-    """Whether they do for this process: a sandbox may forbid them, or have no /proc."""
+    """Return whether memfds work for this process: a sandbox may forbid them, or have no /proc."""
     try:
         try_memfd()
     except (OSError, RingTooSmall):
@@ -322,11 +324,11 @@ def memfds_work() -> bool:
 
 
 def open_segment(path: str) -> int:
-    """Opens another process's segment for reading and writing.
+    """Open another process's segment for reading and writing.
 
     Raises:
-        PermissionError: what is there is not a file of this user.
-        FileNotFoundError: its owner has gone, or has given it up.
+        PermissionError: the path is not a file of this user.
+        FileNotFoundError: its owner has ended, or has closed it.
     """
     place, _, name = path.partition(_NAMED)
     flags = os.O_RDWR | os.O_CLOEXEC | (os.O_NOFOLLOW if path.startswith(SHM_DIR) else 0)
@@ -342,7 +344,7 @@ def open_segment(path: str) -> int:
 
 
 def map_segment(path: str, **options: bool) -> Mapping:
-    """All of a segment that another process has made, mapped; OSError as `open_segment`."""
+    """Map all of another process's segment. Raises OSError as `open_segment` does."""
     fd = open_segment(path)
     try:
         return Mapping(fd, os.fstat(fd).st_size, **options)
@@ -358,12 +360,12 @@ def _create_named(name: str, nbytes: int, num_reserved: int) -> int:
     fd = -1
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        if not try_lock(fd):  # a janitor looks at it now, and may remove it
+        if not try_lock(fd):  # a janitor is examining it, and may remove it
             raise BlockingIOError(errno.EWOULDBLOCK, "it is locked already", path)
         os.fchmod(fd, 0o600)
         _reserve_first(fd, num_reserved)
-        os.rename(path, f"{SHM_DIR}/{name}")  # never seen unlocked under its name: a janitor takes what it can lock
-    except BaseException:  # a signal's, too: to reserve takes its time
+        os.rename(path, f"{SHM_DIR}/{name}")  # never visible unlocked under its name, because a janitor removes what it can lock
+    except BaseException:  # including a signal's, because reserving takes time
         for made in (path, f"{SHM_DIR}/{name}"):
             with suppress(FileNotFoundError):
                 os.unlink(made)
@@ -391,7 +393,7 @@ def _reserve_first(fd: int, nbytes: int) -> None:
 
 
 def _make_file(name: str, nbytes: int) -> None:
-    """Creates the file as shm_open does, without multiprocessing (see the module's docstring)."""
+    """Create the file as shm_open does, without multiprocessing (see the module's docstring)."""
     path = f"{SHM_DIR}/{name}"
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -422,23 +424,23 @@ log = logging.getLogger("shmload")
 
 
 class JointBell:
-    """Several bells that are rung as one: somebody at each of them looks."""
+    """Several bells that are rung together: one waiter at each of them wakes."""
 
     def __init__(self, bells: Sequence[Doorbell]) -> None:
         self._bells = tuple(bells)
 
     def post_up_to(self, count: int) -> None:
-        """Rings each so often that `count` rings are pending there."""
+        """Ring each bell until `count` rings are pending there."""
         for bell in self._bells:
             bell.post_up_to(count)
 
 
 class Doorbell(Bell):
-    """One semaphore. Whoever created it gives up its name with `close`.
+    """One semaphore. The process that created it removes its name with `close`.
 
     Args:
         name: begins with a slash; what `attach` takes.
-        fd: of the memfd in which it lies; -1: it is a named one.
+        fd: the memfd that contains it; -1 for a named semaphore.
     """
 
     def __init__(self, name: str, fd: int = -1, *, is_owner: bool) -> None:
@@ -447,12 +449,12 @@ class Doorbell(Bell):
 
     @classmethod
     def create(cls, name: str) -> Doorbell:
-        """Makes a bell that nobody has rung.
+        """Create a bell without pending rings.
 
         Args:
-            name: begins with a slash. A bell in a memfd has another one.
+            name: begins with a slash. A bell in a memfd gets another name.
         Raises:
-            OSError: there is no room, or no descriptor, for either kind.
+            OSError: neither kind can be created, for lack of memory or of descriptors.
         """
         if posix_ipc is None:
             return cls._unnamed(name)
@@ -480,10 +482,10 @@ class Doorbell(Bell):
 
     @classmethod
     def attach(cls, name: str) -> Self:
-        """Opens another process's bell.
+        """Open another process's bell.
 
         Raises:
-            FileNotFoundError: its owner has gone.
+            FileNotFoundError: its owner has ended.
         """
         if not name.startswith("/proc/"):
             return cls(name, is_owner=False)
@@ -494,7 +496,7 @@ class Doorbell(Bell):
             os.close(fd)
 
     def close(self) -> None:
-        """Gives up the name, if this process made it. Safe to call twice, and in a forked child."""
+        """Remove the name, if this process created it. Does nothing in a forked child. Idempotent."""
         if self._owner_pid != os.getpid():
             return
         self._owner_pid = 0
@@ -510,7 +512,7 @@ _has_swept = False
 
 
 class _Mark:
-    """An empty locked file in the place of a control segment that has no name there: bells have, and a janitor would take them."""
+    """An empty locked file in place of an unnamed control segment, so that a janitor does not remove the group's named bells."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -520,10 +522,10 @@ class _Mark:
             self._lock.close()
             os.unlink(path + NEW)
             raise BlockingIOError(errno.EWOULDBLOCK, "it is locked already", path)
-        os.rename(path + NEW, path)  # never seen unlocked: see janitor.py
+        os.rename(path + NEW, path)  # never visible unlocked: see janitor.py
 
     def close(self) -> None:
-        """Removes it. Does nothing in a forked child."""
+        """Remove the file. Does nothing in a forked child."""
         if self._pid != os.getpid():
             return
         with suppress(FileNotFoundError):
@@ -532,7 +534,7 @@ class _Mark:
 
 
 class Group:
-    """The segments and bells of one loader. Closed at the process's end at the latest.
+    """The segments and bells of one loader. Closed when the process ends at the latest.
 
     Attributes:
         control: the control segment, once there is one.
@@ -558,7 +560,7 @@ class Group:
         _alive.add(self)
 
     def segment(self, part: str, nbytes: int, **options: Any) -> Segment:
-        """A new segment of the group; `options` as Segment.create has them."""
+        """Create a segment of the group; `options` are those of Segment.create."""
         segment = Segment.create(f"{self.stem}-{part}", nbytes, **options)
         self._owned.append(segment)
         if part == "control":
@@ -566,23 +568,23 @@ class Group:
             if segment.kind == "memfd":
                 try:
                     self._owned.append(_Mark(f"{SHM_DIR}/{segment.name}"))
-                except OSError as error:  # no folder, or it is read-only: then nothing of ours can be there to be taken
+                except OSError as error:  # no folder, or it is read-only: then it cannot contain bells to remove
                     log.debug("no mark for %s: %s", segment.name, error)
         return segment
 
     def doorbell(self, part: str) -> Doorbell:
-        """A new bell of the group."""
+        """Create a bell of the group."""
         bell = Doorbell.create(f"/{self.stem}-{part}")
         self._owned.append(bell)
         return bell
 
     def give_up(self, segment: Segment) -> None:
-        """Closes one segment before the others."""
+        """Close one segment before the others."""
         self._owned.remove(segment)
         segment.close()
 
     def close(self) -> None:
-        """Gives up every name. Mappings stay valid. Does nothing in a forked child, or twice."""
+        """Remove every name. Mappings stay valid. Does nothing in a forked child. Idempotent."""
         if self._pid != os.getpid():
             return
         self._pid = -1

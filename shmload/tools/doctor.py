@@ -1,7 +1,7 @@
-"""What of this host would go wrong with a loader, in plain words: one small function a check, and `examine`, which makes them all.
+"""The checks of `shmload doctor`: what on this host would break or slow down a loader.
 
-A check returns a sentence where all is well, else `advice` or a `problem` with a remedy; the table `CHECKS` stands at the end. It
-reads files below `Host.root` where it can, so that another host can be stood in its place.
+A check returns a sentence if all is well, else `advice` or a `problem` with a remedy; `examine` makes all checks in the table
+`CHECKS`. Checks read files below `Host.root` where they can, so that tests can substitute another host.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Finding:
     """One sentence about the host.
 
     Attributes:
-        check: what was looked at.
-        level: "problem": something fails; "advice": it works, and could be better or deserves a look; "good".
-        text: what was found and, unless it is good, what comes of it.
-        remedy: what to change; empty if nothing needs to be.
+        check: the name of the check.
+        level: "problem": something fails; "advice": it works, but could be better or deserves a look; "good".
+        text: what was found and, unless it is good, the consequence.
+        remedy: what to change; empty if nothing.
     """
 
     check: str
@@ -45,21 +45,21 @@ class Finding:
     remedy: str = ""
 
 
-Said = str | tuple[Level, str, str]  # what a check returns: all is well; or level, text and remedy
+Said = str | tuple[Level, str, str]  # a check's result: a sentence if all is well; else level, text and remedy
 
 
 def advice(text: str, remedy: str) -> Said:
-    """It works, and could be better."""
+    """Return the finding that something works, but could be better."""
     return "advice", text, remedy
 
 
 def problem(text: str, remedy: str) -> Said:
-    """Something fails."""
+    """Return the finding that something fails."""
     return "problem", text, remedy
 
 
 def mib(nbytes: int) -> str:
-    """Bytes as people say them."""
+    """Return a number of bytes in MiB or GiB, as text."""
     return f"{nbytes / (1 << 30):,.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):,.0f} MiB"
 
 
@@ -69,7 +69,7 @@ OLDEST_VERSIONS = {"torch": (2, 6), "numpy": (1, 26), "posix_ipc": (1, 1)}
 
 
 def check_versions(host: Host, find: Callable[[str], str] = version, python: tuple[int, ...] = sys.version_info[:3]) -> Said:
-    """Python and what shmload stands on."""
+    """Check the versions of Python and of shmload's dependencies."""
     versions = [f"Python {'.'.join(map(str, python))}"]
     wrong, remedies = [], []
     if python < (3, 11):
@@ -95,7 +95,7 @@ CORE = Path(shmload.__file__).parent / "_core"
 
 
 def check_compiled(host: Host, folder: Path = CORE, load: Callable[[str], object] = importlib.import_module) -> Said:
-    """Whether every compiled module can be imported: each has a stub."""
+    """Check that every compiled module can be imported. Each has a stub."""
     stubs = sorted(stub.stem for stub in folder.glob("*.pyi"))
     missing = [stub for stub in stubs if _fails(partial(load, f"shmload._core.{stub}"))]
     if missing:
@@ -107,7 +107,7 @@ def check_compiled(host: Host, folder: Path = CORE, load: Callable[[str], object
 
 
 def _fails(attempt: Callable[[], object]) -> str:
-    """Why something cannot be done; empty if it can."""
+    """Return the error message of a failed attempt; empty if it succeeds."""
     try:
         attempt()
     except Exception as error:
@@ -116,13 +116,13 @@ def _fails(attempt: Callable[[], object]) -> str:
 
 
 def _gpus(host: Host) -> str:
-    """Which GPUs a driver shows; empty if none."""
+    """Return which GPUs a driver shows, as text; empty if none."""
     num = len(list((host.root / "dev").glob("nvidia[0-9]*")))
     return f"{num} from NVIDIA" if num else "one or more from AMD" if (host.root / "dev/kfd").exists() else ""
 
 
 def check_gpu(host: Host, cuda: Callable[[], object] = lambda: importlib.import_module("torch.version").cuda) -> Said:
-    """Whether there is a GPU, and whether torch could use it."""
+    """Check whether there is a GPU, and whether torch can use it."""
     found = _gpus(host)
     if "NVIDIA" in found and not cuda():
         return advice(f"{found}, and this torch was built without CUDA: it will not be used", "Install a torch with CUDA")
@@ -130,7 +130,7 @@ def check_gpu(host: Host, cuda: Callable[[], object] = lambda: importlib.import_
 
 
 def check_start_method(host: Host, method: str | None = None) -> Said:
-    """How workers start if nobody says otherwise."""
+    """Check the default start method of workers."""
     method = method or multiprocessing.get_start_method()
     if method != "fork":
         return f"{method}: workers inherit nothing by chance; datasets must be picklable"
@@ -144,11 +144,11 @@ def check_start_method(host: Host, method: str | None = None) -> Said:
 
 # ------------------------------------------------------------ the kernel, limits, memory, processors
 
-OLDEST_KERNEL = (5, 3)  # pidfd_open, by which workers and trainer see each other's end
+OLDEST_KERNEL = (5, 3)  # pidfd_open, by which workers and trainer detect each other's end
 
 
 def check_kernel(host: Host) -> Said:
-    """Whether it has what supervision needs."""
+    """Check that the kernel has what supervision needs."""
     release = host.text("proc/sys/kernel/osrelease") or ""
     match = re.match(r"(\d+)\.(\d+)", release)
     if match is None:
@@ -160,7 +160,7 @@ def check_kernel(host: Host) -> Said:
 
 
 def check_proc(host: Host) -> Said:
-    """Whether /proc is there, and is that of this PID namespace."""
+    """Check that /proc is mounted, and belongs to this PID namespace."""
     number = host.status("Pid")
     if number is None:
         text = "it is not mounted: a ring in a memfd cannot be opened by workers, and limits cannot be read"
@@ -173,7 +173,7 @@ def check_proc(host: Host) -> Said:
 
 
 def check_pid_1(host: Host) -> Said:
-    """Whether signals and orphans are seen to, if a training is a container's first process."""
+    """Check that signals and orphans are handled, if the trainer is a container's first process."""
     if host.pid == 1 or (host.text("proc/1/comm") or "").startswith("python"):
         return advice(
             "Python is this container's first process: SIGTERM does nothing to it unless it has a handler, so that an orderly stop "
@@ -184,7 +184,7 @@ def check_pid_1(host: Host) -> Said:
 
 
 def check_reaper(host: Host) -> Said:
-    """What removes names when a trainer is killed."""
+    """Check for the programs that remove shared memory when a trainer is killed."""
     folders = host.environ.get("PATH", "/usr/bin:/bin").split(":")
     if not (host.root / "bin/sh").exists():
         text = "there is no /bin/sh: what a killed trainer leaves in /dev/shm stays until the next loader starts"
@@ -195,12 +195,12 @@ def check_reaper(host: Host) -> Said:
     return "a killed trainer's memory is removed at once"
 
 
-FEW_FILES = 256  # torch and Python take some ten, a loader two, each worker two, each shard that is read another
-FEW_PROCESSES = 64  # beside those that run: threads count, and torch starts one for each core
+FEW_FILES = 256  # torch and Python take about ten, a loader two, each worker two, each shard that is being read one more
+FEW_PROCESSES = 64  # in addition to the running ones: threads count, and torch starts one for each core
 
 
 def check_open_files(host: Host) -> Said:
-    """RLIMIT_NOFILE."""
+    """Check the limit on open files, RLIMIT_NOFILE."""
     limit = host.limit("Max open files")
     if limit is None or limit.soft is None:
         return "not limited"
@@ -213,7 +213,7 @@ def check_open_files(host: Host) -> Said:
 
 
 def check_processes(host: Host) -> Said:
-    """How many processes and threads may still be started: RLIMIT_NPROC, and the cgroups' own limits."""
+    """Check how many processes and threads may still be started: RLIMIT_NPROC, and the cgroups' own limits."""
     rest = FEW_PROCESSES
     for _, folder in segment.folders("pids", host.root):
         most, used = segment.number(folder / "pids.max"), segment.number(folder / "pids.current")
@@ -234,7 +234,7 @@ LOWER = "lower prefetch_factor, num_workers or batch_size"
 
 
 def check_free_memory(host: Host) -> Said:
-    """What the machine has left."""
+    """Check the machine's free memory."""
     free = segment.free_memory_bytes(host.root)
     if free >= 1 << 62:
         return advice("/proc/meminfo cannot be read: whether a ring fits is not known before it is touched", "Mount /proc")
@@ -244,7 +244,7 @@ def check_free_memory(host: Host) -> Said:
 
 
 def check_cgroup_memory(host: Host) -> Said:
-    """The tightest memory limit that this process is under. Shared memory counts against it."""
+    """Check the tightest memory limit of this process's cgroups. Shared memory counts against it."""
     tightest = min(segment.memory(host.root), key=lambda cgroup: cgroup.rest, default=None)
     if tightest is None:
         return "no cgroup limits it"
@@ -261,7 +261,7 @@ def check_cgroup_memory(host: Host) -> Said:
 
 
 def _processors(host: Host) -> tuple[int, int]:
-    """Processors online, and those among them that this process may run on."""
+    """Return the number of processors online, and of those that this process may run on."""
     online = listed(host.text("sys/devices/system/cpu/online") or "")
     allowed = listed(host.status("Cpus_allowed_list") or "")
     count = len(allowed & online if online else allowed) or len(online) or 1
@@ -269,7 +269,7 @@ def _processors(host: Host) -> tuple[int, int]:
 
 
 def check_processors(host: Host) -> Said:
-    """Affinity and cgroup quota against what the machine has."""
+    """Check affinity and cgroup quota against the machine's processors."""
     online, allowed = _processors(host)
     quota = segment.cpus(host.root)
     found = []
@@ -285,7 +285,7 @@ def check_processors(host: Host) -> Said:
 
 
 def check_threads(host: Host) -> Said:
-    """How many threads numpy and torch start in the trainer; workers always run with one."""
+    """Check how many threads numpy and torch start in the trainer; workers always run with one."""
     _, allowed = _processors(host)
     usable = min(max(ceil(segment.cpus(host.root) or allowed), 1), allowed)
     setting = host.environ.get("OMP_NUM_THREADS", "")
@@ -302,12 +302,12 @@ def check_threads(host: Host) -> Said:
 
 # ------------------------------------------------------------ shared memory
 
-SMALL_NBYTES = 512 << 20  # docker gives 64 MiB where nobody asks; a ring of photos in batches takes a few hundred
+SMALL_NBYTES = 512 << 20  # docker's default is 64 MiB; a ring of batches of photos takes a few hundred
 WITHOUT_SHM = "rings and bells lie in memfds; a SharedIndex with a name has no place to meet at"
 
 
 def check_shm(host: Host) -> Said:
-    """Size, room and rights of /dev/shm."""
+    """Check the size, free space and permissions of /dev/shm."""
     path, room = host.root / "dev/shm", host.room("dev/shm")
     if room is None or not path.is_dir():
         return advice(f"there is none: {WITHOUT_SHM}", "Mount a tmpfs at /dev/shm")
@@ -333,12 +333,12 @@ def _is_read_only(path: os.PathLike[str]) -> bool:
 
 
 def try_segment() -> None:
-    """Makes a named segment and removes it."""
+    """Create a named segment and remove it."""
     segment.Segment.create(f"{new_stem()}-doctor", 4096, kind="shm").close()
 
 
 def try_semaphore() -> None:
-    """Makes a semaphore as a loader would, rings it and lets it go."""
+    """Create a semaphore as a loader would, ring it, and close it."""
     bell = segment.Doorbell.create(f"/{new_stem()}-doctor")
     try:
         bell.post()
@@ -349,7 +349,7 @@ def try_semaphore() -> None:
 
 
 def check_segments(host: Host, named: Callable[[], None] = try_segment, memfd: Callable[[], None] = segment.try_memfd) -> Said:
-    """Tries what a ring needs: one of the two kinds of segment."""
+    """Check that one of the two kinds of segment can be created, which a ring needs."""
     no_segment, no_memfd = _fails(named), _fails(memfd)
     if no_segment and no_memfd:
         return problem(
@@ -365,7 +365,7 @@ def check_segments(host: Host, named: Callable[[], None] = try_segment, memfd: C
 
 
 def check_semaphores(host: Host, semaphore: Callable[[], None] = try_semaphore) -> Said:
-    """Tries what a loader rings its workers with."""
+    """Check that semaphores work, with which a loader wakes its workers."""
     if why := _fails(semaphore):
         return problem(
             f"no loader with workers can start: a semaphore cannot be made ({why})",
@@ -375,7 +375,7 @@ def check_semaphores(host: Host, semaphore: Callable[[], None] = try_semaphore) 
 
 
 def check_leftovers(host: Host) -> Said:
-    """What dead loaders of this user have left."""
+    """Check for shared memory that dead loaders of this user have left."""
     found = janitor.find_leftovers(str(host.root / "dev/shm"))
     if not found:
         return "dead loaders have left nothing"
@@ -408,13 +408,13 @@ CHECKS: dict[str, Callable[[Host], Said]] = {  # in the order in which things wo
 
 
 def examine(host: Host) -> list[Finding]:
-    """What every check says of a host, in the order in which things would go wrong."""
+    """Return the findings of all checks of a host, in the order of `CHECKS`."""
     found = []
     for name, check in CHECKS.items():
         said: Said
         try:
             said = check(host)
-        except Exception as error:  # a check reads what other kernels write: it must not hide the others' findings
+        except Exception as error:  # a check reads what other kernels write: it must not hide other findings
             said = advice(f"could not be checked: {type(error).__name__}: {error}", "Please report it")
         found.append(Finding(name, "good", said) if isinstance(said, str) else Finding(name, *said))
     return found

@@ -1,23 +1,23 @@
-"""Workers by spawn and forkserver as forks of a template: one process that has imported for all of them what they need.
+"""A template process for spawn and forkserver: it imports once what all workers need, and workers are forks of it.
 
-A fresh interpreter takes 1.5 s and 150 MiB of its own to import torch. The template does that once for its trainer, and a worker
-is a fork of it, which shares those pages and is up in milliseconds.
+A fresh interpreter takes 1.5 s and 150 MiB of its own to import torch. The template does that once for its trainer; a worker is a
+fork of it, shares those pages, and starts in milliseconds.
 
     trainer     modules, descriptors  ──▶  template     imports them and forks     ──▶  worker
                 pid, later exit code  ◀──               by a pipe for each worker
                 what multiprocessing sends a process  ──────────────────────────────▶
 
-What makes spawn and forkserver what they are stays so. The template is a fresh interpreter with nothing of the trainer's memory. It
-forks only while it has one thread. A worker runs what multiprocessing has every spawned process run, and imports `__main__`
-itself. What a fresh start would draw anew is drawn anew (numpy's generator). What it would have from the trainer at that moment is
-sent along (environment, output) or compared: where credentials, limits, ignored signals and the like differ (`_origin`), another
-template is started.
+The guarantees of spawn and forkserver hold. The template is a fresh interpreter without any of the trainer's memory. It forks
+only while it has one thread. A worker runs what multiprocessing runs in every spawned process, and imports `__main__` itself.
+Random state that a fresh start would seed is seeded again (numpy's generator). What a fresh process would inherit from the
+trainer at that moment is either sent (environment, output) or compared: if credentials, limits, ignored signals and the like
+differ (`_origin`), a new template is started.
 
-multiprocessing's own fork server would not do: killed with its trainer, it leaves a folder in /tmp for its socket; each worker and
-what that leaves behind keep it alive; when it dies, its children seem to have ended. And what it has imported is the user's
-affair. Here the way to it is one pair of sockets that only the trainer holds, so whatever ends the trainer ends the template.
+multiprocessing's own fork server is unsuitable: killed with its trainer, it leaves a folder in /tmp for its socket; workers and
+their child processes keep it alive; when it dies, its children seem to have ended; and the user decides what it imports. Here
+orders come through a pair of sockets that only the trainer holds, so whatever ends the trainer ends the template.
 
-Where no template is to be had, or one dies over an order, the worker is started as ever.
+If no template can be started, or one dies during an order, the worker is started as without it.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ from shmload.shm import reaper
 
 log = logging.getLogger("shmload")
 
-forkserver: Any = public_forkserver  # private names of theirs are used here; they are the same from Python 3.11 to 3.14
+forkserver: Any = public_forkserver  # for access to their private names, which are the same from Python 3.11 to 3.14
 resource_tracker: Any = public_resource_tracker
 spawn: Any = public_spawn
 util: Any = public_util
 
 FOR_ALL: tuple[str, ...] = ("shmload.worker.pool",)
 FOR_TORCH = ("torch", "shmload.worker.torch_side")
-_LOADER = "shmload.loader"  # 0.2 s more; a program that names ShmLoader has its workers import it
+_LOADER = "shmload.loader"  # 0.2 s more; a program that uses ShmLoader makes its workers import it
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from shmload.worker.template import serve; serve({number})"
 _ORDER_NBYTES, _ORDER_FDS = 65536, 253  # the kernel's limit on descriptors
@@ -71,11 +71,11 @@ _THREAD_LOOKS = 20
 
 
 def serve(number: int) -> NoReturn:
-    """The template: takes orders from a socket until the trainer is gone."""
+    """Run the template: take orders from a socket until the trainer is gone."""
     fresh = {each: signal.signal(each, how) for each, how in _SIGNALS.items()}
     util._close_stdin()
     control = socket.socket(fileno=number)
-    workers: dict[int, tuple[int, int]] = {}  # pidfd -> pid, where to say how it ended
+    workers: dict[int, tuple[int, int]] = {}  # pidfd -> pid, and the descriptor that reports its end
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:
@@ -87,9 +87,9 @@ def serve(number: int) -> NoReturn:
                 continue
             modules, fds, _, _ = socket.recv_fds(control, _ORDER_NBYTES, _ORDER_FDS)
             if not modules:
-                os._exit(0)  # the trainer's end may kill it on its way; and what it has imported has nothing to clean up
+                os._exit(0)  # the trainer may kill it while it exits, and the imported modules have nothing to clean up
             for name in modules.decode().split():
-                with suppress(Exception):  # whoever needs it imports it again, and says what is wrong
+                with suppress(Exception):  # the worker that needs it imports it again, and reports the error
                     importlib.import_module(name)
             if not fds:
                 continue
@@ -109,10 +109,10 @@ def serve(number: int) -> NoReturn:
 
 
 def _fork() -> int:
-    """As os.fork; -1: there is a second thread, or no fork to be had."""
+    """Fork like os.fork; return -1 if there is a second thread, or if forking fails."""
     with suppress(OSError):
         if not _is_alone():  # OpenBLAS ends its threads at a fork
-            with warnings.catch_warnings(action="ignore"):  # of threads
+            with warnings.catch_warnings(action="ignore"):  # about threads
                 trial = os.fork()
             if trial == 0:
                 os._exit(0)
@@ -120,11 +120,11 @@ def _fork() -> int:
             for _ in range(_THREAD_LOOKS):
                 if _is_alone():
                     break
-                sleep(0.001)  # a thread that was joined is listed a moment longer
+                sleep(0.001)  # a joined thread is still listed for a moment
             else:
                 return -1
-        util._flush_std_streams()  # what an import printed is printed once
-        gc.freeze()  # what is shared stays shared: the collector writes to what it visits
+        util._flush_std_streams()  # so that what an import printed is printed once
+        gc.freeze()  # shared pages stay shared, although the collector writes to the objects it visits
         return os.fork()
     return -1
 
@@ -134,14 +134,14 @@ def _is_alone() -> bool:
 
 
 def _report(pid: int, status: int) -> None:
-    with suppress(OSError):  # the trainer asks no more
+    with suppress(OSError):  # the trainer is gone
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         forkserver.write_signed(status, code)
     os.close(status)
 
 
 def _work(fresh: dict[Any, Any], status: int, data: int, tracker: int, stdout: int, stderr: int, *inherited: int) -> NoReturn:
-    """The rest of a worker's life, as multiprocessing's."""
+    """Run a worker as multiprocessing does, and exit."""
     code = 1
     try:
         for each, how in fresh.items():
@@ -154,11 +154,11 @@ def _work(fresh: dict[Any, Any], status: int, data: int, tracker: int, stdout: i
         util.close_fds(stdout, stderr)
         forkserver._forkserver._inherited_fds = list(inherited)  # what DupFd looks up
         resource_tracker._resource_tracker._fd = tracker
-        if "numpy.random" in sys.modules:  # it seeds its generator when it is imported; Python's own is seeded at a fork
+        if "numpy.random" in sys.modules:  # numpy seeds its generator on import; Python's own is seeded at a fork
             sys.modules["numpy.random"].seed()
         waiting = select.poll()
         waiting.register(data, select.POLLIN)
-        if waiting.poll()[0][1] & select.POLLIN:  # else the trainer has gone, or changed its mind
+        if waiting.poll()[0][1] & select.POLLIN:  # else the trainer is gone, or has given up
             code = spawn._main(data, os.dup(data))
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -172,7 +172,7 @@ def _work(fresh: dict[Any, Any], status: int, data: int, tracker: int, stdout: i
 
 
 class _Environment:
-    """Unpickled it becomes the process's environment. As a part of what multiprocessing prepares a process with, it comes first."""
+    """An object whose unpickling sets the process's environment. It comes first in multiprocessing's preparation data."""
 
     def __reduce__(self) -> Any:
         return _set_environment, (dict(os.environb),)
@@ -188,7 +188,7 @@ def _set_environment(wanted: dict[bytes, bytes]) -> None:
 
 
 class Template:
-    """The process, as its trainer has it. It ends when nothing refers to it: neither the next start nor a worker of it."""
+    """The template process, seen from its trainer. It ends once neither the next start nor one of its workers refers to it."""
 
     def __init__(self, origin: Any) -> None:
         self.origin = origin
@@ -200,7 +200,7 @@ class Template:
                 self.process = subprocess.Popen(
                     [*_interpreter(), "-c", _PROGRAM.format(path=path, number=theirs.fileno())],
                     pass_fds=[theirs.fileno()],
-                    restore_signals=False,  # Python ignores the same ones again
+                    restore_signals=False,  # Python ignores the same signals again
                 )
         except BaseException:
             private_fds.close(self._control)
@@ -209,11 +209,11 @@ class Template:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it takes orders: it has not ended, and the program has not closed the way to it."""
+        """Return whether it takes orders: it has not ended, and the program has not closed the socket to it."""
         return self.process.poll() is None and private_fds.is_kept(self._control)
 
     def order(self, modules: Iterable[str], fds: Iterable[int] = ()) -> None:
-        """Has it import what it has not, and fork a worker if there are descriptors for one. Waits for neither.
+        """Make it import modules, and fork a worker if descriptors for one are given, without waiting for either.
 
         Raises:
             OSError: it has ended.
@@ -225,7 +225,7 @@ class Template:
 
 def _end(process: subprocess.Popen[bytes], control: int, owner: int) -> None:
     if os.getpid() != owner:
-        process.returncode = 0  # not this process's child: nothing to wait for, nothing to warn of
+        process.returncode = 0  # not this process's child: nothing to wait for or to warn about
         return
     private_fds.close(control)
     process.kill()
@@ -246,10 +246,10 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def template_for(method: str) -> Template:
-    """The one that a worker is to come from that is started now by this method.
+    """Return the template for a worker that is started now by this method.
 
     Raises:
-        OSError: there is none, and none can be started.
+        OSError: there is no template, and none can be started.
     """
     global _current
     origin = _origin(method)
@@ -265,12 +265,12 @@ def _interpreter() -> list[Any]:
 
 
 def _preload(method: str) -> list[str]:
-    """What the user has multiprocessing's fork server import; `__main__` is imported by each worker itself."""
+    """Return what the user has multiprocessing's fork server import, except `__main__`, which each worker imports itself."""
     modules: list[str] = forkserver._forkserver._preload_modules if method == "forkserver" else []
     return [name for name in modules if name != "__main__"]
 
 
-# of /proc/thread-self/status: what a process has from the one that starts it
+# lines of /proc/thread-self/status with what a process inherits from the one that starts it
 _STATUS = (
     "Umask:",
     "Uid:",
@@ -284,7 +284,7 @@ _STATUS = (
     "Cpus_allowed:",
     "Mems_allowed:",
 )
-# variables that are read when an interpreter starts, or numpy, torch or shmload is imported
+# variables that are read when an interpreter starts, or when numpy, torch or shmload is imported
 _READ_AT_START = re.compile(
     r"PYTHON|LD_|LC_|LANG|TZ$|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|GOTO_|BLIS_|NPY_|NUMPY_|NUMEXPR_|TORCH|PYTORCH_|ATEN_|CUDA_|NVIDIA_|"
     r"GLIBC_|MALLOC_|SHMLOAD_"
@@ -292,7 +292,7 @@ _READ_AT_START = re.compile(
 
 
 def _origin(method: str) -> Any:
-    """What a process started now would have for its life: where that differs, it is not to come from an older template."""
+    """Return what a process started now would have for life. If it differs, an older template must not be used."""
     status = Path("/proc/thread-self/status").read_text().splitlines()
     return (
         _interpreter(),
@@ -311,12 +311,12 @@ def _origin(method: str) -> Any:
 
 
 class Popen(popen_forkserver.Popen):
-    """A process of the template's. Its end is seen by itself, not by what the template says of it."""
+    """A process forked by the template. Its end is detected directly, not by the template's report."""
 
     _fds: list[int]
 
     def _launch(self, process_obj: Any) -> None:
-        self._template = template_for(process_obj._start_method)  # kept: it says how the process ended
+        self._template = template_for(process_obj._start_method)  # kept, because it reports how the process ended
         prepared = spawn.get_preparation_data(process_obj._name)
         prepared["environment"] = _Environment()
         data = io.BytesIO()
@@ -337,7 +337,7 @@ class Popen(popen_forkserver.Popen):
             self.pid = forkserver.read_signed(self._status)
             try:
                 self.sentinel = os.pidfd_open(self.pid)
-            except ProcessLookupError:  # killed, and the template has said so
+            except ProcessLookupError:  # killed, after the template has reported its pid
                 self.sentinel = os.dup(self._status)
             fds.append(self.sentinel)
             with open(data_w, "wb", closefd=False) as pipe:
@@ -348,11 +348,11 @@ class Popen(popen_forkserver.Popen):
         self.finalizer = util.Finalize(self, util.close_fds, fds)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """The exit code if the process has ended; 255 if it cannot be known, as of multiprocessing's fork server."""
+        """Return the exit code if the process has ended; 255 if it cannot be known, as with multiprocessing's fork server."""
         if self.returncode is None and connection.wait([self.sentinel], 0 if flag == os.WNOHANG else None):
             try:
                 self.returncode = forkserver.read_signed(self._status)
-            except (OSError, EOFError):  # the template was killed, and the process became init's child, which this process may be
+            except (OSError, EOFError):  # the template was killed, and the process now belongs to init, which this process may be
                 self.returncode = 255
                 with suppress(ChildProcessError):
                     self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -360,7 +360,7 @@ class Popen(popen_forkserver.Popen):
 
 
 def _tracker() -> int:
-    """Return the descriptor of multiprocessing's resource tracker, which is started anew if the program has closed the old one."""
+    """Return the descriptor of multiprocessing's resource tracker, which is restarted if the program has closed the old one."""
     tracker = resource_tracker._resource_tracker
     if tracker._fd is not None:
         try:
@@ -402,11 +402,12 @@ _KINDS: dict[type, type[_Spawned] | type[_Served]] = {context.SpawnContext: _Spa
 
 
 def process_maker(given: Any, sources: Iterable[str], *, needs_torch: bool) -> Any:
-    """What makes a context's processes: by a template, where the context is multiprocessing's own for spawn or forkserver.
+    """Return what creates a context's processes: the template, if the context is multiprocessing's own for spawn or forkserver.
 
     Args:
+        given: the multiprocessing context.
         sources: modules that a worker imports to unpickle its job.
-        needs_torch: it will, whatever those bring.
+        needs_torch: whether a worker needs torch, whatever those modules import.
     """
     kind = _KINDS.get(type(given))
     if kind is None or getattr(sys, "frozen", False):
@@ -427,7 +428,7 @@ def process_maker(given: Any, sources: Iterable[str], *, needs_torch: bool) -> A
 
 
 def _main() -> list[str]:
-    """`__main__`, if a worker imports it."""
+    """Return `__main__` in a list, if a worker imports it."""
     prepared = spawn.get_preparation_data("")
     name = prepared.get("init_main_from_name", "__main__")
     has_name = name != "__main__" and not name.endswith(".__main__")
@@ -435,9 +436,9 @@ def _main() -> list[str]:
 
 
 def _reached(sources: Iterable[str]) -> set[str]:
-    """These modules and those that they have got names from, as far as the first of torch's.
+    """Return these modules and those whose names they have imported, stopping at modules of torch.
 
-    What is imported within a function is not seen; what is lazily is. Being wrong costs time and nothing else.
+    Imports within a function are missed, lazy ones at the top level are not. A wrong result only costs time.
     """
     seen: set[str] = set()
     queue = list(sources)

@@ -1,15 +1,15 @@
-"""What the files of one loader say in order (`AuditTimeline`), and what `verify` found in them (`AuditReport`).
+"""The exactly-once judgment: a loader's deliveries in order (`AuditTimeline`), and what `verify` found in them (`AuditReport`).
 
-Judging epochs: whether what was delivered in one is what its order says, each position or sample once.
+Epochs are judged in one of two ways.
 
-*Positions* (seed mode, pipelines): every position of an epoch, or of a stream of items, must have come once over all ranks. Which
-positions the rows of a record had follows from its step and rank, so starts on any number of ranks lie on one scale. In seed mode
-each position's sample is known, too, and each delivery is held against the schedule. In a pipeline keys say which item a position
-stands for, item + epoch * n, and of a Join that times its members plus the member's number: every item must come once an epoch. A
-Join's members go on where they stand, so each epoch of a member is whole before its next begins.
+*Positions* (seed mode, pipelines): every position of an epoch, or of a stream of items, must have come once over all ranks. A
+record's step and rank determine the positions of its rows, so runs on any number of ranks share one scale. In seed mode each
+position's sample is known, too, and each delivery is compared with the schedule. In a pipeline the keys name the item at a
+position: item + epoch * n, and in a Join that times the number of members plus the member's number. Every item must come once an
+epoch. Members of a Join continue where they stopped, so each epoch of a member is complete before its next begins.
 
-*Passes*, whose order a sampler says (torch mode, and seed mode with a sampler): there is no formula, so a pass is judged by its
-own records: each step once, in turn, without gaps. Where it is torch's own sampler that delivers every sample once (sequential,
+*Passes*, whose order comes from a sampler (torch mode, and seed mode with a sampler): there is no formula, so a pass is judged by
+its own records: each step once, in order, without gaps. For torch's own samplers that deliver every sample once (sequential,
 random without replacement, DistributedSampler over all ranks), the indices are judged, too.
 """
 
@@ -30,12 +30,12 @@ from shmload.schedule.schedule import Schedule
 from shmload.schedule.stream_positions import stream_positions
 
 LISTED_MAX = 100  # findings of one kind that are listed
-PROVEN, DEFECTS, UNJUDGED, UNFINISHED = 0, 1, 3, 4  # a report's status, and the command's; 2 is bad usage
+PROVEN, DEFECTS, UNJUDGED, UNFINISHED = 0, 1, 3, 4  # the status of a report and of the command; 2 means bad usage
 
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """One defect. Kinds: damaged, missing, doubled, swapped, replay (a batch delivered again is another), content."""
+    """One defect. Kinds: damaged, missing, doubled, swapped, replay (a batch delivered again differs), content."""
 
     kind: str
     text: str
@@ -45,24 +45,24 @@ class AuditFinding:
 class EpochReport:
     """One epoch of one loader (in torch mode: one pass).
 
-    `state` is "proven" (exactly once), "unfinished" (so far exactly once; `remaining` is what is left), "consistent" (nothing wrong
-    was found, and nothing says which samples it should hold) or "defect".
+    `state` is "proven" (exactly once), "unfinished" (exactly once so far; `remaining` describes the rest), "consistent" (no error
+    was found, but the expected samples are unknown) or "defect".
     """
 
     epoch: int
     state: str = "proven"
     num_batches: int = 0
-    num_samples: int = 0  # rows that are no padding
+    num_samples: int = 0  # rows that are not padding
     num_padding: int = 0
     num_skipped: int = 0
     num_substituted: int = 0
     num_superseded: int = 0  # batches that a resume rolled back
     remaining: str = ""
-    num_expected: int | None = None  # samples of the whole epoch over all ranks; None: it has no end, or that is not known
+    num_expected: int | None = None  # samples of the whole epoch over all ranks; None if it is endless, or if that is unknown
 
     @property
     def so_far(self) -> str:
-        """What an unfinished epoch holds, in words."""
+        """Return the progress of an unfinished epoch as text."""
         whole = "" if self.num_expected is None else f" of {self.num_expected:,}"
         return f"epoch {self.epoch} so far: {self.num_samples:,}{whole} samples, each once"
 
@@ -79,25 +79,25 @@ class AuditedLoader:
 
 @dataclass
 class AuditReport:
-    """The verdict."""
+    """The result of an audit: loaders, findings and a verdict."""
 
     loaders: list[AuditedLoader] = field(default_factory=list)
     findings: list[AuditFinding] = field(default_factory=list)
-    unjudged: list[str] = field(default_factory=list)  # why exactly-once cannot be said
-    accounted: list[str] = field(default_factory=list)  # samples skipped or substituted, as on_error says
+    unjudged: list[str] = field(default_factory=list)  # reasons why exactly-once delivery cannot be judged
+    accounted: list[str] = field(default_factory=list)  # samples skipped or substituted, as on_error demands
     notes: list[str] = field(default_factory=list)
     num_found: Counter[str] = field(default_factory=Counter)
     num_reread: int = 0
 
     def found(self, kind: str, text: str) -> None:
-        """Adds a finding; beyond LISTED_MAX of a kind it is only counted."""
+        """Add a finding; beyond LISTED_MAX of a kind it is only counted."""
         self.num_found[kind] += 1
         if self.num_found[kind] <= LISTED_MAX:
             self.findings.append(AuditFinding(kind, text))
 
     @property
     def status(self) -> int:
-        """PROVEN, DEFECTS, UNJUDGED or UNFINISHED."""
+        """Return PROVEN, DEFECTS, UNJUDGED or UNFINISHED."""
         if self.num_found:
             return DEFECTS
         if self.unjudged or not self.loaders:
@@ -106,7 +106,7 @@ class AuditReport:
 
     @property
     def verdict(self) -> str:
-        """The status in words."""
+        """Return the status as text."""
         if self.status == UNFINISHED:
             return "; ".join(self._unfinished)
         return {PROVEN: "proven: every sample exactly once", DEFECTS: "defects", UNJUDGED: "cannot be judged"}[self.status]
@@ -118,7 +118,7 @@ class AuditReport:
         return [f"{title}{epoch.so_far}" for title, epoch in epochs if epoch.state == "unfinished"]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the report as a dict for JSON."""
         return {"status": self.status, "verdict": self.verdict, **asdict(self), "num_found": dict(self.num_found)}
 
 
@@ -126,9 +126,9 @@ Keys = NDArray[np.int64]
 
 
 def ranges(numbers: list[int] | Keys, most: int = 8) -> str:
-    """Ascending numbers for people, at least one: "3-5, 9"."""
+    """Return ascending numbers (at least one) as readable text: "3-5, 9"."""
     every = np.asarray(numbers)
-    last = np.append(np.flatnonzero(np.diff(every) != 1), len(every) - 1)  # of each run
+    last = np.append(np.flatnonzero(np.diff(every) != 1), len(every) - 1)  # the end of each run
     runs = zip(every[np.insert(last[:-1] + 1, 0, 0)[:most]].tolist(), every[last[:most]].tolist(), strict=True)
     shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
     return shown if len(last) <= most else f"{shown} and {len(last) - most} more runs"
@@ -136,7 +136,7 @@ def ranges(numbers: list[int] | Keys, most: int = 8) -> str:
 
 @dataclass(eq=False)
 class AuditPart:
-    """One file: what one rank was delivered in one start."""
+    """One file: the deliveries to one rank in one start."""
 
     log: AuditLog
     header: Header
@@ -145,18 +145,18 @@ class AuditPart:
 
 @dataclass(eq=False)
 class End:
-    """Where an epoch came to its end for a rank, and whether that counts."""
+    """The point where an epoch ended for a rank, and whether that counts."""
 
     part: AuditPart
     epoch: int
     step: int
     is_superseded: bool = False
     until: int | None = None
-    """Of a pipeline: rows from this position on came again after a resume within what had been fetched together."""
+    """In a pipeline: rows from this position on came again, after a resume within a group of batches that was fetched together."""
 
     @property
     def rank(self) -> int:
-        """Who got it."""
+        """Return the rank that received it."""
         return self.part.header.rank
 
 
@@ -166,16 +166,16 @@ class Delivery(End):
 
     batch: Batch = field(kw_only=True)
     life: int = 0
-    """How often its rank had begun anew, without a state."""
+    """How many times its rank had restarted without a state."""
 
     @property
     def where(self) -> str:
-        """For people."""
+        """Return the place of the batch in the audit file as text."""
         return f"rank {self.rank}, epoch {self.epoch}, step {self.step} ({self.part.log.name}, offset {self.batch.offset})"
 
 
 class Restart(NamedTuple):
-    """A start that loaded no state although there was something before, and how many batches and samples of that it replaced."""
+    """A start that loaded no state although there was an earlier one; the counts are what it replaced."""
 
     part: AuditPart
     num_batches: int
@@ -184,15 +184,15 @@ class Restart(NamedTuple):
 
 @dataclass
 class AuditTimeline:
-    """The deliveries of one loader's parts, which are put in order first."""
+    """The deliveries in one loader's parts, which are sorted first."""
 
     parts: list[AuditPart]
     batches: list[Delivery] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
     out_of_order: list[tuple[Delivery, int | None]] = field(default_factory=list)
-    """Batches in the wrong turn, and behind which step they came; None: before their epoch began."""
-    lost: list[str] = field(default_factory=list)  # what ranks could not record, and said so
+    """Batches out of order, each with the step that it came after; None: it came before its epoch began."""
+    lost: list[str] = field(default_factory=list)  # reports of batches that ranks could not record
 
     def __post_init__(self) -> None:
         self._active: dict[int, list[End]] = {}
@@ -203,7 +203,7 @@ class AuditTimeline:
 
     def _read(self, part: AuditPart) -> None:
         has_begun = has_state = False
-        newest: dict[int, int] = {}  # step, by epoch begun: two iterators of one loader may take turns
+        newest: dict[int, int] = {}  # step, by epoch begun: two iterators of one loader may alternate
         for record in part.log.records:
             if isinstance(record, Batch):
                 has_begun = True
@@ -218,7 +218,7 @@ class AuditTimeline:
             if record.kind == "resume" and (record.details.get("by") != "set_epoch" or not has_begun):
                 has_state = True
                 self._supersede(part, epoch, step, record.details.get("beyond"))
-                if step == 0:  # the state says that the pass before is over, for all ranks, whether or not they have seen its end
+                if step == 0:  # the state shows that the pass before is over for all ranks, whether or not they have seen its end
                     before = [one for one in self._active.get(epoch - 1, ()) if isinstance(one, Delivery)]
                     for its in {one.rank: one.part for one in before}.values():
                         self._ended(End(its, epoch - 1, MAX_N))
@@ -271,7 +271,7 @@ def _place(event: Event) -> tuple[int, int]:
 
 
 def parts_in_order(parts: Iterable[AuditPart]) -> list[AuditPart]:
-    """The parts by the time they began, each with the number of its start."""
+    """Return the parts by the time they began, after setting the number of each one's start."""
     ordered = sorted(parts, key=lambda part: (part.header.started_ns, part.log.name))
     start, ranks, world_size = 0, set[int](), 0
     for part in ordered:
@@ -283,7 +283,7 @@ def parts_in_order(parts: Iterable[AuditPart]) -> list[AuditPart]:
 
 
 def ordered_keys(batch: Batch) -> list[Any] | np.ndarray[Any, Any] | None:
-    """The keys as they were ordered: before samples were skipped or substituted."""
+    """Return the keys as they were ordered, before samples were skipped or substituted."""
     if batch.keys is None or not batch.changes:
         return batch.keys
     keys = list(batch.keys)
@@ -296,18 +296,18 @@ def ordered_keys(batch: Batch) -> list[Any] | np.ndarray[Any, Any] | None:
 
 
 def is_numeric_keys(keys: Any) -> bool:
-    """Whether all keys of a batch are whole numbers."""
+    """Return whether all keys of a batch are integers."""
     return isinstance(keys, np.ndarray) or (keys is not None and all(type(key) in (int, np.int64) for key in keys))
 
 
 # ------------------------------------------------------------ positions
 
-BEHIND_MAX = 16  # steps that ranks of a run that ended may be apart: they step together, what is handed over ahead counts
+BEHIND_MAX = 16  # steps by which ranks may differ when a run ends: they step together, but batches handed over ahead count
 
 
 @lru_cache(maxsize=64)
 def schedule_of(header: Header) -> Schedule:
-    """The schedule that a file's loader followed; an order of another kind is known by its positions only."""
+    """Return the schedule that a file's loader followed; for an order that a sampler made, only its positions are meaningful."""
     return Schedule(
         header.n or 0,
         batch_size=header.batch_size or 1,
@@ -320,12 +320,12 @@ def schedule_of(header: Header) -> Schedule:
 
 
 def _newest(deliveries: Sequence[Delivery]) -> Delivery:
-    """The delivery of the highest step of the newest start."""
+    """Return the delivery of the highest step of the newest start."""
     return max(deliveries, key=lambda one: (one.part.start, one.step))
 
 
 def _check_indices(deliveries: list[Delivery], report: AuditReport) -> None:
-    """Of seed mode: each delivery's samples must be the schedule's."""
+    """Check in seed mode that each delivery has the schedule's samples."""
     expected_more: Counter[Any] = Counter()
     for one in deliveries:
         schedule = schedule_of(one.part.header)
@@ -357,10 +357,10 @@ def _other_samples(one: Delivery, expected: np.ndarray[Any, Any], ordered: list[
 
 
 class Judged(NamedTuple):
-    """An epoch whose positions are judged."""
+    """An epoch whose positions have been judged."""
 
-    keys: Keys  # of all that counts
-    is_whole: bool  # no position up to the last is left out
+    keys: Keys  # of all deliveries that count
+    is_whole: bool  # no position up to the last is missing
 
 
 def judge_positions(
@@ -372,13 +372,15 @@ def judge_positions(
     has_ended: bool,
     report: AuditReport,
 ) -> Judged:
-    """Judges the positions of one epoch; a pipeline that repeats has one.
+    """Judge the positions of one epoch; a repeating pipeline has one epoch.
 
     Args:
+        epoch: the report to fill.
         deliveries: those that count, of all ranks.
-        parts: all files there are.
-        is_last: no record is of a later epoch.
-        has_ended: a rank's record says that the epoch came to its end.
+        parts: all files.
+        is_last: whether no record belongs to a later epoch.
+        has_ended: whether a rank has recorded the end of the epoch.
+        report: receives the findings.
     """
     newest = _newest(deliveries)
     header, is_open = newest.part.header, is_last and not has_ended
@@ -406,7 +408,7 @@ def judge_positions(
 def _report_missing(
     deliveries: list[Delivery], missing: Keys, tail: range, parts: Sequence[AuditPart], report: AuditReport
 ) -> None:
-    """Says of seed mode also which step and rank it is, and the first samples."""
+    """Report missing positions; in seed mode also their steps and ranks, and the first samples."""
     newest = _newest(deliveries).part.header
     number, headers = deliveries[0].epoch, {}
     if newest.mode == Mode.SEED:
@@ -415,7 +417,7 @@ def _report_missing(
     of_rank: dict[int, list[int]] = {}
     for step, header in headers.items():
         for rank in range(header.world_size):
-            its = _positions(step * _stride(header), header, rank=rank)  # one behind the other
+            its = _positions(step * _stride(header), header, rank=rank)  # in ascending order
             if len(its) and np.ptp(np.searchsorted(missing, (its[0], its[-1] + 1))):
                 of_rank.setdefault(rank, []).append(step)
     whose = ", ".join(f"steps {ranges(steps)} of rank {rank}" for rank, steps in of_rank.items())
@@ -441,12 +443,15 @@ def _report_missing(
 def judge_pass(
     epoch: EpochReport, deliveries: list[Delivery], ended: set[int], ranks: set[int], *, is_last: bool, report: AuditReport
 ) -> None:
-    """Judges one pass.
+    """Judge one pass.
 
     Args:
+        epoch: the report to fill.
         deliveries: those that count, of all ranks.
-        ended: ranks whose record says that the pass came to its end.
-        ranks: ranks of which there is any file.
+        ended: ranks that have recorded the end of the pass.
+        ranks: ranks with at least one file.
+        is_last: whether no record belongs to a later pass.
+        report: receives the findings.
     """
     header = deliveries[0].part.header
     worlds = {one.part.header.world_size for one in deliveries}
@@ -474,7 +479,7 @@ def judge_pass(
         if rank not in ended:
             unfinished[rank] = last
     if header.order is None and epoch.num_samples == epoch.num_expected:
-        unfinished = {}  # it was left after its last batch, before its end showed
+        unfinished = {}  # the trainer left the loop after the last batch, before the end was recorded
     if unfinished and is_last and not ended:
         epoch.state = "unfinished"
         lasts = ", ".join(f"{last} of rank {rank}" for rank, last in unfinished.items())
@@ -505,7 +510,7 @@ def _judge_coverage(
 
 
 def _compare(where: str, batches: list[Any], n: int, extra_max: int, missing_max: int, report: AuditReport) -> None:
-    """Every index of [0, n) once, but for so many repeated, and missing, as the sampler's rule allows."""
+    """Check that every index of [0, n) came once, apart from the repetitions and gaps that the sampler's rule allows."""
     keys = np.concatenate([np.zeros(0, np.int64), *(np.asarray(each, np.int64) for each in batches)])
     unknown = keys[(keys < 0) | (keys >= n)]
     if len(unknown):
@@ -522,7 +527,7 @@ def _compare(where: str, batches: list[Any], n: int, extra_max: int, missing_max
 
 
 def judge_items(epochs: Sequence[Judged], members: Any, report: AuditReport) -> None:
-    """Each item once in each epoch of its member, but for what is still to come of the last."""
+    """Check that each item came once in each epoch of its member, except those of the last epoch that are still to come."""
     is_whole = all(epoch.is_whole for epoch in epochs)
     for path, n, keys in _by_member(np.concatenate([epoch.keys for epoch in epochs]), members):
         member = "".join(f" of member {number}" for number in reversed(path))
@@ -540,7 +545,7 @@ def judge_items(epochs: Sequence[Judged], members: Any, report: AuditReport) -> 
 
 
 def _once(positions: Sequence[Keys], deliveries: Sequence[Delivery], report: AuditReport) -> Keys:
-    """All positions, sorted; what was delivered twice is reported."""
+    """Return all positions, sorted and without duplicates, and report what was delivered twice."""
     every = np.concatenate(positions)
     whose = np.repeat(np.arange(len(positions)), [len(its) for its in positions])
     order = np.argsort(every, kind="stable")
@@ -556,13 +561,13 @@ def _once(positions: Sequence[Keys], deliveries: Sequence[Delivery], report: Aud
 
 
 def _gaps(had: Keys, front: int) -> Keys:
-    """What is not in a sorted row of positions, up to the front."""
+    """Return the positions below `front` that a sorted array lacks."""
     lengths = np.diff(np.concatenate([[-1], had[had < front], [front]])) - 1
-    return np.arange(lengths.sum()) + np.repeat(np.arange(len(lengths)), lengths)  # so many that are there stand before
+    return np.arange(lengths.sum()) + np.repeat(np.arange(len(lengths)), lengths)  # number of positions present before each gap
 
 
 def _by_member(keys: Keys, members: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], int, Keys]]:
-    """Of each member, at every depth: its number in each Join, how many items it has, its own keys."""
+    """Yield for each member at every depth: its number in each Join, its number of items, and its own keys."""
     if isinstance(members, int):
         yield path, members, keys
         return
@@ -571,7 +576,7 @@ def _by_member(keys: Keys, members: Any, path: tuple[int, ...] = ()) -> Iterator
 
 
 def _rows(one: Delivery, report: AuditReport) -> tuple[Keys, Keys]:
-    """(positions, keys) of what counts: nothing that came again after a resume, and of pipelines no padding."""
+    """Return the (positions, keys) that count: without what came again after a resume, and in pipelines without padding."""
     header = one.part.header
     keys = ordered_keys(one.batch)
     positions = _positions(_at(one), header, 0 if keys is None else len(keys))
@@ -588,7 +593,7 @@ def _rows(one: Delivery, report: AuditReport) -> tuple[Keys, Keys]:
 
 
 def _at(one: Delivery) -> int:
-    """The position that the step of a delivery begins at; of a pipeline that is its step's own number."""
+    """Return the position where the step of a delivery begins; in a pipeline the step's number is the position."""
     return one.step * (_stride(one.part.header) if one.part.header.mode == Mode.SEED else 1)
 
 
@@ -613,11 +618,12 @@ def _stride(header: Header) -> int:
 
 
 def _whole(header: Header, first: int, reached: int, later: Sequence[Header]) -> int | None:
-    """Where an epoch ends that is read from a step on; None: nowhere.
+    """Return the end of an epoch that is read from position `first` on; None if it is endless.
 
     Args:
+        first: where the newest start begins.
         reached: how far it was read.
-        later: of starts that came behind. One that goes on with larger steps may leave out what smaller ones would have read.
+        later: headers of later starts. A start that continues with larger steps may leave out what smaller ones would have read.
     """
     end = _end(header)
     if end is not None and header.mode == Mode.SEED and header.uneven == "pad":
@@ -632,7 +638,7 @@ def _whole(header: Header, first: int, reached: int, later: Sequence[Header]) ->
 def _remaining(
     gaps: Keys, first: int, deliveries: list[Delivery], newest: Delivery, parts: Sequence[AuditPart], report: AuditReport
 ) -> Keys:
-    """Positions still to come: of the newest start, what lies behind the last step of a rank that has a file."""
+    """Return the positions still to come: in the newest start, those after the last step of each rank that has a file."""
     header, start = newest.part.header, newest.part.start
     last = {part.header.rank: -1 for part in parts if part.header.world_size == header.world_size}
     for one in deliveries:
@@ -640,7 +646,7 @@ def _remaining(
             last[one.rank] = max(last[one.rank], _at(one))
     front, stride = max(last.values()), _stride(header)
     behind = sorted(rank for rank, its_last in last.items() if its_last < front - BEHIND_MAX * stride)
-    if behind and header.mode == Mode.SEED:  # a rank of a pipeline fetches as many rounds together as it likes
+    if behind and header.mode == Mode.SEED:  # a rank of a pipeline may fetch any number of rounds together
         report.unjudged.append(
             f"epoch {newest.epoch}, where the run ended: the record of rank {ranges(behind)} ends "
             f"{(front - min(last.values())) // stride} steps before the others'. It was stopped earlier, or its file was cut"

@@ -1,4 +1,4 @@
-"""Where this code runs: which rank of how many, under whose call; and what an object can do, and where a public name lives."""
+"""The process's surroundings: its rank and launcher, the user's frame, and what an object or a package provides."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from threading import Lock
 from types import FrameType, MethodType
 from typing import Any, NamedTuple
 
-OWN_CPUS = "SHMLOAD_RANK_CPUS"  # set by `shmload.launch`: so many of the node's processors are this rank's alone
+OWN_CPUS = "SHMLOAD_RANK_CPUS"  # set by `shmload.launch`: how many of the node's processors belong to this rank alone
 log = logging.getLogger("shmload")
 
 
 class Place(NamedTuple):
-    """What a launcher says of a process: its number among all of the run and among those of its node, and how many these are."""
+    """A process's place as its launcher reports it: its rank in the run and on its node, and the number of ranks of each."""
 
     rank: int
     world_size: int
@@ -27,18 +27,20 @@ class Place(NamedTuple):
     local_world_size: int
 
 
-# mpirun and srun set other variables than torchrun. PMI's are those of Hydra, which starts for MPICH and Intel MPI.
+# mpirun and srun set other variables than torchrun. PMI's are set by Hydra, which starts processes for MPICH and Intel MPI.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # not SLURM_NTASKS: sbatch and salloc set it, too, for a program that srun has not started and that is one process
+    # not SLURM_NTASKS: sbatch and salloc set it, too, for a single process that srun has not started
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
 
 
 def launched_place(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """What OpenMPI's, MVAPICH's, MPICH's or Intel MPI's mpirun, or Slurm's srun has said; None: none of them has started this."""
+    """Return the place that an mpirun (OpenMPI, MVAPICH, MPICH, Intel MPI) or Slurm's srun has set; None if neither started
+    this.
+    """
     for names in _LAUNCHERS:
         if all(name in environ for name in names):
             rank, world_size, local_rank, local = (environ[name] for name in names)
@@ -48,7 +50,7 @@ def launched_place(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def _tasks_of_node(text: str, node: int) -> int:
-    """Of Slurm's "4(x2),3", tasks of each node in turn, those of one node."""
+    """Return the tasks of one node from Slurm's list of tasks by node, such as "4(x2),3"."""
     counts = []
     for part in text.split(","):
         count, _, times = part.partition("(x")
@@ -57,7 +59,7 @@ def _tasks_of_node(text: str, node: int) -> int:
 
 
 def local_place(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
-    """(local rank, ranks on this node), as torchrun, mpirun or srun say; None: nobody has."""
+    """Return (local rank, ranks on this node) as torchrun, mpirun or srun set them; None if they are not set."""
     rank, size = environ.get("LOCAL_RANK", ""), environ.get("LOCAL_WORLD_SIZE", "")
     if rank.isdecimal() and size.isdecimal():
         return int(rank), max(int(size), 1)
@@ -66,9 +68,9 @@ def local_place(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | No
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """(rank, world_size): as given, else torch.distributed's if it is initialised, else RANK (or LOCAL_RANK) and WORLD_SIZE.
+    """Return (rank, world_size): as given, else torch.distributed's if initialized, else RANK (or LOCAL_RANK) and WORLD_SIZE.
 
-    Where none of these is set it is what mpirun or srun says, else (0, 1).
+    If none of these is set, return what mpirun or srun has set, else (0, 1).
 
     Raises:
         ValueError: only one of the two is given or set, or rank is not below world_size.
@@ -93,16 +95,16 @@ def source_of_rank() -> str:
 
 
 def _distributed() -> Any:
-    """torch.distributed, if it is initialised here, or was where this was forked."""
+    """Return torch.distributed if it is initialized here, or was in the process that this one was forked from; else None."""
     found = sys.modules.get("torch.distributed")
     return found if found is not None and found.is_available() and found.is_initialized() else None
 
 
 class OwnRank:
-    """Calls give (rank, world_size) of who reads: as given, else as of `rank_and_world_size`.
+    """A callable that returns the reader's (rank, world_size): as given, else as `rank_and_world_size` finds them.
 
-    A worker that is spawned cannot know its rank, so a pickle has the sender's. That is for workers: a process that was sent one
-    and is a rank itself, as those of torch.multiprocessing.spawn, goes by its own.
+    A spawned worker cannot know its rank, so a pickle contains the sender's. Only workers use it: an unpickled copy in a process
+    that is a rank itself, as in torch.multiprocessing.spawn, uses that process's own.
     """
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
@@ -114,13 +116,13 @@ class OwnRank:
             return rank_and_world_size(*self._given)
         data = sys.modules.get("torch.utils.data")
         if self._sender[1] > 1 and data is not None and data.get_worker_info() is not None and _distributed() is None:
-            return self._sender  # whatever the environment says, which the sender may know better
+            return self._sender  # whatever the environment says, because the sender may know better
         found = rank_and_world_size()
         return found if found[1] > 1 else self._sender
 
     @property
     def given(self) -> tuple[int, int] | None:
-        """As it was given; None: it was not."""
+        """The values as given; None if they were not."""
         rank, world_size = self._given
         return None if rank is None or world_size is None else (rank, world_size)
 
@@ -197,18 +199,18 @@ def _binds(function: Any, num: int) -> bool:
         inspect.signature(function).bind(*[None] * num)
     except TypeError:
         return False
-    except ValueError:  # a function in C that does not say what it takes
+    except ValueError:  # a function in C without a signature
         return True
     return True
 
 
-@lru_cache(256)  # asked for each snapshot
+@lru_cache(256)  # queried for each snapshot
 def _binds_self(function: Any, num: int) -> bool:
     return _binds(function, num + 1)
 
 
 class ForkLock:
-    """A lock that a forked child has anew: one that another thread held at the fork would never come back there."""
+    """A lock that is fresh in a forked child, where one that another thread held at the fork would never be released."""
 
     def __init__(self) -> None:
         self._locks: dict[int, Lock] = {}
@@ -221,7 +223,7 @@ class ForkLock:
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, each with how it is come to: ("[3]", item), (".transform", attribute)."""
+    """Yield the parts of an object, each with how to reach it: ("[3]", item), (".transform", attribute)."""
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", part) for key, part in list(value.items()))
     elif isinstance(value, (list, tuple, set, frozenset)):
@@ -231,20 +233,22 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_stateful(value: Any) -> bool:
-    """Whether it keeps torch.distributed.checkpoint's and torchdata's contract: `state_dict()` and `load_state_dict(state)`."""
+    """Return whether an object has `state_dict()` and `load_state_dict(state)`, as torch.distributed.checkpoint and torchdata
+    expect.
+    """
     return takes_arguments(ability_of(value, "state_dict"), 0) and takes_arguments(ability_of(value, "load_state_dict"), 1)
 
 
 @cache
 def _inside() -> tuple[str, ...]:
-    """Folders whose code is not the user's."""
-    import torch.utils.data  # here: importing shmload alone must not bring torch
+    """Return the folders whose code is not the user's."""
+    import torch.utils.data  # here, because importing shmload alone must not import torch
 
     return tuple(os.path.join(os.path.dirname(str(file)), "") for file in (__file__, torch.utils.data.__file__))
 
 
 def users_frame() -> tuple[FrameType, int]:
-    """The nearest frame that is neither shmload's nor torch's loader's, and how far up from the asking one it is.
+    """Return the nearest frame outside shmload and torch's loader, and its distance from the calling frame.
 
     The distance is what `warnings.warn` calls a stacklevel.
     """
@@ -256,13 +260,13 @@ def users_frame() -> tuple[FrameType, int]:
 
 
 def users_place() -> str:
-    """That frame's line, "file:line in function"."""
+    """Return the line of that frame, "file:line in function"."""
     frame, _ = users_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
 
 
 def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package.
+    """Return the `__getattr__` and `__dir__` of a package.
 
     Args:
         package: its `__name__`.
@@ -273,7 +277,7 @@ def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str],
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         collects = gc.isenabled()
-        gc.disable()  # what modules make is for good, and a collection meanwhile would go over all that torch has made: 50 ms
+        gc.disable()  # imported objects are permanent, and a collection now would visit everything that torch has made: 50 ms
         try:
             value = getattr(importlib.import_module(places[name]), name)
         finally:

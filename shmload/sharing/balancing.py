@@ -1,11 +1,12 @@
-"""What a rank does beside its engine's work whose neighbours read other samples: the node's workers help each other.
+"""Load balancing between ranks of a node that read different samples: idle workers of one rank fill chunks of another's ring.
 
-The neighbours' workers in this rank's ring, as its trainer deals with them: let in, watched, their chunks taken back.
+`Helpers` are the neighbors' workers in this rank's ring, as its trainer handles them: admitted, watched, and their chunks
+recovered.
 
-A helper is the child of another rank, which replaces it. Here it has a record of its own behind those of the worker pool, and it is
-let in when its process is in hand (src/helpers.h): its end is then seen like that of a worker, once every thread of it is gone. Its
-death is not put down to the sample it was at, as it may well be its own rank's end; but no other helper touches that batch any
-more, so the worker pool finds out.
+A helper is a child of another rank, which replaces it if it dies. Here it has a record after those of the worker pool, and it is
+admitted once its process is held by a pidfd (src/helpers.h): its end is then detected like that of a worker, once all its threads
+are gone. Its death is not blamed on its current sample, because its own rank may have ended; but no other helper touches that
+batch again, so the worker pool finds out.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ class Helpers:
     """The helpers of one ring.
 
     Args:
-        num_workers: of each rank.
-        rings: what each neighbour has said of its own, by its number in the rank group.
+        ring: the trainer's end of the ring.
+        rank_group: the ranks of the node.
+        num_workers: the number of workers of each rank.
+        rings: what each neighbor has posted about its ring, by its number in the rank group.
     """
 
     def __init__(self, ring: TrainerRing, rank_group: RankGroup, num_workers: int, rings: dict[int, dict[str, Any]]) -> None:
@@ -46,7 +49,7 @@ class Helpers:
         self._poll = select.poll()
 
     def look(self) -> int:
-        """Lets in who waits, and sees off who has ended. Returns how many chunks were taken back. Cost: one poll."""
+        """Admit waiting helpers, and recover the chunks of those that have ended. Return how many chunks. Cost: one poll."""
         num_taken_back = 0
         for pidfd, _ in self._poll.poll(0):
             record = next(record for record, (fd, _) in self._watched.items() if fd == pidfd)
@@ -62,18 +65,18 @@ class Helpers:
         pid, began = of_ticket(ticket)
         try:
             pidfd = pidfd_of(pid, began)
-        except OSError as error:  # no descriptor is left: it asks again
+        except OSError as error:  # no descriptor is left: the helper asks again
             log.warning("a worker of another rank (pid %d) cannot be watched, and so not help: %s", pid, error)
             return
         if pidfd < 0:
-            self._ring.release(record)  # it has ended, and has claimed nothing
+            self._ring.release(record)  # it has ended without claiming anything
             return
         self._watched[record] = private_fds.keep(pidfd), pid
         self._poll.register(pidfd, select.POLLIN)
         self._ring.accept(record, ticket)
 
     def _place(self, record: int) -> tuple[int, int]:
-        """(number of the rank in the rank group, worker of it) whose record this is."""
+        """Return (number of the rank in the rank group, number of its worker) for a record."""
         steps, worker = divmod(record, self._num_workers)
         return (self._rank_group.me + steps) % len(self._rank_group.members), worker
 
@@ -81,10 +84,10 @@ class Helpers:
         rank, worker = self._place(record)
         return f"worker {worker} of local rank {self._rank_group.members[rank].local_rank} (pid {self._watched[record][1]})"
 
-    # ------------------------------------------------------------ what a worker pool does for its supervisor
+    # ------------------------------------------------------------ what a supervisor expects of a worker pool
 
     def stack(self, record: int) -> str:
-        """Where a helper is now, in Python; or why that is not known."""
+        """Return the Python stack of a helper, or why it is not known."""
         rank, worker = self._place(record)
         try:
             fd = open_segment(self._rings[rank]["stacks"][worker])
@@ -96,7 +99,7 @@ class Helpers:
             os.close(fd)
 
     def kill(self, record: int) -> Death:
-        """Ends a helper at once, and waits for that; its own rank replaces it."""
+        """End a helper at once, and wait for its end; its own rank replaces it."""
         pidfd, pid = self._watched[record]
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -104,14 +107,14 @@ class Helpers:
         return Death(record, pid, -signal.SIGKILL)
 
     def replace(self, record: int) -> None:
-        """Makes way for another, once a helper's claims have been taken back."""
+        """Free a helper's record once its claims have been recovered."""
         pidfd, _ = self._watched.pop(record)
         self._poll.unregister(pidfd)
         private_fds.close(pidfd)
         self._ring.release(record)
 
     def close(self) -> None:
-        """Watches nobody any more."""
+        """Stop watching all helpers."""
         for pidfd, _ in self._watched.values():
             private_fds.close(pidfd)
         self._watched.clear()
@@ -119,20 +122,20 @@ class Helpers:
 
 
 class PeerPool(NamedTuple):
-    """The worker pool of a neighbour, as this rank calls it."""
+    """The worker pool of a neighbor, as this rank wakes it."""
 
     neighbour: Neighbour
     bell: Doorbell
 
 
 class NodeBell(Doorbell):
-    """The worker pool's bell for orders. What is more than its idle workers can claim it rings the neighbours' idle workers for."""
+    """The worker pool's bell for orders. It also wakes the neighbors' idle workers for what its own idle workers cannot claim."""
 
     ring: TrainerRing
     peer_pools: dict[int, PeerPool]  # by number in the rank group, the next one first
 
     def post_up_to(self, count: int) -> None:
-        """As of any bell; then the neighbours' as often as there are chunks left and workers idle."""
+        """Ring like any bell; then ring the neighbors' bells as long as there are chunks left and workers idle."""
         super().post_up_to(count)
         num_left = self.ring.num_unattended
         for peer_pools in self.peer_pools.values():
@@ -145,7 +148,7 @@ class NodeBell(Doorbell):
 
 
 class Balancer(RankHook):
-    """The part that an engine's rank takes whose neighbours' workers fill chunks of its ring when they have nothing else to do.
+    """The hook of a rank whose neighbors' idle workers fill chunks of its ring.
 
     Args:
         rank_group: these ranks.
@@ -189,7 +192,7 @@ class Balancer(RankHook):
             peer, member = rings[number], rank_group.members[number]
             try:
                 self._peer_pools[number] = PeerPool(Neighbour(map_segment(peer["control"])), Doorbell.attach(peer["orders"]))
-            except OSError:  # it has closed its loader meanwhile
+            except OSError:  # it has closed its loader in the meantime
                 continue
             peer_rings.append(
                 PeerRing(
@@ -198,7 +201,7 @@ class Balancer(RankHook):
                     control_path=peer["control"],
                     ready_bell=peer["ready"],
                     grants_bell=peer["grants"],
-                    first_record=num_workers * (num_ranks - steps),  # as many ranks on from there is this one
+                    first_record=num_workers * (num_ranks - steps),  # from there, this rank is so many ranks further
                 )
             )
         return tuple(peer_rings)
@@ -227,7 +230,7 @@ class Balancer(RankHook):
         }
 
     def closed(self) -> None:
-        """Helpers leave by themselves; the neighbours go on."""
+        """Release the helpers, which leave by themselves; the neighbors continue."""
         self._peer_pools.clear()
         if self.helpers is not None:
             self.helpers.close()

@@ -1,8 +1,9 @@
-"""Who reads with whom: the ranks of a node say at a board what they want, and those that want the same are a group.
+"""Groups of ranks that read together: each rank of a node posts what it reads on a board, and ranks with the same data are a group.
 
-The board is JSON: a member for each local rank, then for each group how to come to its leader's ring. All ranks that the launcher
-has started on this node come, once for each ring of each loader, in the order in which loaders begin to read. Nobody is let go
-before all are there: only then it is known who leads. The loader's number and the run's own variables (world.run_key) are the name.
+The board is JSON: a member for each local rank, then for each group how to attach to its leader's ring. All ranks that the
+launcher has started on this node take part, once for each ring of each loader, in the order in which loaders begin to read. No
+rank continues before all have arrived, because only then the leader is known. The name consists of the loader's number and the
+run's own variables (world.run_key).
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from shmload.shm.names import meeting_stem
 from shmload.shm.segment import Group
 from shmload.world import local_place
 
-MEET_S = 300.0  # for the others to come, where the loader has no timeout: they may have more to import and to open
+MEET_S = 300.0  # for the others to arrive, if the loader has no timeout: they may have more to import and to open
 _ENDED = '{} has ended before all ranks of this node had begun to read (share="node")'
-LOOK_MS = 10  # between looks at the board; a worker pool takes longer than that to start
+LOOK_MS = 10  # between looks at the board; starting a worker pool takes longer than that
 
 
 class RankInfo(NamedTuple):
-    """One rank: its process, and what it wants."""
+    """One rank: its process, and the data it reads."""
 
     local_rank: int
     pid: int
-    began: str  # the process's start, which tells it from a later one of the same id
+    began: str  # the process's start time, which distinguishes it from a later process with the same id
     data: tuple[int, int]  # the rank and world size whose batches it reads
-    promise: dict[str, Any]  # what must be the same in all ranks that read these
+    promise: dict[str, Any]  # what must be equal in all ranks that read these
     cpus: list[int]
 
     def __str__(self) -> str:
@@ -48,9 +49,9 @@ class RankInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks that share something, with this rank's number among them. `pidfds` are of the others, by number.
+    """Ranks that share something, with this rank's number among them. `pidfds` has the others' by number.
 
-    They read the same, and the first leads; or each reads something else, and they are all of the node.
+    Either all read the same, and the first leads; or each reads something else, and they are all ranks of the node.
     """
 
     members: list[RankInfo]
@@ -61,18 +62,18 @@ class RankGroup:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether each rank reads something else: then each has a ring, and the worker pools help each other."""
+        """Return whether each rank reads different data. Then each has its own ring, and the worker pools help each other."""
         return len({member.data for member in self.members}) == len(self.members)
 
     def announce(self, ring: dict[str, Any]) -> None:
-        """Says how to come to this rank's ring; `{"failed": why}` if there is none."""
+        """Post how to attach to this rank's ring; `{"failed": why}` if there is none."""
         with self.meeting.at_board():
             board = json.loads(self.meeting.read())
             board["rings"][str(self.members[self.me].local_rank)] = ring
             self.meeting.write(json.dumps(board).encode())
 
     def rings(self, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """How to come to the rings of these ranks, once each of them has said; without those that have ended before."""
+        """Return how to attach to the rings of these ranks, once each has posted it; without ranks that ended before."""
         poll = poll_of(self.pidfds.values())
         ended: set[int] = set()
         while True:
@@ -88,10 +89,10 @@ class RankGroup:
             poll.poll(LOOK_MS)
 
     def ring(self) -> dict[str, Any]:
-        """How to come to the leader's ring, once it is there.
+        """Return how to attach to the leader's ring, once it has posted that.
 
         Raises:
-            RankLeft: the leader has ended, or could not make it.
+            RankLeft: the leader has ended, or could not create its ring.
         """
         ring = self.rings([0]).get(0, {"failed": None})
         if "failed" not in ring:
@@ -100,7 +101,7 @@ class RankGroup:
         raise RankLeft(f'{self.members[0]}, whose ring this rank was to read (share="node"), {why}')
 
     def close(self) -> None:
-        """Watches nobody any more."""
+        """Stop watching the other ranks."""
         self.meeting.leave()
         for pidfd in self.pidfds.values():
             private_fds.close(pidfd)
@@ -108,7 +109,7 @@ class RankGroup:
 
 
 def poll_of(pidfds: Iterable[int]) -> select.poll:
-    """Says which of these processes have ended."""
+    """Return a poll object that reports which of these processes have ended."""
     poll = select.poll()
     for pidfd in pidfds:
         poll.register(pidfd, select.POLLIN)
@@ -116,16 +117,17 @@ def poll_of(pidfds: Iterable[int]) -> select.poll:
 
 
 def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s: float) -> RankGroup:
-    """Waits for all ranks of the node; gives those that read what this one does, or all where no two read the same.
+    """Wait for all ranks of the node; return those that read the same data as this one, or all if no two read the same.
 
     Args:
-        name: of the ring among this run's.
+        name: the name of the ring among this run's.
+        data: the rank and world size whose batches this rank reads.
         promise: what must be equal within a group.
         timeout_s: how long the others may take; 0: MEET_S.
     Raises:
-        ValueError: no launcher has said which ranks this node has and which of them this is, or those that share promise different
-            things.
-        RankLeft: one has ended, or has not come in time.
+        ValueError: no launcher has said which ranks this node has and which of them this is, or the ranks of a group promise
+            different things.
+        RankLeft: a rank has ended, or has not arrived in time.
     """
     place = local_place()
     if place is None or place[0] >= place[1]:
@@ -136,7 +138,7 @@ def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s:
         )
     local_rank, num_local = place
     mine = RankInfo(local_rank, os.getpid(), start_of(os.getpid()), data, promise, sorted(os.sched_getaffinity(0)))
-    group = Group()  # starts the reaper, which sees to the meeting if this process is killed
+    group = Group()  # starts the reaper, which removes the meeting if this process is killed
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     meeting = Meeting(meeting_stem("share", name, restart, *run_key()))
     pidfds: dict[int, int] = {}  # by local rank
@@ -180,7 +182,7 @@ def _all_members(meeting: Meeting, mine: RankInfo, num_local: int, pidfds: dict[
 
 
 def _seated(meeting: Meeting, mine: RankInfo) -> list[RankInfo]:
-    """Takes a member if this rank has none; gives all that are taken, by local rank."""
+    """Add this rank to the board if it is missing; return all members, by local rank."""
     with meeting.at_board():
         text = meeting.read()
         board = json.loads(text) if text else {"members": [], "rings": {}}
@@ -207,32 +209,33 @@ def _check_promises(rank_group: list[RankInfo]) -> None:
 
 
 class RankSync(RankHook):
-    """Where the ranks that read one ring stand, for one of them: as each writes it, and as the others ask.
+    """The progress of ranks that read one ring, seen from one of them: each rank publishes its own, and checks the others'.
 
     Ranks count the batches that they have taken since all began at one place: that is a *generation*. It ends for all at the same
-    batch, where the program breaks off, resumes or sets another epoch; there they meet, and compare.
+    batch, when the program leaves the loop, resumes or sets another epoch; then they wait for each other and compare their
+    places.
 
     Args:
-        rank_group: who they are.
-        timeout_s: how long they may take to come to one place; 0: as long as it takes.
+        rank_group: the ranks.
+        timeout_s: how long they may take to arrive at one place; 0: no limit.
     """
 
     def __init__(self, rank_group: RankGroup, timeout_s: float) -> None:
         self._rank_group, self._timeout_s = rank_group, timeout_s
         self._poll = poll_of(rank_group.pidfds.values())
-        self._ended: set[int] = set()  # ranks whose processes have
-        self._count = 0  # batches taken of this generation
-        self._count_before = 0  # of the one before
+        self._ended: set[int] = set()  # ranks whose processes have ended
+        self._count = 0  # batches taken in this generation
+        self._count_before = 0  # batches taken in the previous one
         self._num_passes = 0
-        self._begins = True  # this generation is still to be begun together
+        self._begins = True  # whether the ranks have yet to begin this generation together
 
     def attach(self, share: Share, sleep: Callable[[Order | None], None], ring_others: Callable[[], None]) -> None:
-        """Takes what there is once there is a ring.
+        """Receive what is available once there is a ring.
 
         Args:
             share: the ranks' words.
-            sleep: (order, or None for none in particular) sleeps until something may have changed, 20 ms at most.
-            ring_others: wakes those who sleep.
+            sleep: (order, or None for none in particular) sleeps until something may have changed, at most 20 ms.
+            ring_others: wakes ranks that sleep.
         """
         self._share, self._sleep, self._ring_others = share, sleep, ring_others
 
@@ -244,34 +247,34 @@ class RankSync(RankHook):
         self._ring_others()
 
     def abandoned(self) -> None:
-        """What is ordered is not wanted: a new generation."""
+        """Begin a new generation, because what is ordered is no longer wanted."""
         self._count_before, self._count = self._count, 0
         self._share.generation += 1
         self._begins = True
 
     def leave(self) -> None:
-        """Says that this rank takes nothing any more."""
+        """Announce that this rank takes no more batches."""
         self._share.report(trainer.REPORT_CLOSED, 1)
         self._ring_others()
 
     def after_next(self, *, is_gone: bool) -> None:
-        """If it is gone, one batch more was taken, or has failed."""
+        """If `is_gone`, count one more batch as taken or failed."""
         if is_gone:
             self._count += 1
             self._share.report(trainer.REPORT_COUNT, self._count)
 
     def before_next(self, order: Order) -> None:
-        """Sees to it that all ranks come to a batch in the same way.
+        """Ensure that all ranks arrive at a batch in the same way.
 
         Raises:
-            RankLeft: one of them does not, or has ended.
+            RankLeft: a rank does not, or has ended.
         """
         if self._begins:
             self._begin(order)
         self.look()
 
     def _see_ended(self) -> None:
-        """Looks for ranks that have ended. Cost: one poll."""
+        """Check for ranks that have ended. Cost: one poll."""
         for pidfd, _ in self._poll.poll(0):
             self._ended.add(next(rank for rank, fd in self._rank_group.pidfds.items() if fd == pidfd))
 
@@ -300,7 +303,7 @@ class RankSync(RankHook):
         return 0
 
     def are_done(self) -> bool:
-        """Whether no other rank still takes a batch that this one has taken."""
+        """Return whether no other rank has yet to take a batch that this one has taken."""
         self._see_ended()
         mine, reported = self._share.generation, self._share.reported
         return all(
@@ -315,11 +318,11 @@ class RankSync(RankHook):
         return (rank for rank in range(self._share.num_ranks) if rank != self._share.me)
 
     def _left(self, rank: int) -> tuple[int, int]:
-        """The pass that a rank has left before its end, 0: none, and the batches it had taken by then."""
+        """Return the pass that a rank has left before its end (0 if none), and the batches it had taken by then."""
         return divmod(self._share.reported(rank, trainer.REPORT_LEFT), 1 << 32)
 
     def _begin(self, order: Order) -> None:
-        """Begins a generation together with all others."""
+        """Begin a generation together with all others."""
         share, reported = self._share, self._share.reported
         mine = share.generation
         odd = _odd(mine)
@@ -334,7 +337,7 @@ class RankSync(RankHook):
             for rank in behind:
                 is_closed, count = reported(rank, trainer.REPORT_CLOSED), reported(rank, trainer.REPORT_COUNT)
                 if reported(rank, trainer.REPORT_GENERATION) >= mine:
-                    continue  # it has come in the meantime: its count is of the new generation
+                    continue  # it has arrived in the meantime: its count belongs to the new generation
                 if count > self._count_before:
                     raise self._apart(rank, "has read on where this rank has begun elsewhere", count)
                 if is_closed or rank in self._ended:
@@ -367,5 +370,5 @@ class RankSync(RankHook):
 
 
 def _odd(generation: int) -> int:
-    """What is added to the words of the place where a generation begins."""
+    """Return what is added to the words of the place where a generation begins."""
     return trainer.REPORT_ODD * (generation & 1)

@@ -1,1 +1,1 @@
-"""Memory and bells that processes share: the only place that knows /dev/shm, memfd and the resource tracker."""
+"""Shared memory and bells between processes: the only place that knows /dev/shm, memfd and the resource tracker."""

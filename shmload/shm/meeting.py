@@ -1,18 +1,18 @@
-"""Where the processes of one run on one node find each other: a board that all can read, and one at a time can write.
+"""The rendezvous of the processes of one run on one node: a board that all can read, and one at a time can write.
 
-    <stem>-control   the board. Whoever attends holds a shared flock on it, so the janitor sees that the meeting lives
-    <stem>-gate      whoever reads or writes the board holds an exclusive flock on it, and others wait there
+    <stem>-control   the board. Each attending process holds a shared flock on it, so the janitor sees that the meeting is alive
+    <stem>-gate      a process that reads or writes the board holds an exclusive flock on it, and others wait for that lock
 
-Both locks are the kernel's: they end with their holder, however it ends. If it was in the middle of something, the next one through
-the gate finds the board as it was. The last to leave removes both files; the reaper does it for killed ones (reaper.py).
-Whoever can turn its lock on the board into an exclusive one is the last, and nobody is inside the gate.
+Both locks are the kernel's: they end with their holder, however it ends. If a holder dies in the middle of a write, the next one
+finds an empty board or the previous one. The last process to leave removes both files; the reaper does that for killed ones
+(reaper.py). A process that can turn its lock on the board into an exclusive one is the last, and no other is inside the gate.
 
-The names follow from what the run's processes know, so others can guess them, and in a folder that all may write to anyone can be
-there first. A place at which something of another user's stands, or no file at all, is passed by: the next has the last number of
-the stem one higher. Where one of this user's has begun a meeting, that place is taken before one that is only free.
+The names follow from what the run's processes know, so others can guess them, and in a folder that everyone may write to anyone
+can be there first. A place whose path is another user's, or not a regular file, is skipped: the next place has the last number of
+the stem one higher. A place where this user has begun a meeting is preferred to a free one.
 
-A file that was opened may have been removed by the last of an earlier meeting. So once both locks are held it is checked that the
-names still lead to them, else all is begun again.
+A file that was opened may have been removed by the last process of an earlier meeting. So once both locks are held, it is
+verified that the names still refer to these files; otherwise everything is repeated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Meeting:
     """This process's attendance. Ends with `leave`.
 
     Args:
-        stem: of the first place, which ends in "-0".
+        stem: the stem of the first place, which ends in "-0".
     """
 
     def __init__(self, stem: str) -> None:
@@ -48,11 +48,11 @@ class Meeting:
 
     @contextmanager
     def at_board(self) -> Iterator[None]:
-        """Goes through the gate, alone; waits there without limit while another is inside. Begins to attend.
+        """Enter the gate alone, waiting without limit while another process is inside, and attend the meeting from then on.
 
         Raises:
             OSError: there is no place to meet at.
-            PermissionError: others have taken all of them.
+            PermissionError: other users have taken all places.
         """
         gate = self._enter()
         try:
@@ -61,28 +61,28 @@ class Meeting:
             gate.close()
 
     def read(self) -> bytes:
-        """What the board says; nothing if nobody has written yet."""
+        """Return the board's text; empty if nothing has been written yet."""
         assert self._control is not None
         data = os.pread(self._control.fd, os.fstat(self._control.fd).st_size, 0)
         digest, text = data[:_DIGEST_NBYTES], data[_DIGEST_NBYTES:]
         return text if digest == _digest(text) else b""
 
     def write(self, text: bytes) -> None:
-        """Writes the board anew. A writer that is killed leaves one that says nothing, or what it said before."""
+        """Overwrite the board. If the writer is killed, the board is empty or unchanged."""
         assert self._control is not None
         os.pwrite(self._control.fd, _digest(text) + text, 0)
         os.ftruncate(self._control.fd, _DIGEST_NBYTES + len(text))
 
     def leave(self) -> None:
-        """Attends no longer; the last one removes the files. Does nothing in a forked child, or twice."""
+        """Stop attending; the last process removes the files. Does nothing in a forked child. Idempotent."""
         if os.getpid() != self._pid or self._control is None:
             return
         control, self._control = self._control, None
         try:
             if control.try_acquire() and control.is_at(self._control_path):
-                os.unlink(self._gate_path)  # first: while the old board is there, nobody passes by it to a new meeting
+                os.unlink(self._gate_path)  # first: while the old board exists, no process goes past it to a new meeting
                 os.unlink(self._control_path)
-        except FileNotFoundError:  # somebody has removed what nobody should
+        except FileNotFoundError:  # the files were removed by someone else
             pass
         finally:
             control.close()
@@ -100,13 +100,13 @@ class Meeting:
             except OSError:
                 if _others(self._control_path) is None and _others(self._gate_path) is None:
                     raise
-                self._let_go()  # another user has been quicker
+                self._let_go()  # another user was quicker
                 continue
             try:
                 gate.acquire()
                 if gate.is_at(self._gate_path) and self._control.is_at(self._control_path):
                     return gate
-            except BaseException:  # a signal's, while waiting
+            except BaseException:  # including a signal's, while waiting
                 gate.close()
                 raise
             gate.close()
@@ -118,7 +118,7 @@ class Meeting:
             self._control = None
 
     def _place(self) -> tuple[str, str]:
-        """Where to meet: where one of this user's has begun to, else at the first place that is free."""
+        """Return the place to meet at: one where this user has begun a meeting, else the first free place."""
         open_to_us = [place for place in self._places if all(_others(path) is None for path in place)]
         for place in open_to_us:
             if os.path.lexists(place[0]):
@@ -148,12 +148,12 @@ def _opened(path: str) -> FileLock:
 
 
 def _is_ours(status: os.stat_result) -> bool:
-    """Whether it is a file that nobody but this user can have made, or write to."""
+    """Return whether it is a regular file that only this user can have created or can write to."""
     return status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode) and not status.st_mode & 0o077
 
 
 def _others(path: str) -> int | None:
-    """Whose it is that stands in the way at a path; None: nothing does."""
+    """Return the user whose file blocks a path; None if nothing does."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:

@@ -1,16 +1,17 @@
-"""Where a pickle goes: to a process of this machine, which maps what is shared, or to other machines, which must be sent it.
+"""Pickles for processes of this machine, which map shared memory, and for other machines, which must receive its contents.
 
-What holds shared memory asks `is_abroad()` while it is pickled, and gives `carried(memory)` in place of the way to it. That memory
-is not part of the pickle but lies behind it, whole, and so do the arrays that have at least LEAST_NBYTES: what pickle's protocol 5
-hands out as buffers, and the storages of torch's tensors. Whoever unpickles reads them where they have arrived and makes no copy,
-so they are read-only there; a tensor cannot be, and is copied. Anything smaller is as ever: an array comes as one that can be
-written to. The limit is where sharing begins to pay: what a dataset writes to (counts, a buffer for one sample) is smaller, and
-what it only reads and would be missed in each process is larger.
+An object with shared memory calls `is_abroad()` while it is pickled; if so, it pickles `carried(memory)` in place of its path.
+That memory is not part of the pickle but follows it, whole, and so do the arrays that have at least LEAST_NBYTES: what pickle's
+protocol 5 hands out as buffers, and the storages of torch's tensors. The receiver reads them in place without a copy, so they are
+read-only there; a tensor cannot be, and is copied. Anything smaller is pickled as usual, and arrays are writable. The limit is
+where sharing begins to pay: what a dataset writes to (counts, a buffer for one sample) is smaller; large data that it only reads
+should not exist once per process.
 
     head: number of pieces, length of each  |  pickle  |  piece  |  piece ...     each at a multiple of 64 bytes
 
-Rejected: several objects of 64 MiB, so that the first travel while others are put. What 16 arrays of 64 MB took to the first batch
-on another node was the same within the noise (2.6 to 3.0 s in pieces, 2.5 to 3.0 s whole): the transfer takes all of the time.
+Rejected: several objects of 64 MiB, so that the first is transferred while others are put. The time for 16 arrays of 64 MB until
+the first batch on another node was the same within the noise (2.6 to 3.0 s in pieces, 2.5 to 3.0 s whole): the transfer takes all
+of it.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ Dump = Callable[[Any, Callable[[pickle.PickleBuffer], bool]], Any]
 
 
 def is_abroad() -> bool:
-    """Whether what is being pickled is for other machines."""
+    """Return whether the object that is being pickled is for other machines."""
     return _held.get() is not None
 
 
 def carried(memory: Any) -> Any:
-    """What stands for some bytes in a pickle; unpickled it is a buffer of them.
+    """Return the placeholder of some bytes in a pickle; unpickling it returns a buffer of them.
 
     Args:
         memory: a contiguous buffer, which must not change before the parcel is written.
@@ -55,12 +56,13 @@ def carried(memory: Any) -> Any:
 
 
 class Parcel:
-    """A value for other machines; its large parts are still where the value has them, and are copied once, by `write`.
+    """A value for other machines. Its large parts are not copied until `write`, which copies them once.
 
     Args:
+        value: the value.
         dump: pickles it.
     Attributes:
-        nbytes: of all.
+        nbytes: the size of the whole parcel.
     """
 
     def __init__(self, value: Any, dump: Dump) -> None:
@@ -86,10 +88,12 @@ class Parcel:
         self.nbytes = self._places[-1][1]
 
     def write(self, fd: int) -> None:
-        """Copies all of it to the beginning of a file of zeros.
+        """Copy the parcel to the beginning of a file of zeros.
 
-        By pwrite, which takes half of what it takes to write to a mapping whose pages are new.
+        pwrite takes half the time of writing to a mapping whose pages are new.
 
+        Args:
+            fd: the file.
         Raises:
             OSError: there is no room.
         """
@@ -100,15 +104,15 @@ class Parcel:
 
 def _write(fd: int, piece: memoryview, begin: int) -> None:
     at = 0
-    while at < piece.nbytes:  # one call writes 2 GiB at most
+    while at < piece.nbytes:  # one call writes at most 2 GiB
         at += os.pwrite(fd, piece[at:], begin + at)
 
 
 def loads(packed: Any) -> Any:
-    """The value; what was carried, and large arrays, alias `packed` and are read-only.
+    """Return the value; carried memory and large arrays alias `packed` and are read-only.
 
     Raises:
-        pickle.UnpicklingError: these bytes are not a parcel's.
+        pickle.UnpicklingError: these bytes are not a parcel.
     """
     view = memoryview(packed).toreadonly()
     try:
@@ -121,7 +125,7 @@ def loads(packed: Any) -> Any:
 
 
 def _places(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """(begin, end) of each piece."""
+    """Return (begin, end) of each piece."""
     places, end = [], 8 * (1 + len(sizes))
     for nbytes in sizes:
         begin = -(-end // ALIGNMENT) * ALIGNMENT
@@ -134,7 +138,7 @@ def _places(sizes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class LocalPickler(pickle.Pickler):
-    """By protocol 5, with which arrays keep their byte order too, of tensors of every dtype."""
+    """A pickler with protocol 5, which also keeps the byte order of arrays, for tensors of every dtype."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
@@ -142,16 +146,16 @@ class LocalPickler(pickle.Pickler):
 
 
 def dumps(value: Any) -> bytes:
-    """Its pickle for a process of this machine."""
+    """Return a value's pickle for a process of this machine."""
     pickled = io.BytesIO()
     LocalPickler(pickled).dump(value)
     return pickled.getvalue()
 
 
 def reducers() -> dict[type, Callable[[Any], Any]]:
-    """For a pickler's dispatch_table: a tensor's memory as a buffer, where torch would pickle copies of it.
+    """Return entries for a pickler's dispatch_table: they pickle a tensor's memory as a buffer, where torch would copy it.
 
-    Of dtypes that have no storage class of their own (uint16, float8, ...) torch's pickles cannot be read (torch 2.13).
+    torch cannot read its own pickles of dtypes without a storage class (uint16, float8, ...) (torch 2.13).
     """
     torch = sys.modules.get("torch")
     return {} if torch is None else {torch.storage.TypedStorage: _reduced, torch.UntypedStorage: _reduced_untyped}
@@ -162,18 +166,18 @@ def _reduced_untyped(memory: Any) -> Any:
 
     if memory.device.type != "cpu":
         return memory.__reduce__()
-    return _storage, (torch.uint8, pickle.PickleBuffer(_bytes_of(memory)))  # what makes the tensor again looks into it
+    return _storage, (torch.uint8, pickle.PickleBuffer(_bytes_of(memory)))  # rebuilding the tensor reads from it
 
 
 def _reduced(storage: Any) -> Any:
-    memory = storage._untyped_storage  # its public name warns of itself
+    memory = storage._untyped_storage  # its public name emits a warning
     if memory.device.type != "cpu" or memory.nbytes() < LEAST_NBYTES:
         return storage.__reduce__()
     return _storage, (storage.dtype, pickle.PickleBuffer(_bytes_of(memory)))
 
 
 def _storage(dtype: Any, memory: Any) -> Any:
-    """A copy of a tensor's memory, which can be written to."""
+    """Return a writable copy of a tensor's memory."""
     import torch
 
     mine = torch.UntypedStorage(memoryview(memory).nbytes)  # type: ignore[no-untyped-call]

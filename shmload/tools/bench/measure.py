@@ -1,11 +1,11 @@
-"""The fresh process: reads jobs from stdin, measures them, writes one JSON line a job to the given file.
+"""The measuring process: it reads jobs from stdin, measures them, and writes one line of JSON for each job to the given file.
 
-Its stdout stays free for what a user's dataset prints. From top to bottom: CPU, memory and page cache as the kernel tells them;
-batches touched and digested; the stop-watch over a stream of batches; what one core can do with no loader at all; the jobs.
+Its stdout is left to the user's dataset. From top to bottom: CPU, memory and page cache as the kernel reports them; touching and
+digesting batches; timing a stream of batches; the limit of one core without any loader; the jobs.
 
-CPU: a process' own clock has nanoseconds (clock_getcpuclockid(3) makes its id from the pid), /proc/PID/stat only 10 ms ticks; the
-ticks serve for children that are dead and reaped. Memory: proportional set size (proc_pid_smaps(5)), in which a page shared by n
-processes counts 1/n in each, so that a sum over the tree counts it once.
+CPU: a process's own clock has nanoseconds (clock_getcpuclockid(3) computes its id from the pid), /proc/PID/stat only ticks of 10
+ms; the ticks are used for children that have been reaped. Memory: the proportional set size (proc_pid_smaps(5)), in which a page
+shared by n processes counts 1/n in each, so that a sum over the tree counts it once.
 """
 
 import gc
@@ -39,19 +39,19 @@ GIB = 1 << 30
 
 
 def stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on (field 3 of proc_pid_stat(5) is element 0)."""
+    """Return the fields of /proc/PID/stat from the state on (field 3 of proc_pid_stat(5) is element 0)."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
 
 
 def descendants(root: int) -> list[int]:
-    """Process ids of everything below `root`, parents first."""
+    """Return the process ids of everything below `root`, parents first."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 children.setdefault(int(stat(int(name))[1]), []).append(int(name))
             except (OSError, IndexError):
-                continue  # it ended between the listing and the reading
+                continue  # it ended between listing and reading
     found = list(children.get(root, ()))
     for pid in found:
         found.extend(children.get(pid, ()))
@@ -59,12 +59,12 @@ def descendants(root: int) -> list[int]:
 
 
 def clock_s(pid: int) -> float:
-    """CPU seconds of a process, dead threads included."""
+    """Return the CPU seconds of a process, dead threads included."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def tree_cpu_s() -> float:
-    """CPU seconds used so far by this process and all below it, the dead ones included."""
+    """Return the CPU seconds used so far by this process and all below it, reaped ones included."""
     dead = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = time.process_time() + dead.ru_utime + dead.ru_stime
     for pid in descendants(os.getpid()):
@@ -77,7 +77,7 @@ def tree_cpu_s() -> float:
 
 
 def tree_pss_bytes(root: int) -> int:
-    """Proportional set size of `root` and all below it, without pages of mapped files: those are the page cache's."""
+    """Return the proportional set size of `root` and all below it, without mapped files, which belong to the page cache."""
     total = 0
     for pid in [root, *descendants(root)]:
         try:
@@ -93,7 +93,7 @@ TOUCHED_EVERY = 4096
 
 
 def leaves(batch: Any) -> Iterator[Any]:
-    """Everything in a batch that is not a container, in order; mappings by their own order."""
+    """Yield everything in a batch that is not a container, in order; mappings in their own order."""
     if isinstance(batch, Mapping):
         batch = batch.values()
     elif not isinstance(batch, (list, tuple)):
@@ -104,7 +104,7 @@ def leaves(batch: Any) -> Iterator[Any]:
 
 
 def touch(batch: Any) -> int:
-    """Reads one byte of every page of every tensor and array; returns the bytes delivered."""
+    """Read one byte of every page of every tensor and array, and return the bytes delivered."""
     nbytes = 0
     for leaf in leaves(batch):
         if isinstance(leaf, torch.Tensor):
@@ -119,7 +119,7 @@ def touch(batch: Any) -> int:
 
 
 def num_rows(batch: Any) -> int:
-    """Samples in a batch of unknown make: the length of its first tensor or array, else of its first list of strings."""
+    """Return the samples in a batch of unknown type: the length of its first tensor or array, else of its first list of strings."""
     for leaf in leaves(batch):
         if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim:
             return len(leaf)
@@ -127,25 +127,26 @@ def num_rows(batch: Any) -> int:
 
 
 def digest(batch: Any) -> int:
-    """Of dtypes, shapes and every byte: two loaders are compared without keeping batches. Kinds of containers do not count."""
+    """Return a digest of dtypes, shapes and all bytes, to compare loaders without keeping batches. Container types do not count."""
     return digest_of(list(leaves(batch)))[0]
 
 
 class MeasuredStream:
-    """Batches of one epoch after another, with the number of samples in each.
+    """The batches of one epoch after another, with the number of samples in each.
 
     Args:
-        num_samples, batch_size: of an epoch; without them rows are counted in the batches.
+        loader: the loader.
+        num_samples, batch_size: of an epoch; without them the rows of each batch are counted.
     """
 
     def __init__(self, loader: Loader, num_samples: int | None, batch_size: int | None) -> None:
         self.loader, self.num_samples, self.batch_size = loader, num_samples, batch_size
         self.batches: Iterator[Any] | None = None
-        self.position = 0  # batches delivered of the running epoch
+        self.position = 0  # batches delivered in the current epoch
         self.num_epochs = 0  # epochs begun
 
     def next(self) -> tuple[Any, int]:
-        """The next batch and its samples; begins a new epoch where one ends."""
+        """Return the next batch and its number of samples; begin a new epoch where one ends."""
         if self.batches is None:
             self.batches, self.position = iter(self.loader), 0
             self.num_epochs += 1
@@ -172,7 +173,7 @@ class MeasuredStream:
 
 @dataclass
 class MeasuredSegment:
-    """What was seen between two moments of a stream."""
+    """The measurements between two moments of a stream."""
 
     num_samples: int = 0
     nbytes: int = 0
@@ -181,13 +182,13 @@ class MeasuredSegment:
     trainer_cpu_s: float = 0.0
     touch_cpu_s: float = 0.0
     touch_s: float = 0.0
-    step_s: float = 0.0  # as asked for
-    slept_s: float = 0.0  # what the steps took
+    step_s: float = 0.0  # the requested steps
+    slept_s: float = 0.0  # the actual duration of the steps
     waits_s: list[float] = field(default_factory=list)
-    boundary_waits_s: list[float] = field(default_factory=list)  # those in which an epoch ended
+    boundary_waits_s: list[float] = field(default_factory=list)  # waits during which an epoch ended
 
     def values(self) -> dict[str, float]:
-        """The metrics of the report."""
+        """Return the metrics of the report."""
         num_batches = len(self.waits_s)
         loader_cpu_s = self.trainer_cpu_s - self.touch_cpu_s
         waits_s = sorted(self.waits_s)
@@ -214,7 +215,7 @@ class MeasuredSegment:
 
 
 def record(stream: MeasuredStream, is_over: Callable[[MeasuredSegment, float], bool], step_s: float = 0.0) -> MeasuredSegment:
-    """Consumes batches until `is_over(segment, seconds)`, at least one, or to the end; sleeps `step_s` after each."""
+    """Consume batches until `is_over(segment, seconds)`, at least one, or to the end; sleep `step_s` after each."""
     segment = MeasuredSegment(step_s=step_s)
     tree0_s, cpu0_s, start_s = tree_cpu_s(), time.process_time(), time.perf_counter()
     while True:
@@ -244,12 +245,12 @@ def record(stream: MeasuredStream, is_over: Callable[[MeasuredSegment, float], b
 
 
 def after(seconds: float, num_batches: int = 1) -> Callable[[MeasuredSegment, float], bool]:
-    """Over when both so many seconds and so many batches have passed."""
+    """Return a condition that is true once both so many seconds and so many batches have passed."""
     return lambda segment, elapsed_s: elapsed_s >= seconds and len(segment.waits_s) >= num_batches
 
 
 def peak_pss_bytes(stream: MeasuredStream, seconds: float) -> int:
-    """The most memory that all processes have while batches are consumed, looked at every 50 ms."""
+    """Return the peak memory of all processes while batches are consumed, sampled every 50 ms."""
     peak, end_s = tree_pss_bytes(os.getpid()), time.perf_counter() + seconds
     while time.perf_counter() < end_s:
         record(stream, after(0.05))
@@ -262,21 +263,21 @@ SOURCE_NBYTES = 64 << 20  # larger than most caches
 
 @dataclass(frozen=True)
 class Reading:
-    """One core that reads batches and hands them to nobody."""
+    """The rate at which one core reads batches without handing them over."""
 
-    samples_per_s: float  # the least time of a copy included, where samples are only read
-    cpu_s: float  # per sample, the copy not included
-    blocked_s: float  # per sample: asleep, waiting for what the sample is read from
+    samples_per_s: float  # includes the least time of a copy if samples are only read
+    cpu_s: float  # per sample, without the copy
+    blocked_s: float  # per sample: asleep while waiting for the sample's source
 
 
 def sample_nbytes(dataset: Any) -> int:
-    """Bytes of the arrays and tensors in a sample like the first."""
+    """Return the bytes of the arrays and tensors in the first sample."""
     sample = dataset[0] if is_map_style(dataset) else next(iter(dataset))
     return sum(leaf.nbytes for leaf in leaves(sample) if isinstance(leaf, (np.ndarray, torch.Tensor)))
 
 
 def memcpy_bytes_per_s(target_nbytes: int) -> float:
-    """Bytes a core copies per second out of a large buffer into one resident batch; the best of some passes."""
+    """Return the bytes a core copies per second from a large buffer into one resident batch; the best of several passes."""
     target = np.ones(min(max(target_nbytes, 1 << 16), SOURCE_NBYTES), np.uint8)
     parts = np.ones(SOURCE_NBYTES // target.nbytes * target.nbytes, np.uint8).reshape(-1, target.nbytes)
     best_s = float("inf")
@@ -289,14 +290,14 @@ def memcpy_bytes_per_s(target_nbytes: int) -> float:
 
 
 def protocol(dataset: Any) -> str:
-    """How a sample gets into a batch: the dataset's own protocol, or plain `__getitem__` or `__iter__`."""
+    """Return the name of the protocol by which samples get into a batch: the dataset's own, or `__getitem__` or `__iter__`."""
     if declares_decoding(dataset):
         return "read_batch_into" if ability_of(dataset, "read_batch_into") is not None else "read_into"
     return "__getitem__" if is_map_style(dataset) else "__iter__"
 
 
 def fill(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> None:
-    """Fills rows 0..len(indices) of the arrays in `out` by the dataset's own protocol."""
+    """Fill rows 0..len(indices) of the arrays in `out` by the dataset's own protocol."""
     if protocol(dataset) == "read_batch_into":
         dataset.read_batch_into(indices, out)
         return
@@ -307,12 +308,11 @@ def fill(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> None:
 def read(
     dataset: Any, *, batch_size: int, seconds: float, copy_bytes_per_s: float, collate: Callable[[list[Any]], Any] | None = None
 ) -> Reading:
-    """What one core reads into a resident batch, in random order, with no hand-over at all.
+    """Return what one core reads into a resident batch, in random order, without any hand-over.
 
-    A dataset with a protocol fills the batch itself. From any other the samples are only read, and the least time that
-    a copy of their bytes takes is added: the limit must not be slower than a good loader's own way to place them. A
-    collate function of the user's is run, for its work is theirs as well.
-
+    A dataset with a protocol fills the batch itself. From any other the samples are only read, and the least time of a copy of
+    their bytes is added: the limit must not be slower than a good loader's way to place them. The user's collate function is run,
+    because its work is theirs as well.
     """
     draws = orders(dataset, batch_size)
     read_batch = reader(dataset, batch_size, collate)
@@ -328,15 +328,15 @@ def read(
         if elapsed_s >= seconds:
             break
     wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - cpu0_s
-    # threads of the dataset's own may compute while this one sleeps
+    # the dataset's own threads may compute while this one sleeps
     blocked_s = max(0.0, wall_s - max(runnable_s() - runnable0_s, cpu_s))
     return Reading(count / (elapsed_s + nbytes / copy_bytes_per_s), cpu_s / count, blocked_s / count)
 
 
 def runnable_s() -> float:
-    """Seconds in which this thread ran or waited for a core, which /proc/thread-self/schedstat counts where the kernel does.
+    """Return the seconds in which this thread ran or waited for a core, from /proc/thread-self/schedstat if the kernel has it.
 
-    A thread that only computes is not taken for one that waits for its data because the machine is busy.
+    So a busy machine does not make a thread that only computes look like one that waits for data.
     """
     try:
         delay_s = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
@@ -346,7 +346,7 @@ def runnable_s() -> float:
 
 
 def orders(dataset: Any, rows: int) -> Iterator[list[int]]:
-    """Indices of batches, drawn at random without end. An iterable dataset is read as it comes."""
+    """Yield the indices of random batches endlessly. An iterable dataset is read in its own order."""
     if not is_map_style(dataset):
         yield from itertools.repeat(list(range(rows)))
     draw, length = np.random.default_rng(0), len(dataset)
@@ -356,7 +356,7 @@ def orders(dataset: Any, rows: int) -> Iterator[list[int]]:
 
 
 def reader(dataset: Any, rows: int, collate: Callable[[list[Any]], Any] | None) -> Callable[[list[int]], int]:
-    """Reads the samples of some indices; returns the bytes that still would have to be copied into a batch."""
+    """Return a function that reads the samples of some indices, and returns the bytes left to copy into a batch."""
     if collate is None and protocol(dataset) in ("read_batch_into", "read_into"):
         out = {name: np.empty((rows, *shape), dtype) for name, (dtype, shape) in dataset.schema.items()}
 
@@ -381,7 +381,7 @@ def reader(dataset: Any, rows: int, collate: Callable[[list[Any]], Any] | None) 
 
 
 def main() -> None:
-    """Entry of the process: the last argument is the file for the answers."""
+    """Run the process: the last argument is the file for the answers."""
     torch.set_num_threads(1)
     with open(sys.argv[-1], "w", buffering=1) as answers:
         for fields in json.load(sys.stdin):
@@ -396,7 +396,7 @@ def main() -> None:
 
 
 def run(job: BenchJob) -> dict[str, Any]:
-    """What is answered to a job: fields of an Outcome."""
+    """Return the answer to a job: fields of an Outcome."""
     if not job.loader:
         return {"values": probe(job)}
     dataset = None if job.torch_loader else make_dataset(job.dataset, job.arguments)
@@ -411,7 +411,7 @@ def run(job: BenchJob) -> dict[str, Any]:
 
 
 def probe(job: BenchJob) -> dict[str, float]:
-    """The limit on one core; fails early and clearly where the dataset itself does."""
+    """Measure the limit of one core; fails early and clearly if the dataset itself does."""
     batch_size, num_workers = job.batch_size, job.num_workers
     collate = resolve(job.collate, what="--collate") if job.collate else None
     if job.torch_loader:
@@ -448,7 +448,7 @@ def open_stream(dataset: Any, job: BenchJob) -> MeasuredStream:
         own = users_loader(job.torch_loader, job.seed)
         beside = like_users(job.loader, own, job.num_workers, job.prefetch_factor)
         return MeasuredStream(beside, num_samples(own), own.batch_size)
-    torch.manual_seed(job.seed)  # a dataset that draws from the global generator then does so repeatably
+    torch.manual_seed(job.seed)  # makes a dataset that draws from the global generator repeatable
     length = len(dataset) if is_map_style(dataset) else None
     options = LoaderOptions(
         batch_size=min(job.batch_size or 1, length or sys.maxsize),
@@ -463,13 +463,13 @@ def open_stream(dataset: Any, job: BenchJob) -> MeasuredStream:
     make = factory(job.loader)
     if options.scratch:
         options.scratch.mkdir(parents=True, exist_ok=True)
-    # a loader with an order of its own may also cut batches where it likes
+    # a loader with an order of its own may also choose its own batch boundaries
     known = length if getattr(make, "keeps_order", True) else None
     return MeasuredStream(make(dataset, options), known, options.batch_size)
 
 
 def time_loader(dataset: Any, job: BenchJob) -> dict[str, float]:
-    """The timed part, behind the first batch and a warm-up."""
+    """Run the timed part, after the first batch and a warm-up."""
     start_s = time.perf_counter()
     stream = open_stream(dataset, job)
     record(stream, after(0.0))

@@ -1,17 +1,15 @@
-"""Rounds into figures, and figures into what the terminal says: a table, then what it means in plain sentences.
+"""Benchmark results: the figures of all rounds, the table and sentences that the terminal shows, and the bottleneck of a loader.
 
-The machine's load changes from minute to minute. A ratio is therefore taken between runs of the same round, which
-stood next to each other in time, and only then the median over rounds.
+The machine's load changes from minute to minute. A ratio is therefore computed between runs of the same round, which ran one
+after the other, and only then the median over rounds.
 
-What bounds a loader on a workload, worked out from measured figures. How, in words: docs/bench.md.
-
-A batch is made in two places that work side by side: the workers and the trainer. Each has a demand, in seconds a
-batch, and the longer one sets the pace:
+The bottleneck is computed from measured figures; docs/bench.md describes how. Two sides make a batch in parallel: the workers and
+the trainer. Each has a demand, in seconds a batch, and the longer one sets the pace:
 
     workers = source (asleep until data comes) + decode (computing) + workers' hand-off (copying, coordination)
     trainer = its own work (touching the batch, the training step) + trainer's hand-off (what the loader computes there)
 
-Demands are CPU time and sleep, not wall time: other work on the machine makes a run longer, but does not change what bounds it.
+Demands are CPU time and sleep, not wall time: other work on the machine makes a run longer, but does not change its bottleneck.
 """
 
 import math
@@ -38,7 +36,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and extremes of the same figure over rounds."""
+    """Median, minimum and maximum of a figure over rounds."""
 
     median: float
     low: float
@@ -50,13 +48,13 @@ class Spread:
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all do not exceed (nearest rank): always one that was measured."""
+    """Return the smallest value that at least `share` of all values do not exceed (nearest rank); it is always a measured one."""
     rank = -(-len(ascending) * share // 1)  # ceiling
     return ascending[min(len(ascending), max(1, int(rank))) - 1]
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread | None:
-    """Spread of the ratios of runs of equal rounds; None where no round has both."""
+    """Return the spread of the ratios of runs of the same rounds; None if no round has both."""
     ratios = [a / b for a, b in zip(numerators, denominators, strict=False) if b > 0]
     return Spread.of(ratios) if ratios else None
 
@@ -65,12 +63,12 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 class LoaderReport:
     """One loader on one workload: every metric as median and extremes over rounds.
 
-    `same_bytes` is None where nothing was compared: the reference itself, or a loader in an order of its own.
+    `same_bytes` is None if nothing was compared: for the reference itself, or a loader with an order of its own.
     """
 
     rounds: list[dict[str, float]] = field(default_factory=list)
     metrics: dict[str, Spread] = field(default_factory=dict)
-    ratio: Spread | None = None  # samples/s over the reference's, paired by round
+    ratio: Spread | None = None  # samples/s divided by the reference's, by round
     same_bytes: bool | None = None
     error: str | None = None
     details: str = ""
@@ -87,7 +85,7 @@ class LoaderReport:
 
 @dataclass
 class WorkloadReport:
-    """All loaders on one workload at one setting, beside what one core can do without any.
+    """All loaders on one workload at one setting, and what one core can do without a loader.
 
     `verdict` is about the subject of the report.
     """
@@ -112,12 +110,12 @@ class Report:
 
     subject: str
     reference: str
-    num_workers: int | None  # of the first setting; None: as the user's DataLoader says
+    num_workers: int | None  # of the first setting; None: as the user's DataLoader has it
     quick: bool
     start_method: str
     machine: dict[str, Any]
     workloads: list[WorkloadReport] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what is missing, and the command that brings it
+    notes: list[str] = field(default_factory=list)  # what is missing, and the command that installs it
     step_ms: float = 0.0
     is_sweep: bool = False
     started: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M %Z"))
@@ -137,7 +135,7 @@ class Report:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able; digests are left out, they only serve the comparison."""
+        """Return a dict for JSON, without digests, which only serve the comparison."""
         plain = asdict(self)
         for workload in plain["workloads"]:
             for loader in workload["loaders"].values():
@@ -146,7 +144,7 @@ class Report:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on, as far as it can be said without saying whose machine it is."""
+    """Return what the figures depend on, without anything that identifies the machine."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return {
         "num_cpus": len(os.sched_getaffinity(0)),
@@ -154,14 +152,14 @@ def machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "shmload": shmload.__version__,  # also where it is not installed, but run from its folder
+        "shmload": shmload.__version__,  # even if it is not installed, but run from its folder
         **{name: version(name) for name in ("torch", "numpy")},
     }
 
 
 WIDE = 128  # terminal columns of the full table
 
-# header, metric, width of terminal from which it is shown
+# header, metric, minimum width of the terminal that shows it
 COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("samples\n/s", "samples_per_s", 0),
     ("step\nkept %", "step_efficiency", 0),
@@ -177,7 +175,7 @@ COLUMNS: tuple[tuple[str, str, int], ...] = (
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints the table, the sentences, what is missing and what went wrong."""
+    """Print the table, the sentences, and what is missing or has failed."""
 
     def say(text: str, head: str = "", style: str = "") -> None:
         start = f"[bold]{escape(head)}[/]: " if head else ""
@@ -186,7 +184,7 @@ def show(report: Report, console: Console) -> None:
     console.print(table(report, console.width))
     for label in dict.fromkeys(section.name for section in report.workloads):
         sections = [section for section in report.workloads if section.name == label]
-        # what is said of a sweep is said of the setting in which the subject was fastest
+        # for a sweep, the sentences describe the setting in which the subject was fastest
         best = max(sections, key=lambda section: rate(section, report.subject))
         say(sentence(best, report), label)
         if best.verdict:
@@ -209,13 +207,13 @@ def show(report: Report, console: Console) -> None:
 
 
 def rate(section: WorkloadReport, loader: str) -> float:
-    """Samples a second; 0 where the loader did not run."""
+    """Return samples a second; 0 if the loader did not run."""
     found = section.loaders[loader].metrics.get("samples_per_s")
     return found.median if found else 0.0
 
 
 def table(report: Report, width: int) -> Table:
-    """One row a loader, a section a workload and setting; the subject's ratio stands out."""
+    """Return a table with one row a loader, one section a workload and setting; the subject's ratio is highlighted."""
     machine = report.machine
     workers = "" if report.is_sweep or report.num_workers is None else f"{report.num_workers} workers "
     step = f", a step of {report.step_ms:g} ms after each batch" if report.step_ms else ""
@@ -232,7 +230,7 @@ def table(report: Report, width: int) -> Table:
     )
     for header in ("workload", "setting", "loader") if report.is_sweep else ("workload", "loader"):
         made.add_column(header, no_wrap=True)
-    width -= 12 * report.is_sweep + 7 * bool(report.step_ms)  # of columns that not every report has
+    width -= 12 * report.is_sweep + 7 * bool(report.step_ms)  # columns that only some reports have
     measured = {name for workload in report.workloads for each in workload.loaders.values() for name in each.metrics}
     shown = [column for column in COLUMNS if width >= column[2] and column[1] in measured | {"samples_per_s"}]
     for header in (f"x {report.reference}\nsamples/s", *(header for header, _, _ in shown)):
@@ -241,7 +239,7 @@ def table(report: Report, width: int) -> Table:
         where = [workload.name, workload.setting] if report.is_sweep else [workload.name]
         for name, loader in workload.loaders.items():
             cells = ["failed"] if loader.error else [number(loader, metric) for _, metric, _ in shown]
-            # of benchmarks.contestants.grain:open_loader what tells it from the others
+            # of benchmarks.contestants.grain:open_loader, the part that differs between loaders
             made.add_row(*where, name.rpartition(".")[2], ratio_cell(name, loader, report), *cells)
             where = [""] * len(where)
         made.add_section()
@@ -268,7 +266,7 @@ def number(loader: LoaderReport, metric: str) -> str:
 
 
 def figure(value: float) -> str:
-    """About three digits, thousands separated."""
+    """Return a number with about three digits, thousands separated."""
     if value != value:
         return ""
     if value >= 100:
@@ -279,7 +277,7 @@ def figure(value: float) -> str:
 
 
 def sentence(section: WorkloadReport, report: Report) -> str:
-    """What the subject delivers on this workload, and how far the limit is."""
+    """Return the subject's rate on this workload and the distance to the limit, as a sentence."""
     subject, limit = section.loaders[report.subject], section.limit["fill_samples_per_s"]
     copies = f"copies {section.limit['memcpy_mb_per_s'] / 1e3:.1f} GB/s"
     core = f"one core with no loader at all puts {figure(limit)} samples/s into a batch and {copies}"
@@ -295,18 +293,18 @@ def sentence(section: WorkloadReport, report: Report) -> str:
     )
 
 
-EXPLAINED_MIN = 0.5  # demands should account for as much of the time of a batch
-INSTANT_S = 1e-6  # a demand that cannot be told from nothing
+EXPLAINED_MIN = 0.5  # minimum share of a batch's time that demands should account for
+INSTANT_S = 1e-6  # a demand below this counts as zero
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was measured of one loader on one workload, per batch, with the shares of the trainer's time.
+    """The measurements of one loader on one workload, per batch, with the shares of the trainer's time.
 
     Args:
         read_cpu_s, read_blocked_s: reading all samples of a batch on one core, computing and asleep.
         copy_s: the least time in which a core copies the batch's bytes.
-        worker_cpu_s, trainer_cpu_s: what the loader's processes computed; the trainer's own work not included.
+        worker_cpu_s, trainer_cpu_s: CPU time of the loader's processes, without the trainer's own work.
         trainer_s: the trainer's own work: touching the batch, and the simulated step.
         wall_s, wait_share: time from batch to batch, and the share of it in which the trainer waited.
     """
@@ -325,21 +323,21 @@ class Figures:
 
 @dataclass(frozen=True)
 class Demands:
-    """Seconds per batch, workers already divided over."""
+    """Seconds per batch, with the workers' demands already divided by their number."""
 
     source_s: float
     decode_s: float
     worker_hand_off_s: float
     trainer_hand_off_s: float
     trainer_s: float
-    in_parallel: bool  # workers beside the trainer, or everything in the trainer
+    in_parallel: bool  # whether workers run beside the trainer; else everything runs in the trainer
 
     @property
     def hand_off_s(self) -> float:
         return self.worker_hand_off_s + self.trainer_hand_off_s
 
     def pace_s(self, *, without: Bottleneck = "none") -> float:
-        """Seconds from batch to batch if these demands were all, one of them taken away."""
+        """Return the seconds from batch to batch that these demands allow, with one of them left out."""
         costs: dict[Bottleneck, tuple[float, float]] = {  # of workers, of the trainer
             "source": (self.source_s, 0.0),
             "decode": (self.decode_s, 0.0),
@@ -353,11 +351,11 @@ class Demands:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The bottleneck of a loader, and what would be gained without it.
+    """The bottleneck of a loader, and the gain of removing it.
 
     Args:
         bottleneck: its name, as in engine/bottleneck.py.
-        headroom_ratio: how many times faster the loader would be if that cost nothing.
+        headroom_ratio: how many times faster the loader would be if the bottleneck cost nothing.
         *_ms: the demands from which it follows, per batch.
         explained_share: share of a batch's time that the longer demand accounts for.
     """
@@ -373,7 +371,7 @@ class Verdict:
     explained_share: float
 
     def sentence(self) -> str:
-        """Return the verdict in words."""
+        """Return the verdict as a sentence."""
         gain = f"; without that it could be {ratio_words(self.headroom_ratio)} as fast"
         if self.bottleneck == "trainer":
             gain = f"; the loader alone could deliver {ratio_words(self.headroom_ratio)} as fast"
@@ -385,11 +383,11 @@ class Verdict:
 
 
 def demands(figures: Figures) -> Demands:
-    """What each part of the way asks for, per batch.
+    """Return the demand of each stage, per batch.
 
-    Waiting workers overlap, so their sleep is divided by all of them; computing ones share the cores. Reading a batch
-    includes placing its bytes: as much as a copy of them takes counts as hand-off, the rest as decode. Reading cannot cost
-    more than all that the loader computed: where it did when measured alone, files were new to memory then.
+    Waiting workers overlap, so their sleep is divided by their number; computing ones share the cores. Reading a batch includes
+    placing its bytes: the time of a copy of them counts as hand-off, the rest as decode. Reading cannot cost more than everything
+    the loader computed; if it did when measured alone, the files were not in the page cache then.
     """
     workers = max(1, figures.num_workers)
     computing = max(1, min(workers, figures.num_cpus))
@@ -410,7 +408,7 @@ def demands(figures: Figures) -> Demands:
 
 
 def judged(figures: Figures) -> Verdict:
-    """Return the verdict on one loader's figures. Workers are idle for what their demand leaves of the time of a batch."""
+    """Return the verdict on one loader's figures. Workers are idle for the part of a batch's time that their demand leaves."""
     found = demands(figures)
     workers_s = found.source_s + found.decode_s + found.worker_hand_off_s
     idle = max(1 - workers_s / figures.wall_s, 0.0) if figures.num_workers and figures.wall_s else 0.0
@@ -440,9 +438,9 @@ def ms(value: float) -> str:
     return f"{value:.1f}" if value >= 1 else f"{value:.2g}" if value >= INSTANT_S * 1e3 else "0"
 
 
-STEP_WAIT_MAX = 0.05  # of the step
-RATE_SHARE = 0.95  # of the best rate
-MARGIN = 1.25  # work is not even, and the trainer needs a core now and then
+STEP_WAIT_MAX = 0.05  # maximum share of the step spent waiting
+RATE_SHARE = 0.95  # minimum share of the best rate
+MARGIN = 1.25  # work is uneven, and the trainer needs a core now and then
 PREFETCH = 2  # torch's default
 
 
@@ -459,7 +457,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A setting, and where it comes from: "sweep" or "model"."""
+    """A setting, and its source: "sweep" or "model"."""
 
     num_workers: int
     prefetch_factor: int
@@ -473,9 +471,9 @@ class Recommendation:
 
 
 def from_sweep(tried: Sequence[Tried], step_ms: float) -> Recommendation:
-    """The least setting that was measured and is good enough; the fastest if none is.
+    """Return the smallest measured setting that is good enough; the fastest if none is.
 
-    Batch sizes are the model's affair, not the loader's: only those of the largest rate are looked at, if there are several.
+    The batch size depends on the model, not the loader: of several sizes only the one with the highest rate is considered.
     """
     best = max(tried, key=lambda each: each.samples_per_s)
     alike = [each for each in tried if each.batch_size == best.batch_size]
@@ -495,9 +493,9 @@ def from_sweep(tried: Sequence[Tried], step_ms: float) -> Recommendation:
 
 
 def from_model(figures: Figures, *, step_ms: float) -> Recommendation:
-    """ceil(what the workers must do for a batch / what the trainer takes for one, with a margin), bounded by the cores.
+    """Return the setting of the model: ceil(the workers' demand per batch / the trainer's, with a margin), limited by the cores.
 
-    What workers sleep is not bounded by the cores: two sleeping workers need no second one.
+    The cores do not limit the workers' sleep: two sleeping workers need no second one.
     """
     parts = demands(figures)
     computing = max(1, min(figures.num_workers, figures.num_cpus))
@@ -515,7 +513,7 @@ def from_model(figures: Figures, *, step_ms: float) -> Recommendation:
 
 
 def judge_all(report: Report) -> None:
-    """Writes verdicts into the sections and one recommendation a workload into the report."""
+    """Write verdicts into the sections, and one recommendation a workload into the report."""
     num_cpus = report.machine["num_cpus"]
     for section in report.workloads:
         figures = figures_of(section, report.subject, num_cpus)
@@ -535,7 +533,7 @@ def judge_all(report: Report) -> None:
 
 
 def figures_of(section: WorkloadReport, subject: str, num_cpus: int) -> Figures | None:
-    """What the verdict on the subject is worked out from; None if it did not run."""
+    """Return the measurements for the verdict on the subject; None if it did not run."""
     loader = section.loaders.get(subject)
     if loader is None or loader.error or not loader.metrics:
         return None
@@ -557,7 +555,7 @@ def figures_of(section: WorkloadReport, subject: str, num_cpus: int) -> Figures 
 
 
 def recommend(sections: list[WorkloadReport], report: Report, num_cpus: int) -> Recommendation | None:
-    """One workload's setting: out of the sections of a sweep, else by the model from the only one."""
+    """Return a workload's recommended setting: from the sections of a sweep, else by the model from the only section."""
     ran = [(section, found) for section in sections if (found := figures_of(section, report.subject, num_cpus))]
     if not ran:
         return None

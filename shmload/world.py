@@ -38,9 +38,7 @@ _LAUNCHERS = (
 
 
 def launched_place(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """Return the place that an mpirun (OpenMPI, MVAPICH, MPICH, Intel MPI) or Slurm's srun has set; None if neither started
-    this.
-    """
+    """Return the place that an mpirun (OpenMPI, MVAPICH, MPICH, Intel MPI) or Slurm's srun has set; None if none has."""
     for names in _LAUNCHERS:
         if all(name in environ for name in names):
             rank, world_size, local_rank, local = (environ[name] for name in names)
@@ -233,9 +231,7 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_stateful(value: Any) -> bool:
-    """Return whether an object has `state_dict()` and `load_state_dict(state)`, as torch.distributed.checkpoint and torchdata
-    expect.
-    """
+    """Return whether an object has `state_dict()` and `load_state_dict(state)`, as torch's and torchdata's checkpoints need."""
     return takes_arguments(ability_of(value, "state_dict"), 0) and takes_arguments(ability_of(value, "load_state_dict"), 1)
 
 

@@ -51,20 +51,23 @@ def of_all_commands(
 
 
 def first_sentence(command: Callable[..., None]) -> str:
-    """What stands beside a command in the list of all; typer's own choice is cut off in the middle of a word."""
+    """Return the description of a command in the list of commands; typer's own choice is cut in the middle of a word."""
     return " ".join((command.__doc__ or "").split()).partition(". ")[0].rstrip(".") + "."
 
 
 for command in COMMANDS:
     settings: dict[str, Any] = {"max_content_width": WIDE}
     if command is launch:
-        # what stands behind the SCRIPT is the script's, options and all; torchrun takes --max_restarts, too
+        # everything after SCRIPT belongs to the script, including options; torchrun also accepts --max_restarts
         settings |= {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
     app.command(command.__name__, short_help=first_sentence(command), context_settings=settings)(command)
 
 
 class _Stdout(io.TextIOWrapper):
-    """Stdout, whose errors are told from other files'. That of a reader who has had enough stays as it is, which typer sees to."""
+    """A stdout whose errors differ from other files'.
+
+    BrokenPipeError, from a reader that has left, is unchanged: typer handles it.
+    """
 
     def write(self, text: str) -> int:
         with _as_unwritable():
@@ -86,13 +89,15 @@ def _as_unwritable() -> Iterator[None]:
 
 
 def main() -> None:
-    """Entry point of the `shmload` script. Where stdout cannot be written to, its exit status is 74 (EX_IOERR)."""
+    """Run the `shmload` script. If stdout cannot be written to, its exit status is 74 (EX_IOERR)."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # whoever started this has closed it
+        if getattr(sys, name) is None:  # the process that started this one has closed it
             setattr(sys, name, open(os.devnull, "w", errors="backslashreplace"))  # noqa: SIM115  # for the process's life
     if isinstance(sys.stdout, io.TextIOWrapper):
         given = sys.stdout
-        errors = "backslashreplace" if given.errors == "strict" else given.errors  # what its encoding lacks: bars, names of files
+        errors = (
+            "backslashreplace" if given.errors == "strict" else given.errors
+        )  # for characters that its encoding lacks: bars, names of files
         sys.stdout = _Stdout(given.buffer, given.encoding, errors, None, given.line_buffering, given.write_through)
     try:
         try:
@@ -101,7 +106,7 @@ def main() -> None:
             _flush()
     except Unwritable as error:
         _drop_buffered()
-        with suppress(OSError):  # stderr may lie on the same disk
+        with suppress(OSError):  # stderr may be on the same full disk
             typer.echo(f"shmload: what it prints cannot be written: {error.strerror}", err=True)
         sys.exit(os.EX_IOERR)
 
@@ -109,10 +114,10 @@ def main() -> None:
 def _flush() -> None:
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # of launch, whose ranks go on without a reader
+    except BrokenPipeError:  # in launch, whose ranks continue without a reader
         _drop_buffered()
 
 
 def _drop_buffered() -> None:
-    """What could not be written would fail once more at the interpreter's end."""
+    """Drop the output that could not be written; otherwise it would fail again at the interpreter's exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

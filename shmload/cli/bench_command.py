@@ -1,6 +1,7 @@
 """`shmload bench`: loaders side by side on real input.
 
-Exit code 0: fine; 1: bytes differ, a loader failed, or a file could not be written; 2: bad usage. How to read it: docs/bench.md.
+Exit code 0: success; 1: bytes differ, a loader failed, or a file could not be written; 2: bad usage. docs/bench.md explains the
+results.
 """
 
 import importlib.util

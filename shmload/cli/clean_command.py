@@ -1,6 +1,6 @@
-"""`shmload clean`: what loaders that were killed have left in /dev/shm, and its removal.
+"""`shmload clean`: show or remove what killed loaders have left in /dev/shm.
 
-Exit code 0: fine; 1: something could not be removed.
+Exit code 0: success; 1: something could not be removed.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""`shmload doctor`: what of this host, or of a Ray cluster, would go wrong with a loader, and what to change.
+"""`shmload doctor`: what on this host, or in a Ray cluster, would break a loader, and what to change.
 
-Exit code 0: nothing fails (advice may be given); 1: something does; 2: the command line is wrong.
+Exit code 0: nothing fails (advice may be given); 1: something fails; 2: the command line is wrong.
 """
 
 import json

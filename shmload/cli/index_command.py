@@ -1,7 +1,7 @@
-"""`shmload index`: builds the indexes beside files and objects, so that the first start of a training need not.
+"""`shmload index`: build the indexes beside files and objects, so that the first start of a training need not.
 
-Exit code 0: fine; 1: an index could not be kept; 2: a path is missing, of no known format, empty or damaged (the
-others get theirs all the same), or bad usage.
+Exit code 0: success; 1: an index could not be kept; 2: bad usage, or a path is missing, has an unknown format, or is empty or
+damaged (the others are indexed nevertheless).
 """
 
 import sys
@@ -33,7 +33,7 @@ def index(
     found, errors = list[tuple[str, bool]](), list[Exception]()
     with refusing("index"), shown(sys.stderr.isatty()) as progress:
         for place in progress.over(places, str):
-            try:  # what was written for the others lies there, and is said
+            try:  # the indexes already written for other places stay, and are reported
                 if not place:
                     raise ValueError("a PATH is empty: give a file, a folder or a URL")
                 is_file = not is_url(place) and Path(place).is_file()

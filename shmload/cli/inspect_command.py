@@ -1,6 +1,6 @@
-"""`shmload inspect`: what is in files of samples.
+"""`shmload inspect`: show the contents of files of samples.
 
-Exit code 0: fine; 2: a path is missing, of no known format, empty or damaged, or bad usage.
+Exit code 0: success; 2: bad usage, or a path is missing, has an unknown format, or is empty or damaged.
 """
 
 import json
@@ -39,7 +39,7 @@ def inspect(
 
 
 def _lines(summary: "Summary") -> list[str]:
-    """A line for the path, one for each field, and its first samples."""
+    """Return a line for the path, one for each field, and one for each of the first samples."""
     from rich.markup import escape
 
     from shmload.formats.summary import shortened

@@ -1,7 +1,7 @@
-"""`shmload launch`: a script in one process per GPU.
+"""`shmload launch`: run a script in one process per GPU.
 
-Exit code 0: all ranks ended with 0; 1: one failed, and the others were ended, or machines have not found each other; 2: the command
-line is wrong; 128 + n: stopped by signal n (130: ^C, 143: SIGTERM).
+Exit code 0: all ranks ended with 0; 1: a rank failed, and the others were ended, or machines did not find each other; 2: the
+command line is wrong; 128 + n: stopped by signal n (130: ^C, 143: SIGTERM).
 """
 
 import logging
@@ -80,13 +80,13 @@ def launch(
         raise typer.BadParameter(f"there is no program {script!r}; one of this folder is ./{script}", param_hint="SCRIPT")
     if nprocs is not None and not re.fullmatch(r"[1-9]\d*|[a-z]+", nprocs):
         raise typer.BadParameter(f"a number from 1 up, or gpu, cpu, auto; got {nprocs!r}", param_hint="--nprocs")
-    # what is given stands before the environment's (PET_NNODES, ...), also where it is the default
+    # options given take precedence over the environment's (PET_NNODES, ...), even if they equal the default
     explicit: dict[str, object] = {"nnodes": nnodes, "node-rank": node_rank, "max-restarts": max_restarts}
     nnodes, node_rank, max_restarts = nnodes or "1", node_rank or 0, max_restarts or 0
     if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", nnodes):
         raise typer.BadParameter(f"a number of machines from 1 up, or MIN:MAX; got {nnodes!r}", param_hint="--nnodes")
     if rdzv_endpoint is None:
-        nnodes = re.sub(r"^(\d+):\1$", r"\1", nnodes)  # nobody comes or goes
+        nnodes = re.sub(r"^(\d+):\1$", r"\1", nnodes)  # the number of machines is fixed
     if standalone and nnodes != "1":
         raise typer.BadParameter(f"that is one machine; got --nnodes {nnodes}", param_hint="--standalone")
     if ":" in nnodes and rdzv_backend == "static":
@@ -99,7 +99,7 @@ def launch(
     is_dynamic = ":" in nnodes and rdzv_backend is None
     if is_dynamic and rdzv_endpoint is None:
         raise typer.BadParameter("machines that come and go must know where they meet", param_hint="--rdzv-endpoint")
-    torchs = {  # what the light launcher does not do
+    torchs = {  # what only torch's launcher does
         "rdzv-backend": "c10d" if is_dynamic else rdzv_backend,
         "rdzv-endpoint": rdzv_endpoint,
         "rdzv-id": rdzv_id,
@@ -167,7 +167,7 @@ def _run(
     from shmload.launch.spawning import SpawnedRanks
     from shmload.shm.host import Host
 
-    # the same on all machines, and another one in the next run
+    # the same on all machines, and different in the next run
     run_id = secrets.token_hex(8) if num_nodes == 1 else f"{master_addr}:{master_port or environment.STATIC_PORT}"
     host = Host()
     num_ranks = rank_specs.number_of_ranks(nprocs, host)
@@ -202,7 +202,7 @@ def _run_by_torch(given: dict[str, object], words: list[str], grace_s: float, pi
     if given["nproc-per-node"] is None and "PET_NPROC_PER_NODE" not in os.environ:
         given["nproc-per-node"] = number_of_ranks(None, Host())
     if "LOGLEVEL" not in os.environ:
-        logging.disable(logging.ERROR)  # the agent's own words about what is said here
+        logging.disable(logging.ERROR)  # the agent's own messages about what is reported here
     arguments = [f"--{name}={value}" for name, value in given.items() if value is not None]
     try:
         return run_elastic([*arguments, *words], grace_s=grace_s, pin=pin, logs=str(logs.absolute()) if logs else "", tell=_tell)

@@ -1,6 +1,7 @@
-"""`shmload pack`: a dataset as tar shards in a store, for RemoteDataset and webdataset.
+"""`shmload pack`: write a dataset as tar shards into a store, for RemoteDataset and webdataset.
 
-Exit code 0: fine; 1: the store failed, or another packing was begun; 2: bad usage, or a dataset that cannot be packed.
+Exit code 0: success; 1: the store failed, or a different packing was begun there; 2: bad usage, or a dataset that cannot be
+packed.
 """
 
 import math
@@ -88,7 +89,7 @@ def pack(
             manifest = packing.run()
     except StoreError as error:
         refuse("pack", str(error), 1)
-    except Exception as error:  # whatever a dataset raises
+    except Exception as error:  # a dataset may raise anything
         refuse("pack", _in_a_line(error))
     except KeyboardInterrupt:
         refuse("pack", "interrupted; the same command goes on from here", 130)
@@ -105,10 +106,10 @@ def pack(
 
 
 def cipher_of(key_file: Path | None, key_variable: str | None) -> "SampleCipher | None":
-    """What encrypts with the key that the options name.
+    """Return the cipher with the key that the options name, or None.
 
     Raises:
-        OSError, ValueError: it is not there, or none, or both are given.
+        OSError, ValueError: there is no such key, or both options are given.
     """
     from shmload.formats.encryption import SampleCipher, key_in_file, key_in_variable
 
@@ -120,10 +121,10 @@ def cipher_of(key_file: Path | None, key_variable: str | None) -> "SampleCipher 
 
 
 def part_of(text: str) -> tuple[int, int]:
-    """The number of a part and how many there are.
+    """Return the number of a part and the number of parts.
 
     Raises:
-        ValueError: it says neither.
+        ValueError: the text is not of the form N/COUNT.
     """
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal()):
@@ -132,7 +133,7 @@ def part_of(text: str) -> tuple[int, int]:
 
 
 def _in_a_line(error: BaseException) -> object:
-    """An error in a line: of a worker's, which brings its traceback, the type, the text and which sample it was."""
+    """Return an error as one line; of a worker's error, which contains its traceback: the type, the message and the sample."""
     lines = str(error).splitlines()
     if not (lines and lines[0].startswith("Caught ")):
         notes = getattr(error, "__notes__", [])
@@ -143,7 +144,7 @@ def _in_a_line(error: BaseException) -> object:
 
 
 def progress_on(bar: Bar) -> "Callable[[PackProgress], None]":
-    """Reports how far the packing is: samples on the bar, bytes and shards in the store beside it."""
+    """Return a callback that reports progress: samples on the bar, bytes and shards in the store beside it."""
 
     def report(progress: "PackProgress") -> None:
         stored = f"{progress.num_shards:,} shards, {readable(progress.nbytes)} in the store"

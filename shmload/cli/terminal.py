@@ -1,6 +1,6 @@
-"""What the commands share: errors in one line, sizes in words, a console, and a progress bar on stderr.
+"""Helpers of the commands: errors in one line, a console, and a progress bar on stderr.
 
-Nothing is drawn where nobody looks, and rich is imported only by what draws.
+Nothing is drawn unless it is visible, and rich is imported only by what draws.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 T = TypeVar("T")
-WIDE = 128  # columns where nobody looks
+WIDE = 128  # columns if stdout is not a terminal
 
 
 def complain(command: str, error: object) -> None:
-    """Says in one line what went wrong."""
+    """Report in one line what went wrong."""
     text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-    with suppress(OSError):  # of a stderr that takes nothing
+    with suppress(OSError):  # stderr may be closed or full
         typer.echo(f"shmload {command}: {' '.join(text.split())}", err=True)
 
 
 def refuse(command: str, error: object, status: int = 2) -> NoReturn:
-    """Says in one line why nothing was done, and ends."""
+    """Report in one line why nothing was done, and exit."""
     complain(command, error)
     raise typer.Exit(status)
 
 
 class Unwritable(OSError):
-    """Stdout takes nothing more, as on a full disk."""
+    """Stdout cannot be written to, for example because the disk is full."""
 
 
 @contextmanager
 def refusing(command: str, *errors: type[Exception]) -> Iterator[None]:
-    """Errors of a kind end the command with status 2, ^C with 130; each with one line."""
+    """Turn errors of these types into exit status 2, and ^C into 130, each with a one-line message."""
     try:
         yield
     except errors as error:
@@ -50,7 +50,7 @@ def refusing(command: str, *errors: type[Exception]) -> Iterator[None]:
 
 
 def check_folder(command: str, *paths: Path | None) -> None:
-    """Ends the command if a file that is to be written has no folder, or is one."""
+    """Exit if a file to be written has no folder, or is a folder."""
     for path in paths:
         if path is not None and not path.absolute().parent.is_dir():
             refuse(command, f"{path}: needs an existing folder to write to")
@@ -59,14 +59,14 @@ def check_folder(command: str, *paths: Path | None) -> None:
 
 
 def console() -> Console:
-    """Stdout, as wide as the terminal, or WIDE columns where it is none."""
+    """Return a console on stdout, as wide as the terminal; WIDE columns if stdout is not a terminal."""
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=WIDE)
 
 
 class Bar:
-    """A rich progress bar with the verbs long work uses: one bar for the whole run, and what is being done now."""
+    """A rich progress bar for a whole run, with a text that says what is being done."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -82,7 +82,7 @@ class Bar:
         self.progress.advance(self.task)
 
     def over(self, items: Sequence[T], named: Callable[[T], str]) -> Iterator[T]:
-        """The items, one after the other, each by its name as what is being done."""
+        """Yield the items, showing the name of each while it is processed."""
         self.start(len(items))
         for item in items:
             self.doing(named(item))
@@ -92,7 +92,7 @@ class Bar:
 
 @contextmanager
 def shown(visible: bool) -> Iterator[Bar]:
-    """A progress bar that is drawn only if `visible`, and gone at the end."""
+    """Yield a progress bar that is drawn only if `visible`, and removed at the end."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

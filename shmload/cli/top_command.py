@@ -1,6 +1,6 @@
-"""`shmload top`: every running loader of this host, live: how fast it is, who waits for whom, which sample each worker is on.
+"""`shmload top`: every running loader of this host, live: how fast it is, which side waits, and which sample each worker reads.
 
-Exit code 0 always: it looks, and judges nothing.
+The exit code is always 0, because the command judges nothing.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-WIDE = 120  # columns where nobody looks
+WIDE = 120  # columns if stdout is not a terminal
 
 
 def top(

@@ -1,4 +1,4 @@
-"""`shmload verify`: proves from an audit that every sample was delivered exactly once, or shows what was not.
+"""`shmload verify`: prove from an audit that every sample was delivered exactly once, or show which were not.
 
 Exit code 0: proven; 1: defects; 2: bad usage, or the folder cannot be read; 3: cannot be judged; 4: an epoch is unfinished, and
 each sample came once so far.
@@ -54,7 +54,7 @@ def verify(
 
 
 def show(report: "AuditReport", console: "Console") -> None:
-    """A table of epochs, then what was found, and the verdict."""
+    """Print a table of epochs, then the findings and the verdict."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""The files of a growing cache, and what their names say.
+"""The files of a growing cache, and the meaning of their names.
 
     g<generation>-<records>-<bytes>.tfrecord[.gz|.zz]   published by a writer; damaged if its size differs from that in its name
     .growing/                                           what processes write for each other; a listing does not need it

@@ -1,4 +1,4 @@
-"""What a growing cache is doing, for its own process and for readers of its statistics."""
+"""The statistics of a growing cache, for its own process and for readers in others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmload.growing.cache_writer import WriterStatistics
 from shmload.growing.library import Library
 from shmload.growing.process_report import reports
 
-RATE_S = 60.0  # what is published in so many seconds makes the rate
+RATE_S = 60.0  # the time window of the rates
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class CacheStatistics:
     """A growing cache at one moment.
 
     Attributes:
-        nbytes: of all files, those that are being written included at what is reserved for them.
-        num_leased: files that epochs under way keep from being evicted.
+        nbytes: the size of all files; files being written count with their reservation.
+        num_leased: files that running epochs keep from being evicted.
         generation: how many files writers have published so far.
-        num_evicted: of those, how many are gone.
+        num_evicted: how many of those are gone.
         bytes_per_s, samples_per_s: published in the last minute.
         bad: files that are left out, and why.
         writers: the living ones.
@@ -46,7 +46,7 @@ class CacheStatistics:
 
 
 def statistics_of(library: Library) -> CacheStatistics:
-    """The cache now."""
+    """Return the statistics of the cache now."""
     files, of_folder = library.files(), library.folder.statistics()
     control = library.path / CONTROL
     generation = newest_generation(control)

@@ -1,7 +1,7 @@
-"""What ShmLoader reads of a growing cache: samples by (snapshot, record), in whatever process.
+"""The dataset of a growing cache, which ShmLoader reads: samples by (snapshot, record), in any process.
 
-A worker opens a snapshot when it meets the first order of its epoch: it reads the frozen list, maps the files it has not mapped yet
-and lets go of those that are no longer in it. So an epoch's start costs a worker its new files only.
+A worker opens a snapshot at the first order of its epoch: it reads the frozen list, maps the files that it has not mapped yet,
+and unmaps those that are no longer listed. So an epoch's start costs a worker only its new files.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ log = logging.getLogger("shmload")
 
 
 class GrowingDataset:
-    """The samples of a `SampleCache`, another set in each epoch; made by `SampleCache.dataset`, for ShmLoader with a `seed`.
+    """The samples of a `SampleCache`, a different set in each epoch; created by `SampleCache.dataset`, for ShmLoader with a `seed`.
 
-    It belongs to one training run: all of the run's loaders and ranks read the same samples in the same epoch. An index is that of
-    an epoch's sample, `where` says what it stands for. It has no length, as each epoch has its own:
-    `len(loader)` is the next one's.
+    It belongs to one training run: all of the run's loaders and ranks read the same samples in the same epoch. An index
+    identifies a sample of an epoch; `where` returns its file and record. It has no length, because each epoch has its own:
+    `len(loader)` is that of the next one.
 
     Args:
-        folder: of the cache.
+        folder: the cache.
         joined: the run.
-        make_epochs: the trainer's side of it, of one loader.
+        make_epochs: makes one loader's epochs, in the trainer.
         records: reads records of any files by a schema.
     """
 
@@ -61,7 +61,7 @@ class GrowingDataset:
     def _begin(self) -> None:
         self._lock = Lock()
         self._files: dict[CacheFile, _Opened] = {}  # a file may be replaced under its name
-        # the newest two, by run and epoch: a state may be of another run
+        # the newest two, by run and epoch, because a state may belong to another run
         self._opened: dict[tuple[Path, int], tuple[Snapshot, SnapshotRecords]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -74,17 +74,17 @@ class GrowingDataset:
 
     @property
     def run_path(self) -> Path:
-        """Where this run's snapshots lie."""
+        """The folder of this run's snapshots."""
         if self._joined is not None:
             return self._joined.run.path
         assert self._run_path is not None
         return self._run_path
 
     def epoch_schedule(self, *, seed: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven) -> SnapshotSchedule:
-        """Which samples each rank reads at each step of each epoch: what ShmLoader asks in place of a length.
+        """Return the schedule of each epoch's samples by rank and step, which ShmLoader uses in place of a length.
 
         Args:
-            seed, world_size, batch_size, shuffle, uneven: as of ShmLoader.
+            seed, world_size, batch_size, shuffle, uneven: as in ShmLoader.
         Raises:
             RuntimeError: this copy of the dataset came from another process.
         """
@@ -104,10 +104,10 @@ class GrowingDataset:
         )
 
     def where(self, index: int) -> tuple[str, int]:
-        """What an index stands for: the name of a file in the folder, and which of its records.
+        """Return the file name and the record number of an index.
 
         Args:
-            index: of `loader.last_indices`, an audit or an error.
+            index: from `loader.last_indices`, an audit or an error.
         """
         snapshot, _ = self._at(index >> EPOCH_SHIFT)
         return snapshot.place(index & ((1 << EPOCH_SHIFT) - 1))
@@ -120,7 +120,7 @@ class GrowingDataset:
 
     @property
     def read_batch_into(self) -> Callable[[Any, Any], None] | None:
-        """Reads samples of one epoch into rows; None where a decoder does part of that."""
+        """Read samples of one epoch into rows; None if a decoder must do part of that."""
         return None if self._records.read_batch_into is None else self._read_batch_into
 
     def _read_batch_into(self, indices: Any, out: Any) -> None:
@@ -131,10 +131,10 @@ class GrowingDataset:
         self._read(indices, read)
 
     def read_into(self, index: int, out: Any) -> None:
-        """Reads one sample into its row.
+        """Read one sample into its row.
 
         Args:
-            index: of the sample.
+            index: the sample.
             out: the row.
         """
         self._read(index, lambda records, local: records.read_into(int(local[0]), out))
@@ -187,14 +187,14 @@ class GrowingDataset:
 
 
 class _Opened:
-    """A cached file, mapped at the first look and kept while a snapshot names it. None of it can be read if it is gone or torn."""
+    """A cached file, mapped on first use and kept while a snapshot names it. If it is gone or torn, none of it can be read."""
 
     def __init__(self, folder: Path, expected: CacheFile) -> None:
         self.path = os.fspath(folder / expected.name)
         self.nbytes = 0
         self.data: Any = b""
         self.state: tuple[Any, ...] | None = None
-        self._status: os.stat_result | None = None  # None: not the file that the epoch was frozen with
+        self._status: os.stat_result | None = None  # None: not the file that the snapshot was taken of
         self._offsets = np.zeros(expected.num_records + 1, np.int64)
         try:
             status = os.stat(self.path)
@@ -209,7 +209,7 @@ class _Opened:
                     f"{self.path}: has {num_records} records in {nbytes} bytes, and had {expected.num_records} in "
                     f"{expected.nbytes} when the epoch was frozen"
                 )
-        except FileNotFoundError:  # evicted before a resume: the order has nothing of it
+        except FileNotFoundError:  # evicted before a resume: the order contains none of its records
             return
         except ShardCorrupt as error:
             self.report(error)
@@ -217,14 +217,14 @@ class _Opened:
         self.nbytes, self.data, self.state, self._offsets = file.nbytes, file.data, file.state, file.offsets()
 
     def report(self, error: ShardCorrupt) -> None:
-        """Says that the file is damaged, unless another lies under its name by now: that may be a good one."""
+        """Report that the file is damaged, unless another file, which may be good, has its name by now."""
         folder, name = os.path.split(self.path)
         with suppress(FileNotFoundError):
             if self.is_there():
                 report_bad(Path(folder), name, str(error), os.stat(self.path).st_ctime_ns)
 
     def is_there(self) -> bool:
-        """Whether it is what lies under its name now."""
+        """Return whether it is still the file under its name."""
         then = self._status
         with suppress(FileNotFoundError):
             now = os.stat(self.path)
@@ -232,15 +232,15 @@ class _Opened:
         return False
 
     def offsets(self) -> NDArray[np.int64]:
-        """Where records begin; of a file that cannot be read, as many of them."""
+        """Return the offsets of its records; of an unreadable file, an array of the same length."""
         return self._offsets
 
 
 class SnapshotRecords(TFRecordDataset):
-    """Records of files that are open already."""
+    """The records of files that are already open."""
 
     def take(self, opened: list[_Opened]) -> None:
-        """Makes these the files."""
+        """Replace the files."""
         self.taken = opened
         self.paths = [one.path for one in opened]
         self._file_nbytes = []

@@ -1,4 +1,4 @@
-"""A snapshot some of whose files are gone."""
+"""A snapshot with missing files, and how a resume replaces their samples."""
 
 from __future__ import annotations
 

@@ -33,37 +33,40 @@ log = logging.getLogger("shmload")
 
 
 SPARE = "spare"
-SPARE_NBYTES = 4096  # it is reserved in multiples of this
-KEPT_SNAPSHOTS = 64  # of a run: states of older epochs cannot be resumed
+SPARE_NBYTES = 4096  # the unit of reservation
+KEPT_SNAPSHOTS = 64  # in each run: older epochs cannot be resumed
 
 
 def run_name(given: str | None, world_size: int) -> str:
-    """What the ranks of a run have in common and no other run has: as given, else what their launcher set for them all.
+    """Return a name that the ranks of a run have in common and no other run has: as given, else from what their launcher has set.
 
     Args:
-        given: by the user; None: of one rank a name drawn anew.
+        given: the user's name; None: for one rank, a random name.
+        world_size: the number of ranks.
     """
     if given is None and world_size == 1:
         return secrets.token_hex(6)
-    key = run_key()[1:] if given is None else ("named", given)  # the first is of this node alone
+    key = run_key()[1:] if given is None else ("named", given)  # the first is specific to this node
     return hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
 def is_run_name(name: object) -> bool:
-    """Whether it is a name of a run: it becomes part of a path, and a state may say anything."""
+    """Return whether it is a valid name of a run: it becomes part of a path, and a state may contain anything."""
     return isinstance(name, str) and re.fullmatch("[0-9a-f]{12}", name) is not None
 
 
 def run_path(folder: Path, name: str) -> Path:
-    """Where a run's snapshots lie."""
+    """Return the folder of a run's snapshots."""
     return folder / CONTROL / "runs" / name
 
 
 class GrowingRun:
-    """This rank's part in a run; ends with the object.
+    """This rank's membership in a run, for as long as the object lives.
 
     Args:
-        resumed: the epoch that is gone on in; None: the run begins.
+        folder: the cache.
+        name: the name of the run.
+        resumed: the epoch that is resumed; None: the run begins.
     """
 
     def __init__(self, folder: Path, name: str, resumed: int | None) -> None:
@@ -73,7 +76,7 @@ class GrowingRun:
             pass
 
     def _attend(self, resumed: int | None) -> bool:
-        """Begins to attend. False: another process has just removed the run (`forget_runs`), as nobody attended it."""
+        """Join the run. Return False if another process has just removed it (`forget_runs`), because it had no members."""
         self.path.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError), locked(self.path / "gate"):
             path = self.path / "attending"
@@ -90,11 +93,11 @@ class GrowingRun:
         return sorted(int(path.stem.removeprefix("epoch-")) for path in self.path.glob("epoch-*.json"))
 
     def read(self, epoch: int) -> Snapshot | None:
-        """An epoch's snapshot, if it is frozen."""
+        """Return an epoch's snapshot, or None if it has not been written."""
         return read_snapshot(snapshot_path(self.path, epoch))
 
     def freeze(self, snapshot: Snapshot) -> bool:
-        """Makes this the epoch's snapshot, unless another rank was first. A few of the newest are kept."""
+        """Write the epoch's snapshot, unless another rank was first; return whether this one was. Only the newest are kept."""
         path, data = snapshot_path(self.path, snapshot.epoch), snapshot.dumps()
         try:
             is_ours = write_whole(path, data, is_new=True)
@@ -118,7 +121,7 @@ class GrowingRun:
         return is_ours
 
     def _recycle(self, epoch: int, nbytes: int) -> None:
-        """Make a spare file of at least `nbytes` without any more of the disk: of the oldest snapshot that no rank reads.
+        """Make a spare file of at least `nbytes` from the oldest snapshot that no rank reads, without more disk space.
 
         Raises:
             OSError: the disk is full, and neither a spare file nor such a snapshot is large enough.
@@ -134,18 +137,18 @@ class GrowingRun:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(self.path))
 
     def _reserve(self, nbytes: int) -> None:
-        """Reserve room for the next epoch's snapshot, if there is any: samplers may fill the disk until then."""
+        """Reserve disk space for the next epoch's snapshot if possible, because samplers may fill the disk until then."""
         with suppress(OSError), locked(self.path / "gate"), open(self.path / SPARE, "ab") as spare:
             os.posix_fallocate(spare.fileno(), 0, -(-nbytes // SPARE_NBYTES) * SPARE_NBYTES)
 
     def begin(self, epoch: int) -> None:
-        """Says that this epoch's snapshot is read, so that it stays what it is."""
+        """Mark this epoch's snapshot as being read, so that it is not replaced."""
         self._mark(epoch).touch()
 
     def take_back(self, snapshot: Snapshot) -> bool:
-        """Forgets a snapshot that no rank has begun to read. False: one has.
+        """Delete a snapshot unless a rank has started reading it. Return whether it was deleted.
 
-        A rank that froze it ahead of its time and was killed held its files no longer, and they may be gone before another comes.
+        A rank that wrote it ahead of time and was killed no longer holds its files, which may be gone before another rank comes.
         """
         with locked(self.path / "gate"):
             if self._mark(snapshot.epoch).exists():
@@ -162,12 +165,12 @@ class GrowingRun:
         self._mark(epoch).unlink(missing_ok=True)
 
     def leave(self) -> None:
-        """Attends no longer. Twice is no error."""
+        """Leave the run. Idempotent."""
         self._attending.close()
 
 
 def forget_runs(folder: Path, is_there: Callable[[str], bool]) -> None:
-    """Removes runs that nobody attends and of whose samples nothing is left: no state of theirs can be resumed."""
+    """Remove runs that have no members and whose samples are all gone, because no state of theirs can be resumed."""
     runs = folder / CONTROL / "runs"
     for path in runs.iterdir() if runs.is_dir() else ():
         with suppress(OSError, ValueError), closing(FileLock.open(path / "attending")) as attending:
@@ -179,14 +182,14 @@ def forget_runs(folder: Path, is_there: Callable[[str], bool]) -> None:
 
 
 class JoinedRun:
-    """The run that all loaders of a dataset read in, joined at the first look.
+    """The run in which all loaders of a dataset read, joined on first use.
 
     Args:
-        folder: of the cache.
-        name: of the run; None: drawn, or made of what the launcher says.
+        folder: the cache.
+        name: the name of the run; None: random, or derived from the launcher's environment.
 
     Attributes:
-        world_size: set with the schedule of the first loader, before any epoch is asked for.
+        world_size: set with the schedule of the first loader, before any epoch is requested.
     """
 
     def __init__(self, folder: Path, name: str | None) -> None:
@@ -196,13 +199,13 @@ class JoinedRun:
 
     @property
     def run(self) -> GrowingRun:
-        """This rank's part in it."""
+        """This rank's membership in the run."""
         if self._run is None:
             self._run = GrowingRun(self._folder, run_name(self._name, self.world_size), None)
         return self._run
 
     def go_on_in(self, name: str, epoch: int) -> None:
-        """Joins the run that a state names, in the epoch that it is of."""
+        """Join the run and epoch that a state names."""
         if self._run is not None and self._run.name != name:
             self._run.leave()
             self._run = None

@@ -1,7 +1,7 @@
-"""The files of a growing cache, as one process sees them: which of them an epoch may read.
+"""The files of a growing cache, as one process sees them, and which of them an epoch may read.
 
-When the cache is full, an epoch leaves out the oldest files, a share of the budget called headroom. Samplers may evict these while
-the epoch runs; without headroom every file would be leased in every epoch, and the cache would never be renewed.
+When the cache is full, an epoch leaves out the oldest files, a share of the budget called headroom. Samplers may evict these
+while the epoch runs; without headroom every file would be leased in every epoch, and the cache would never be renewed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from shmload.schedule.epoch_snapshots import EpochSnapshots
 from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.ledger import Kept
 
-LOOK_S = 0.05  # between looks for the first samples; other machines' writers ring no bell
-EXAMINE_S = 0.2  # how long files dropped in by others may keep an epoch from beginning, behind the first of them
+LOOK_S = 0.05  # interval between looks for the first samples; other machines' writers ring no bell
+EXAMINE_S = 0.2  # maximum delay of an epoch's start by the examination of files that others dropped in
 
 
 class Library:
     """The files of one cache, as one process sees them.
 
     Args:
-        folder: the cache's.
-        file_nbytes, headroom: as of SampleCache.
+        folder: the cache's folder.
+        file_nbytes, headroom: as in SampleCache.
         samplers: those that this process has started; may change.
 
     Attributes:
@@ -48,14 +48,14 @@ class Library:
         self._is_first = True
 
     def collected(self, at_least: int, timeout_s: float) -> Sequence[CacheFile]:
-        """The files that an epoch may read, oldest first: all that fit beside the headroom.
+        """Return the files that an epoch may read, oldest first: all that fit beside the headroom.
 
         Args:
-            at_least: samples that they must hold.
-            timeout_s: seconds to wait for that.
+            at_least: the minimum number of samples in them.
+            timeout_s: seconds to wait for that number.
         Raises:
-            TimeoutError: they do not.
-            WorkerDied: they never will, as all samplers have been given up.
+            TimeoutError: there are too few samples.
+            WorkerDied: there will never be enough, because all samplers have been given up.
         """
         deadline = monotonic() + timeout_s
         while True:
@@ -76,7 +76,7 @@ class Library:
             sleep(min(left, LOOK_S))
 
     def _readable(self) -> list[CacheFile]:
-        """What fits beside the headroom."""
+        """Return the files that fit beside the headroom."""
         files = self.files()
         kept: list[CacheFile] = []
         nbytes = 0
@@ -88,7 +88,7 @@ class Library:
         return kept[::-1]
 
     def files(self) -> list[CacheFile]:
-        """What an epoch could read now if there were no headroom to leave, oldest first. Looks into files dropped in by others."""
+        """Return the files that an epoch could read now without headroom, oldest first. Examine files that others dropped in."""
         self.folder.refresh()
         self._intake.load()
         bad = reported_bad(self.path)
@@ -118,7 +118,7 @@ class Library:
         return found
 
     def bad(self) -> dict[str, str]:
-        """Files that are left out, and why."""
+        """Return the files that are left out, and why."""
         found = {}
         for kept in self.folder.files():
             own = read_own_name(kept.name)
@@ -128,11 +128,11 @@ class Library:
 
 
 def is_of_samples(name: str) -> bool:
-    """Whether a file in the folder is meant as samples: what is not is never read, nor evicted."""
+    """Return whether a file in the folder contains samples. Other files are neither read nor evicted."""
     is_beside = is_hidden(name) or name.endswith((".shmload-index", ".tfindex", ".index", ".idx"))
     return "tfrecord" in name.lower() and not is_beside
 
 
 def are_samples(candidates: Iterator[Kept]) -> Iterator[Kept]:
-    """The order of eviction: oldest first, and nothing that is no samples."""
+    """Return the files that contain samples, in the order of eviction: oldest first."""
     return (kept for kept in candidates if is_of_samples(kept.name))

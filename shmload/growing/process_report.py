@@ -1,4 +1,4 @@
-"""What processes report of themselves to `stats()` in other processes."""
+"""The reports of processes that `stats()` reads in other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SampleCache: the face of the growing cache."""
+"""SampleCache: the public interface of the growing cache."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from shmload.growing.sampler_process import Sampler
 from shmload.growing.samplers import Samplers
 from shmload.storage.budgeted_folder import BudgetedFolder
 
-BUDGET = "budget"  # for stats readers
+BUDGET = "budget"  # for readers of statistics
 
 
 class SampleCache:
-    """A folder of samples that grows while it is trained on, within a budget.
+    """A folder of samples that grows while you train on it, within a budget.
 
-    Any number of processes write into it; each epoch reads what is there when it begins. Oldest files are evicted for new ones,
-    never one that an epoch under way reads. The folder holds true TFRecord files and nothing else that matters, so a cache is
-    opened again by naming it, and other programs may read it or put files (named *tfrecord*) there.
+    Any number of processes write into it; each epoch reads what is there when it begins. The oldest files are evicted for new
+    ones, but never one that a running epoch reads. The folder contains true TFRecord files and no other needed data, so a cache
+    is opened again by its path, and other programs may read it or put files (named *tfrecord*) there.
 
     Args:
-        folder: made if it is not there. On a local disk; all who use it give the same budget.
-        capacity_bytes: of all files together, what is being written included.
-        file_nbytes: how large the files become that writers write, about; default 64 MB, or a 16th of the cache.
-        headroom: the share of the budget that no epoch reads once the cache is full: its oldest files, which may then be
-            evicted while the epoch runs. More makes the cache renew itself faster, less makes epochs larger.
+        folder: created if missing. On a local disk; all its users must give the same budget.
+        capacity_bytes: the size of all files together, including those being written.
+        file_nbytes: the approximate size of the files that writers write; default 64 MB, or a 16th of the cache.
+        headroom: the share of the budget that no epoch reads once the cache is full: its oldest files, which may then be evicted
+            while the epoch runs. More makes the cache renew itself faster, less makes epochs larger.
     Raises:
         ValueError: a number is out of range, or others use the folder with another budget.
     Thread/process safety: picklable; any number of processes.
@@ -59,7 +59,7 @@ class SampleCache:
     ) -> None:
         if not 4 <= capacity_bytes < 1 << 63:
             raise ValueError(f"capacity_bytes is a number of bytes, at least 4; got {capacity_bytes!r}")
-        capacity_bytes = int(capacity_bytes)  # 1e9 is one, too
+        capacity_bytes = int(capacity_bytes)  # 1e9 is accepted, too
         if not 0 < headroom < 1:
             raise ValueError(f"headroom is a share of the budget, between 0 and 1; got {headroom}")
         self.file_nbytes = min(64_000_000, max(capacity_bytes // 16, 1)) if file_nbytes is None else int(file_nbytes)
@@ -94,13 +94,13 @@ class SampleCache:
     def writer(
         self, *, raw: Iterable[str] = (), compression: str | None = None, publish_s: float = 10.0, timeout_s: float | None = None
     ) -> CacheWriter:
-        """Writes samples from this process. Close it, or use it as a context manager.
+        """Return a writer of samples from this process. Close it, or use it as a context manager.
 
         Args:
-            raw, compression: as of TFRecordWriter.
-            publish_s: the first sample that comes so many seconds after a file's first has the file published, so that an epoch
-                can have it; `publish()` does so at once.
-            timeout_s: seconds to wait while the budget is full of samples that epochs read; None: as long as it takes.
+            raw, compression: as in TFRecordWriter.
+            publish_s: the first sample written so many seconds after a file's first publishes the file, so that an epoch can have
+                it; `publish()` does so at once.
+            timeout_s: seconds to wait while the budget is full of samples that epochs read; None: no limit.
         """
         return self._writer("writer", raw=tuple(raw), compression=compression, publish_s=publish_s, timeout_s=timeout_s)
 
@@ -118,25 +118,25 @@ class SampleCache:
         max_restarts: int = 8,
         multiprocessing_context: Any = None,
     ) -> Samplers:
-        """Runs a sampler in processes of its own, until it ends, the cache is closed, or this process ends in any way.
+        """Run a sampler in processes of its own, until it ends, the cache is closed, or this process ends in any way.
 
-        One that fails or is killed is started again, after a pause that doubles from 0.1 s to 30 s with each failure in a row;
-        what it has collected is kept. Where the budget is full of samples that epochs read, samplers wait.
+        A sampler that fails or is killed is restarted, after a pause that doubles from 0.1 s to 30 s with each failure in a row;
+        the samples it has written are kept. While the budget is full of samples that epochs read, samplers wait.
 
         Args:
             sampler: `sampler(worker_id, num_workers)` yields samples: dicts of arrays and texts, or bytes. Random generators are
                 seeded anew in each process.
-            num_processes: how many run it.
-            raw, compression: as of `writer`.
-            publish_s: the longest that a sample waits for others before an epoch can have it.
-            max_restarts: failures in a row, without a file published between, after which a sampler is given up. When all are, the
-                next epoch's start raises WorkerDied with the traceback.
-            multiprocessing_context: how their supervisor is started: "fork", "spawn", "forkserver" or a context. None: as Python
-                does.
+            num_processes: the number of processes that run it.
+            raw, compression: as in `writer`.
+            publish_s: the longest time that a sample waits for others before an epoch can have it.
+            max_restarts: failures in a row, without a file published between, after which a sampler is given up. Once all are
+                given up, the next epoch's start raises WorkerDied with the traceback.
+            multiprocessing_context: how their supervisor is started: "fork", "spawn", "forkserver" or a context. None: Python's
+                default.
         Returns:
             their handle: `states`, `stop()`.
         Raises:
-            ValueError: `num_processes` or `max_restarts` is out of its range.
+            ValueError: `num_processes` or `max_restarts` is out of range.
         """
         if num_processes < 1:
             raise ValueError(f"num_processes is at least 1; got {num_processes}")
@@ -169,19 +169,19 @@ class SampleCache:
         missing: Missing = "error",
         run: str | None = None,
     ) -> GrowingDataset:
-        """The samples as ShmLoader reads them, in seed mode: in each epoch those that are there when it begins.
+        """Return the samples as a dataset for ShmLoader in seed mode: each epoch has those that are there when it begins.
 
         Args:
-            schema, records, verify, defaults, decode: as of TFRecordDataset.
-            min_samples: an epoch begins when there are so many.
-            timeout_s: seconds to wait for them; then TimeoutError.
-            missing: what a resume does about samples of its epoch that were evicted or replaced. "error": StateMismatch, which
-                names them; "skip": leaves them out, so batches are shorter (never empty); "substitute": other samples of that epoch
-                in their place. What it does is logged.
-            run: what this training run is called, the same in all its ranks and in no other run. None: for one rank a name drawn
-                anew; for several, made of what their launcher sets (torchrun, Slurm, or their common parent).
+            schema, records, verify, defaults, decode: as in TFRecordDataset.
+            min_samples: an epoch begins once there are so many.
+            timeout_s: seconds to wait for them before TimeoutError.
+            missing: what a resume does about samples of its epoch that were evicted or replaced. "error": raises StateMismatch,
+                which names them; "skip": leaves them out, so batches are shorter (never empty); "substitute": uses other samples
+                of that epoch in their place. The decision is logged.
+            run: the name of this training run, the same in all its ranks and in no other run. None: a random name for one rank;
+                for several, derived from what their launcher sets (torchrun, Slurm, or their common parent).
         Raises:
-            ValueError: an argument is out of its range.
+            ValueError: an argument is out of range.
         """
         for name, value, at_least in (("min_samples", min_samples, 1), ("timeout_s", timeout_s, 0)):
             if value < at_least:
@@ -197,19 +197,22 @@ class SampleCache:
         return GrowingDataset(self.path, joined, make, reader)
 
     def files(self) -> list[CacheFile]:
-        """What could be read now, oldest first; the oldest of a full cache, within the headroom, no epoch begins to read."""
+        """The files that could be read now, oldest first.
+
+        If the cache is full, no epoch begins to read the oldest ones, the headroom.
+        """
         return self._library.files()
 
     # ------------------------------------------------------------ views
 
     def stats(self) -> CacheStatistics:
-        """The cache now."""
+        """Return statistics of the cache now."""
         return statistics_of(self._library)
 
     # ------------------------------------------------------------ ends
 
     def close(self) -> None:
-        """Ends the samplers that this process has started, and its hold on files. What is in the folder stays."""
+        """End the samplers that this process has started, and release its files. The contents of the folder stay."""
         for samplers in self._samplers:
             samplers.stop()
         self._samplers.clear()
@@ -225,12 +228,12 @@ class SampleCache:
 
     @classmethod
     def look(cls, folder: str | os.PathLike[str]) -> CacheStatistics:
-        """What the cache in a folder is doing, for who does not use it.
+        """Return statistics of the cache in a folder, for processes that do not use it.
 
         Args:
-            folder: of a cache that was opened once.
+            folder: a folder that was opened as a cache before.
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: it does not exist.
         """
         with cls(folder, int((Path(folder) / CONTROL / BUDGET).read_bytes())) as cache:
             return cache.stats()

@@ -1,8 +1,8 @@
-"""What shows, measures and checks loaders. Only the command line imports it."""
+"""Tools that show, measure and check loaders. Only the command line imports them."""
 
 
 def readable(nbytes: int) -> str:
-    """Bytes in the unit that suits."""
+    """Return a number of bytes in a suitable unit, as text."""
     size = float(nbytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":

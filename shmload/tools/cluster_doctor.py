@@ -1,7 +1,7 @@
-"""What of a Ray cluster would go wrong with a loader, in plain words: an actor goes to each node, and says what it finds there.
+"""The checks of `shmload doctor --cluster`: an actor on each node of a Ray cluster reports what it finds there.
 
-The actor is pickled by value, so it starts on a node that has no shmload, or another, and can say so; what it returns is of
-Python's own types. It asks for no CPU: a cluster that is at work is looked at, too.
+The actor is pickled by value, so it starts on a node without shmload, or with another version, and can report that; what it
+returns has only built-in types. It asks for no CPU, so a busy cluster can be examined, too.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from shmload.ray.actors import versions
 from shmload.ray.placement import Node, alive_nodes, draining
 from shmload.tools.doctor import Finding, Level, mib
 
-START_S = 60.0  # for all actors: an image or an environment may still be on its way
+START_S = 60.0  # for all actors: an image or an environment may still be in transfer
 BATCH_NBYTES = 8 << 20
-NUM_BATCHES = 4  # on the way at once, as a loader's; the object store of each side holds them
+NUM_BATCHES = 4  # in transfer at once, as with a loader; the object store of each side must hold them
 SLOW = 100e6  # bytes a second: a network of one gigabit
 
 
 class Scout:
-    """An actor that looks at its node."""
+    """An actor that examines its node."""
 
     def look(self) -> dict[str, Any]:
-        """The host's name, versions, why shmload cannot be loaded (empty if it can), and /dev/shm: bytes in all and free."""
+        """Return the host's name, versions, why shmload cannot be loaded ("" if it can), and /dev/shm: total and free bytes."""
         failure = ""
         try:
             importlib.import_module("shmload.ray.actors")
@@ -47,21 +47,21 @@ class Scout:
         return {"host": socket.gethostname(), "versions": versions(), "load_failure": failure, "shm": shm}
 
     def batch(self, nbytes: int) -> Any:
-        """An array that travels as a batch does."""
+        """Return an array, which is transferred like a batch."""
         return importlib.import_module("numpy").zeros(nbytes, "u1")
 
 
 @dataclass
 class NodeState:
-    """What is known of a node.
+    """What is known about a node.
 
     Attributes:
-        node: as Ray describes it.
-        free_cpus, store, free_store: Ray's: CPUs; bytes of the object store, in all and free.
-        is_here: it is this machine, whose object store is read in place.
-        seen: what the actor has said; empty: there is none.
-        failure: why there is no actor, or nothing came from it.
-        bytes_per_s: at which batches came from it; 0: not measured.
+        node: Ray's description.
+        free_cpus, store, free_store: from Ray: CPUs; total and free bytes of the object store.
+        is_here: whether it is this machine, whose object store is read in place.
+        seen: what the actor has reported; empty if there is no actor.
+        failure: why there is no actor, or why it returned nothing.
+        bytes_per_s: the rate at which batches came from it; 0 if not measured.
     """
 
     node: Node
@@ -75,16 +75,16 @@ class NodeState:
 
     @property
     def name(self) -> str:
-        """The node's number as Ray's own tools begin it, and its host."""
+        """Return the beginning of the node's id, as in Ray's own tools, and its host."""
         host = self.seen.get("host", "")
         return f"node {self.node.node_id[:8]}" + (f" ({host})" if host else "")
 
 
 def examine_cluster(address: str = "auto") -> list[Finding]:
-    """What there is to say of a cluster, node by node. Joins it as a driver, and leaves it.
+    """Return the findings about a cluster, node by node. Joins it as a driver, and leaves it.
 
     Args:
-        address: of the head; "auto": that of RAY_ADDRESS, or of this machine.
+        address: the address of the head; "auto": that in RAY_ADDRESS, or on this machine.
     """
     try:
         import ray
@@ -104,8 +104,8 @@ def examine_cluster(address: str = "auto") -> list[Finding]:
 
 
 def _looked_at(ray: Any, nodes: list[Node]) -> list[NodeState]:
-    """Sends an actor to each node, and times what comes from one after the other."""
-    from ray._private.state import available_resources_per_node  # Ray says so nowhere else
+    """Send an actor to each node, and time the batches from one node after the other."""
+    from ray._private.state import available_resources_per_node  # Ray has no public interface for it
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = ray.get_runtime_context().get_node_id()
@@ -138,7 +138,7 @@ def _looked_at(ray: Any, nodes: list[Node]) -> list[NodeState]:
 
 @contextmanager
 def by_value(cloudpickle: Any) -> Iterator[None]:
-    """Has what a Scout needs of shmload travel with it, until the block ends."""
+    """Make everything from shmload that a Scout needs be pickled by value, until the block ends."""
     modules = sys.modules[__name__], actors
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
@@ -150,7 +150,7 @@ def by_value(cloudpickle: Any) -> Iterator[None]:
 
 
 def _pace(ray: Any, scout: Any) -> float:
-    """Bytes a second at which batches that lie ready come from an actor's node, several at once."""
+    """Return the bytes a second at which finished batches come from an actor's node, several at once."""
     ray.get(scout.batch.remote(BATCH_NBYTES), timeout=START_S)  # the nodes' first connection
     ready = [scout.batch.remote(BATCH_NBYTES) for _ in range(NUM_BATCHES)]
     ray.wait(ready, num_returns=len(ready), timeout=START_S, fetch_local=False)
@@ -160,10 +160,11 @@ def _pace(ray: Any, scout: Any) -> float:
 
 
 def said_of_cluster(states: list[NodeState], num_going: int = 0) -> Finding:
-    """Nodes and CPUs of them all.
+    """Return the finding about the nodes and CPUs of the whole cluster.
 
     Args:
-        num_going: nodes that Ray has been told to empty.
+        states: what is known about each node.
+        num_going: nodes that Ray is draining.
     """
     free, num_cpus = sum(state.free_cpus for state in states), sum(state.node.num_cpus for state in states)
     text = f"{len(states)} node{'s' * (len(states) != 1)}, {free:g} of {num_cpus} CPUs are free"
@@ -176,7 +177,7 @@ def said_of_cluster(states: list[NodeState], num_going: int = 0) -> Finding:
 
 
 def said_of_node(state: NodeState) -> Iterator[Finding]:
-    """Everything of one node, in the order in which things would go wrong."""
+    """Yield all findings about one node, in the order in which things would go wrong."""
 
     def found(check: str, level: Level, text: str, remedy: str = "") -> Finding:
         return Finding(f"{state.name}, {check}", level, text, remedy)

@@ -1,4 +1,4 @@
-"""What `shmload inspect` and `shmload index` do with a path: a file, a folder, a packed dataset or a growing cache."""
+"""The work of `shmload inspect` and `shmload index` on a path: a file, a folder, a packed dataset or a growing cache."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shmload.tools import readable
 
 
 def describe(path: Path, *, num_samples: int = 3) -> Summary:
-    """Return what there is to say of a file, a folder of samples, a packed dataset or a growing cache, and its first samples.
+    """Return the description of a file, a folder of samples, a packed dataset or a growing cache, with its first samples.
 
     Args:
-        path: of the file or folder.
+        path: the file or folder.
         num_samples: how many of the first samples to include.
 
     Raises:
-        OSError, ValueError: it cannot be read, is of no known format, or is damaged; the message names it.
+        OSError, ValueError: it cannot be read, has an unknown format, or is damaged; the message names it.
     """
     if (manifest := _manifest_at(path)) is not None:
         return _packed(manifest, num_samples)
@@ -37,9 +37,9 @@ def index(path: Path) -> tuple[str, bool]:
     """Write the index beside a file, if its format keeps one.
 
     Args:
-        path: of the file.
+        path: the file.
     Returns:
-        What was done, in words, and whether an index that is needed could not be written.
+        what was done, as text, and whether an index that is needed could not be written.
     Raises:
         OSError, ValueError: as `describe`.
     """
@@ -90,7 +90,7 @@ def _manifest_at(path: Path) -> Path | None:
 
 
 def _packed(path: Path, num_samples: int) -> Summary:
-    """Return what a manifest says, and the first samples of its first shard."""
+    """Return the contents of a manifest, and the first samples of its first shard."""
     from shmload.remote.manifest import Manifest
 
     manifest = Manifest.parse(path.read_bytes(), name=str(path))

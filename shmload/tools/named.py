@@ -1,15 +1,15 @@
-"""What a command line names: objects as `package.module:name`, and the source of `shmload pack`.
+"""Objects that a command line names as `package.module:name`, and the source of `shmload pack`.
 
-There is one clear line for everything that can be wrong with a name. The built-in workloads, the user's own dataset, a collate
-function and a foreign loader are all named this way, so that a job is plain text: it crosses to a fresh process as JSON and nothing
-is pickled. What `shmload pack` is given may also be data as they lie:
+Every mistake in a name is reported in one clear line. The built-in workloads, the user's own dataset, a collate function and a
+foreign loader are all named this way, so that a job is plain text: it is passed to a fresh process as JSON, and nothing is
+pickled. The source of `shmload pack` may also be existing data:
 
 | source | what a sample becomes |
 |---|---|
 | a folder with a folder for each class | its image and the number of its class |
 | a folder of images alone | its image |
-| TFRecord files | features by name; a feature of one value is that value. Records that are no Example: `bin` |
-| tar shards | its members as they are; its key gets the sample's number, as keys of several shards may be alike |
+| TFRecord files | features by name; a feature of one value is that value. Records that are not an Example: `bin` |
+| tar shards | its members unchanged; its key gets the sample's number, because keys of several shards may be equal |
 | Parquet, JSON lines, .npy, MDS, LitData; any URL | its fields, as RemoteDataset reads them |
 | `package.module:name` | see `remote/packing/encoding.py` |
 """
@@ -28,14 +28,14 @@ REMEDY = "write package.module:name; the current folder is searched too"
 
 
 class BenchError(ShmloadError, ValueError):
-    """What was asked for cannot be measured. The text is one line and says what to change."""
+    """The requested measurement is not possible. The message is one line and says what to change."""
 
 
 def resolve(spec: str, *, what: str) -> Any:
-    """Imports the object that `spec` names; `what` says in errors which option it came from.
+    """Import the object that `spec` names; `what` is the option that errors mention.
 
     Raises:
-        BenchError: the spec is malformed, its module cannot be imported or has no such name.
+        BenchError: the spec is malformed, its module cannot be imported, or has no such name.
     """
     module_name, colon, path = spec.partition(":")
     if not (colon and module_name and path):
@@ -60,7 +60,8 @@ def make_dataset(spec: str, arguments: Mapping[str, Any]) -> Any:
     """Return the dataset that `spec` names: the object itself, or what the class or function returns.
 
     Raises:
-        BenchError: the factory raised, or the result is no IterableDataset and has no `__len__` and `__getitem__`, or it is empty.
+        BenchError: the factory raised, or the result is not an IterableDataset and lacks `__len__` and `__getitem__`, or it is
+            empty.
     """
     made = resolve(spec, what="--dataset")
     if isinstance(made, type) or not (is_map_style(made) or is_iterable(made)):
@@ -96,32 +97,32 @@ def call(factory: Any, arguments: Mapping[str, Any], spec: str, *, what: str = "
 
 
 def is_map_style(candidate: object) -> bool:
-    """Return whether it has samples by index. An IterableDataset with a length has none: its `__getitem__` only raises."""
+    """Return whether it has samples by index. An IterableDataset with a length has not: its `__getitem__` only raises."""
     return hasattr(candidate, "__len__") and hasattr(candidate, "__getitem__") and not is_iterable(candidate)
 
 
 def is_iterable(candidate: object) -> bool:
-    """Return whether it is one of torch's IterableDatasets, of which there is none before torch is imported."""
+    """Return whether it is one of torch's IterableDatasets, which cannot exist before torch is imported."""
     data = sys.modules.get("torch.utils.data")
     return data is not None and isinstance(candidate, data.IterableDataset)
 
 
 def one_line(error: BaseException) -> str:
-    """Type and first line of an exception."""
+    """Return the type and first line of an exception."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines and lines[0] else type(error).__name__
 
 
 def names(values: Iterable[str]) -> list[str]:
-    """Options that may be repeated or hold commas, as one list without repetitions."""
+    """Return options that may be repeated or contain commas as one list without repetitions."""
     return list(dict.fromkeys(part.strip() for value in values for part in value.split(",") if part.strip()))
 
 
 def numbers(option: str, values: Iterable[str]) -> tuple[int, ...]:
-    """The same of whole numbers.
+    """Return the same as integers.
 
     Raises:
-        BenchError: something else is among them.
+        BenchError: one of them is not an integer.
     """
     found = names(values)
     for text in found:
@@ -136,10 +137,10 @@ _OBJECT = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
 
 
 def dataset_of(source: str) -> Any:
-    """The dataset that `source` names.
+    """Return the dataset that `source` names.
 
     Raises:
-        OSError, ValueError: there is none, or it is of no kind that can be packed.
+        OSError, ValueError: it does not exist, or is of a kind that cannot be packed.
     """
     from shmload.formats.compression import packing_of
     from shmload.formats.known_formats import layout_of, recognize_path
@@ -171,7 +172,7 @@ def dataset_of(source: str) -> Any:
 
 
 def _of_folder(folder: str) -> Any:
-    """The images of a folder, with the numbers of their classes if those are folders. Hidden files and folders are ignored."""
+    """Return the images of a folder, with class numbers if they are in folders by class. Hidden files and folders are ignored."""
     from shmload.formats.images.image_folder import EXTENSIONS, ImageFolder, find_images
     from shmload.formats.paths import is_hidden
 
@@ -189,7 +190,7 @@ def _of_folder(folder: str) -> Any:
 
 
 def _holds_shards(folder: str) -> bool:
-    """Whether a folder is a dataset of shards, and none of images."""
+    """Return whether a folder is a dataset of shards, not of images."""
     from shmload.formats.compression import packing_of
     from shmload.formats.known_formats import layout_of
     from shmload.formats.paths import is_hidden
@@ -207,7 +208,7 @@ def _of_shards(urls: str | list[str]) -> Any:
 
 
 class FlatSamples:
-    """What a function makes of each sample of a dataset: any number of them, in their order."""
+    """The results of a function for each sample of a dataset: any number of them, in order."""
 
     def __init__(self, dataset: Any, function: Any) -> None:
         self._dataset, self._function = dataset, function

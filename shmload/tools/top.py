@@ -1,9 +1,8 @@
-"""The loaders of this host, looked at again and again: what has happened since the last look.
+"""`shmload top`: the loaders of this host (`Watch`), and their picture for a terminal of any width (`picture`).
 
-One look at all loaders (watch.Watch.look) as a picture for a terminal of any width.
-
-Each loader is a panel: where it is and how fast, its slots as a bar, the interval's time as a bar, its workers as a table. What
-does not fit a narrow terminal is left out, least important first: a table's columns here, a line's end by rich.
+`Watch.look` reports what has happened since the last look. Each loader is shown as a panel: its progress and speed, its slots as
+a bar, the interval's time as a bar, its workers as a table. What does not fit a narrow terminal is left out, least important
+first: columns of a table here, the end of a line by rich.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from shmload.engine.stage_record import About
 from shmload.engine.stats import Report, describe
 from shmload.engine.time_shares import Snapshot
 
-HISTORY = 60  # looks of which the samples per second are kept
-FINDING_SHARE = 20  # finding, which searches /proc, takes at most one part in so many of the time
-FINDING_S = 2.0  # and happens at most so often
+HISTORY = 60  # looks whose samples per second are kept
+FINDING_SHARE = 20  # the search for loaders in /proc takes at most one part in so many of the time
+FINDING_S = 2.0  # and happens at most once in this time
 
 
 class Watch:
     """The loaders of this host, or of some of its processes.
 
     Args:
-        pids: trainers, or the processes that have started them; none: all loaders.
+        pids: trainers, or the processes that have started them; empty: all loaders.
     """
 
     def __init__(self, pids: Iterable[int] = ()) -> None:
@@ -44,7 +43,7 @@ class Watch:
         self._known: dict[str, tuple[Snapshot, deque[float], str]] = {}  # by stem: the last look, samples/s, its command
 
     def look(self) -> Report:
-        """What has happened since the last look; of a loader that was not there then, since it began.
+        """Return what has happened since the last look; for a new loader, since it began.
 
         Returns:
             loaders, one report each (docs/top.md); totals over them; what dead ones have left; blocks that could not be read.
@@ -62,7 +61,7 @@ class Watch:
             try:
                 reader = RingReader.open(block.path)
                 seen, about = reader.snapshot(), reader.about
-            except (FileNotFoundError, PermissionError):  # it has closed since, or is another user's
+            except (FileNotFoundError, PermissionError):  # it has closed since, or belongs to another user
                 continue
             except (OSError, ValueError) as error:
                 unreadable.append({"path": block.path, "uid": block.uid, "pid": block.pid, "why": str(error)})
@@ -86,7 +85,7 @@ class Watch:
         known = self._known.get(block.stem)
         last, history, command = known or (None, deque(maxlen=HISTORY), command_of(block.pid))
         report = describe(seen, last)
-        # elsewhere its workers' pids are of another PID namespace, and here another's
+        # elsewhere the workers' pids belong to another PID namespace, and mean other processes here
         add_memory(report, is_known=block.pid == seen["owner_pid"])
         history.append(report["samples_per_s"])
         self._known[block.stem] = seen, history, command
@@ -108,7 +107,7 @@ class Watch:
 
 
 def totals(reports: list[Report]) -> Report:
-    """What all loaders do together."""
+    """Return the totals over all loaders."""
     summed = ("samples_per_s", "nbytes_per_s", "num_bad_samples", "num_restarts")
     return {
         "num_loaders": len(reports),
@@ -118,9 +117,9 @@ def totals(reports: list[Report]) -> Report:
     }
 
 
-WORKERS_MAX = 16  # rows of a loader's table; of more workers those that have been at it for longest
+WORKERS_MAX = 16  # rows of a loader's table: the workers that have been busy with a sample for longest
 BAR, WIDE = 24, 100  # cells of a bar; half as many in a terminal with fewer columns
-LATE_S = 1.0  # a sample that takes longer is shown in colour
+LATE_S = 1.0  # a sample that takes longer is colored
 SPARKS = "▁▂▃▄▅▆▇█"
 SLOTS = (("leased", "held", "magenta"), ("ready", "ready", "green"), ("filling", "filling", "yellow"),
          ("draining", "draining", "red"), ("free", "free", "bright_black"))  # fmt: skip
@@ -132,7 +131,7 @@ BOTTLENECKS = {
     "unknown": ("starting", "bold cyan"),
     "none": ("nobody waits", "bold green"),
 }
-# columns of the workers' table: heading -> the least width of the terminal that shows it, and a worker's cell
+# columns of the workers' table: heading -> the minimum width of the terminal that shows it, and a worker's cell
 COLUMNS: dict[str, tuple[int, Callable[[Report], str]]] = {
     "pid": (0, lambda worker: str(worker["pid"] or "-")),
     "state": (0, lambda worker: "stopped" if worker["is_stopped"] else worker["state"]),
@@ -149,9 +148,10 @@ COLUMNS: dict[str, tuple[int, Callable[[Report], str]]] = {
 
 
 def picture(look: Report, width: int) -> RenderableType:
-    """The whole view.
+    """Return the whole view.
 
     Args:
+        look: the result of `Watch.look`.
         width: columns of the terminal.
     """
     parts: list[RenderableType] = [_head(look)]
@@ -171,7 +171,7 @@ def picture(look: Report, width: int) -> RenderableType:
 
 
 def _job(loader: Report) -> tuple[Any, ...] | None:
-    """What ranks of one run have in common; None for a loader that is nobody's rank."""
+    """Return what the ranks of one run have in common; None for a loader that is not one of several ranks."""
     return None if loader["world_size"] < 2 else (loader["parent_pid"], loader["world_size"])
 
 
@@ -275,7 +275,7 @@ def _time(loader: Report, width: int) -> Text:
 
 
 def _stages(loader: Report) -> Text:
-    """List a pipeline's stages; those that run where the bottleneck is have its color."""
+    """List a pipeline's stages; those at the bottleneck have its color."""
     _, style = BOTTLENECKS[loader["bottleneck"]]
     at_bottleneck = {"decode": "workers", "trainer": "trainer"}.get(loader["bottleneck"])
     text = _line().append("stages")
@@ -333,7 +333,7 @@ def _workers(loader: Report, width: int) -> RenderableType:
 
 
 def append_bar(text: Text, parts: list[tuple[float, str]], width: int) -> None:
-    """Cells in proportion: each boundary is rounded, so that the whole is always as long."""
+    """Append a bar of cells in proportion. Each boundary is rounded, so the total length never changes."""
     at, done, cells = 0.0, 0, BAR if width >= WIDE else BAR // 2
     for share, colour in parts:
         at += share
@@ -344,18 +344,18 @@ def append_bar(text: Text, parts: list[tuple[float, str]], width: int) -> None:
 
 
 def sparkline(values: list[float]) -> str:
-    """One character a value, the highest full."""
+    """Return one character a value; the highest value fills its cell."""
     top = max(values, default=0.0)
     return "".join(SPARKS[min(int(value / top * len(SPARKS)), len(SPARKS) - 1)] if top else SPARKS[0] for value in values)
 
 
 def number(value: float) -> str:
-    """Three digits or more, as people read them."""
+    """Return a number with three or more digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def nbytes_text(nbytes: float) -> str:
-    """Bytes in units of 1000, as rates are given."""
+    """Return bytes in units of 1000, as usual for rates."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
             return f"{nbytes / size:.3g} {unit}" if nbytes < 999.5 * size else f"{nbytes / size:,.0f} {unit}"
@@ -363,7 +363,7 @@ def nbytes_text(nbytes: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time as long as a sample takes, or as a hang lasts."""
+    """Return a duration, from that of a sample to that of a hang, as text."""
     if value < 1:
         return f"{1000 * value:.0f} ms"
     return f"{value:.1f} s" if value < 100 else f"{value / 60:.0f} min"

@@ -1,6 +1,6 @@
-"""Recording running loaders from outside.
+"""Record running loaders from outside.
 
-Rings are found and mapped read-only, and their recorders are read at intervals: nothing is written to them.
+Rings are found and mapped read-only, and their recorders are read at intervals; nothing is written to them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from time import monotonic, sleep
 from shmload.engine.ring_reader import RingReader
 from shmload.engine.tape import Tape
 
-SHORTEST_S, LONGEST_S = 0.0005, 0.05  # between two looks
-FILLED_SHARE = 0.25  # of a recorder, that a look should find
-SEARCH_S = 0.1  # between two looks for new rings: torch mode makes one for each epoch
+SHORTEST_S, LONGEST_S = 0.0005, 0.05  # limits of the pause between two looks
+FILLED_SHARE = 0.25  # the share of a recorder that should be full at each look
+SEARCH_S = 0.1  # interval between searches for new rings: torch mode creates one for each epoch
 
 
 @dataclass
 class Recording:
-    """The rings that are being recorded. A context manager is not needed: mappings end with it.
+    """The rings that are being recorded. No context manager is needed: the mappings end with the object.
 
     Args:
-        pid: of the trainer whose rings are wanted; None: everyone's.
+        pid: the trainer whose rings to record; None: all rings.
     """
 
     pid: int | None = None
@@ -30,7 +30,7 @@ class Recording:
     refused: dict[str, str] = field(default_factory=dict)  # name -> why it cannot be read
 
     def search(self) -> None:
-        """Attaches to rings that are new since the last search."""
+        """Attach to rings that are new since the last search."""
         for block in RingReader.find().blocks:
             name, path = block.stem, block.path
             if block.uid != os.geteuid() or name in self.tapes or name in self.refused:
@@ -48,7 +48,7 @@ class Recording:
                 self.refused[name] = f"{path}: it is of process {tape.owner_pid}"
 
     def record(self, seconds: float) -> None:
-        """Reads for so long, as often as the fullest recorder demands."""
+        """Record for `seconds`, reading as often as the fullest recorder requires."""
         end, next_search = monotonic() + seconds, 0.0
         pause = SHORTEST_S
         while True:
@@ -60,4 +60,4 @@ class Recording:
             pause = min(max(pause * min(FILLED_SHARE / max(most, 0.01), 2.0), SHORTEST_S), LONGEST_S)
             if now >= end:
                 return
-            sleep(min(pause, end - now))  # nobody wakes a stats reader
+            sleep(min(pause, end - now))  # nothing wakes a reader of statistics

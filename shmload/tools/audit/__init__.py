@@ -1,1 +1,1 @@
-""" """
+"""The exactly-once check of audit records, for `shmload verify`."""

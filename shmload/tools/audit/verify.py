@@ -1,11 +1,11 @@
-"""Does each epoch hold each sample exactly once? The files of a folder in, a report out.
+"""Verify that each epoch contained each sample exactly once: from the audit files of a folder to a report.
 
-Files are read (`shmload.audit.recorder`), divided into loaders by what their headers say, freed of what resumes rolled back
-and judged (`timeline.py`). Batches that should be alike are compared by their digests.
+Files are read (`shmload.audit.recorder`), grouped into loaders by their headers, cleared of what resumes rolled back, and judged
+(`timeline.py`). Batches that should be equal are compared by their digests.
 
-With the dataset at hand batches are read again, by the loader's own inline reader, with the seed, epoch and indices of the record,
-so that random augmentations repeat: what differs was other memory, other rows, or is other data by now. Torch mode's augmentations
-cannot be repeated batch by batch: a difference there says nothing.
+If the dataset is available, batches are read again by the loader's own inline reader, with the seed, epoch and indices of the
+record, so that random augmentations repeat: a difference means that memory or rows were mixed up, or that the data has changed.
+Torch mode's augmentations cannot be repeated batch by batch, so a difference there means nothing.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ from shmload.tools.named import one_line
 
 
 def read_folder(folder: Path, *, over: Callable[[Sequence[Path]], Iterable[Path]] = iter) -> list[AuditLog]:
-    """What the audit files in a folder hold.
+    """Return the contents of the audit files in a folder.
 
     Args:
-        over: goes over the files: shows how far it is, say.
+        folder: the folder.
+        over: iterates over the files, for example to show progress.
     Raises:
         OSError: the folder or a file cannot be read.
     """
@@ -51,10 +52,11 @@ def read_folder(folder: Path, *, over: Callable[[Sequence[Path]], Iterable[Path]
 
 
 def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[AuditReport, list[AuditTimeline]]:
-    """Judges the records of one folder.
+    """Judge the records of one folder.
 
     Args:
-        allow_restarts: a start that loaded no state throws away what was delivered before.
+        logs: the audit files.
+        allow_restarts: whether a start that loaded no state discards what was delivered before.
     Returns:
         the report, and the deliveries of each loader, which `reread` takes.
     """
@@ -206,25 +208,25 @@ def _title(header: Header) -> str:
     return f"{header.dataset}, {header.n} samples, {mode}"
 
 
-# ------------------------------------------------------------ batches that should be alike
+# ------------------------------------------------------------ batches that should be equal
 
 
 def same_keys(one: Batch, other: Batch) -> bool:
-    """Whether they hold the same samples in the same rows."""
+    """Return whether two batches have the same samples in the same rows."""
     if isinstance(one.keys, np.ndarray) and isinstance(other.keys, np.ndarray):
         return np.array_equal(one.keys, other.keys)
     return type(one.keys) is type(other.keys) and one.keys == other.keys
 
 
 def check_replays(deliveries: Sequence[Delivery], report: AuditReport) -> None:
-    """Reports batches that differ from what the same place gave before."""
+    """Report batches that differ from an earlier delivery of the same step."""
     first: dict[tuple[Any, ...], Delivery] = {}
     for one in deliveries:
         header, batch = one.part.header, one.batch
-        life = one.life if header.mode == Mode.TORCH else 0  # begun anew, a sampler draws another order
+        life = one.life if header.mode == Mode.TORCH else 0  # after a restart, a sampler draws another order
         other = first.setdefault((one.epoch, one.step, header.rank, header.world_size, header.batch_size, life), one)
         if header.stream is not None and batch.num_rows != other.batch.num_rows:
-            continue  # single items: how many are fetched together is a matter of time; `judge_stream` judges them
+            continue  # single items: how many are fetched together depends on timing; `judge_stream` judges them
         is_keyed = header.mode == Mode.SEED or (header.mode == Mode.PIPELINE and header.batch_size is not None)
         repeats = is_keyed and header.seed_samples
         if not same_keys(batch, other.batch):
@@ -245,12 +247,14 @@ def reread(
     *,
     over: Callable[[Sequence[Delivery]], Iterable[Delivery]] = iter,
 ) -> None:
-    """Reads batches again, drawn at random, and reports whose content differs.
+    """Read random batches again, and report those whose content differs.
 
     Args:
-        made: the dataset, or a ShmLoader that reads it, where a collate_fn or other arguments matter.
-        num_samples: batches to read of each loader.
-        over: goes over the batches of one loader: shows how far it is, say.
+        loaders: the deliveries of each loader.
+        made: the dataset, or a ShmLoader that reads it, if a collate_fn or other arguments matter.
+        num_samples: how many batches to read of each loader.
+        report: receives the findings.
+        over: iterates over the batches of one loader, for example to show progress.
     """
     for timeline in loaders:
         header, dataset = timeline.parts[0].header, made.dataset if isinstance(made, ShmLoader) else made
@@ -266,7 +270,7 @@ def reread(
             try:
                 if not _is_same(one, reader, report):
                     differing.append(one)
-            except Exception as error:  # whatever a dataset raises; what the records say is judged all the same
+            except Exception as error:  # a dataset may raise anything; the records are judged all the same
                 failed.append(f"{one.where}: {one_line(error)}")
         if failed:
             report.unjudged.append(f"{len(failed)} of {len(chosen)} batches could not be read again, the first of {failed[0]}")

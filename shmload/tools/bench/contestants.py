@@ -1,18 +1,17 @@
-"""The loaders that are compared: name -> how to make an iterable of batches, from a dataset or from the user's own DataLoader.
+"""The loaders that are compared, and the built-in workloads that they read.
 
-All shuffle from the same seed in torch's own way, so that batches can be compared byte by byte. `module:factory` names a loader
-that is not in the table: the factory takes the dataset and a LoaderOptions. A factory that has `keeps_order = False` delivers in an
-order of its own, and its bytes are not compared.
+A contestant is a name and a function that makes an iterable of batches, from a dataset or from the user's own DataLoader. All
+shuffle from the same seed in torch's way, so that batches can be compared byte by byte. `module:factory` names a loader outside
+the table: the factory takes the dataset and a LoaderOptions. A factory with `keeps_order = False` delivers in an order of its
+own, and its bytes are not compared.
 
-A user's own torch DataLoader keeps every argument as a public attribute, and its order as a sampler or a batch sampler. A ShmLoader
-is given those as they are, so both draw the same order from the same generator. `torch` is the user's object itself, unless a sweep
-asks for another number of workers: then it is made anew in the same way.
+A user's torch DataLoader keeps every argument as a public attribute, and its order as a sampler or a batch sampler. A ShmLoader
+gets the same objects, so both draw the same order from the same generator. `torch` is the user's object itself, unless a sweep
+asks for another number of workers: then it is rebuilt in the same way.
 
-The built-in workloads: five datasets, and one table of them.
-
-A workload names its dataset as `module:class`, like a user's own, and prepares its arguments once in the parent: files that are
-written on the fly lie in a temporary folder. Contents are photographs or random numbers, never zeros, which some memory systems
-deliver faster. Every draw is keyed by the sample's index, so that two loaders must deliver the same bytes.
+A workload names its dataset as `module:class`, like a user's own, and prepares its arguments once in the parent: generated files
+are in a temporary folder. Contents are photographs or random numbers, never zeros, which some memory systems deliver faster.
+Every draw is keyed by the sample's index, so that two loaders must deliver the same bytes.
 """
 
 import functools
@@ -33,11 +32,11 @@ from shmload.tools.named import BenchError, one_line, resolve
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """What every contestant is given.
+    """The options that every contestant gets.
 
     Args:
-        shuffle: False of an IterableDataset, whose order is its own.
-        scratch: an empty folder of this loader and dataset, there until the benchmark ends: for files in a format of its own.
+        shuffle: False for an IterableDataset, which has its own order.
+        scratch: an empty folder for this loader and dataset, kept until the benchmark ends: for files in a format of its own.
     """
 
     batch_size: int
@@ -58,7 +57,7 @@ Factory = Callable[[Any, LoaderOptions], Loader]
 
 
 def keywords(options: LoaderOptions) -> dict[str, Any]:
-    """What a DataLoader is given, its order left out."""
+    """Return the arguments of a DataLoader, except those that set its order."""
     workers = options.num_workers
     return {
         "batch_size": options.batch_size,
@@ -72,12 +71,12 @@ def keywords(options: LoaderOptions) -> dict[str, Any]:
 
 
 def shmload(dataset: Any, options: LoaderOptions) -> Loader:
-    """ShmLoader in torch mode."""
+    """Return a ShmLoader in torch mode."""
     return ShmLoader(dataset, **keywords(options), generator=options.generator())
 
 
 def seed_mode(dataset: Any, options: LoaderOptions) -> Loader:
-    """ShmLoader in seed mode, in its own order."""
+    """Return a ShmLoader in seed mode, with its own order."""
     return ShmLoader(dataset, **keywords(options), seed=options.seed)
 
 
@@ -85,7 +84,7 @@ seed_mode.keeps_order = False  # type: ignore[attr-defined]  # what a user's fac
 
 
 def torch_loader(dataset: Any, options: LoaderOptions) -> Loader:
-    """torch's DataLoader, a sample at a time: how most people use it."""
+    """Return torch's DataLoader, which reads sample by sample: how most people use it."""
     return DataLoader(dataset, **keywords(options), generator=options.generator())
 
 
@@ -93,7 +92,7 @@ CONTESTANTS: dict[str, Factory] = {"shmload": shmload, "torch": torch_loader, "s
 
 
 def factory(name: str) -> Factory:
-    """The factory of a contestant's name: in the table, or `module:factory`."""
+    """Return the factory of a contestant: from the table, or as `module:factory`."""
     found: Factory = resolve(name, what="--loader") if ":" in name else CONTESTANTS[name]
     return found
 
@@ -105,10 +104,10 @@ TAKEN = (
 
 
 def users_loader(spec: str, seed: int) -> DataLoader[Any]:
-    """The DataLoader that `spec` names or returns. The global seed is set first, so that every process has the same order.
+    """Return the DataLoader that `spec` names or returns. The global seed is set first, so every process has the same order.
 
     Raises:
-        BenchError: it raised, or it is no DataLoader.
+        BenchError: it raised, or the result is not a DataLoader.
     """
     torch.manual_seed(seed)
     made = resolve(spec, what="--torch-loader")
@@ -128,7 +127,7 @@ def users_loader(spec: str, seed: int) -> DataLoader[Any]:
 
 
 def arguments_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The keywords that make a loader with the same batches in the same order."""
+    """Return the keywords that make a loader with the same batches in the same order."""
     found = {name: getattr(loader, name) for name in TAKEN if hasattr(loader, name)}
     if isinstance(loader.dataset, IterableDataset):
         return {**found, "batch_size": loader.batch_size, "drop_last": loader.drop_last}
@@ -140,7 +139,7 @@ def arguments_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def like_users(name: str, own: DataLoader[Any], num_workers: int | None, prefetch: int | None) -> DataLoader[Any]:
-    """`torch`: the user's loader as it is; `shmload`: a ShmLoader with its arguments. Both with another setting if one is given."""
+    """Return the user's loader unchanged (`torch`), or a ShmLoader with its arguments (`shmload`); or with another setting."""
     if name == "torch" and num_workers is None and prefetch is None:
         return own
     arguments = arguments_of(own)
@@ -148,13 +147,13 @@ def like_users(name: str, own: DataLoader[Any], num_workers: int | None, prefetc
         arguments["num_workers"] = num_workers
     if prefetch is not None:
         arguments["prefetch_factor"] = prefetch
-    if arguments["num_workers"] == 0:  # what torch refuses without workers
+    if arguments["num_workers"] == 0:  # torch refuses these without workers
         arguments |= {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
     return (ShmLoader if name == "shmload" else DataLoader)(own.dataset, **arguments)
 
 
 def num_samples(loader: DataLoader[Any]) -> int | None:
-    """Samples of an epoch, None where only reading tells."""
+    """Return the samples of an epoch; None if only reading reveals them."""
     if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
         return None
     try:
@@ -174,11 +173,11 @@ def nothing_missing() -> None:
 
 @dataclass(frozen=True)
 class Workload:
-    """A dataset and the batch size it is delivered in.
+    """A dataset and its batch size.
 
     Args:
-        prepare: called once with a temporary folder, and whether a small set will do; gives the dataset's arguments.
-        missing: the pip command for what is not installed, None if all is there.
+        prepare: called once with a temporary folder and whether a small set is enough; returns the dataset's arguments.
+        missing: returns the pip command for what is not installed, or None.
     """
 
     name: str
@@ -197,7 +196,7 @@ OWN_PHOTOS = Path(__file__).resolve().parents[2] / "data"
 
 @functools.cache
 def codecs() -> tuple[Any, Any]:
-    """simplejpeg and OpenCV, loaded on first use; OpenCV's own threads would fight with the workers."""
+    """Return simplejpeg and OpenCV, loaded on first use; OpenCV's own threads would compete with the workers."""
     import cv2
     import simplejpeg
 
@@ -217,7 +216,7 @@ class Photos:
 
     def __init__(self, files: Sequence[str], num_samples: int = NUM_PHOTOS) -> None:
         self.files, self.num_samples = list(files), num_samples
-        codecs()  # before workers fork, so that none imports them again
+        codecs()  # before workers fork, so that they do not import them again
 
     def __len__(self) -> int:
         return self.num_samples
@@ -236,7 +235,7 @@ class Photos:
 
 
 def crop_into(out: Pixels, jpeg: bytes, index: int) -> None:
-    """Fills `out` (3, 224, 224) with the crop of a photo that belongs to `index`."""
+    """Fill `out` (3, 224, 224) with the crop of a photo that belongs to `index`."""
     simplejpeg, cv2 = codecs()
     photo = simplejpeg.decode_jpeg(jpeg, "RGB", fastdct=True, fastupsample=True)
     draw = np.random.default_rng(int(index))
@@ -248,7 +247,7 @@ def crop_into(out: Pixels, jpeg: bytes, index: int) -> None:
 
 
 def photo_files(folder: Path = OWN_PHOTOS) -> list[str]:
-    """The photos of a folder; by default the eight free ones of about 500x375 that ship with the package (data/LICENCES)."""
+    """Return the photos of a folder; by default the eight free ones of about 500x375 in the package (data/LICENCES)."""
     return sorted(map(str, folder.glob("*.jpg")))
 
 
@@ -266,17 +265,17 @@ NUM_RECORDS = 256
 
 
 class Records:
-    """Raw float32 records of 1 MiB in a mapped file, as scientific data often lies; they come again and again."""
+    """Raw float32 records of 1 MiB in a mapped file, as is common for scientific data; an epoch repeats them."""
 
     schema: dict[str, Field] = {"x": ("float32", (RECORD_LENGTH,))}  # noqa: RUF012  # never changed
 
     def __init__(self, path: str, num_samples: int) -> None:
         self.path, self.num_samples = path, num_samples
-        # Copy on write: rows are writable arrays, as torch's collate wants them, and nobody writes.
+        # Copy on write: rows are writable arrays, as torch's collate wants them, although nothing is written.
         self.records = np.asarray(np.memmap(path, np.float32, mode="c")).reshape(-1, RECORD_LENGTH)
 
     def __reduce__(self) -> tuple[type["Records"], tuple[str, int]]:
-        return Records, (self.path, self.num_samples)  # a pickled map would carry the file's contents
+        return Records, (self.path, self.num_samples)  # a pickled map would contain the file's contents
 
     def __len__(self) -> int:
         return self.num_samples
@@ -301,7 +300,7 @@ ROW_LENGTH = 64
 
 
 class RowsWorkload:
-    """Tiny rows, 64 float32 and a label, out of an array in memory; reads a whole batch at once."""
+    """Tiny rows, 64 float32 and a label, from an array in memory; reads a whole batch at once."""
 
     schema: dict[str, Field] = {"x": ("float32", (ROW_LENGTH,)), "label": ("int64", ())}  # noqa: RUF012  # never changed
 
@@ -328,7 +327,7 @@ NUM_WINDOWS = 48 * 1024
 
 
 class Tokens:
-    """Language-model windows of uint16 tokens in a mapped file, delivered as int64; neighbours share one token."""
+    """Language-model windows of uint16 tokens in a mapped file, delivered as int64; neighbors share one token."""
 
     schema: dict[str, Field] = {"tokens": ("int64", (WINDOW,))}  # noqa: RUF012  # never changed
 
@@ -337,7 +336,7 @@ class Tokens:
         self.tokens = np.asarray(np.memmap(path, np.uint16, mode="r"))
 
     def __reduce__(self) -> tuple[type["Tokens"], tuple[str]]:
-        return Tokens, (self.path,)  # a pickled map would carry the file's contents
+        return Tokens, (self.path,)  # a pickled map would contain the file's contents
 
     def __len__(self) -> int:
         return (len(self.tokens) - 1) // STRIDE
@@ -361,7 +360,7 @@ SHAPE = (3, 224, 224)
 
 
 class Plain:
-    """(uint8 image, int label) out of memory; knows nothing of any loader, as a user's own dataset does not."""
+    """(uint8 image, int label) from memory; a dataset without any loader's protocol, like most users' own."""
 
     def __init__(self, num_images: int = 256, num_samples: int = 8192) -> None:
         self.images = np.random.default_rng(4).integers(0, 256, (num_images, *SHAPE), np.uint8)

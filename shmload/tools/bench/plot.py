@@ -1,4 +1,4 @@
-"""The plot: throughput against the reference, and what a batch costs the trainer."""
+"""The plot: throughput relative to the reference, and the trainer's cost of a batch."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7
 
 
 def save(report: Report, path: Path) -> None:
-    """Writes a PNG: two panels of bars, with a row a workload and setting and a bar a loader."""
+    """Write a PNG: two panels of bars, with one row a workload and setting and one bar a loader."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -19,19 +19,19 @@ def save(report: Report, path: Path) -> None:
     height = 0.8 / len(loaders)
     figure = Figure(figsize=(11, 1.6 + len(report.workloads) * (0.3 + 0.24 * len(loaders))), dpi=140, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    others = [name for name in loaders if name != report.reference]  # which has no bar on the left
+    others = [name for name in loaders if name != report.reference]  # the reference has no bar on the left
     for number, name in enumerate(loaders):
         for row, section in enumerate(report.workloads):
             bar = {"height": 0.9 * height, "color": COLOURS[number % 8]}
             loader = section.loaders.get(name, LoaderReport())
             if name in others and (ratio := loader.ratio):
-                # from 1 on: on a log scale twice as fast is as long to the right as half as fast to the left
+                # starting at 1: on a log scale twice as fast extends as far to the right as half as fast to the left
                 error = [[ratio.median - ratio.low], [ratio.high - ratio.median]]
                 y = row + (others.index(name) - (len(others) - 1) / 2) * height
                 left.bar_label(left.barh(y, ratio.median - 1, left=1, xerr=error, **bar), [f"{ratio.median:.2g}x"], padding=3)
             if found := loader.metrics.get("trainer_us_per_batch"):
                 right.barh(row + (number - (len(loaders) - 1) / 2) * height, max(found.median, 0), **bar)
-        right.barh([0], [0], color=COLOURS[number % 8], label=name)  # of the legend
+        right.barh([0], [0], color=COLOURS[number % 8], label=name)  # for the legend
     left.axvline(1, color="#333333")
     left.set_xscale("log", base=2)
     left.xaxis.set_major_formatter(lambda value, _: f"{value:g}x" if value >= 1 else f"1/{1 / value:g}")
@@ -52,7 +52,7 @@ def save(report: Report, path: Path) -> None:
 
 
 def title(report: Report) -> str:
-    """What ran, on what, and when."""
+    """Return what ran, on which machine, and when."""
     machine = report.machine
     quick = ", --quick: says nothing about speed" if report.quick else ""
     workers = "sweep" if report.is_sweep or report.num_workers is None else f"{report.num_workers} workers"

@@ -1,7 +1,7 @@
 """A whole benchmark: its options, jobs in fresh processes round after round, and the comparison of their bytes.
 
-A task is a workload at one setting. Every loader has its turn at it in a process of its own (`measure.py`), round
-after round; jobs and answers travel as JSON.
+A task is a workload at one setting. In each round every loader runs it in a process of its own (`measure.py`); jobs and answers
+are passed as JSON.
 """
 
 import json
@@ -24,7 +24,7 @@ from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport, jud
 from shmload.tools.named import BenchError
 
 LOADERS = ("shmload", "torch", "shmload-seed")
-AS_BUILT = ("shmload", "torch")  # what can be made of a DataLoader that the user built
+AS_BUILT = ("shmload", "torch")  # contestants that can be made of a DataLoader that the user built
 START_METHODS = ("fork", "spawn", "forkserver")
 NUM_DIGESTS = 32
 MEMORY_S = 0.6
@@ -32,20 +32,20 @@ MEMORY_S = 0.6
 
 @dataclass(frozen=True, kw_only=True)
 class BenchJob:
-    """What one fresh process is asked to measure: one loader on one dataset.
+    """A job for a fresh process: measure one loader on one dataset.
 
     Args:
         workload: name used in reports.
         dataset: `module:name` of the dataset or its factory; called with `arguments`.
         loader: a name of the contestants' table or `module:factory`; empty means the limit without any loader.
-        batch_size, num_workers: None where the user's own DataLoader says it.
+        batch_size, num_workers: None if the user's own DataLoader sets it.
         prefetch_factor: None is torch's default.
         torch_loader: `module:name` of a torch DataLoader or of the function that makes it; then there is no `dataset`.
-        seconds: the timed part ends after so many; 0 skips it.
+        seconds: length of the timed part; 0 skips it.
         step_s: how long the trainer sleeps after each batch, in place of a training step.
-        num_digests: batches of the untimed pass whose bytes are digested; none of a loader with an order of its own.
-        memory_s: seconds of delivery during which memory is looked at.
-        scratch: a folder for files of the loader's own.
+        num_digests: batches of the untimed pass whose bytes are digested; 0 for a loader with an order of its own.
+        memory_s: seconds of delivery during which memory is sampled.
+        scratch: a folder for the loader's own files.
     """
 
     workload: str
@@ -71,7 +71,7 @@ class BenchJob:
 class TaskOutcome:
     """The answer to one job: `values` by metric and batch `digests`, or an `error` line.
 
-    `bad_usage` says that the user's dataset or options are at fault, not a loader.
+    `bad_usage` means that the user's dataset or options are at fault, not a loader.
     """
 
     values: dict[str, float] = field(default_factory=dict)
@@ -82,14 +82,14 @@ class TaskOutcome:
 
 
 class Point(NamedTuple):
-    """One setting of every loader; None is what the workload, the user's DataLoader or torch says."""
+    """One setting of every loader; None means the value of the workload, the user's DataLoader or torch."""
 
     num_workers: int | None = None
     prefetch_factor: int | None = None
     batch_size: int | None = None
 
     def label(self) -> str:
-        """The parts that were asked for, as a reader of the table knows them."""
+        """Return the values that were requested, as the table shows them."""
         parts = [f"{self.num_workers} worker{'s' * (self.num_workers != 1)}"] if self.num_workers is not None else []
         parts += [f"{self.prefetch_factor} ahead"] if self.prefetch_factor is not None else []
         return ", ".join([*parts, *([f"batch {self.batch_size}"] if self.batch_size else [])])
@@ -100,17 +100,17 @@ class BenchOptions:
     """Arguments of a whole benchmark.
 
     Args:
-        workloads: built-in ones by name; empty means all, or none if `dataset` or `torch_loader` is given.
+        workloads: names of built-in ones; empty means all, or none if `dataset` or `torch_loader` is given.
         dataset, torch_loader: the user's own, as `module:name`.
         loaders: the first is the subject of every ratio, `torch` (else the last) its reference.
         num_workers, prefetch_factor, batch_size: with more than one value each, every combination is measured.
         step_ms: length of the simulated training step after each batch.
         seconds: length of each timed part.
-        rounds: None is 3, or 1 where several settings are measured.
-        quick: small data, one process a loader, fractions of a second: to see that it works, not how fast.
+        rounds: None is 3, or 1 if several settings are measured.
+        quick: small data, one process a loader, fractions of a second: to check that it works, not how fast.
 
     Raises:
-        BenchError: a value that cannot be measured, named with what was needed.
+        BenchError: a value cannot be measured; the message says what is needed.
     """
 
     workloads: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ class BenchOptions:
             raise BenchError(text)
 
     def _complaints(self) -> Iterator[str]:
-        """Why these options cannot be measured: a line for each that is wrong."""
+        """Yield a line for each option that cannot be measured."""
         known = f"{', '.join(LOADERS)} or module:factory"
         for names, has, option, allowed in (
             (self.workloads, WORKLOADS.__contains__, "--workload", ", ".join(WORKLOADS)),
@@ -168,7 +168,7 @@ class BenchOptions:
 
     @property
     def reference(self) -> str:
-        """What ratios and bytes are compared with."""
+        """The loader that ratios and bytes are compared with."""
         return "torch" if "torch" in self.loaders else self.loaders[-1]
 
     @property
@@ -178,9 +178,9 @@ class BenchOptions:
         return self.rounds or (1 if len(self.points()) > 1 else 3)
 
     def points(self) -> list[Point]:
-        """The settings to measure, the batch size outermost. Two workers, unless the user's own DataLoader says how many.
+        """Return the settings to measure, the batch size outermost. Two workers, unless the user's own DataLoader sets the number.
 
-        Without workers nothing is prefetched, so there those are one point.
+        Without workers nothing is prefetched, so there all prefetch factors are one point.
         """
         workers: tuple[int | None, ...] = self.num_workers or ((None,) if self.torch_loader else (2,))
         found = product(self.batch_size or (None,), workers, self.prefetch_factor or (None,))
@@ -189,15 +189,15 @@ class BenchOptions:
 
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
 BOOT = "import sys; sys.path.append(sys.argv[1]); from shmload.tools.bench.measure import main; main()"
-INTERRUPTED_S = 2.0  # ^C is handed on; this long the process may tidy up
+INTERRUPTED_S = 2.0  # after forwarding ^C, the time the process has to clean up
 
 
 def run_jobs(jobs: Sequence[BenchJob]) -> list[TaskOutcome]:
-    """Measures `jobs` one after another in one fresh interpreter; one outcome a job, also if the process dies."""
+    """Measure `jobs` one after another in one fresh interpreter; return one outcome a job, even if the process dies."""
     with tempfile.TemporaryFile("w+") as output, tempfile.NamedTemporaryFile() as answers:
-        # -P: a source tree in the current folder is not the package that is measured
+        # -P: a source tree in the current folder is not the package to measure
         command = [sys.executable, "-P", "-c", BOOT, PACKAGE_PARENT, answers.name]
-        # a session of its own: whatever a loader leaves behind is ended with it
+        # a session of its own, so that everything a loader leaves running is ended with it
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True)
         try:
             process.communicate(json.dumps([asdict(job) for job in jobs]).encode())
@@ -233,7 +233,7 @@ class BenchTask:
 
     @property
     def probe_key(self) -> tuple[str, int | None]:
-        """Tasks that are alike in this have the same limit."""
+        """The key of the limit, which is the same for tasks with an equal key."""
         return self.workload.name, self.job.batch_size
 
 
@@ -241,17 +241,17 @@ Limits = dict[tuple[str, int | None], dict[str, float]]  # what one core can do,
 
 
 def prepare(options: BenchOptions, folder: Path, notes: list[str]) -> list[BenchTask]:
-    """Writes the data of built-in workloads into `folder`; `notes` get what is left out.
+    """Write the data of built-in workloads into `folder`; what is left out is added to `notes`.
 
     Returns:
-        the workloads at every setting that is asked for.
+        the workloads at every requested setting.
     Raises:
         BenchError: there is no room.
     """
     tasks: list[BenchTask] = []
     is_own = bool(options.dataset or options.torch_loader)
     workloads = [WORKLOADS[name] for name in options.workloads or (() if is_own else WORKLOADS)]
-    if is_own:  # in the form of a built-in one
+    if is_own:  # described like a built-in one
         own = Workload(
             name="dataset" if options.dataset else "loader",
             title=options.dataset or options.torch_loader or "",
@@ -292,7 +292,7 @@ def prepare(options: BenchOptions, folder: Path, notes: list[str]) -> list[Bench
 
 
 class RoundsProgress(Protocol):
-    """Where the benchmark reports how far it is."""
+    """The receiver of the benchmark's progress."""
 
     def start(self, num_jobs: int) -> None: ...
 
@@ -302,7 +302,7 @@ class RoundsProgress(Protocol):
 
 
 def benchmark(options: BenchOptions, progress: RoundsProgress) -> Report:
-    """Runs everything `options` asks for.
+    """Run everything `options` asks for.
 
     Raises:
         BenchError: the user's dataset cannot be used, or nothing is left that can run.
@@ -318,7 +318,7 @@ def benchmark(options: BenchOptions, progress: RoundsProgress) -> Report:
             raise BenchError(f"nothing can run: {'; '.join(report.notes)}")
         limits: Limits = {}
         progress.start(len({task.probe_key for task in tasks}) + len(tasks) * len(options.loaders) * options.num_rounds)
-        for group in [tasks] if options.quick else [[task] for task in tasks]:  # whose jobs share processes
+        for group in [tasks] if options.quick else [[task] for task in tasks]:  # their jobs share processes
             probe(group, limits, options, progress)
             report.workloads += rounds_of(group, limits, options, folder, progress)
     judge_all(report)
@@ -326,7 +326,7 @@ def benchmark(options: BenchOptions, progress: RoundsProgress) -> Report:
 
 
 def measured(jobs: Sequence[BenchJob], tasks: Sequence[BenchTask], what: str, progress: RoundsProgress) -> list[TaskOutcome]:
-    """Runs the jobs in one fresh process, and reports it.
+    """Run the jobs in one fresh process, and report progress.
 
     Raises:
         BenchError: the user's dataset or options are at fault.
@@ -341,7 +341,7 @@ def measured(jobs: Sequence[BenchJob], tasks: Sequence[BenchTask], what: str, pr
 
 
 def probe(tasks: Sequence[BenchTask], limits: Limits, options: BenchOptions, progress: RoundsProgress) -> None:
-    """Measures the limit of each task, once for those that have the same."""
+    """Measure the limit of each task, once for those with the same limit."""
     new = {task.probe_key: task for task in tasks if task.probe_key not in limits}
     if not new:
         return
@@ -355,7 +355,7 @@ def probe(tasks: Sequence[BenchTask], limits: Limits, options: BenchOptions, pro
 def rounds_of(
     tasks: Sequence[BenchTask], limits: Limits, options: BenchOptions, folder: Path, progress: RoundsProgress
 ) -> list[WorkloadReport]:
-    """All rounds of a few tasks whose jobs share processes; one report a task."""
+    """Run all rounds of tasks whose jobs share processes; return one report a task."""
     reports = []
     for task in tasks:
         limit, point = limits[task.probe_key], task.point
@@ -365,7 +365,7 @@ def rounds_of(
         section.num_workers = int(limit["num_workers"] if point.num_workers is None else point.num_workers)
         section.prefetch_factor = point.prefetch_factor
         reports.append(section)
-    # only in the first round are bytes digested and memory looked at
+    # only in the first round are bytes digested and memory sampled
     first = {"num_digests": 4, "memory_s": 0.1} if options.quick else {"num_digests": NUM_DIGESTS, "memory_s": MEMORY_S}
     for number in range(options.num_rounds):
         for loader in options.loaders[:: 1 if number % 2 == 0 else -1]:
@@ -392,10 +392,13 @@ Run = Callable[[Sequence[BenchJob]], list[TaskOutcome]]
 
 
 def compare(task: BenchTask, report: WorkloadReport, reference: str, run: Run = run_jobs) -> None:
-    """Compares every loader's bytes with the reference's and writes down what differs.
+    """Compare every loader's bytes with the reference's, and record the differences.
 
     Args:
-        run: asks the reference once more, without timing it: whether the user's dataset repeats itself at all.
+        task: the workload and setting.
+        report: receives the results.
+        reference: the name of the reference.
+        run: runs the reference once more without timing, to find out whether the user's dataset is repeatable at all.
     """
     expected = report.loaders[reference]
     for name, loader in report.loaders.items():
@@ -418,6 +421,6 @@ def compare(task: BenchTask, report: WorkloadReport, reference: str, run: Run = 
 
 
 def first_difference(reference: Sequence[object], other: Sequence[object]) -> int | None:
-    """Number of the first batch whose digests differ or that only one of them has; None if all are equal."""
+    """Return the number of the first batch whose digests differ or that only one has; None if all are equal."""
     pairs = enumerate(zip_longest(reference, other))
     return next((number for number, (expected, got) in pairs if expected != got), None)

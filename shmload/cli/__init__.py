@@ -95,9 +95,7 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "w", errors="backslashreplace"))  # noqa: SIM115  # for the process's life
     if isinstance(sys.stdout, io.TextIOWrapper):
         given = sys.stdout
-        errors = (
-            "backslashreplace" if given.errors == "strict" else given.errors
-        )  # for characters that its encoding lacks: bars, names of files
+        errors = "backslashreplace" if given.errors == "strict" else given.errors  # what its encoding lacks: bars, names of files
         sys.stdout = _Stdout(given.buffer, given.encoding, errors, None, given.line_buffering, given.write_through)
     try:
         try:

@@ -27,7 +27,7 @@ class CacheStatistics:
         bytes_per_s, samples_per_s: published in the last minute.
         bad: files that are left out, and why.
         writers: the living ones.
-        samplers: those under supervision, of any process here.
+        samplers: those under supervision, of any process of this machine.
     """
 
     capacity_bytes: int

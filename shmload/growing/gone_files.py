@@ -25,7 +25,7 @@ class Gone:
 
     @cached_property
     def _counts(self) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
-        """For each file: whether it is gone; the lost records before it; the remaining records up to and including it."""
+        """Return for each file whether it is gone, the lost records before it, and the remaining ones up to and including it."""
         gone, counts = np.array(self.is_gone), self.snapshot.ends - self.snapshot.starts
         lost = np.where(gone, counts, 0)
         return gone, np.cumsum(lost) - lost, np.cumsum(counts - lost)

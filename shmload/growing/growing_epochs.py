@@ -74,7 +74,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
         return {"run": self.run.name, "n": snapshot.n, "digest": snapshot.digest}
 
     def restart(self, epoch: int) -> None:
-        """Begin an epoch whose state names no snapshot.
+        """Begin an epoch from a state without a snapshot.
 
         Raises:
             StateMismatch: there is no such epoch.

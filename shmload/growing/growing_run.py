@@ -38,7 +38,7 @@ KEPT_SNAPSHOTS = 64  # in each run: older epochs cannot be resumed
 
 
 def run_name(given: str | None, world_size: int) -> str:
-    """Return a name that the ranks of a run have in common and no other run has: as given, else from what their launcher has set.
+    """Return the name that a run's ranks share and no other run has: as given, else from what their launcher has set.
 
     Args:
         given: the user's name; None: for one rank, a random name.

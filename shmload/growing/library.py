@@ -1,4 +1,4 @@
-"""The files of a growing cache, as one process sees them, and which of them an epoch may read.
+"""One process's view of the files of a growing cache, and the choice of those that an epoch may read.
 
 When the cache is full, an epoch leaves out the oldest files, a share of the budget called headroom. Samplers may evict these
 while the epoch runs; without headroom every file would be leased in every epoch, and the cache would never be renewed.
@@ -26,7 +26,7 @@ EXAMINE_S = 0.2  # maximum delay of an epoch's start by the examination of files
 
 
 class Library:
-    """The files of one cache, as one process sees them.
+    """One process's view of the files of a cache.
 
     Args:
         folder: the cache's folder.

@@ -125,7 +125,7 @@ class SampleCache:
 
         Args:
             sampler: `sampler(worker_id, num_workers)` yields samples: dicts of arrays and texts, or bytes. Random generators are
-                seeded anew in each process.
+                reseeded in each process.
             num_processes: the number of processes that run it.
             raw, compression: as in `writer`.
             publish_s: the longest time that a sample waits for others before an epoch can have it.
@@ -197,7 +197,7 @@ class SampleCache:
         return GrowingDataset(self.path, joined, make, reader)
 
     def files(self) -> list[CacheFile]:
-        """The files that could be read now, oldest first.
+        """Return the files that could be read now, oldest first.
 
         If the cache is full, no epoch begins to read the oldest ones, the headroom.
         """

@@ -79,7 +79,7 @@ def run_sampler(supervisor: int, sampler: Sampler, worker_id: int, num_workers: 
 
 
 def _draw_other_numbers() -> None:
-    """Seed this process's random generators anew, because a fork copies the parent's."""
+    """Reseed this process's random generators, because a fork copies the parent's."""
     import random
 
     random.seed()

@@ -1,7 +1,7 @@
 """A worker pool of Ray actors: the agent's connection to the cluster, and the trainer's `RayPool`.
 
 The agent (`Cluster`) joins Ray, puts the dataset into the object store, creates one actor for each worker, and replaces actors
-that die. The trainer (`RayPool`) sees one child process, the agent, which stands for all workers.
+that die. The trainer (`RayPool`) sees one child process, the agent, which represents all workers.
 
 An actor has started once it has the dataset and has reported its node's versions; it gets no task before. So an actor that waits
 for a CPU, or for a node that an autoscaler is still adding, delays no batch: the other actors take its share.
@@ -627,7 +627,7 @@ MAX_AHEAD = 4  # tasks of a worker: one is decoded, one transferred, one copied,
 
 
 class RayPool:
-    """A worker pool of Ray actors: one child process, the agent, stands for all of them.
+    """A worker pool of Ray actors: one child process, the agent, represents all of them.
 
     If the agent ends, all of its workers have ended; a new agent starts once the rows of all workers have been taken back. An
     actor is no child process: Ray starts it, on any machine, so the agent learns of its death from Ray and from its file lock

@@ -37,7 +37,7 @@ def draining() -> Mapping[str, int]:
     """Return the nodes that Ray is draining, by id."""
     from ray._private.state import state
 
-    found: Mapping[str, int] = getattr(state, "get_draining_nodes", dict)()  # Ray says so nowhere else
+    found: Mapping[str, int] = getattr(state, "get_draining_nodes", dict)()  # Ray has no public interface for it
     return found
 
 

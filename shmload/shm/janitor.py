@@ -121,7 +121,7 @@ def _state_of(lock: FileLock, path: str, uid: int) -> tuple[_State, int]:
     if status.st_uid != uid or not stat.S_ISREG(status.st_mode) or _is_locked(lock):
         return "living", 0
     if not lock.is_at(path):
-        return "living", 0  # its owner has removed it meanwhile, and another may have begun
+        return "living", 0  # its owner has removed it in the meantime, and another may have begun
     head = os.pread(lock.fd, _HEADER.size, 0)
     magic, pid = _HEADER.unpack(head) if len(head) == _HEADER.size else (b"", 0)
     return "dead", pid if magic == _MAGIC else 0

@@ -103,7 +103,7 @@ def watch(pid: int) -> None:
         pid: the worker's process.
     """
     started = start_of(pid)
-    if not started:  # the worker has ended already, or there is no /proc
+    if not started:  # the worker has ended already, or /proc is not mounted
         return
     with _lock:
         if _watched.get(pid) != f"{pid}:{started}":

@@ -53,7 +53,7 @@ class Scout:
 
 @dataclass
 class NodeState:
-    """What is known about a node.
+    """A node and the facts known about it.
 
     Attributes:
         node: Ray's description.

@@ -168,7 +168,7 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def nothing_missing() -> None:
-    """Of a workload that needs no extra."""
+    """Return None: the workload needs no extra package."""
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def callbacks_of_environment() -> list[EpochCallback]:
 
 
 def _to_log_or_stderr(metrics: EpochMetrics) -> None:
-    """Log the line, or print it to stderr if the logger has no handler: a person who set the variable wants to see it."""
+    """Log the line, or print it to stderr if the logger has no handler, because whoever set the variable wants to see it."""
     if log.isEnabledFor(logging.INFO) and log.hasHandlers():
         to_log(metrics)
     else:

@@ -54,7 +54,7 @@ def bench(
     """Measure torch's DataLoader and ShmLoader side by side.
 
     On built-in workloads, your own dataset or your DataLoader. Both deliver the same batches in the same order, each in fresh
-    processes and in turn; the bytes are compared. Says what bounds the loader, and how many workers would do.
+    processes and in turn; the bytes are compared. Reports the loader's bottleneck, and how many workers are enough.
     """
     from shmload.tools.bench import plot
     from shmload.tools.bench.report import show

@@ -15,9 +15,9 @@ def clean(
     yes: Annotated[bool, typer.Option("--yes", help="Remove them. Without it they are only shown.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
 ) -> None:
-    """Show what dead loaders of yours have left in shared memory, or remove it.
+    """Show what your dead loaders have left in shared memory, or remove it.
 
-    Who is dead is known by a lock and not by a process number, so a loader that lives in another container is not touched.
+    A lock shows whether a loader is dead, not a process number, so a loader that runs in another container is not touched.
     """
     from shmload.shm import janitor
 

@@ -25,7 +25,7 @@ def index(
         typer.Option(help="Keep indexes of folders and URLs there, as RemoteDataset's cache_folder, not beside shards."),
     ] = None,
 ) -> None:
-    """Build the index beside each file, and say what was written, how large it is and how long it took."""
+    """Build the index beside each file, and report what was written, its size and the time it took."""
     from shmload.formats.json_lines import is_lines
     from shmload.storage.store_urls import is_url
     from shmload.tools.inspect import index as build

@@ -22,7 +22,7 @@ def inspect(
     samples: Annotated[int, typer.Option(min=0, help="How many of the first samples to show.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
 ) -> None:
-    """Say what is in files: format, fields, counts, sizes, the first samples. Formats are known by their bytes."""
+    """Show the contents of files: format, fields, counts, sizes, the first samples. Formats are recognized by their bytes."""
     from shmload.tools.inspect import describe
 
     with refusing("inspect", OSError, ValueError, RuntimeError, ModuleNotFoundError), shown(sys.stderr.isatty()) as progress:

@@ -66,8 +66,8 @@ def launch(
 ) -> None:
     """Run a script in one process per GPU, with torch.distributed's environment.
 
-    Each rank's lines come out with its rank before them; the first that fails ends all, and its traceback comes last. Options of
-    this command stand before SCRIPT, torchrun's others, too (--tee, --rdzv-conf, ...): docs/launch.md.
+    Each output line has its rank in front; the first rank to fail ends all, and its traceback comes last. Options of this command
+    come before SCRIPT, torchrun's others, too (--tee, --rdzv-conf, ...): docs/launch.md.
     """
     from shmload.errors import RankFailed
     from shmload.launch.signals import Stopped

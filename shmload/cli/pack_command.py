@@ -55,7 +55,7 @@ def pack(
     in_order: Annotated[bool, Option("--in-order", help=IN_ORDER)] = False,
     endpoint: Annotated[str | None, Option(metavar="URL", help="Of an S3-compatible store.")] = None,
 ) -> None:
-    """Pack a dataset into shards. One that was interrupted goes on when the same command is given again."""
+    """Pack a dataset into shards. To continue an interrupted pack, run the same command again."""
     from shmload.errors import StoreError
     from shmload.remote import ObjectStream
     from shmload.remote.packing.pack import PackOptions, packing_of

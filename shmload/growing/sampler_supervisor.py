@@ -41,7 +41,7 @@ class _Place:
         child: its process, or None if it does not run.
         text: a memfd for what the process reports: whether it has published a file, then its traceback.
         due: time of the monotonic clock at which it is started.
-        state: what the trainer is told.
+        state: what the trainer reads.
     """
 
     worker_id: int

@@ -461,7 +461,7 @@ class Cluster:
                 self._news.wait(LOOK_S)
 
     def num_actors(self, worker: int, place: tuple[str, int]) -> int:
-        """Return how many actors the worker has had when its newest answer came from `place`."""
+        """Record that the worker's newest answer came from `place`. Return the number of its actors so far."""
         with self._lock:
             newest, number = self._newest.get(worker, (None, 0))
             if newest != place:
@@ -469,7 +469,7 @@ class Cluster:
             return self._newest[worker][1]
 
     def _timed_out(self, worker: int, call: Call) -> Reply | None:
-        """Return the failure of a task whose sample timed out, and replace the actor; None if the sample is unknown."""
+        """Return the failure of a task whose sample timed out, and replace the actor; None if no sample is known to have."""
         task = call.argument[0]
         if self._settings[worker].sample_timeout_s is None or not isinstance(task, Task):
             return None

@@ -233,7 +233,7 @@ class SampleCache:
         Args:
             folder: a folder that was opened as a cache before.
         Raises:
-            FileNotFoundError: it does not exist.
+            FileNotFoundError: the folder has no cache.
         """
         with cls(folder, int((Path(folder) / CONTROL / BUDGET).read_bytes())) as cache:
             return cache.stats()

@@ -136,7 +136,7 @@ class PackPart:
         return self.count == 1 or self.first_number <= record.number < self.first_number + MOST_SHARDS
 
     def whole(self, records: Sequence[Record], total: int | None) -> list[Record]:
-        """Return the shards of this part that follow each other without a gap from its beginning. `records` is sorted by position."""
+        """Return the shards of this part from its beginning up to the first gap. `records` is sorted by position."""
         found: list[Record] = []
         at, stop = (0, None) if total is None else self.span(total)
         for record in filter(self.has, records):

@@ -561,7 +561,7 @@ class _Pillow(OpenedImage):
 
     def orientation(self) -> int:
         if self.picture.format not in ("JPEG", "MPO"):  # JPEG has it in its header, and `draft` works only before loading
-            self.picture.load()  # as in `exif_transpose`: loading turns a TIFF; a PNG may have its EXIF at the end
+            self.picture.load()  # as `exif_transpose` does: a TIFF is turned by that, and a PNG may have its EXIF at the end
         return _orientation(self.picture)
 
     def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:

@@ -69,7 +69,7 @@ class Spool:
 
     def take(self) -> IO[bytes]:
         """Return a file that is not in use, at position 0. It may still have its previous contents."""
-        with suppress(IndexError):  # there is none; several threads take files
+        with suppress(IndexError):  # the pool is empty; a check before would race with other threads
             file = self._free.pop()
             file.seek(0)
             return file

@@ -1,9 +1,8 @@
-"""Arrays that every process of a loader reads, and never copies: each says how another process comes to it.
+"""ArrayDataset: samples that are rows of arrays, which all processes of a loader read without copying the arrays.
 
-A file's array is mapped again from its path. What lies in memory is inherited by forked workers; before it is pickled it is put
-into one shared segment, once, and the dataset goes on reading there. So spawned workers map it, and the maker owns it.
-
-Samples out of arrays: one row of each is a sample, and rows go straight into the batch.
+Rows are copied directly into the batch. A file's array is mapped again from its path in each process. An array in memory is
+inherited by forked workers. Before it is pickled, it is moved once to a shared segment, from which the dataset then reads. Spawned
+workers map this segment, which belongs to the process that created it.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ from shmload.formats.shared_index import IndexMemory
 
 
 class ArrayPlace(NamedTuple):
-    """Where an array lies in a file, or without a path in the shared segment."""
+    """The location of an array in a file, or in the shared segment if `path` is None."""
 
     path: str | None
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    numpy: str  # numpy's name of the dtype, with its byte order
+    numpy: str  # numpy's string for the dtype, including its byte order
     dtype: str
 
 
 def npy_place(path: str | os.PathLike[str]) -> ArrayPlace:
-    """Reads the head of a .npy file.
+    """Read the header of a .npy file.
 
     Raises:
-        ShardCorrupt: it is none, or shorter than its head says.
+        ShardCorrupt: it is not a .npy file, or shorter than its header says.
     """
     check_file(path, "ArrayDataset")
     path = os.path.abspath(path)
     with open(path, "rb") as file:
         try:
             shape, is_fortran, dtype = npy_head(file)
-        except Exception as error:  # a hostile head fails in many ways inside numpy's parser
+        except Exception as error:  # a malicious header fails in many ways inside numpy's parser
             raise ShardCorrupt(f"{path}, offset {file.tell()}: the head is not a .npy file's: {error}") from error
         offset, nbytes = file.tell(), os.fstat(file.fileno()).st_size
     if dtype.hasobject or any(extent < 0 for extent in shape):
@@ -61,7 +60,7 @@ def npy_place(path: str | os.PathLike[str]) -> ArrayPlace:
 
 
 class _File(NamedTuple):
-    """A mapped file, and where the part of it that is read ends."""
+    """A mapped file, and the end of the part that is read."""
 
     path: str
     map: mmap.mmap
@@ -69,10 +68,10 @@ class _File(NamedTuple):
 
 
 def mapped(place: ArrayPlace) -> tuple[np.ndarray[Any, Any], _File]:
-    """The array of a file, read-only, and the file, which the map keeps open.
+    """Map the array of a file read-only. Return it and the file, which the map keeps open.
 
     Raises:
-        ShardCorrupt: the file has become shorter since its place was noted.
+        ShardCorrupt: the file has become shorter.
     """
     assert place.path is not None
     whole = np.memmap(place.path, np.uint8, "r")
@@ -89,14 +88,14 @@ def _npz_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     """Read the arrays of a .npz file into memory.
 
     Raises:
-        ShardCorrupt: it is damaged, or has an array of Python objects.
+        ShardCorrupt: it is damaged, or contains an array of Python objects.
     """
     check_file(path, "ArrayDataset")
-    os.stat(path)  # whose error names the path
+    os.stat(path)  # raises an error that names the path
     try:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             return dict(file.items())
-    except Exception as error:  # of zip, of zlib, of numpy's parser
+    except Exception as error:  # from zip, zlib or numpy's parser
         raise ShardCorrupt(f"{os.fspath(path)}: no sound .npz file: {type(error).__name__}: {error}") from error
 
 
@@ -111,7 +110,7 @@ class HeldArrays:
         self.add(values)
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Holds more of them; before any are shared."""
+        """Add arrays. Must be called before the arrays are shared."""
         for name, value in values.items():
             place = npy_place(value) if isinstance(value, (str, os.PathLike)) else _place_in_file(value)
             if place is None:
@@ -125,12 +124,12 @@ class HeldArrays:
             self._places[name] = place._replace(dtype=self.arrays[name].dtype)
 
     def check(self) -> None:
-        """Looks whether the files are still as long as when they were mapped: the system kills who reads beyond their end.
+        """Check that the files are still as long as when mapped, because the system kills processes that read past the end.
 
-        What is cut off after this look, while a batch is being read, kills all the same.
+        A file that is truncated after this check, while a batch is being read, still kills the process.
 
         Raises:
-            ShardCorrupt: one has become shorter.
+            ShardCorrupt: a file has become shorter.
         """
         for file in self._files.values():
             nbytes = file.map.size()
@@ -140,7 +139,7 @@ class HeldArrays:
                 )
 
     def share(self) -> None:
-        """Puts what lies in this process's memory into one shared segment and goes on reading there."""
+        """Move the arrays in this process's memory to one shared segment, and read from there."""
         own = {name: a for name, a in self.arrays.items() if name not in self._places}
         if not own:
             return
@@ -149,7 +148,7 @@ class HeldArrays:
             strides = c_strides(array.shape, array.itemsize)
             self._places[name] = ArrayPlace(None, end, array.shape, strides, array.dtype.str, dtype)
             end += aligned(array.nbytes)
-        # one after the other: those that are strided are copied for it
+        # one at a time, because strided arrays are copied
         parts = (
             (self._places[name].offset, np.ascontiguousarray(array).reshape(-1).view(np.uint8)) for name, (array, _) in own.items()
         )
@@ -183,19 +182,19 @@ class HeldArrays:
 
 
 def _place_in_file(value: Any) -> ArrayPlace | None:
-    """Where a map of a file, or a part of one, lies in it; None for what is private to this process."""
+    """Return the location of a memmap, or a part of one, in its file; None for memory that is private to this process."""
     if not isinstance(value, np.memmap) or value.mode == "c" or value.filename is None or value.ndim == 0:
         return None
     begin = np.frombuffer(value._mmap, np.uint8).__array_interface__["data"][0]  # type: ignore[attr-defined]  # numpy's own
     if not _is_still_at(value.filename, begin):
-        return None  # it has been removed or replaced since
+        return None  # the file has been removed or replaced
     file_begin = value.offset - value.offset % mmap.ALLOCATIONGRANULARITY
     offset = file_begin + value.__array_interface__["data"][0] - begin
     return ArrayPlace(os.fspath(value.filename), offset, value.shape, value.strides, value.dtype.str, value.dtype.name)
 
 
 def _is_still_at(path: str | os.PathLike[str], address: int) -> bool:
-    """Whether the file that is mapped at an address is the one that a path leads to, as far as the system tells."""
+    """Return whether the file mapped at `address` is still the one at `path`, as far as the system can tell."""
     with suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             span, _, _, _, inode, *shown = line.rstrip("\n").split(maxsplit=5)
@@ -203,14 +202,14 @@ def _is_still_at(path: str | os.PathLike[str], address: int) -> bool:
             if int(begin, 16) <= address < int(end, 16):
                 if shown == [os.path.realpath(path)]:
                     return True
-                # perhaps by another name; the number of one that was removed may be another's
+                # possibly under another name; the inode number of a removed file may have been reused
                 is_removed = not os.path.exists(path) or "".join(shown).endswith(" (deleted)")
                 return not is_removed and int(inode) == os.stat(path).st_ino
     return True
 
 
 class HeldDataset:
-    """A dataset of held arrays: what travels by pickle is where they are. `_bind` makes what does not travel."""
+    """Base class of datasets of held arrays. Its pickle contains their locations; `_bind` creates what cannot be pickled."""
 
     _held: HeldArrays
 
@@ -218,7 +217,7 @@ class HeldDataset:
         raise NotImplementedError
 
     def shared(self) -> Self:
-        """This dataset, its arrays in shared memory from now on."""
+        """Move the arrays to shared memory. Return this dataset."""
         self._held.share()
         self._bind()
         return self
@@ -240,18 +239,18 @@ class HeldDataset:
 class ArrayDataset(HeldDataset):
     """Samples that are rows of arrays.
 
-    Arrays in memory are read where they are, and not copied for forked workers; for others they are put into shared memory
-    once, when the dataset is pickled or by `shared`, and changes made to the originals later do not show.
+    Arrays in memory are read in place, and not copied for forked workers. For other processes they are copied to shared memory
+    once, when the dataset is pickled or by `shared`; later changes to the originals have no effect.
 
     Args:
-        arrays: what a batch looks like: a dict, a tuple, a list, a named tuple, or one alone, of `.npy` paths, memmaps, numpy
-            arrays (strided ones, any byte order) and torch tensors of the CPU. The first axis counts samples. Or the path of a
-            `.npz` file: a dict of its arrays, which are read into memory.
+        arrays: the structure of a batch: a dict, tuple, list, named tuple, or a single array. Arrays are `.npy` paths, memmaps,
+            numpy arrays (strided, any byte order) and CPU tensors of torch. The first axis counts samples. Or the path of a `.npz`
+            file, whose arrays are read into memory as a dict.
     Raises:
-        ShardCorrupt: a file is not what its head says.
-        TypeError, ValueError: the arrays' rows make no samples; the message names the array.
+        ShardCorrupt: a file does not match its header.
+        TypeError, ValueError: the arrays' rows do not form samples; the message names the array.
     Cost: a copy of each row; the GIL is released while a batch is gathered.
-    Thread/process safety: reading is safe from any thread; a pickled dataset lives as long as the one it was made of.
+    Thread/process safety: reading is safe from any thread; a pickled dataset is valid as long as the original exists.
     Example:
         >>> import numpy as np
         >>> from shmload.formats import ArrayDataset
@@ -280,7 +279,7 @@ class ArrayDataset(HeldDataset):
         self.schema = self._rows.schema
 
     def read_batch_into(self, indices: Any, out: Any) -> None:
-        """Writes the rows of these numbers.
+        """Copy the rows with these indices.
 
         Args:
             indices: int64, shape `(rows,)`.

@@ -1,4 +1,4 @@
-"""Files and objects that are compressed as a whole, expanded as they are read, by their endings. What is written is zstd."""
+"""Files and objects that are compressed as a whole: detect the compression and decompress while reading; compress with zstd."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from shmload.formats.extras import library
 
 __all__ = ["compression_of", "expanded_file", "expanded_pieces", "packing_of", "zstd_pieces"]
 
-_STEP = 1 << 20  # bytes that are given at a time
-_INPUT = 16 << 10  # compressed bytes taken at a time: zstd may expand them to 30,000 times as many
+_STEP = 1 << 20  # bytes per decompressed piece
+_INPUT = 16 << 10  # compressed bytes per step: zstd may expand them by a factor of 30,000
 _ENDINGS = {".gz": "gz", ".tgz": "gz", ".bz2": "bz2", ".xz": "xz", ".zst": "zst", ".zstd": "zst"}
 _ENDINGS |= {".br": "br", ".snappy": "snappy"}
-_MAGIC = re.compile(  # the blocks of bzip2 begin with pi; a stream without any ends with the root of pi
+_MAGIC = re.compile(  # the blocks of bzip2 begin with the digits of pi; a stream without blocks ends with those of its square root
     rb"(?P<gz>\x1f\x8b)|(?P<bz2>BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90))|(?P<xz>\xfd7zXZ\0)"
     rb"|(?P<zst>\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18)",
     re.DOTALL,
@@ -38,7 +38,7 @@ def window_log() -> int:
     """Return the base-2 logarithm of the largest zstd window that is read.
 
     Raises:
-        ValueError: the environment variable is no number from 10 to 31.
+        ValueError: the environment variable is not a number from 10 to 31.
     """
     text = os.environ.get(WINDOW, "").strip()
     if not text:
@@ -49,13 +49,13 @@ def window_log() -> int:
 
 
 def compression_of(begin: bytes) -> str:
-    """Return how a file is compressed as a whole by its first `MAGIC_NBYTES` bytes: "gz", "bz2", "xz", "zst" or nothing."""
+    """Return the compression of a file from its first `MAGIC_NBYTES` bytes: "gz", "bz2", "xz", "zst" or ""."""
     found = _MAGIC.match(begin)
     return "" if found is None else next(name for name, text in found.groupdict().items() if text is not None)
 
 
 def packing_of(key: str) -> tuple[str, str]:
-    """What a name says of compression: the name without its ending, and "gz", "bz2", "xz", "zst", "br", "snappy" or nothing."""
+    """Return a name without the ending of its compression, and "gz", "bz2", "xz", "zst", "br", "snappy" or ""."""
     for ending, kind in _ENDINGS.items():
         if key.lower().endswith(ending):
             return key[: -len(ending)] + (".tar" if ending == ".tgz" else ""), kind
@@ -63,16 +63,16 @@ def packing_of(key: str) -> tuple[str, str]:
 
 
 def expanded_pieces(kind: str, file: Any) -> Iterator[bytes]:
-    """Yield what a compressed file expands to, a piece at a time.
+    """Yield the decompressed bytes of a file, in pieces.
 
-    Streams may follow each other, with the padding that the format allows.
+    Several streams may follow each other, with the padding that the format allows.
 
     Args:
-        kind: as of `packing_of`; or "zlib".
-        file: gives its bytes by `read(n)`.
+        kind: as for `packing_of`; or "zlib".
+        file: an object with `read(n)`.
     Raises:
-        ValueError: it is damaged or cut, or something else follows a stream; names the stream and where it begins.
-        ModuleNotFoundError: there is nothing that reads it (extras `zstd`, `brotli`, `snappy`).
+        ValueError: the data is damaged or truncated, or something else follows a stream; names the stream and its first byte.
+        ModuleNotFoundError: the library is not installed (extras `zstd`, `brotli`, `snappy`).
     """
     total = 0
     try:
@@ -80,7 +80,7 @@ def expanded_pieces(kind: str, file: Any) -> Iterator[bytes]:
             if piece:
                 total += len(piece)
                 yield piece
-    except ShmloadError:  # the file's own, as of a store
+    except ShmloadError:  # an error of the file itself, such as one in a store
         raise
     except (OSError, EOFError) as error:
         raise ValueError(f"the {kind} stream is damaged or cut after {total} expanded bytes: {error}") from error
@@ -88,14 +88,14 @@ def expanded_pieces(kind: str, file: Any) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class _Streams:
-    """How a format's streams are expanded, and how they follow each other.
+    """How to decompress the streams of a format, and what may be between them.
 
     Attributes:
-        begin: makes what expands a stream: an object with `decompress`, `eof` and `unused_data`.
-        error: what it raises.
-        padding: zeros that may follow a stream come in multiples of this number; 0: there may be none.
-        is_bounded: whether `decompress` takes the most bytes to give.
-        begin_later: in place of `begin`, for all streams but the first.
+        begin: creates the decompressor of a stream: an object with `decompress`, `eof` and `unused_data`.
+        error: the exception that it raises.
+        padding: zeros after a stream come in multiples of this number; 0 allows none.
+        is_bounded: whether `decompress` accepts a limit for its output.
+        begin_later: used instead of `begin` for all streams but the first.
     """
 
     begin: Callable[[], Any]
@@ -106,12 +106,12 @@ class _Streams:
 
 
 def _streams(how: _Streams, file: Any) -> Iterator[bytes]:
-    """Yield what streams expand to, one after the other.
+    """Yield the decompressed bytes of consecutive streams.
 
-    The readers of Python's `lzma` and `bz2` end without an error at padding between streams and at a damaged later stream.
+    The readers of Python's `lzma` and `bz2` stop without an error at padding between streams and at a damaged later stream.
     """
     stream: Any = None
-    number = num_read = begin = num_zeros = 0  # of the stream; of bytes; where the stream begins; between streams
+    number = num_read = begin = num_zeros = 0  # of the stream; of bytes; first byte of the stream; zeros between streams
     while data := bytes(file.read(_INPUT)):
         num_read += len(data)
         while data:
@@ -154,7 +154,7 @@ def _explained(error: Exception) -> str:
 
 
 def _zstd_streams() -> _Streams:
-    """Frame by frame: a reader of streams would not tell that the last one is cut."""
+    """Return a decompressor of single frames, because stream readers do not detect that the last one is truncated."""
     log = window_log()
     if sys.version_info >= (3, 14):
         from compression import zstd
@@ -169,7 +169,7 @@ _FORMATS: dict[str, Callable[[], _Streams]] = {
     "gz": lambda: _Streams(partial(zlib.decompressobj, 31), zlib.error, padding=1),
     "zlib": lambda: _Streams(zlib.decompressobj, zlib.error),
     "bz2": lambda: _Streams(bz2.BZ2Decompressor, OSError, padding=1, is_bounded=True),
-    "xz": lambda: _Streams(  # the first may be of the older format, .lzma, which allows no other behind it
+    "xz": lambda: _Streams(  # the first stream may have the older format .lzma, after which no other is allowed
         lzma.LZMADecompressor,
         lzma.LZMAError,
         padding=4,
@@ -181,12 +181,13 @@ _FORMATS: dict[str, Callable[[], _Streams]] = {
 
 
 def zstd_pieces(data: memoryview, level: int) -> Iterator[bytes]:
-    """What bytes become as one frame of zstd, a piece at a time. It has a checksum, and says how many bytes it expands to.
+    """Compress bytes to one zstd frame, and yield it in pieces. The frame contains a checksum and the uncompressed size.
 
     Args:
-        level: 1 to 22; 3 is zstd's own default.
+        data: the bytes.
+        level: 1 to 22; zstd's default is 3.
     Raises:
-        ModuleNotFoundError: there is nothing that writes zstd (extra `zstd`).
+        ModuleNotFoundError: no zstd library is installed (extra `zstd`).
     """
     if sys.version_info >= (3, 14):
         from compression import zstd
@@ -203,7 +204,7 @@ def zstd_pieces(data: memoryview, level: int) -> Iterator[bytes]:
 
 
 class _Pieces(io.RawIOBase):
-    """Pieces, one after the other, as a file."""
+    """A file that consists of consecutive pieces."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._rest = pieces, b""
@@ -219,11 +220,11 @@ class _Pieces(io.RawIOBase):
 
 
 def expanded_file(kind: str, file: Any) -> io.BufferedReader:
-    """Return what a compressed file expands to, as a file. A read raises what `expanded_pieces` does.
+    """Return a file of the decompressed bytes. Its reads raise the errors of `expanded_pieces`.
 
     Args:
-        kind: as of `expanded_pieces`.
-        file: gives its bytes by `read(n)`; it is not closed.
+        kind: as for `expanded_pieces`.
+        file: an object with `read(n)`; it is not closed.
     """
     return io.BufferedReader(_Pieces(expanded_pieces(kind, file)))
 
@@ -242,7 +243,7 @@ def _brotli(file: Any) -> Iterator[bytes]:
 
 
 def _snappy(file: Any) -> Iterator[bytes]:
-    """One block, which names its length first: as MosaicML's writer makes it, without the frames of other programs."""
+    """Yield the contents of one raw block, which begins with its length, as MosaicML writes it; framed snappy is not supported."""
     module = library("snappy", "snappy")
     data = b"".join(iter(lambda: bytes(file.read(_STEP)), b""))
     try:

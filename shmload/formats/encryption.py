@@ -1,13 +1,15 @@
-"""Members that are encrypted with a user's key, each by itself: AES-256-GCM-SIV (RFC 8452).
+"""Encryption of single members with a user's key: AES-256-GCM-SIV (RFC 8452).
 
-    nonce (12 bytes) | ciphertext | tag (16 bytes)        under the member's name with ".enc" behind it
+    nonce (12 bytes) | ciphertext | tag (16 bytes)        under the member's name followed by ".enc"
 
-Packing promises the same bytes for any number of workers and after a kill, so nothing may be drawn at random. A nonce follows from
-the generation and the member's name. Where a dataset has changed under a packing that goes on, one nonce meets two contents: plain
-GCM would give its authentication key away then, which is why this is its SIV form, where all that shows is whether two contents are
-equal. It is as fast. The member's name, with the sample's key in it, is authenticated with the content: a member that was changed,
-or moved to another sample, is an error. Not hidden are the names, the number of samples and their sizes; not noticed is a sample
-that is missing.
+Packing must write the same bytes for any number of workers and after a kill, so nothing may be random. The nonce is a hash of the
+generation and the member's name. If a dataset changes while its packing is interrupted, one nonce may be used for two different
+contents. Plain GCM would then reveal its authentication key; the SIV variant only reveals whether two contents are equal, and is as
+fast.
+
+The member's name, which includes the sample's key, is authenticated together with the content, so a member that was modified or
+moved to another sample is an error. The names, the number of samples and their sizes are not hidden, and a missing sample is not
+detected.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ _REMEDY = "make one with `openssl rand -hex 32`, or secrets.token_bytes(32)"
 
 
 class SampleCipher:
-    """Encrypts and decrypts members. Picklable, with the key, for workers; shows it nowhere.
+    """Encrypts and decrypts members. Its pickle contains the key, for workers; its repr does not.
 
     Args:
         key: 32 random bytes.
     Raises:
-        TypeError, ValueError: it is none.
-        ModuleNotFoundError: the package cryptography is not there (extra `encryption`).
+        TypeError, ValueError: it is not a 32-byte key.
+        ModuleNotFoundError: the package cryptography is not installed (extra `encryption`).
     """
 
     def __init__(self, key: bytes) -> None:
@@ -47,30 +49,31 @@ class SampleCipher:
 
     @property
     def fingerprint(self) -> str:
-        """8 hexadecimal digits that tell keys apart and say nothing else of them."""
+        """Hash of the key, 8 hexadecimal digits, which distinguishes keys and reveals nothing else about them."""
         return hmac.digest(self._key, b"shmload: which key is this?", sha256)[:4].hex()
 
     def encrypt(self, data: bytes, name: bytes, generation: str) -> bytes:
-        """What a member becomes.
+        """Encrypt a member.
 
         Args:
-            name: of the member, with `ENCRYPTED` at its end.
-            generation: that it is written in.
+            data: the content of the member.
+            name: name of the member, ending in `ENCRYPTED`.
+            generation: generation that the member belongs to.
         """
         nonce = sha256(generation.encode() + b"\0" + name).digest()[:_NONCE_NBYTES]
         return nonce + bytes(self._aead.encrypt(nonce, data, name))
 
     def decrypt(self, data: bytes, name: bytes) -> bytes:
-        """The member again.
+        """Decrypt a member.
 
         Raises:
-            ValueError: it was encrypted with another key, or changed, or is of another name.
+            ValueError: it was encrypted with another key, modified, or has another name.
         """
         from cryptography.exceptions import InvalidTag
 
         try:
             return bytes(self._aead.decrypt(data[:_NONCE_NBYTES], data[_NONCE_NBYTES:], name))
-        except (InvalidTag, ValueError):  # of the latter are what is too short
+        except (InvalidTag, ValueError):  # ValueError: the data is too short
             raise ValueError(
                 "cannot be decrypted: it was packed with another key, or changed since. Give the key that it was packed with; if "
                 "this is the key, restore the shard from where it came"
@@ -84,11 +87,11 @@ class SampleCipher:
 
 
 def key_in_file(path: str | os.PathLike[str]) -> bytes:
-    """The key in a file: 32 bytes, or 64 hexadecimal digits.
+    """Read a key from a file: 32 bytes, or 64 hexadecimal digits.
 
     Raises:
-        OSError: there is no such file.
-        ValueError: it holds something else.
+        OSError: the file cannot be read.
+        ValueError: it contains something else.
     """
     with open(path, "rb") as file:
         data = file.read(3 * KEY_NBYTES)
@@ -96,10 +99,10 @@ def key_in_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def key_in_variable(name: str) -> bytes:
-    """The key in an environment variable: 64 hexadecimal digits.
+    """Read a key from an environment variable: 64 hexadecimal digits.
 
     Raises:
-        ValueError: it is not set, or holds something else.
+        ValueError: it is not set, or contains something else.
     """
     return _of_digits(os.environ.get(name, "").encode(), f"the environment variable {name}")
 

@@ -1,13 +1,13 @@
-r"""Files as a dataset's arguments name them: paths and patterns; and files that appear whole or not at all.
+r"""Names of files: paths, patterns, folders and braces in a dataset's arguments; files written atomically; .npy headers and gzip.
 
-Names of many shards in one: `train-{000000..000099}.tar`, as bash and webdataset expand them.
+Braces name many shards at once, `train-{000000..000099}.tar`, and expand as in bash and webdataset:
 
-    {a,b}  {a,{b,c}}  {,x}     alternatives, which may nest and be empty
-    {0..9}  {01..10..3}        numbers up or down, with a step; as wide as the widest if one begins with 0
+    {a,b}  {a,{b,c}}  {,x}     alternatives, which may be nested and empty
+    {0..9}  {01..10..3}        numbers, ascending or descending, with a step; zero-padded if one begins with 0
     {a..e}                     letters
     {a}  \{                   literal
 
-`::` separates several.
+`::` separates several names.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ import numpy as np
 
 log = logging.getLogger("shmload")
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # two letters at least: of one, it is another system's drive
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # at least two letters, because a single one is a drive of another system
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 def check_local(path: str | os.PathLike[str], reader: str) -> None:
-    """Returns if a path is none of another machine's.
+    """Raise if `path` is a URL.
 
     Args:
-        reader: what was to read it, for the error.
+        path: the path to check.
+        reader: the class that was to read it, for the error.
     Raises:
         ValueError: it is a URL.
     """
@@ -54,14 +55,14 @@ _JOIN = "give the path of a file; several are joined by torch.utils.data.ConcatD
 
 
 def check_file(path: str | os.PathLike[str], reader: str, remedy: str = _JOIN) -> None:
-    """Raise if `path` is a URL or a folder, of which the reader takes one file.
+    """Raise if `path` is a URL or a folder. Used by readers of a single file.
 
     Args:
         path: what the user gave.
         reader: the class that was to read it, for the error.
         remedy: what the error advises instead of a folder.
     Raises:
-        ValueError: it is one of these; names some of the folder's files.
+        ValueError: it is a URL or a folder; the message names some of the folder's files.
     """
     check_local(path, reader)
     if os.path.isdir(path):
@@ -102,21 +103,22 @@ _ABOUT = re.compile(
 
 
 def is_about(key: str) -> bool:
-    """Return whether a file describes a dataset, as README.md and dataset_info.json do, so that it is no shard of it."""
+    """Return whether a file describes a dataset, as README.md and dataset_info.json do, and so is not a shard of it."""
     return _ABOUT.fullmatch(key.rpartition("/")[2]) is not None
 
 
 def files_below(folder: str, kind: str, endings: tuple[str, ...], beside: tuple[str, ...] = ()) -> list[str]:
     """Return the paths of a folder's data files, at any depth, sorted: those with the format's endings if there are any.
 
-    Without any, a file whose name does not tell what it is (`part-00000`) is taken, and one beside the data is not.
+    Otherwise, files whose name does not indicate a format (`part-00000`) are returned, without those that describe the data.
 
     Args:
-        kind: of the files, for the errors.
-        endings: of the names of such files.
+        folder: the folder to search.
+        kind: kind of the files, for errors.
+        endings: endings of the names of such files.
         beside: endings of the names of indexes.
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there are no such files.
     """
     keys, ignored = list[str](), list[str]()
     for place, folders, names in os.walk(folder, followlinks=True):
@@ -142,15 +144,16 @@ def _num_hidden(path: str) -> int:
 
 
 def expanded(paths: Paths, kind: str, *, endings: tuple[str, ...] = (), beside: tuple[str, ...] = ()) -> list[str]:
-    """Return the absolute paths of the files that paths, folders and patterns with * ? [ ] name.
+    """Return the absolute paths of the files that match paths, folders and patterns with * ? [ ].
 
-    The files of a pattern or a folder are sorted by name. Hidden ones (`is_hidden`) are left out, unless the pattern says
-    their dot or underscore itself; a file that is named is always taken.
+    The files of a pattern or a folder are sorted by name. Hidden ones (`is_hidden`) are omitted, unless the pattern contains their
+    dot or underscore; a file that is given by its path is always included.
 
     Args:
-        kind: of the files, for the errors.
-        endings: of the names of such files in a folder.
-        beside: how the names of files end that patterns leave out: indexes that lie beside the files meant.
+        paths: one or several paths, folders or patterns.
+        kind: kind of the files, for errors.
+        endings: endings of the names of such files in a folder.
+        beside: endings of names that patterns omit: indexes next to the files.
     Raises:
         FileNotFoundError: a pattern or a folder has no such file.
         ValueError: there is no path, or one is a URL.
@@ -161,10 +164,10 @@ def expanded(paths: Paths, kind: str, *, endings: tuple[str, ...] = (), beside: 
 def expanded_below(
     paths: Paths, kind: str, *, endings: tuple[str, ...] = (), beside: tuple[str, ...] = ()
 ) -> list[tuple[str, str]]:
-    """Return each file as `expanded`, and the folder it was found below.
+    """Return each file as `expanded` does, and the folder below which it was found.
 
-    That is the folder that was given, the part of a pattern before its first * ? [, or the folder of a file that was named.
-    Arguments and errors are those of `expanded`.
+    That is the folder that was given, the part of a pattern before its first * ? [, or the folder of a single file. Arguments and
+    errors are those of `expanded`.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found: list[tuple[str, str]] = []
@@ -185,7 +188,7 @@ def expanded_below(
         for match in map(os.path.abspath, matching):
             if not endings or not os.path.isdir(match):
                 found.append((match, base))
-            elif "**" not in path:  # which names the files in it, too
+            elif "**" not in path:  # a pattern with ** also matches the files in the folder
                 found += ((file, base) for file in files_below(match, kind, endings, beside))
     if not found:
         raise ValueError(f"{kind}Dataset needs at least one path")
@@ -193,10 +196,10 @@ def expanded_below(
 
 
 def check_replaceable(path: str | os.PathLike[str]) -> None:
-    """Returns if a file that is whole may take the place of what lies there, if anything does.
+    """Raise unless an atomic write may replace what is at `path`, if anything.
 
     Raises:
-        ValueError: it is a folder, a device or a pipe, which root would lose.
+        ValueError: it is a folder, a device or a pipe, which root could overwrite.
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -204,13 +207,13 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
 
 
 def make_half(path: str | os.PathLike[str]) -> tuple[int, str]:
-    """(descriptor, name) of a file that is to take the place of `path`, beside it, with the modes that any new file has."""
+    """Create the file that will replace `path`, next to it and with the default mode. Return (descriptor, name)."""
     half = os.path.join(os.path.dirname(path), f".shmload-{secrets.token_hex(8)}")
     return os.open(half, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), half
 
 
 class AtomicWriter(ABC):
-    """A writer whose file appears whole or not at all: closed at the end of its `with`, abandoned if that raised."""
+    """A writer whose file appears atomically: complete after its `with` block, or not at all if the block raised."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -230,12 +233,12 @@ class AtomicWriter(ABC):
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes, *, is_new: bool = False) -> bool:
-    """Writes a file whole or not at all. With `is_new`, False if there is one already.
+    """Write a file atomically. With `is_new`, return False if the file exists already.
 
     Raises:
         OSError: it cannot be written.
     """
-    fd, half = make_half(path)  # no file object: a process that is ended here by a signal would be warned of one left open
+    fd, half = make_half(path)  # no file object, which would warn about an open file when a signal ends the process here
     try:
         view = memoryview(data)
         try:
@@ -253,16 +256,16 @@ def write_whole(path: str | os.PathLike[str], data: bytes, *, is_new: bool = Fal
 
 
 def write_if_possible(path: str | os.PathLike[str], data: bytes) -> None:
-    """`write_whole` of what can be done without: where it cannot be written, a full disk say, that is no error."""
+    """Call `write_whole` for a file that is optional; errors, such as a full disk, are ignored."""
     with suppress(OSError):
         write_whole(path, data)
 
 
 def npy_head(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """(shape, whether it is in Fortran's order, dtype) that the head of a .npy file says, read up to its end.
+    """Read the header of a .npy file. Return (shape, whether it is in Fortran order, dtype).
 
     Raises:
-        ValueError, and whatever numpy's parser makes of a hostile head: it is none.
+        ValueError, and any error of numpy's parser for a malicious header: it is not valid.
     """
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
@@ -271,7 +274,7 @@ def npy_head(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def npy_head_of(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """The same of a file's bytes, and where its head ends. Samples have the same head again and again: it is parsed once.
+    """Parse the header in the bytes of a .npy file, and also return its size. Results are cached, because samples share headers.
 
     Raises:
         as npy_head.
@@ -286,16 +289,19 @@ def _parsed_head(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int
     return *npy_head(file), file.tell()
 
 
-_STEP = 1 << 20  # bytes inflated at a time
+_STEP = 1 << 20  # bytes inflated per step
 
 
 def inflated(data: Any, kind: str, limit: int, remedy: str = "") -> bytes:
-    """What a whole "gzip" or "zlib" stream expands to. Members of gzip may follow each other, and zeros them.
+    """Decompress a whole "gzip" or "zlib" stream. Several gzip members may follow each other, and then zeros.
 
     Args:
-        remedy: what the error advises if there is more than the limit.
+        data: the compressed bytes.
+        kind: "gzip" or "zlib".
+        limit: greatest number of decompressed bytes.
+        remedy: advice at the end of the error if there are more.
     Raises:
-        ValueError: it is truncated, damaged, or expands to more than `limit` bytes.
+        ValueError: the stream is truncated, damaged, or expands to more than `limit` bytes.
     """
     parts: list[bytes] = []
     total = at = 0
@@ -318,7 +324,7 @@ def inflated(data: Any, kind: str, limit: int, remedy: str = "") -> bytes:
             if total > limit:
                 raise ValueError(f"the {kind} stream inflates to more than {limit} bytes{remedy}")
         at -= len(stream.unused_data)
-        while kind == "gzip" and at < len(data):  # zeros may follow a member, as of gzip(1)
+        while kind == "gzip" and at < len(data):  # zeros may follow a member, as gzip(1) allows
             piece = bytes(data[at : at + _STEP])
             at += len(piece) - len(rest := piece.lstrip(b"\0"))
             if rest:
@@ -329,25 +335,26 @@ def inflated(data: Any, kind: str, limit: int, remedy: str = "") -> bytes:
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d+))?")
 _ALPHABET = string.ascii_uppercase + string.ascii_lowercase
-_MOST = 1_000_000  # names: more is a mistake that would take all memory
+_MOST = 1_000_000  # more names are a mistake that would exhaust memory
 
 
 def shard_paths(
     given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, reader: str | None = None, endings: tuple[str, ...] = ()
 ) -> list[str]:
-    """The paths that one or several names stand for, in order; absolute, if they are of this machine.
+    """Expand one or several names to paths, in order; local paths become absolute.
 
     Args:
-        reader: what reads files of this machine only, for the error; None: URLs are welcome.
-        endings: of the names of such files in a folder, which stands for these; none: a folder is left as it is.
+        given: names, with braces.
+        reader: for errors, the class that reads only local files; None allows URLs.
+        endings: endings of the files that a folder is replaced by; without any, a folder stays as it is.
     Raises:
         FileNotFoundError: a folder has no such file.
-        ValueError: there is none, a brace has no partner, or the reader was given a URL.
+        ValueError: there are no names, a brace has no partner, or the reader was given a URL.
     """
     names = [given] if isinstance(given, (str, os.PathLike)) else list(given)
     found: list[str] = []
     for name in names:
-        if isinstance(name, os.PathLike):  # a path that exists is taken as it is
+        if isinstance(name, os.PathLike):  # a path object is used without expansion
             found.append(os.fspath(name))
         else:
             for part in name.split("::"):
@@ -363,7 +370,7 @@ def shard_paths(
 
 
 def expand_braces(text: str) -> list[str]:
-    """All that a name stands for, the last braces varying fastest.
+    """Expand the braces of a name; the last ones vary fastest.
 
     Raises:
         ValueError: a brace has no partner, or there are more than a million names.
@@ -375,7 +382,7 @@ def expand_braces(text: str) -> list[str]:
 
 
 def _expanded(text: str, at: int, *, is_inside: bool) -> tuple[list[str], int]:
-    """(what the text from `at` on stands for, where that ends): at the end, or at a comma or brace of the braces opened before."""
+    """Expand the text from `at` to its end, or to a comma or brace of the enclosing braces. Return (names, end)."""
     found = [""]
     while at < len(text) and text[at] != "}" and not (text[at] == "," and is_inside):
         if text[at] == "{":
@@ -390,7 +397,7 @@ def _expanded(text: str, at: int, *, is_inside: bool) -> tuple[list[str], int]:
 
 
 def _alternatives(text: str, begin: int) -> tuple[list[str], int]:
-    """(what the braces that open at `begin` stand for, where they close)."""
+    """Expand the braces that open at `begin`. Return (names, position of the closing brace)."""
     pieces, at = [], begin
     while at == begin or (at < len(text) and text[at] == ","):
         found, at = _expanded(text, at + 1, is_inside=True)

@@ -1,18 +1,17 @@
-"""RayDataset: the rows of a ray.data.Dataset by their number, copied from Arrow blocks in Ray's object store into the batch.
+"""RayDataset and RayStream: read the rows of a ray.data.Dataset from Arrow blocks in Ray's object store.
 
-RayStream: the rows of one that is not held anywhere as a whole, block by block, as Ray Data makes them.
+RayDataset reads rows by index. Ray Data determines the rows; ShmLoader determines their order, the worker that reads each, and
+where a run resumes, as for any dataset with a length. The dataset is therefore executed once, and its blocks stay in the object
+store, each with a known number of rows. Each reading process is connected to the cluster and fetches the blocks that it needs; a
+block on its node is read there without a copy.
 
-Ray Data decides what the rows are; which of them are read when, by whom, and where a run goes on is ShmLoader's, as for any dataset
-with a length. So the dataset is executed once, and its blocks stay in the object store, each with a known number of rows. Whoever
-reads is a process of the cluster by itself and gets a block where it is needed: one that lies on its node is read there without a
-copy.
+A reference is pickled together with its owner's address (docs.ray.io, "out-of-band serialization"), so Ray keeps the blocks until
+the program that created the dataset ends. That program is their owner, and the blocks are freed with it.
 
-A reference travels with its owner's address, as Ray passes references on by hand (docs.ray.io, "out-of-band serialization"): Ray
-then keeps the blocks until the program that made the dataset ends. That program is their owner: with it the blocks go.
-
-Ray Data's iterators are for what is too large for that. They give blocks to a fixed number of consumers and know no place to go on
-from, so a stream is an IterableDataset: a worker is a consumer, and a state counts what came, which is read again on a resume. That
-is the same only where Ray keeps the order of blocks. Then the split that has fewest rows gets the next one, whoever is slow.
+RayStream reads rows block by block, for datasets that are too large for the object store. Ray Data's iterators give blocks to a
+fixed number of consumers and cannot start at a position. A stream is therefore an IterableDataset in which each worker is a
+consumer. A state counts the rows delivered, and a resume reads them again. This is exact only if Ray keeps the order of blocks;
+then the split with the fewest rows gets the next block, even if its reader is slow.
 """
 
 from __future__ import annotations
@@ -35,25 +34,25 @@ from shmload.world import rank_and_world_size
 
 
 class RayDataset(GroupedDataset):
-    """Rows of a `ray.data.Dataset`, of which each block is an Arrow table.
+    """Rows of a `ray.data.Dataset`, each of whose blocks is an Arrow table.
 
-    Making one executes the dataset, in the order of its source, and the blocks stay in Ray's object store: they have to fit there,
-    or on the disks it spills to. Columns become fields as `ParquetDataset`'s do, and numpy arrays of one shape (Ray's tensors) rows
-    of that shape.
+    Creating one executes the dataset, in the order of its source. The blocks stay in Ray's object store and must fit there, or on
+    the disks that it spills to. Columns become fields as in `ParquetDataset`, and numpy arrays of one shape (Ray's tensors) become
+    rows of that shape.
 
-    Read it in the process that made it, by actors (`backend="ray"`, which are put near the blocks), or by processes that connect to
-    the cluster for themselves (`multiprocessing_context="forkserver"`, or "spawn").
+    Read it in the process that created it, in actors (`backend="ray"`, which are placed near the blocks), or in processes that
+    connect to the cluster themselves (`multiprocessing_context="forkserver"`, or "spawn").
 
     Args:
-        dataset: a `ray.data.Dataset`. One that is materialised already keeps the order that it has: for the same rows after a
-            restart it has to be made with `preserve_order`.
-        columns, schema, fill_null: as ParquetDataset's.
-        cache_bytes: of blocks that a process holds on to; what lies on its node takes no memory of its own.
+        dataset: a `ray.data.Dataset`. One that is materialized already keeps its order; to get the same rows after a restart, it
+            must have been created with `preserve_order`.
+        columns, schema, fill_null: as for ParquetDataset.
+        cache_bytes: greatest size of the blocks that a process keeps; blocks on its own node take no additional memory.
     Raises:
-        ValueError: it has no rows, blocks with different columns, or columns whose rows are no fields of a batch.
-        RuntimeError: on reading: in a fork of the process that made it.
-        SampleError: on reading: a row has a null, or another number of values than the schema says.
-    Thread/process safety: any number of readers, as long as the program that made it runs.
+        ValueError: it has no rows, blocks with different columns, or columns whose rows cannot be fields of a batch.
+        RuntimeError: on reading: in a fork of the process that created it.
+        SampleError: on reading: a row has a null, or a number of values that differs from the schema.
+    Thread/process safety: any number of readers, as long as the program that created it runs.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class RayDataset(GroupedDataset):
         if not held:
             raise ValueError("the ray.data.Dataset has no rows")
         _check_columns(columns)
-        self._blocks: Any = [block for block, *_ in held]  # references, or those pickled
+        self._blocks: Any = [block for block, *_ in held]  # references, possibly pickled
         self._sizes = [(num_rows, nbytes) for _, num_rows, nbytes, _ in held]
         schemas = {f"block {number}": found for number, (*_, found) in enumerate(held)}
         self._fill_null = dict(fill_null or {})
@@ -86,14 +85,14 @@ class RayDataset(GroupedDataset):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Type and shape of each field, as ParquetDataset's."""
+        """Type and shape of each field, as for ParquetDataset."""
         return self._schema
 
     def __len__(self) -> int:
         return sum(num_rows for num_rows, _ in self._sizes)
 
     def bytes_by_node(self) -> dict[str, int]:
-        """Bytes of the blocks that lie on each node, by Ray's id of it; actors of a loader are put near them."""
+        """Return the size of the blocks on each node, by Ray's node id; a loader's actors are placed near them."""
         from ray.experimental import get_object_locations
 
         found: dict[str, int] = {}
@@ -107,7 +106,7 @@ class RayDataset(GroupedDataset):
         return RayBlocks(self._references(), self._schema, self._sizes, self._fill_null, self._cache_bytes)
 
     def _references(self) -> list[Any]:
-        """The blocks, in a process that is connected to Ray."""
+        """Return the references to the blocks, and connect to Ray if necessary."""
         self._blocks = _here(self._blocks, self._pid, self._address, "RayDataset")
         return list(self._blocks)
 
@@ -118,33 +117,36 @@ class RayDataset(GroupedDataset):
         import ray
 
         self.__dict__.update(state, _pid=os.getpid())
-        if ray.is_initialized():  # now, while what has brought the references still holds them
+        if ray.is_initialized():  # now, while the message that contained the references still keeps them alive
             self._references()
 
 
 class RayStream(IterableDataset[dict[str, Any]]):
-    """Rows of a `ray.data.Dataset` as Ray makes them, block by block: an IterableDataset of what fits in no memory, say.
+    """Rows of a `ray.data.Dataset` as Ray produces them, block by block: an IterableDataset, for data too large for memory.
 
-    Each pass executes the Dataset. Fields are as `RayDataset`'s. Read it in the process that made it (`num_workers=0`), by an actor
-    (`backend="ray"`), or by processes that connect to the cluster (`multiprocessing_context="forkserver"`, or "spawn").
+    Each pass executes the Dataset. Fields are the same as for `RayDataset`. Read it in the process that created it
+    (`num_workers=0`), in an actor (`backend="ray"`), or in processes that connect to the cluster
+    (`multiprocessing_context="forkserver"`, or "spawn").
 
-    Order and resume: with `preserve_order` among the Dataset's execution options, which a Dataset given here is read with, and a
-    source that gives the same rows each time, so does the stream, and a loader's state goes on exactly, with as many workers and
-    ranks: what came before is read again and thrown away. Without it, as Ray Train's shards are by default
-    (`ray.train.DataConfig(execution_options=...)` changes that), rows come as they are done, and a resume is of their number alone.
+    Order and resume: with `preserve_order` among the Dataset's execution options, which is set for a Dataset given here, and a
+    source that returns the same rows each time, the order is the same in each pass. A loader's state then resumes exactly with the
+    same number of workers and ranks: earlier rows are read again and dropped. Without it, which is the default for Ray Train's
+    shards (`ray.train.DataConfig(execution_options=...)` changes that), rows arrive as they are completed, and a resume skips only
+    their number.
 
     Args:
-        source: a `ray.data.Dataset`, of which this process is the only reader; or a `ray.data.DataIterator`, which is one rank's
-            part: what `ray.train.get_dataset_shard` gives, or one of `Dataset.streaming_split`. Those are read by all ranks at the
-            same time: each waits for the others to begin its pass.
-        num_readers: workers that read a Dataset, each blocks of its own. A DataIterator has one.
-        columns, schema, fill_null: as ParquetDataset's.
+        source: a `ray.data.Dataset`, which only this process reads; or a `ray.data.DataIterator`, which is the part of one rank:
+            the result of `ray.train.get_dataset_shard`, or one of `Dataset.streaming_split`. All ranks must read theirs at the same
+            time: each waits for the others to begin a pass.
+        num_readers: number of workers that read a Dataset, each its own blocks. Must be 1 for a DataIterator.
+        columns, schema, fill_null: as for ParquetDataset.
     Raises:
         TypeError: `source` is neither.
-        ValueError: a DataIterator with several readers, or a Dataset that several ranks would each read whole. On reading: the
-            loader has not as many workers as readers; blocks with different columns, or one whose rows are no field of a batch.
-        RuntimeError: on reading: in a fork of the process that made it.
-        SampleError: on reading: a row has a null, or another number of values than the schema says.
+        ValueError: a DataIterator with several readers, or a Dataset that several ranks would each read completely. On reading: the
+            loader's number of workers differs from `num_readers`; blocks with different columns, or rows that cannot be fields of a
+            batch.
+        RuntimeError: on reading: in a fork of the process that created it.
+        SampleError: on reading: a row has a null, or a number of values that differs from the schema.
     """
 
     def __init__(
@@ -167,7 +169,7 @@ class RayStream(IterableDataset[dict[str, Any]]):
                     f"each of the {num_ranks} ranks would execute the whole ray.data.Dataset and read all of it. Give each rank "
                     f"its part: ray.train.get_dataset_shard(name) under Ray Train, else one of dataset.streaming_split({num_ranks})"
                 )
-            self._splits: Any = _in_order(source, lambda: source.streaming_split(num_readers))  # or those pickled
+            self._splits: Any = _in_order(source, lambda: source.streaming_split(num_readers))  # possibly pickled
         elif hasattr(source, "iter_batches"):
             if num_readers > 1:
                 raise ValueError(
@@ -216,7 +218,7 @@ class RayBlocks(Groups):
     """The blocks, open in this process.
 
     Args:
-        get: (one of `blocks`) -> its table; None: they are references.
+        get: (one of `blocks`) -> its table; None if they are references.
         first: number of the first block, for errors.
     """
 
@@ -245,7 +247,7 @@ class RayBlocks(Groups):
 
 
 def _at_once(table: Any, schema: Mapping[str, Any]) -> Iterator[Indices]:
-    """The rows of a block, a MiB of them at a time, or one where a field's rows differ in length."""
+    """Return the rows of a block in groups of a MiB, or one by one if a field's rows differ in length."""
     is_fixed = all(spec in (str, bytes) or None not in spec[1] for spec in schema.values())
     count = min(max((table.num_rows << 20) // max(table.nbytes, 1), 1), 256) if is_fixed else 1
     rows = np.arange(table.num_rows)
@@ -271,7 +273,7 @@ def _check_columns(columns: Sequence[str] | None) -> None:
 
 
 def _in_order(dataset: Any, call: Callable[[], Any]) -> Any:
-    """What a call gives that executes a Dataset, or keeps a copy of it, whose blocks come in the order of its source."""
+    """Return the result of a call that executes or copies a Dataset, with blocks in the order of its source."""
     options = dataset.context.execution_options
     before, options.preserve_order = options.preserve_order, True
     try:
@@ -281,10 +283,10 @@ def _in_order(dataset: Any, call: Callable[[], Any]) -> Any:
 
 
 def _here(held: Any, pid: int, address: str, name: str) -> Any:
-    """What Ray passes on by hand, in this process, which is connected from here on.
+    """Return the unpickled objects of Ray, after connecting this process if necessary.
 
     Raises:
-        RuntimeError: it is a fork of the process `pid`, in which it was made or unpickled.
+        RuntimeError: this is a fork of the process `pid`, in which they were created or unpickled.
     """
     import ray
 
@@ -306,5 +308,5 @@ def _pickled(held: Any) -> bytes:
 
 
 def _look(table: Any) -> tuple[int, int, Any]:
-    """Rows, bytes and schema of a block, found where it lies."""
+    """Return rows, bytes and schema of a block; runs on the node of the block."""
     return table.num_rows, table.nbytes, table.schema

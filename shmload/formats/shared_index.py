@@ -1,8 +1,11 @@
-"""Where the columns of an index lie in its memory, and what its entries are.
+"""SharedIndex: a read-only sequence of paths, labels or rows in shared memory, which workers neither copy nor pickle.
 
-    column 0: words | data,  column 1: words | data,  ...      each part at a multiple of 64 bytes
+Entries are packed into columns. The memory contains one column after another, and each part begins at a multiple of 64 bytes:
 
-src/index.h says what words and data are. A layout is small and travels by pickle; the memory never does.
+    column 0: words | data,  column 1: words | data,  ...
+
+src/index.h describes words and data. An `IndexLayout` describes the columns. It is small and is pickled; the memory is not: other
+processes of the machine map it.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from shmload.shm.meeting import Meeting
 from shmload.shm.names import SHM_DIR, meeting_stem, proc_self
 from shmload.shm.segment import Group, available_bytes, open_segment
 
-_SCALARS = {"int": "int64", "float": "float64", "bool": "bool"}  # kinds with one dtype of their own
+_SCALARS = {"int": "int64", "float": "float64", "bool": "bool"}  # kinds that always have the same dtype
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,10 @@ class ColumnLayout:
     """One column.
 
     Attributes:
-        name: a dict's key, a named tuple's field; the number of a plain tuple's value; 0 for entries that are no rows.
+        name: key of a dict, field of a named tuple, or position in a plain tuple; 0 if entries are not rows.
         kind: "str", "bytes", "int", "float", "bool" or "array".
         dtype, shape: of one entry; dtype is "" for text.
-        ends, data: where the words (-1: none) and the values begin.
+        ends, data: offsets of the words (-1 without words) and of the values.
     """
 
     name: str | int
@@ -62,22 +65,22 @@ class ColumnLayout:
 
     @property
     def type(self) -> str:
-        """For users: "str", "str | None", "int64", "float32[3, 2]"."""
+        """The type as shown to users: "str", "str | None", "int64", "float32[3, 2]"."""
         if not self.dtype:
             return f"{self.kind} | None" if self.is_nullable else self.kind
         return self.dtype + (str(list(self.shape)) if self.shape else "")
 
     def array(self, memory: MappedMemory, count: int) -> NDArray[Any]:
-        """The whole column over the shared memory; not for text. Shape `(count, *shape)`, read-only."""
+        """Return the whole column as a view of the shared memory; not for text. Shape `(count, *shape)`, read-only."""
         return np.ndarray((count, *self.shape), self.dtype, memoryview(memory), self.data)
 
 
 @dataclass(frozen=True)
 class IndexLayout:
-    """A whole index.
+    """The layout of an index.
 
     Attributes:
-        row_type: dict, tuple or a named tuple's class; None if each entry is the one column's value.
+        row_type: dict, tuple or the class of a named tuple; None if entries are the values of a single column.
     """
 
     count: int
@@ -86,18 +89,18 @@ class IndexLayout:
     nbytes: int
 
 
-_NUMERIC = "biufc"  # numpy's kinds of numbers
+_NUMERIC = "biufc"  # numpy's kinds of numeric dtypes
 
 
 class Packed(NamedTuple):
-    """Columns ready to be written, and where each will lie."""
+    """Columns that are ready to be written, and their layout."""
 
     layout: IndexLayout
     builders: Sequence[ColumnBuilder]
 
     @classmethod
     def of(cls, builders: Sequence[ColumnBuilder], row_type: type | None) -> Packed:
-        """Gives every built column its place."""
+        """Assign a position in memory to each column."""
         columns, end = [], 0
         for number, builder in enumerate(builders):
             has_words = builder.kind in ("str", "bytes")
@@ -110,20 +113,20 @@ class Packed(NamedTuple):
         return cls(IndexLayout(builders[0].count, tuple(columns), row_type, end), builders)
 
     def parts(self) -> Iterator[tuple[int, Any]]:
-        """(place, bytes) of all that the memory holds."""
+        """Yield (offset, bytes) of all parts of the memory."""
         for column, builder in zip(self.layout.columns, self.builders, strict=True):
             yield from ((column.ends, builder.ends), (column.data, builder.data))
 
     def shared(self) -> IndexMemory:
-        """The columns in shared memory, whose name goes with that object or its process.
+        """Write the columns to shared memory. Its name is removed with the returned object or this process.
 
         Raises:
-            MemoryError: there is not enough.
+            MemoryError: there is not enough memory.
         """
         return IndexMemory.written(self.layout.nbytes, self.parts(), f"an index of {self.layout.count} entries")
 
     def digest(self) -> str:
-        """What two indexes have in common if and only if their entries are equal."""
+        """Return a hash that is equal for two indexes if and only if their entries are equal."""
         digest = hashlib.blake2b(digest_size=16)
         row_type = self.layout.row_type.__qualname__ if self.layout.row_type else ""
         shape = [row_type, *((column.name, column.type, column.data) for column in self.layout.columns)]
@@ -134,10 +137,11 @@ class Packed(NamedTuple):
 
 
 def pack_entries(entries: Iterable[Any]) -> Packed:
-    """Packs values or rows, of which an iterator may give any number: they are taken once, one after another.
+    """Pack values or rows. The iterable is consumed once, one entry at a time, and may be of any length.
 
     Raises:
-        TypeError, ValueError, OverflowError: an entry cannot be held, or differs in kind from those before it; it is named.
+        TypeError, ValueError, OverflowError: an entry cannot be stored, or differs in kind from the previous ones; the message
+        names it.
     """
     _refuse_tables(entries)
     if isinstance(entries, np.ndarray) and entries.ndim and entries.dtype.kind in _NUMERIC:
@@ -147,16 +151,16 @@ def pack_entries(entries: Iterable[Any]) -> Packed:
         row_type = type(first) if isinstance(first, tuple) or type(first) is dict else None
         names = list(first) if row_type is dict else list(getattr(row_type, "_fields", range(len(first)))) if row_type else []
         everything = chain(iter((first,)), iterator)
-        del first  # of which nothing is kept
+        del first  # keeps no reference to the entry
         return Packed.of([_column(None, everything)], None) if row_type is None else _pack_rows(row_type, names, everything)
     return Packed.of([ColumnBuilder(None)], None)
 
 
 def pack_columns(columns: Mapping[str, Any]) -> Packed:
-    """Packs whole columns as the dicts that their values make. Numeric arrays keep their dtype.
+    """Pack columns. The entries are dicts of their values. Numeric arrays keep their dtype.
 
     Raises:
-        TypeError, ValueError, OverflowError: a value cannot be held, or the columns differ in length.
+        TypeError, ValueError, OverflowError: a value cannot be stored, or the columns differ in length.
     """
     _check_names(columns)
     builders = [_column(name, values) for name, values in columns.items()]
@@ -167,10 +171,10 @@ def pack_columns(columns: Mapping[str, Any]) -> Packed:
 
 
 def _refuse_tables(entries: Any) -> None:
-    """Refuses what is iterable but would give something else than its entries.
+    """Reject iterables that would yield something other than their entries.
 
     Raises:
-        TypeError: says what to call instead.
+        TypeError: the message says what to call instead.
     """
     if isinstance(entries, (str, bytes)):
         raise TypeError(f"a {type(entries).__name__} is one entry, and an index needs many: give a list of them")
@@ -192,7 +196,7 @@ def _column(name: str | None, values: Any) -> ColumnBuilder:
 
 
 def _pack_rows(row_type: type, names: Sequence[str | int], rows: Iterable[Any]) -> Packed:
-    """Packs tuples, named tuples or dicts."""
+    """Pack tuples, named tuples or dicts."""
     builders = tuple(ColumnBuilder(name) for name in names)
     if row_type is dict:
         _check_names(names)
@@ -216,7 +220,7 @@ def _check_names(names: Iterable[Any]) -> None:
 
 
 class Reference(NamedTuple):
-    """What a process needs to map an index's memory."""
+    """Identifies an index's memory, so that another process can map it."""
 
     path: str
     inode: tuple[int, int]  # device and number
@@ -224,35 +228,36 @@ class Reference(NamedTuple):
 
 
 class Sent(np.ndarray[Any, Any]):
-    """Bytes that have come from another machine, with a Mapping's attributes."""
+    """Bytes received from another machine, with the attributes of a Mapping."""
 
     @property
     def address(self) -> int:
-        """Of the first byte."""
+        """Address of the first byte."""
         return self.ctypes.data
 
 
 class IndexMemory:
-    """One mapping of an index, in this process.
+    """A mapping of an index into this process.
 
     Attributes:
         mapping: the bytes, read-only.
-        reference: how other processes of this machine come to them; None: not at all, they have come from another machine.
+        reference: how other processes of this machine can map the memory; None if they cannot, because the bytes came from another
+            machine.
     """
 
     def __init__(self, mapping: MappedMemory | Sent, reference: Reference | None) -> None:
-        self.mapping: Any = mapping  # what takes a Mapping takes either
+        self.mapping: Any = mapping  # code that takes a Mapping accepts both types
         self.reference = reference
 
     @classmethod
     def written(cls, nbytes: int, parts: Iterable[tuple[int, Any]], what: str) -> IndexMemory:
-        """Makes a segment of (place, bytes), which need not fill it.
+        """Create a segment and write (offset, bytes) parts to it, which may leave gaps.
 
-        They are written by the system call, not through a mapping: the kernel then neither clears pages that are written whole nor
-        faults them in.
+        The parts are written with a system call and not through a mapping, because the kernel then neither clears pages that are
+        completely overwritten nor takes page faults.
 
         Raises:
-            MemoryError: there is not enough; `what` says for what.
+            MemoryError: there is not enough memory; the message contains `what`.
         """
         nbytes = max(nbytes, 1)
         group = Group()
@@ -260,9 +265,9 @@ class IndexMemory:
             segment = group.segment("control", nbytes)
             for begin, part in parts:
                 written = 0
-                while written < part.nbytes:  # one call writes 2 GiB at most
+                while written < part.nbytes:  # one call writes at most 2 GiB
                     written += os.pwrite(segment.fd, part[written:], begin + written)
-            # populated, so that the kernel counts what a worker reads as shared with this process, and not as the worker's own
+            # populated, so that the kernel counts pages that a worker reads as shared with this process, not as the worker's own
             mapping = MappedMemory(segment.fd, nbytes, populate=True, writable=False)
         except RingTooSmall as error:
             group.close()
@@ -278,18 +283,18 @@ class IndexMemory:
         return memory
 
     def ticket(self) -> Any:
-        """What a pickle says of the memory, for `attach`."""
+        """Return what a pickle contains in place of the memory; `attach` accepts it."""
         return travel.carried(self.mapping) if self.reference is None or travel.is_abroad() else self.reference
 
     @classmethod
     def attach(cls, reference: Any, *, keeps_open: bool = False) -> IndexMemory:
-        """Maps another process's index.
+        """Map an index of another process.
 
         Args:
-            reference: its Reference, or the bytes themselves, which came from another machine.
-            keeps_open: hold a descriptor, so that others can come to the memory through this process, too.
+            reference: its Reference, or the bytes themselves if they came from another machine.
+            keeps_open: keep a file descriptor, so that others can map the memory through this process, too.
         Raises:
-            FileNotFoundError: its owner has let it go.
+            FileNotFoundError: the owner has released the memory.
         """
         if not isinstance(reference, Reference):
             return cls(np.frombuffer(reference, np.uint8).view(Sent), None)
@@ -311,7 +316,7 @@ class IndexMemory:
 
 
 def _release(fd: int, pid: int) -> None:
-    if os.getpid() == pid:  # in a forked child the descriptor is closed, and its number may be another's
+    if os.getpid() == pid:  # a forked child has closed the descriptor, and may have reused its number
         private_fds.close(fd)
 
 
@@ -327,23 +332,23 @@ Fingerprint = str | bytes | int | None
 
 class _Board(NamedTuple):
     layout: IndexLayout
-    fingerprint: Fingerprint  # the user's
+    fingerprint: Fingerprint  # given by the user
     digest: str  # of the entries
     ways: tuple[Reference, ...]
 
 
 def share(name: str, pack: Callable[[], Packed], fingerprint: Fingerprint, *, is_packed: bool) -> tuple[IndexLayout, IndexMemory]:
-    """The index that this run knows by a name, built if nobody has.
+    """Return the index that this run has under `name`, and build it if no process has yet.
 
     Args:
-        pack: builds it; called by one process of the node, or by each if it must be compared.
-        fingerprint: stands for the content: equal fingerprints are taken for equal entries.
-        is_packed: the entries are at hand in every process, so that without a fingerprint they are compared themselves.
+        pack: builds the index; called by one process of the node, or by each if the entries must be compared.
+        fingerprint: identifies the contents: equal fingerprints are assumed to mean equal entries.
+        is_packed: every process has the entries, so that they are compared if there is no fingerprint.
     Raises:
-        ValueError: the others hold other entries.
-        OSError: there is no place to meet at.
+        ValueError: other processes have different entries.
+        OSError: the meeting cannot be created.
     """
-    group = Group()  # starts the reaper, which sees to the meeting if this process is killed
+    group = Group()  # starts the reaper, which cleans up the meeting if this process is killed
     meeting = Meeting(meeting_stem("index", name, *run_key()))
     try:
         with meeting.at_board():
@@ -365,7 +370,7 @@ def share(name: str, pack: Callable[[], Packed], fingerprint: Fingerprint, *, is
                         f"here {mine}). Build it from the same entries in the same order in every rank, or give different indexes "
                         "different names"
                     )
-            assert memory.reference is not None  # it was made here
+            assert memory.reference is not None  # because it was created on this machine
             meeting.write(pickle.dumps(board._replace(ways=(*board.ways, memory.reference))))
     except BaseException as error:
         _leave(meeting, group)
@@ -397,11 +402,11 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 def pack_dataframe(frame: Any) -> Packed:
-    """Packs the columns of a pandas DataFrame, or of anything with `columns` and `frame[name]`.
+    """Pack the columns of a pandas DataFrame, or of any object with `columns` and `frame[name]`.
 
     Raises:
-        TypeError: it is no such thing, or a column's values cannot be held.
-        ValueError: a value is missing. NaN in a column of floats is a value.
+        TypeError: the object has no columns, or the values of a column cannot be stored.
+        ValueError: a value is missing. NaN in a column of floats counts as a value.
     """
     names = getattr(frame, "columns", None)
     if names is None or not hasattr(frame, "__getitem__"):
@@ -413,11 +418,11 @@ def pack_dataframe(frame: Any) -> Packed:
 
 
 def pack_manifest(path: str | os.PathLike[str], types: Types | None) -> Packed:
-    """Packs a .jsonl, .csv, .tsv, .txt or .parquet file; the first four also as .gz.
+    """Pack a .jsonl, .csv, .tsv, .txt or .parquet file; the first four may be compressed as .gz.
 
     Raises:
-        TypeError, ValueError, OverflowError: an entry does not fit; its number and the file are in the text.
-        ImportError: a .parquet file without pyarrow.
+        TypeError, ValueError, OverflowError: an entry cannot be stored; the message names its number and the file.
+        ImportError: reading .parquet needs pyarrow.
     """
     path = Path(path)
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
@@ -428,7 +433,7 @@ def pack_manifest(path: str | os.PathLike[str], types: Types | None) -> Packed:
             return _pack_parquet(path)
         if suffix not in (".jsonl", ".txt", *_DELIMITERS):
             raise ValueError(f"a manifest is .jsonl, .csv, .tsv or .txt (or any of them .gz), or .parquet; got {path.suffix!r}")
-        errors = "surrogateescape" if suffix == ".txt" else "strict"  # as os.listdir gives file names that are no UTF-8
+        errors = "surrogateescape" if suffix == ".txt" else "strict"  # as os.listdir returns file names that are not UTF-8
         with open(path, "rb") as begin:
             is_zipped = path.suffix == ".gz" or begin.read(2) == b"\x1f\x8b"
         opened: Any = gzip.open if is_zipped else open
@@ -440,7 +445,7 @@ def pack_manifest(path: str | os.PathLike[str], types: Types | None) -> Packed:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path}: the gzip stream is damaged or cut: {error}") from error
     except (TypeError, ValueError, OverflowError, ImportError) as error:
-        # not of its own type, whose text may not be its one argument (UnicodeDecodeError)
+        # not the error's own type, whose constructor may need other arguments (UnicodeDecodeError)
         kind = next(kind for kind in (TypeError, ValueError, OverflowError, ImportError) if isinstance(error, kind))
         raise kind(f"{path}: {error}") from error
 
@@ -482,18 +487,18 @@ def _pack_parquet(path: Path) -> Packed:
                 for name, builder, column in zip(batch.schema.names, builders, batch.columns, strict=True):
                     try:
                         values = column.to_pylist()
-                    except Exception as error:  # of Python's dates, of time zones
+                    except Exception as error:  # from Python's dates or time zones
                         raise ValueError(f"column {name!r} of {column.type}: {type(error).__name__}: {error}") from error
                     builder.extend(values)
     except OSError as error:
         if error.errno is not None:
             raise
-        raise ValueError(str(error)) from error  # pyarrow's own, of what the file contains
+        raise ValueError(str(error)) from error  # pyarrow's own error about the contents of the file
     return Packed.of(builders, dict)
 
 
 def _values(name: str, column: Any) -> Any:
-    """A column's values: an array where they are numbers, else something that gives them one by one."""
+    """Return a column's values: an array if they are numbers, otherwise an iterable."""
     dtype = getattr(column, "dtype", None)
     if isinstance(dtype, np.dtype) and dtype.kind in "biufc":
         return np.asarray(column)
@@ -503,35 +508,36 @@ def _values(name: str, column: Any) -> Any:
             raise ValueError(
                 f"column {name!r} has {len(missing)} missing values, the first in row {missing[0]}: fill or drop them before"
             )
-    own = getattr(dtype, "numpy_dtype", None)  # pandas' nullable and Arrow types of numbers
+    own = getattr(dtype, "numpy_dtype", None)  # numeric types among pandas' nullable and Arrow types
     if isinstance(own, np.dtype) and own.kind in "biuf":
         return column.to_numpy(dtype=own)
     return column
 
 
 class SharedIndex(PackedRows, Sequence[Any]):
-    """A read-only sequence of paths, labels, metadata rows, held packed and once.
+    """A read-only sequence of paths, labels or metadata rows, stored packed and only once per machine.
 
-    A list of a million paths grows by more than 100 MB in every forked worker, since looking at an object writes to its reference
-    count and so copies its page, and is pickled whole to every spawned one. Here entries are made when they are looked at, and
-    a pickled index says only where the memory is. The memory is freed when the last process that holds it lets it go; its
-    name in /dev/shm goes with the process that made it, however that ends.
+    A list of a million paths grows by more than 100 MB in every forked worker, because accessing an object changes its reference
+    count and so copies its page. Spawned workers receive a pickled copy of the whole list. A SharedIndex creates entries when they
+    are accessed, and its pickle contains only the location of the memory. The memory is freed when the last process releases it.
+    Its name in /dev/shm is removed with the process that created it, even if that crashes.
 
-    Entries are str, bytes (either may be None now and then), int (int64), float, bool, numpy arrays of one dtype and shape, or rows
-    of these: tuples, named tuples, dicts. All are of one kind, which the first one says. What comes back is equal and of the same
-    type, except that numpy's numbers come back as Python's, and subclasses of str and int as these.
+    Entries are str or bytes (some may be None), int (int64), float, bool, numpy arrays of one dtype and shape, or rows of these:
+    tuples, named tuples, dicts. The first entry determines the kind of all. Returned entries are equal to the originals and have
+    the same type, except that numpy scalars become Python numbers, and subclasses of str and int become str and int.
 
-    Slices are views. An index may be a dataset by itself, and `copy.deepcopy` gives the same one back.
+    Slices are views. An index can be used as a dataset, and `copy.deepcopy` returns the same object.
 
     Args:
-        entries: any iterable, taken once and never held as a list; or a function without arguments that gives one.
-        name: processes of one run on one node that give the same name hold one copy, built by the first to come. The others wait
-            for it. Of those a function of theirs is never called; entries at hand are packed once more to compare them.
-        fingerprint: stands for the entries under a name: what differs is an error, what is equal is not compared further.
+        entries: any iterable, which is consumed once and never stored as a list; or a function without arguments that returns one.
+        name: processes of a run on the same node that pass the same name share one copy. The first one builds it while the others
+            wait. Their function is then not called; an iterable of theirs is packed again to compare the entries.
+        fingerprint: identifies the entries of a name: a different fingerprint is an error, and equal ones skip the comparison.
     Raises:
-        TypeError, ValueError, OverflowError: an entry cannot be held, or differs in kind from those before; it is named.
-        MemoryError: the shared memory there is does not suffice.
-    Cost: an entry of one str about 0.1 us.
+        TypeError, ValueError, OverflowError: an entry cannot be stored, or differs in kind from the previous ones; the message
+        names it.
+        MemoryError: there is not enough shared memory.
+    Cost: about 0.1 us for an entry of one str.
     Example:
         >>> index = SharedIndex([("a.jpg", 3), ("b.jpg", 5)])
         >>> index[1], len(index), index.column(1).sum().item()
@@ -554,11 +560,11 @@ class SharedIndex(PackedRows, Sequence[Any]):
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any], *, name: str | None = None, fingerprint: Fingerprint = None) -> Self:
-        """An index of dicts, from one sequence or array per key.
+        """Create an index of dicts from one sequence or array per key.
 
         Args:
-            columns: a sequence or array for each name, all of one length. Numeric arrays keep their dtype.
-            name, fingerprint: as of the class.
+            columns: a sequence or array for each name, all of the same length. Numeric arrays keep their dtype.
+            name, fingerprint: as for the class.
         Raises:
             ValueError: the columns differ in length.
         """
@@ -566,13 +572,13 @@ class SharedIndex(PackedRows, Sequence[Any]):
 
     @classmethod
     def from_dataframe(cls, frame: Any, *, name: str | None = None, fingerprint: Fingerprint = None) -> Self:
-        """An index of dicts, from the columns of a DataFrame; its row labels are left behind.
+        """Create an index of dicts from the columns of a DataFrame. Row labels are dropped.
 
         Args:
-            frame: of pandas, or anything with `columns` and `frame[name]`. Categories are held as their values.
-            name, fingerprint: as of the class.
+            frame: a pandas DataFrame, or any object with `columns` and `frame[name]`. Categories are stored as their values.
+            name, fingerprint: as for the class.
         Raises:
-            ValueError: a value is missing; NaN in a column of floats is a value.
+            ValueError: a value is missing. NaN in a column of floats counts as a value.
         """
         return cls.__new__(cls)._build(lambda: pack_dataframe(frame), name, fingerprint, is_packed=True)
 
@@ -580,17 +586,17 @@ class SharedIndex(PackedRows, Sequence[Any]):
     def from_manifest(
         cls, path: str | os.PathLike[str], *, types: Types | None = None, name: str | None = None, fingerprint: Fingerprint = None
     ) -> Self:
-        """An index of what a file lists, read row by row.
+        """Create an index from the entries of a file, read row by row.
 
         Args:
-            path: .jsonl (a value a line), .csv or .tsv (the first line names the columns), .txt (a str a line), each also .gz; or
-                .parquet, with pyarrow. Empty lines are skipped.
-            types: of the columns of .csv and .tsv that are not str: {"label": int}.
-            name: as of the class.
-            fingerprint: under a name, by default the file's path, size and time of change.
+            path: .jsonl (one value per line), .csv or .tsv (the first line names the columns), .txt (one str per line), each
+                optionally .gz; or .parquet, with pyarrow. Empty lines are skipped.
+            types: converters for columns of .csv and .tsv that are not str: {"label": int}.
+            name: as for the class.
+            fingerprint: as for the class; with a name, the default is the file's path, size and modification time.
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: a line is no row of this kind; it is named.
+            FileNotFoundError: the file does not exist.
+            ValueError: a line is not a valid row; the message names it.
         """
         if name is not None and fingerprint is None:
             status = os.stat(path)
@@ -599,23 +605,23 @@ class SharedIndex(PackedRows, Sequence[Any]):
 
     @property
     def columns(self) -> dict[str | int, str]:
-        """Types by name: keys of dicts, fields of named tuples, numbers of tuples' values; 0 if entries are no rows."""
+        """Types by name: keys of dicts, fields of named tuples, positions in tuples; 0 if entries are not rows."""
         return {column.name: column.type for column in self._layout.columns}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the shared memory, of which a slice shows a part."""
+        """Size of the shared memory in bytes; the same for a slice."""
         return int(self._memory.mapping.nbytes)
 
     def column(self, name: str | int) -> Any:
-        """One column: an array over the shared memory (read-only, not copied), or an index of its str or bytes.
+        """Return one column: a read-only view of the shared memory for numbers, or an index for str or bytes.
 
         Args:
             name: a key of `columns`.
         Returns:
-            an array or an index, valid as long as anyone holds it.
+            An array or an index, which keeps the memory alive.
         Raises:
-            KeyError: there is none of this name.
+            KeyError: there is no such column.
         """
         found = next((column for column in self._layout.columns if column.name == name), None)
         if found is None:
@@ -673,7 +679,7 @@ def _attached(cls: type[SharedIndex], reference: Any, layout: IndexLayout, rows:
 
 
 def _slice_of(rows: range) -> slice:
-    """What takes these rows of an array, where a number below 0 would count from the end."""
+    """Return the slice that selects these rows of an array. A negative stop would count from the end."""
     if not rows:
         return slice(0, 0)
     return slice(rows.start, rows.stop if rows.stop >= 0 else None, rows.step)

@@ -1,20 +1,15 @@
-r"""Megatron-LM's index of a .bin file of tokens: a .idx file beside it says their type and where documents begin.
+r"""TokenDataset: windows of a flat array of tokens: at a stride, within documents, or packed with several documents each.
 
-Little-endian, without padding: `MMIDIDX\0\0`, u64 version 1, u8 type of the tokens, u64 number of sequences, u64 number of
-document boundaries; then i32 tokens of each sequence, i64 its byte offset in the .bin, i64 sequences before each boundary (from 0
-to all), and in multimodal sets i8 a sequence.
+The contents of window i are fixed when the dataset is created, so a loader shuffles and resumes windows like any other samples. If
+windows depend on documents, native code computes a plan (src/tokens.pyx), which workers share. A plan consists of pieces of
+documents, in three arrays: the end of each window among the pieces, and the first token and the length of each piece.
+
+Documents can be read from Megatron-LM's index: a .idx file next to the .bin file of tokens contains the tokens' type and the
+beginnings of documents. It is little-endian without padding: `MMIDIDX\0\0`, u64 version 1, u8 type of the tokens, u64 number of
+sequences, u64 number of document boundaries; then i32 tokens of each sequence, i64 its byte offset in the .bin, i64 number of
+sequences before each boundary (from 0 to all), and for multimodal data i8 per sequence.
 
 Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
-
-Where documents lie among tokens, and which pieces of them each window holds.
-
-A plan is three arrays: where each window's pieces end among all pieces, and where each piece begins in the tokens and how long
-it is.
-
-Windows of a flat array of tokens: at a stride, of single documents, or packed with several documents each.
-
-What window i holds is fixed when the dataset is made, so a loader shuffles and resumes windows as it does any samples. Where
-windows follow documents, a native pass makes the plan (src/tokens.pyx) and workers share it.
 """
 
 from __future__ import annotations
@@ -44,10 +39,10 @@ _DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16
 
 
 def read_index(path: str | os.PathLike[str]) -> tuple[str, NDArray[np.int64]]:
-    """What a .idx file says: the tokens' type, and the offsets in tokens where documents begin, the last one's end behind them.
+    """Read a .idx file. Return the tokens' type, and the first token of each document, followed by the end of the last one.
 
     Raises:
-        ShardCorrupt: it is none, its size is not what its head says, or its sequences do not lie end to end.
+        ShardCorrupt: it is not a .idx file, its size does not match its header, or its sequences are not contiguous.
     """
     path = os.fspath(path)
     with open(path, "rb") as file:
@@ -67,7 +62,7 @@ def read_index(path: str | os.PathLike[str]) -> tuple[str, NDArray[np.int64]]:
             )
         columns = (("<i4", num_sequences), ("<i8", num_sequences), ("<i8", num_boundaries))
         lengths, pointers, boundaries = (np.frombuffer(file.read(int(kind[2]) * count), kind) for kind, count in columns)
-    # starts: the tokens before each sequence and, last, all of them
+    # starts: number of tokens before each sequence, and the total
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     wrong = np.flatnonzero((lengths < 0) | (pointers != starts[:-1] * np.dtype(_DTYPES[code]).itemsize))
     if len(wrong):
@@ -86,12 +81,14 @@ def read_index(path: str | os.PathLike[str]) -> tuple[str, NDArray[np.int64]]:
 
 
 def checked_offsets(index: Any, num_tokens: int, source: str = "") -> NDArray[np.int64]:
-    """The offsets of an index that was given, as an array or the path of a .npy file.
+    """Return the offsets of a document index, given as an array or the path of a .npy file.
 
     Args:
-        source: of an array that was read of a file, that file's path.
+        index: the array or path.
+        num_tokens: number of tokens.
+        source: path of the file from which an array was read.
     Raises:
-        ShardCorrupt: a file's offsets do not lie in order among the tokens; ValueError: an array's do not.
+        ShardCorrupt: the offsets in a file are invalid; ValueError: those of an array are.
     """
     if isinstance(index, (str, os.PathLike)):
         source = os.fspath(index)
@@ -111,41 +108,42 @@ _NONE = np.empty(0, np.int64)
 
 
 class TokenDataset(HeldDataset):
-    """Windows of tokens, widened straight into the batch.
+    """Windows of tokens, widened directly into the batch.
 
-    Without documents, window i begins at token `i * stride` and a short tail is left out. With documents (`separator`, which
-    belongs to the document it ends, or `document_index`) no window crosses from one to another and every token is in a window;
-    what a window has left is filled with `pad`. With `cross_documents` windows lie as they do without documents, and with `pack`
-    whole documents share windows by best fit, so that each token is there exactly once. Both tell documents apart: `segment_ids`
-    number those of a window from 1 (0 is padding), `position_ids` begin at 0 in each. Where a window cuts a document, positions
-    begin again in each part.
+    Without documents, window i begins at token `i * stride`, and a short rest at the end is dropped. With documents (`separator`,
+    which is part of the document that it ends, or `document_index`), no window crosses a document boundary, every token is in a
+    window, and the rest of a window is filled with `pad`. With `cross_documents`, windows have the same positions as without
+    documents. With `pack`, whole documents share windows by best fit, so that each token occurs exactly once. Both add fields that
+    distinguish documents: `segment_ids` numbers those of a window from 1 (0 is padding), and `position_ids` begins at 0 in each. If
+    a window boundary cuts a document, positions begin again in each part.
 
-    Several files (shards) are read one after the other, as llm.c reads them: no window and no document crosses from one file to the
-    next, and with `pack` documents of different files may share a window. The last tokens of each file that fill no window are
-    left out, as those of a single file are.
+    Several files (shards) are read one after the other, as in llm.c: no window and no document crosses from one file to the next,
+    but with `pack`, documents of different files may share a window. The last tokens of each file that do not fill a window are
+    dropped, as for a single file.
 
     Args:
-        tokens: a `.npy` path, the path of a raw little-endian file with its `dtype`, a memmap or an array of integers, one axis.
-            Megatron-LM's `.bin` needs no dtype if `document_index` is its `.idx`, and files with llm.c's header never do. Or
-            several of these: a list, or a pattern with `*`, `?` or `[` such as "fineweb_train_*.bin"; its files are sorted by name.
-        window: tokens of a sample: one more than a model that predicts the next token sees.
-        stride: tokens from one window to the next; the window's length by default. With documents at most that.
-        dtype: of a raw file's tokens, "uint16" say; 8 to 64 bits.
-        out_dtype: "int64" or "int32" of the batch.
+        tokens: a `.npy` path, the path of a raw little-endian file with its `dtype`, a memmap, or an array of integers with one
+            axis. Megatron-LM's `.bin` needs no dtype if `document_index` is its `.idx`, and files with llm.c's header never need
+            one. Or several of these: a list, or a pattern with `*`, `?` or `[` such as "fineweb_train_*.bin", whose files are
+            sorted by name.
+        window: tokens per sample: one more than a model that predicts the next token sees.
+        stride: distance between windows in tokens; by default the window's length, and with documents at most that.
+        dtype: dtype of a raw file's tokens, such as "uint16"; 8 to 64 bits.
+        out_dtype: dtype of the batch, "int64" or "int32".
         separator: the token that ends a document.
-        document_index: offsets of tokens where documents begin, and behind them the last one's end: an array, a `.npy` path, or the
-            path of Megatron-LM's `.idx`. What lies before and behind them is left out. Of several files, one for each: a list, or a
-            pattern.
-        cross_documents: let windows go on over the ends of documents.
-        pack: put whole documents together into windows.
-        pad: the token that fills what a window has left.
-        seed: with `pack`, which documents meet: None takes them as they lie.
-        block: with `pack`, documents that are packed together.
+        document_index: offsets of the documents' first tokens, followed by the end of the last one: an array, a `.npy` path, or the
+            path of Megatron-LM's `.idx`. Tokens before the first and after the last offset are dropped. For several files, one for
+            each: a list, or a pattern.
+        cross_documents: let windows cross document boundaries.
+        pack: put several whole documents into each window.
+        pad: the token that fills the rest of a window.
+        seed: with `pack`, shuffles which documents share windows; None keeps their order.
+        block: with `pack`, the number of documents that are packed together.
     Raises:
-        ShardCorrupt: a file is not what its head or its size says.
-        ValueError, TypeError: arguments that do not go together, or tokens that are no run of integers.
+        ShardCorrupt: a file does not match its header or has a wrong size.
+        ValueError, TypeError: arguments contradict each other, or tokens are not a contiguous array of integers.
     Cost: one pass over the tokens for separators; planning is linear in the documents. Each file is open while the dataset lives.
-    Thread/process safety: any number of readers; a pickled dataset of an array lives as long as the one it was made of.
+    Thread/process safety: any number of readers; a pickled dataset of an array is valid as long as the original exists.
     Source: H. Ding et al., Fewer truncations improve language modeling, ICML 2024 (packing).
     Example:
         >>> import numpy as np
@@ -197,7 +195,7 @@ class TokenDataset(HeldDataset):
             if cross_documents:
                 plan = _joined([cross(offsets, window, stride) for offsets in offsets_of], begins)
             else:
-                # numbers of the documents: what is between two files' offsets is none
+                # the documents' numbers, without the gaps between the offsets of two files
                 order = np.delete(np.arange(sum(map(len, offsets_of))), _begins(map(len, offsets_of))[1:] - 1)
                 if seed is not None and len(order):
                     order = order[np.asarray(Permutation(len(order), seed=seed).take(np.arange(len(order))), np.int64)]
@@ -240,7 +238,7 @@ class TokenDataset(HeldDataset):
 
     @property
     def density(self) -> float:
-        """The share of the windows' places that hold tokens, 0 to 1; the rest is padding."""
+        """Fraction of the windows' positions that contain tokens, 0 to 1; the rest is padding."""
         lengths = self._held.arrays.get("lengths")
         if lengths is None or not len(self):
             return 1.0
@@ -255,11 +253,11 @@ class TokenDataset(HeldDataset):
         return {name: rows[0] for name, rows in out.items()}
 
     def read_batch_into(self, indices: Any, out: Any) -> None:
-        """Writes the windows of these numbers to rows.
+        """Write the windows with these indices to rows.
 
         Args:
             indices: integers, shape `(rows,)`.
-            out: for each field of the schema an array, C-contiguous, shape `(rows, window)`.
+            out: an array for each field of the schema, C-contiguous, shape `(rows, window)`.
         """
         self._held.check()
         address, nbytes = place_of("tokens", out["tokens"])
@@ -280,7 +278,7 @@ def _place(name: str, rows: Any, count: int) -> int:
 
 
 def _check(given: Mapping[str, Any]) -> None:
-    """Whether the arguments of a dataset fit each other."""
+    """Check the arguments of a dataset."""
     window, stride, block = given["window"], given["stride"], given["block"]
     if not (1 <= window < 1 << 31 and stride >= 1 and block >= 1):
         raise ValueError(f"window, stride and block are at least 1, a window less than 2**31; got {window}, {stride}, {block}")
@@ -301,7 +299,7 @@ def _check(given: Mapping[str, Any]) -> None:
 
 
 class _IndexFile(NamedTuple):
-    """The offsets of a .idx file."""
+    """The path and the offsets of a .idx file."""
 
     path: str
     offsets: NDArray[np.int64]
@@ -347,12 +345,12 @@ def _several(given: Any) -> list[Any] | None:
 
 
 def _begins(lengths: Iterable[int]) -> NDArray[np.int64]:
-    """Return where each of several runs begins among all, and where the last one ends."""
+    """Return the beginning of each of several consecutive runs, and the end of the last one."""
     return np.cumsum([0, *lengths], dtype=np.int64)
 
 
 def _joined(plans: list[Any], begins: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
-    """Return one plan of several files' plans; `begins` are the numbers of the files' first tokens."""
+    """Merge the plans of several files; `begins` are the indices of the files' first tokens."""
     if len(plans) == 1:
         return tuple(plans[0])
     pieces = _begins(len(lengths) for _, _, lengths in plans)
@@ -370,7 +368,7 @@ def _opened(tokens: Any, dtype: Any) -> Any:
     if dtype is None:
         raise ValueError(f"{tokens}: a raw file does not say what its tokens are: give dtype='uint16' or the like")
     nbytes, kind = os.path.getsize(tokens), np.dtype(dtype)
-    if kind.byteorder != ">":  # which is refused, as of arrays
+    if kind.byteorder != ">":  # big-endian is rejected later, as for arrays
         kind = kind.newbyteorder("<")
     if nbytes % kind.itemsize or not nbytes:
         raise ShardCorrupt(f"{tokens}, offset {nbytes}: {nbytes} bytes are no whole number of {kind} tokens, at least one")

@@ -1,4 +1,4 @@
-"""Fetching: the bytes of a shard, all of them or one sample's, checked; and its index."""
+"""Fetch and verify the bytes of a shard, all of them or a range, and its index."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from shmload.storage.web_reader import WebReader
 
 __all__ = ["SIDECAR", "expanded", "fetch_index", "fetch_of", "fetch_range", "index_beside", "name_of", "pack_beside", "packing_at"]
 
-SIDECAR = ".shmload-index"  # ends the name of a shard's index beside it
+SIDECAR = ".shmload-index"  # suffix of the index next to a shard
 _SIDECAR_MAGIC = b"SHMLOAD INDEX BESIDE 1\n"
-_AHEAD = 8 << 20  # bytes a request of an object that is expanded as it comes
+_AHEAD = 8 << 20  # bytes per request for an object that is decompressed while it is read
 
 
 def name_of(shard: RemoteShard) -> str:
-    """What a copy of the shard is called here: another one for another content."""
+    """Return the name of the shard's local copy, which depends on its version."""
     return sha256(f"{shard.url}\0{shard.version}\0{shard.nbytes}".encode()).hexdigest()[:40]
 
 
 def fetch_of(shards: Shards, shard: RemoteShard) -> Fetch:
-    """How a cache gets a shard's bytes: by ranges in parallel; once more if their checksum is another than the manifest's.
+    """Return a function that fetches a shard for the cache: parallel range requests, repeated once if the checksum is wrong.
 
     What it raises:
-        ShardCorrupt: the shard is not what it was when the dataset was made, or what the manifest says.
+        ShardCorrupt: the shard has changed since the dataset was created, or does not match the manifest.
         StoreError: the store does not answer, or the disk is full.
     """
 
@@ -51,8 +51,8 @@ def fetch_of(shards: Shards, shard: RemoteShard) -> Fetch:
             return shard.store.read_to_file(shard.key, fd, shard.nbytes, etag=shard.etag or None)
         if not shard.nbytes:
             return 0
-        with open(f"/proc/self/fd/{fd}", "r+b", buffering=0) as own:  # without the lock of `fd`, which a child of a fork would keep
-            out = mmap.mmap(own.fileno(), shard.nbytes)  # ends with its last view, which an error's traceback may have
+        with open(f"/proc/self/fd/{fd}", "r+b", buffering=0) as own:  # without the lock of `fd`, which a forked child would keep
+            out = mmap.mmap(own.fileno(), shard.nbytes)  # unmapped with its last view, which the traceback of an error may hold
         shard.store.read_into(shard.key, out, etag=shard.etag or None)
         return 0 if shard.crc32c is None else crc32c(out)
 
@@ -75,7 +75,7 @@ def fetch_of(shards: Shards, shard: RemoteShard) -> Fetch:
 
 
 class _Sequential:
-    """An object read in order, by ranges."""
+    """A file that reads an object in order, by range requests."""
 
     def __init__(self, shard: RemoteShard) -> None:
         self._shard, self._at, self._data = shard, 0, memoryview(b"")
@@ -94,10 +94,10 @@ class _Sequential:
 
 
 def expanded(shard: RemoteShard) -> Iterator[bytes]:
-    """What a compressed shard expands to, a piece at a time.
+    """Yield the decompressed bytes of a shard, in pieces.
 
     Raises:
-        ShardCorrupt: it is damaged or cut.
+        ShardCorrupt: it is damaged or truncated.
         StoreError: the store does not answer.
     """
     try:
@@ -125,12 +125,12 @@ def _expand_to(shard: RemoteShard, fd: int) -> int:
     return crc
 
 
-_BEGIN_NBYTES = 12  # of a shard, which tell how it is compressed
-_COMPRESSED = ("tar", "tfrecord", "jsonl", "npy")  # layouts that others compress as a whole
+_BEGIN_NBYTES = 12  # bytes at the beginning of a shard that indicate its compression
+_COMPRESSED = ("tar", "tfrecord", "jsonl", "npy")  # layouts that other tools compress as a whole
 
 
 def packing_at(shard: RemoteShard, layout: ShardFormat) -> str:
-    """Return how a shard is compressed by its first bytes: as of `packing_of`, or "zlib", or nothing."""
+    """Return the compression of a shard from its first bytes: as for `packing_of`, or "zlib", or ""."""
     if layout.name not in _COMPRESSED or not shard.stored_nbytes:
         return ""
     begin = np.empty(min(_BEGIN_NBYTES, shard.stored_nbytes), np.uint8)
@@ -141,10 +141,10 @@ def packing_at(shard: RemoteShard, layout: ShardFormat) -> str:
 
 
 def fetch_range(shards: Shards, shard: RemoteShard, offset: int, nbytes: int) -> Buffer:
-    """Some of a shard's bytes; of a compressed one all is expanded for them.
+    """Return a range of a shard's bytes; a compressed shard is decompressed completely.
 
     Raises:
-        ShardCorrupt: it is not what it was when the dataset was made.
+        ShardCorrupt: it has changed since the dataset was created.
         StoreError: the store does not answer.
     """
     out = np.empty(nbytes, np.uint8).data
@@ -158,12 +158,15 @@ def fetch_range(shards: Shards, shard: RemoteShard, offset: int, nbytes: int) ->
 
 
 def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> Any:
-    """Where a shard's samples lie: as kept in the folder, else as the store or the shard itself says, and kept then.
+    """Return the index of a shard: the one saved in the folder, else from the store or the shard itself, and save it.
 
     Args:
-        copy: the shard's bytes, if they are here; None: its headers are read through ranges.
+        shards: the dataset that contains the shard.
+        shard: the shard.
+        folder: folder for saved indexes.
+        copy: the shard's bytes, if there is a local copy; None reads its headers by range requests.
     Raises:
-        ShardCorrupt: the shard is not what its layout says, or its index not what the manifest says.
+        ShardCorrupt: the shard does not match its layout, or its index does not match the manifest.
     """
     if (known := shard.layout.known(shard.url, shard.nbytes)) is not None:
         return known
@@ -180,12 +183,12 @@ def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> A
             f"{shard.url}: its index says {says}, and {named} {shard.num_samples} samples in {shard.nbytes} bytes: upload the "
             "dataset again"
         )
-    write_if_possible(path, packed)  # or not: the folder's owner, another process, may have ended it
+    write_if_possible(path, packed)  # optional: the folder's owner, another process, may have removed it
     return found
 
 
 def _explained(shards: Shards, shard: RemoteShard, error: StoreError) -> Exception:
-    """What to raise for a store's error: itself, unless the shard is gone or another one by now."""
+    """Return the error to raise for a store's error: the same, unless the shard was removed or replaced."""
     if isinstance(error, ObjectMissing):
         return shards.gone(shard, error)
     try:
@@ -232,7 +235,7 @@ def _made(shards: Shards, shard: RemoteShard, copy: Any) -> bytes:
 
 
 def index_beside(shard: RemoteShard) -> tuple[int, bytes] | None:
-    """(bytes of the shard, expanded; its packed index), as kept beside it; None: nothing there is of this version."""
+    """Return (decompressed size of the shard, packed index) from the index next to it; None without one of this version."""
     try:
         text = bytes(shard.store.get(shard.key + SIDECAR))
     except ObjectMissing:
@@ -248,10 +251,10 @@ def index_beside(shard: RemoteShard) -> tuple[int, bytes] | None:
 
 
 def pack_beside(shards: Shards, shard: RemoteShard) -> tuple[bytes, int]:
-    """A shard's index as it is kept beside it, and how many samples the shard has.
+    """Return a shard's index in the form that is stored next to it, and the shard's number of samples.
 
     Raises:
-        ShardCorrupt: the shard is not what its layout says.
+        ShardCorrupt: the shard does not match its layout.
     """
     packed = _made(shards, shard, None)
     head = json.dumps({**_identity(shard), "nbytes": shard.nbytes, "crc32c": crc32c(packed)}).encode()

@@ -1,19 +1,16 @@
-"""The functions of a fluent pipeline's stages, with the meaning webdataset 1.0.2 gives them (worker/stage_engine.py runs them).
+"""The stages of a fluent pipeline, with the semantics of webdataset 1.0.2 (worker/stage_engine.py runs them).
 
-What becomes of a sample that a stage fails on, as webdataset names it: functions of the exception.
+Error handlers have webdataset's names. They are functions of the exception: they return True to continue without the sample or
+False to end the pass, or they raise.
 
-True: go on without the sample. False: end the pass. Or they raise.
+decode() converts the bytes of a sample's members to values, with handlers of (extension, bytes):
 
-Samples to columns, and fields by several names, as webdataset 1.0.2 has them.
+    pre         decompress (.gz, .zst) and return a Continue, with which the other handlers go on
+    handlers    image specs and the user's functions; the first result that is not None is used
+    post        the decoders by the last part of the extension: formats/tar/members.py
+    otherwise   the bytes stay unchanged
 
-decode(): from the bytes of a sample's members to values, by handlers of (extension, bytes), as webdataset 1.0.2 has them.
-
-    pre         what unpacks (.gz, .zst): gives a Continue, with which the rest go on
-    handlers    image specs and the user's own; the first that gives something other than None
-    post        by the extension's last part: formats/tar/members.py
-    nothing     the bytes as they are
-
-What can run code is an error unless it was asked for: left as bytes it would only fail later, and less clearly.
+Formats that can run code raise an error unless they are allowed, because bytes would only fail later and less clearly.
 """
 
 from __future__ import annotations
@@ -33,54 +30,54 @@ from shmload.worker.stage_engine import DROP
 
 
 def reraise_exception(error: Exception) -> bool:
-    """Raises it.
+    """Raise the error.
 
     Args:
-        error: of the stage.
+        error: raised by the stage.
     """
     raise error
 
 
 def ignore_and_continue(error: Exception) -> bool:
-    """Leaves the sample out.
+    """Skip the sample.
 
     Args:
-        error: of the stage.
+        error: raised by the stage.
     """
     return True
 
 
 def warn_and_continue(error: Exception) -> bool:
-    """Leaves the sample out and says so.
+    """Skip the sample with a warning.
 
     Args:
-        error: of the stage.
+        error: raised by the stage.
     """
     warnings.warn(repr(error), stacklevel=2)
     return True
 
 
 def ignore_and_stop(error: Exception) -> bool:
-    """Ends the pass.
+    """End the pass.
 
     Args:
-        error: of the stage.
+        error: raised by the stage.
     """
     return False
 
 
 def warn_and_stop(error: Exception) -> bool:
-    """Ends the pass and says so.
+    """End the pass with a warning.
 
     Args:
-        error: of the stage.
+        error: raised by the stage.
     """
     warnings.warn(repr(error), stacklevel=2)
     return False
 
 
 def first_of(sample: Mapping[str, Any], names: str | Sequence[str], method: str, missing_is_error: bool) -> Any:
-    """The first of several fields that a sample has; the names are separated by ";".
+    """Return the first of several fields that a sample has; names are separated by ";".
 
     Raises:
         ValueError: it has none of them.
@@ -96,14 +93,14 @@ def first_of(sample: Mapping[str, Any], names: str | Sequence[str], method: str,
 
 
 def default_collation_fn(samples: Sequence[Any]) -> Any:
-    """Samples as one batch, column by column: numbers become an array, arrays and tensors are stacked, all else is a list.
+    """Collate samples to a batch of columns: numbers become an array, arrays and tensors are stacked, others become a list.
 
     Args:
-        samples: tuples or lists of one length, or dicts of the same names.
+        samples: tuples or lists of the same length, or dicts with the same names.
     Returns:
-        a tuple or a dict of columns.
+        A tuple or a dict of columns.
     Raises:
-        ValueError: the samples are not alike; says in what.
+        ValueError: the samples differ in structure; the message says how.
     """
     first = samples[0]
     if isinstance(first, dict):
@@ -139,16 +136,16 @@ def _column(name: str | int, values: list[Any]) -> Any:
     return np.array(values)
 
 
-MemberHandler = Callable[[str, bytes], Any]  # (".seg.png", bytes) -> the value, or None: not mine
+MemberHandler = Callable[[str, bytes], Any]  # (".seg.png", bytes) -> the value, or None if it does not handle the extension
 _PICKLES = frozenset({"pickle", "pkl", "pyd", "pth"})
 
 
 @dataclass
 class Continue:
-    """What a handler gives that has only unpacked: the others go on with this.
+    """Returned by a handler that has only decompressed the member: the other handlers continue with this.
 
     Args:
-        key: the extension without what was unpacked.
+        key: the extension without the part that was handled.
         data: the bytes.
     """
 
@@ -167,13 +164,13 @@ def _expanded(key: str, data: bytes) -> Continue | None:
 
 @dataclass
 class _Decoded:
-    """A value, which may be None, as JSON's null is: where a handler gives that, it has not decoded."""
+    """A decoded value, which may be None (JSON's null). A handler that returns None itself has not decoded the member."""
 
     value: Any
 
 
 def _by_extension(decoders: Decoders, allow_pickle: bool, key: str, data: bytes) -> _Decoded | None:
-    """What the format has a name for."""
+    """Decode a member with the default decoder for its extension, if there is one."""
     if not allow_pickle and _last(key) in _PICKLES:
         raise PermissionError(
             f"{key.removeprefix('.')!r} is a pickle, which can run any code when it is read: give "
@@ -189,10 +186,10 @@ class SampleDecoder:
     """Decodes the members of a sample.
 
     Args:
-        handlers: image specs or functions of (extension with a dot before it, bytes).
-        pre, post: that come before and after these; None are the usual ones.
-        only: the extensions that are decoded; None is all.
-        partial: leave what is decoded already.
+        handlers: image specs or functions of (extension with leading dot, bytes).
+        pre, post: functions called before and after them; None uses the default ones.
+        only: extensions to decode; None decodes all.
+        partial: skip members that are already decoded.
         allow_pickle: decode pickles.
     """
 
@@ -231,11 +228,11 @@ class SampleDecoder:
                 )
             try:
                 found[name] = self._decoded(f".{name}", value)
-            except (ImportError, MemoryError):  # the member is not at fault
+            except (ImportError, MemoryError):  # the member is not the cause
                 raise
             except PermissionError as error:
                 raise ValueError(f"{_where(sample)}: {error}") from None
-            except Exception as error:  # of a library or of the user's own handler
+            except Exception as error:  # raised by a library or the user's handler
                 raise ShardCorrupt(f"{_where(sample)}: member {name!r}: {error}") from error
         return found
 
@@ -260,7 +257,7 @@ def _where(sample: dict[str, Any]) -> str:
 
 
 def mapped(function: Callable[[Any], Any], item: Any) -> Any:
-    """map(f): the key of a sample stays; None leaves it out."""
+    """Apply map(f): a sample keeps its key, and is dropped if the function returns None."""
     made = function(item)
     if made is None:
         return DROP
@@ -270,7 +267,7 @@ def mapped(function: Callable[[Any], Any], item: Any) -> Any:
 
 
 def mapped_dict(functions: Mapping[str, Callable[[Any], Any]], sample: Any) -> Any:
-    """map_dict(name=f)."""
+    """Apply map_dict(name=f)."""
     _needs_dict("map_dict", sample)
     made = dict(sample)
     for name, function in functions.items():
@@ -281,7 +278,7 @@ def mapped_dict(functions: Mapping[str, Callable[[Any], Any]], sample: Any) -> A
 
 
 def mapped_tuple(functions: Sequence[Callable[[Any], Any] | None], item: Any) -> Any:
-    """map_tuple(f, g): field by field; further fields stay."""
+    """Apply map_tuple(f, g) field by field; further fields do not change."""
     if not isinstance(item, (list, tuple)):
         raise TypeError(f"map_tuple needs a tuple, got a {type(item).__name__}: call to_tuple(...) before it")
     made = list(item)
@@ -292,7 +289,7 @@ def mapped_tuple(functions: Sequence[Callable[[Any], Any] | None], item: Any) ->
 
 
 def to_tuple(fields: Sequence[str], missing_is_error: bool, none_is_error: bool, sample: Any) -> tuple[Any, ...]:
-    """to_tuple("jpg;png", "cls")."""
+    """Apply to_tuple("jpg;png", "cls")."""
     _needs_dict("to_tuple", sample)
     made = tuple(first_of(sample, names, "to_tuple", missing_is_error) for names in fields)
     if none_is_error and any(value is None for value in made):
@@ -302,7 +299,7 @@ def to_tuple(fields: Sequence[str], missing_is_error: bool, none_is_error: bool,
 
 
 def renamed(names: Mapping[str, str | Sequence[str]], keep: bool, sample: Any) -> dict[str, Any]:
-    """rename(new="old;older")."""
+    """Apply rename(new="old;older")."""
     _needs_dict("rename", sample)
     found = {name: first_of(sample, old, "rename", True) for name, old in names.items()}
     if not keep:

@@ -1,8 +1,8 @@
-"""Remote shards as map-style datasets: a sample by its index, or an item of a fluent pipeline by its number.
+"""Remote shards as map-style datasets: samples by index, or the items of a fluent pipeline by number.
 
-`RemoteSamples` is a TarDataset whose shards come from the cache: same fields, schema, decoding in place. Where the cache has room
-for all shards, each is fetched whole when it is first asked for; else those of the windows that a `block_shuffle` reads are, and
-any other sample is read alone, by one range.
+`RemoteSamples` is a TarDataset whose shards come from the cache, with the same fields, schema and decoding into rows. If the cache
+has room for all shards, each is fetched completely when it is first needed. Otherwise only the shards in the windows of a
+`block_shuffle` are fetched completely, and any other sample is read by one range request.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from shmload.worker.stage_engine import Program
 
 __all__ = ["RemoteRecords", "RemoteSamples", "RemoteUnits"]
 
-_GAP_NBYTES = 64 << 10  # that may be read for nothing, to have a sample's members by one range
+_GAP_NBYTES = 64 << 10  # bytes that may be read in vain to get a sample's members with one range request
 
 
 class _NotHere(Exception):
-    """A shard is not fetched as a whole."""
+    """A shard has no complete local copy."""
 
 
 class _Indexes(Sequence[ShardIndex]):
-    """Indexes that are looked up when they are needed."""
+    """Indexes that are loaded when they are needed."""
 
     def __init__(self, source: RemoteSource) -> None:
         self._source = source
@@ -57,7 +57,7 @@ class _Indexes(Sequence[ShardIndex]):
 
 
 class _Held(TarSamples):
-    """Samples of the shards that are here. When one of them is let go, this is thrown away, and with it the hold on it."""
+    """Samples of the shards that have local copies. It is discarded, with its references to copies, when a copy is released."""
 
     def __init__(self, source: RemoteSource, alternatives: Sequence[Sequence[str]]) -> None:
         super().__init__(_Indexes(source), alternatives, source.local.counts())
@@ -68,11 +68,11 @@ class _Held(TarSamples):
         data = self._source.local.copy(shard)
         if data is None:
             raise _NotHere
-        return data, None, None  # nobody writes to a copy
+        return data, None, None  # local copies never change
 
 
 class _Ordered:
-    """What knows in which order its shards will be needed, where a block shuffle says that."""
+    """Base class of views that prefetch shards in the order of a block shuffle."""
 
     _source: RemoteSource
     _order: ShardShuffle | NodeShuffle | None = None
@@ -80,16 +80,16 @@ class _Ordered:
     def block_shuffle(
         self, window: int | None = None, *, nodes: int = 1, global_batch: int | None = None
     ) -> ShardShuffle | NodeShuffle:
-        """An order for `sampler=` that reads each shard within one window of a few, which are fetched before they are needed.
+        """Return an order for `sampler=` that reads each shard within one window of a few, which are prefetched.
 
         Args:
-            window: shards whose samples are mixed; None: as the dataset has it.
-            nodes: more than 1: each node of the job reads its own share of the shards, and fetches no others (NodeShuffle).
-            global_batch: for that: samples of one step over all ranks, `batch_size * world_size`.
+            window: number of shards whose samples are mixed; None uses the dataset's.
+            nodes: if more than 1, each node of the job reads its own share of the shards, and fetches only these (NodeShuffle).
+            global_batch: required with `nodes`: samples of one step over all ranks, `batch_size * world_size`.
         Returns:
-            the order; the view goes by the last one it has made.
+            The order. The view prefetches for the last one that it returned.
         Raises:
-            ValueError: `nodes` and `global_batch` do not go together.
+            ValueError: only one of `nodes` and `global_batch` is given.
         """
         if (nodes == 1) != (global_batch is None):
             raise ValueError(f"block_shuffle: nodes and global_batch go together; got nodes={nodes}, global_batch={global_batch}")
@@ -97,7 +97,7 @@ class _Ordered:
         return self._order
 
     def _enter(self, shard: int) -> None:
-        """Has what comes next fetched, if a block shuffle says what that is."""
+        """Prefetch the shards that come next, if a block shuffle determines them."""
         now = seed_and_epoch()
         if self._order is None:
             if self._source.ahead_bytes is None:
@@ -107,18 +107,18 @@ class _Ordered:
 
 
 class RemoteRecords(_Ordered):
-    """The samples of remote shards of any layout by index: what RemoteDataset.indexed() gives where those are no tar files.
+    """The samples of remote shards by index, from RemoteDataset.indexed() for layouts other than tar.
 
-    For ShmLoader: `shuffle=True` is an exact shuffle over all samples; `sampler=view.block_shuffle()` reads shards whole, a few at
-    a time, and knows which come next. Both resume on any number of ranks and workers by the loader's own state.
+    With ShmLoader, `shuffle=True` is an exact shuffle over all samples; `sampler=view.block_shuffle()` reads whole shards, a few at
+    a time, and prefetches the next ones. Both resume on any number of ranks and workers from the loader's state.
 
     Args:
-        source: of the RemoteDataset.
-        fields: those that samples have, of the layout's and of "__key__" and "__url__"; None: all of the layout's.
-        decode: a function of a field's value, by field: {"image": ImageDecoder(...)}; None, or False as of TarDataset: none.
+        source: source of the RemoteDataset.
+        fields: fields of the samples, from the layout's and "__key__" and "__url__"; None: all fields of the layout.
+        decode: functions of a field's value, by field: {"image": ImageDecoder(...)}; None, or False as in TarDataset, decodes none.
     Raises:
         ValueError: on reading: a sample lacks a field.
-        ShardCorrupt: on reading: a shard is not what its layout says, or was written to since.
+        ShardCorrupt: on reading: a shard does not match its layout, or has changed.
         StoreError: on reading: the store does not answer.
     Thread/process safety: any number of readers.
     """
@@ -158,9 +158,9 @@ class RemoteRecords(_Ordered):
     def _decoded(self, name: str, made: dict[str, Any]) -> Any:
         try:
             return self._decode[name](made[name])
-        except (ImportError, MemoryError):  # the sample is not at fault
+        except (ImportError, MemoryError):  # the sample is not the cause
             raise
-        except Exception as error:  # of a library or of the user's own decoder
+        except Exception as error:  # raised by a library or the user's decoder
             raise ShardCorrupt(f"{made['__url__']}: field {name!r} of sample {made['__key__']!r}: {error}") from error
 
     def __repr__(self) -> str:
@@ -168,22 +168,22 @@ class RemoteRecords(_Ordered):
 
 
 def _plain(made: dict[str, Any]) -> dict[str, Any]:
-    """A sample without key and URL; plain files bring a key of their own."""
+    """Return a sample without key and URL. Plain files have a key of their own."""
     return {name: value for name, value in made.items() if name not in ("__key__", "__url__")}
 
 
 class RemoteSamples(_Ordered, TarDataset):
-    """The samples of remote shards by index: what RemoteDataset.indexed() gives.
+    """The samples of remote tar shards by index, from RemoteDataset.indexed().
 
-    For ShmLoader: `shuffle=True` is an exact shuffle over all samples; `sampler=view.block_shuffle()` reads shards whole, a few at
-    a time, and knows which come next. Both resume on any number of ranks and workers by the loader's own state.
+    With ShmLoader, `shuffle=True` is an exact shuffle over all samples; `sampler=view.block_shuffle()` reads whole shards, a few at
+    a time, and prefetches the next ones. Both resume on any number of ranks and workers from the loader's state.
 
     Args:
-        source: of the RemoteDataset.
-        fields, schema, decode, allow_pickle: as of TarDataset.
-        follow: each epoch reads what was appended before it.
+        source: source of the RemoteDataset.
+        fields, schema, decode, allow_pickle: as for TarDataset.
+        follow: each epoch includes what was appended before it.
     Raises:
-        ValueError: `follow` of a part of a dataset, of one without a manifest, or of one at a `generation`.
+        ValueError: `follow` for a part of a dataset, for one without a manifest, or for one at a `generation`.
     """
 
     def __init__(
@@ -200,9 +200,9 @@ class RemoteSamples(_Ordered, TarDataset):
             source = source.followed()
         self._follows = follow
         super().__init__(PurePath(os.devnull), fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
-        self.paths = []  # its shards are the source's
+        self.paths = []  # the shards are those of the source
         self._source = source
-        if source.cipher is not None:  # natively only what lies there is read
+        if source.cipher is not None:  # native code cannot decrypt
             self._columns = [replace(column, way="decode") for column in self._columns]
         self._samples: _Held | None = None
         self._spans = threading.local()
@@ -212,13 +212,13 @@ class RemoteSamples(_Ordered, TarDataset):
 
     @property
     def epoch_schedule(self) -> Callable[..., SnapshotSchedule] | None:
-        """Which samples each rank reads at each step of each epoch: what ShmLoader asks, with a seed, of what is followed."""
+        """The schedule of a followed dataset, which ShmLoader uses with a seed: the samples of each rank, step and epoch."""
         return self._epoch_schedule if self._follows else None
 
     def _epoch_schedule(self, *, seed: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven) -> SnapshotSchedule:
         from shmload.remote.following import FollowedEpochs
 
-        epochs = FollowedEpochs(self._source, world_size)  # of one loader: each is in an epoch of its own
+        epochs = FollowedEpochs(self._source, world_size)  # for one loader, because each may be in a different epoch
         return SnapshotSchedule(epochs, seed=seed, uneven=uneven, world_size=world_size, batch_size=batch_size, is_shuffled=shuffle)
 
     def block_shuffle(
@@ -229,7 +229,7 @@ class RemoteSamples(_Ordered, TarDataset):
         return super().block_shuffle(window, nodes=nodes, global_batch=global_batch)
 
     def _checked(self, indices: Any) -> NDArray[np.int64]:
-        """Indices of samples that are known; what was appended since is taken in where they go beyond it."""
+        """Return valid indices. If one is beyond the known samples, first add what has been appended."""
         if self._follows and len(indices) and max(indices) >= len(self):
             self._source.follow()
         return checked_indices(indices, len(self))
@@ -252,18 +252,18 @@ class RemoteSamples(_Ordered, TarDataset):
         source.begin()
         for shard in dict.fromkeys((np.searchsorted(source.starts, numbers, "right") - 1).tolist()):
             self._enter(shard)
-            source.local.copy(shard)  # before a batch that begins the next window announces that
+            source.local.copy(shard)  # before a batch that begins the next window announces that one
         try:
             super()._read_batch_into(cast(Any, numbers), out)
         except _NotHere:
             self._read_alone(numbers, out)
 
     def _read_alone(self, numbers: NDArray[np.int64], out: Any) -> None:
-        """A batch of which not all shards are here: sample by sample, with the ranges of several under way at once."""
+        """Read a batch without copies of all its shards: sample by sample, with parallel range requests."""
         local = self._source.local
         places = [self._source.place_in_whole(number) for number in numbers.tolist()]
         wanted = {extension for column in self._columns for extension in (self._fields or {})[column.name]}
-        spans: dict[tuple[int, int], tuple[int, int, int]] = {}  # the range that a member is read with: (shard, begin, nbytes)
+        spans: dict[tuple[int, int], tuple[int, int, int]] = {}  # member -> the range that contains it: (shard, begin, nbytes)
         for shard, sample in places:
             named = [each for each in self._source.index(shard).members(sample) if each[0] in wanted]
             begin, nbytes = members_span(named) if named else (0, 0)
@@ -280,7 +280,7 @@ class RemoteSamples(_Ordered, TarDataset):
             first = np.zeros(len(numbers) + 1, np.uint64)
             nothing.open(0, np.zeros(1, np.uint8), empty, empty, np.zeros(0, np.uint16), first, ranks)
             rows = np.arange(len(numbers))
-            for column in self._columns:  # of members that nobody has, each row is read by Python
+            for column in self._columns:  # no member is found natively, so each row is read in Python
                 column.read(nothing.find(rows, column.number), out, partial(self._row, numbers, column))
             if self.schema is not None and KEY in self.schema:
                 out[KEY] = [local.index(shard).key(sample) for shard, sample in places]
@@ -315,10 +315,10 @@ class RemoteSamples(_Ordered, TarDataset):
 
 @dataclass(repr=False, eq=False)
 class RemoteUnits:
-    """The items of a fluent pipeline by number: which samples make up the k-th of an epoch is known.
+    """The items of a fluent pipeline by number, for pipelines in which the samples of each item are known.
 
     Args:
-        source, order, seed, program: of the RemoteDataset.
+        source, order, seed, program: from the RemoteDataset.
     """
 
     source: RemoteSource
@@ -334,7 +334,7 @@ class RemoteUnits:
         return self.item(number, 0 if now is None else now[1])
 
     def item(self, number: int, epoch: int) -> Any:
-        """One item of an epoch."""
+        """Return one item of an epoch."""
         positions = self.program.units.samples(int(number), self.order.n)
         source, order, seed = self.source, self.order, self.seed
         indices = taken_at(order, positions, seed, epoch).tolist()

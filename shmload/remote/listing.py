@@ -1,7 +1,7 @@
-"""Which shards a dataset is made of: by its manifest, by listing a folder, or by their names.
+"""Find the shards of a dataset: by its manifest, by listing a folder, or by their URLs.
 
-It is looked up once, where the dataset is made, and goes with it to every worker: so all of them read the same shards, whatever
-happens in the store meanwhile.
+This is done once, when the dataset is created. The list is then passed to every worker, so that all of them read the same shards,
+even if the store changes.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ __all__ = ["indexes_beside", "indexes_kept", "shards_in", "shards_of", "shards_o
 log = logging.getLogger("shmload")
 
 INDEX_NAME = "index.json"  # of MosaicML Streaming and LitData
-_AT_ONCE = 16  # heads under way
+_AT_ONCE = 16  # headers requested in parallel
 
 
 def shards_in(store: Store, layout: str | ShardFormat | None = None, generation: str | None = None) -> Shards:
-    """The shards of a folder: those of its manifest, of the index.json of another loader, or all objects of one layout in it.
+    """Return the shards of a folder: from its manifest, from another loader's index.json, or all objects of one layout.
 
     Args:
-        layout: which; None: what names and index tell.
-        generation: the newest that counts, of a dataset that others were appended to; None: all do.
+        store: the folder.
+        layout: the layout; None detects it from names and index.
+        generation: the newest generation to include, for a dataset that was appended to; None includes all.
     Raises:
-        ObjectMissing: there is none.
-        ShardCorrupt: its manifest is damaged.
-        ValueError: it holds several layouts.
+        ObjectMissing: there are no shards.
+        ShardCorrupt: the manifest is damaged.
+        ValueError: the folder contains several layouts.
     """
     try:
         data = store.get(MANIFEST_NAME)
@@ -70,10 +71,10 @@ def shards_in(store: Store, layout: str | ShardFormat | None = None, generation:
 
 
 def shards_of(store: Store, manifest: Manifest) -> Shards:
-    """The shards that a manifest names.
+    """Return the shards that a manifest names.
 
     Raises:
-        ObjectMissing: it names none.
+        ObjectMissing: it names no shard.
     """
     if not manifest.shards:
         raise ObjectMissing(f"{store.url}: its manifest names no shard: pack at least one sample")
@@ -87,7 +88,7 @@ def _of_entry(store: Store, entry: ShardEntry) -> RemoteShard:
 
 
 def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
-    """The shards of a folder that nobody has packed with shmload."""
+    """Return the shards of a folder that was not packed with shmload."""
     asked = None if layout is None else layout_named(layout)
     try:
         listed = list(store.list_objects())
@@ -123,11 +124,12 @@ def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
 
 
 def _groups(listed: list[StoredObject], asked: ShardFormat | None) -> dict[str, list[StoredObject]]:
-    """The objects that may be a folder's shards, by layout. There is one layout where the rest is clearly something else.
+    """Return the objects that may be a folder's shards, by layout; only one layout if the others are clearly something else.
 
-    Hidden objects are never shards. With a layout asked for, the shards are the objects whose names say it, or if there is none,
-    those whose names say nothing and that describe no dataset. Without, pictures and JSON beside tar files belong to these, and
-    pictures beside any other shards belong to a page about them.
+    Hidden objects are never shards. If a layout is requested, the shards are the objects whose names have its endings. If there are
+    none, they are the objects whose names indicate no format, without those that describe a dataset. If no layout is requested,
+    pictures and JSON next to tar files are ignored, and so are pictures next to any other shards, which usually belong to a page
+    about them.
     """
     entries = [entry for entry in listed if not is_hidden(entry.key) and not entry.key.endswith(SIDECAR)]
     if isinstance(asked, PlainFiles):
@@ -150,11 +152,11 @@ def _groups(listed: list[StoredObject], asked: ShardFormat | None) -> dict[str, 
     return groups
 
 
-_ABOUT_PICTURES = re.compile(r"metadata\.")  # where `datasets` keeps captions and labels, so that the pictures are the samples
+_ABOUT_PICTURES = re.compile(r"metadata\.")  # `datasets` stores captions and labels here; the pictures next to them are the samples
 
 
 def _tell_ignored(url: str, listed: list[StoredObject], taken: list[StoredObject]) -> None:
-    """Log what lies in a folder and is not read."""
+    """Log the objects of a folder that are ignored."""
     if log.isEnabledFor(logging.DEBUG):
         keys = {entry.key for entry in taken}
         if others := [entry.key for entry in listed if entry.key not in keys]:
@@ -162,23 +164,23 @@ def _tell_ignored(url: str, listed: list[StoredObject], taken: list[StoredObject
 
 
 def _all_sized(there: list[RemoteShard], layout: ShardFormat) -> Shards:
-    """The shards of a dataset with their layout and, of compressed ones, how many bytes they expand to.
+    """Return the shards of a dataset with their layout and, if they are compressed, their decompressed size.
 
-    If the first is compressed and its name does not say so, as TensorFlow writes TFRecord files, each shard's first bytes are read.
-    Nobody compresses files that are named .tar, and their first bytes would be read twice for nothing.
+    If the first shard is compressed although its name does not indicate that, as TensorFlow writes TFRecord files, the first bytes
+    of each shard are read. Files named .tar are never compressed, so this request is saved for them.
     """
     is_whole = isinstance(layout, PlainFiles) or not there
     name, packing = ("", "") if is_whole else packing_of(there[0].key)
     may_be_unnamed = not is_whole and not packing and not isinstance(layout_of(name), Tar)
     is_unnamed = may_be_unnamed and bool(packing_at(there[0], layout))
     is_compressed = is_unnamed or (not is_whole and any(packing_of(shard.key)[1] for shard in there))
-    with ThreadPoolExecutor(_AT_ONCE, "shmload-expand") as pool:  # starts threads only for what it is given
+    with ThreadPoolExecutor(_AT_ONCE, "shmload-expand") as pool:  # starts threads only when they are used
         sized = partial(_sized, layout=layout, is_unnamed=is_unnamed)
         return Shards(tuple((pool.map if is_compressed else map)(sized, there)))
 
 
 def _sized(shard: RemoteShard, layout: ShardFormat, is_unnamed: bool) -> RemoteShard:
-    """A shard with its layout; of a compressed one it is found out what it expands to, once, if no index beside it says so."""
+    """Return a shard with its layout. If it is compressed and has no index, its decompressed size is determined once."""
     packing = "" if isinstance(layout, PlainFiles) else packing_of(shard.key)[1]
     if is_unnamed and not packing:
         packing = packing_at(shard, layout)
@@ -194,7 +196,7 @@ _Named = tuple[str, int, int | None, str]  # key, nbytes, samples, compression
 
 
 def _named_by_index(store: Store, asked: ShardFormat | None) -> Shards:
-    """The shards that the index.json of MosaicML Streaming or LitData names."""
+    """Return the shards that an index.json of MosaicML Streaming or LitData names."""
     where = f"{store.url}/{INDEX_NAME}"
     try:
         index = json.loads(bytes(store.get(INDEX_NAME)))
@@ -218,7 +220,7 @@ def _named_by_index(store: Store, asked: ShardFormat | None) -> Shards:
         else:
             raise KeyError("neither shards nor chunks")
     except (LookupError, TypeError, AttributeError, RecursionError, ValueError) as error:
-        if str(error).startswith(where):  # what it says is not read here
+        if str(error).startswith(where):  # the index is valid, but not supported
             raise
         raise ShardCorrupt(f"{where}: is no index of MosaicML Streaming or LitData: {error!r}") from error
     if not named:
@@ -238,7 +240,7 @@ def _named_by_index(store: Store, asked: ShardFormat | None) -> Shards:
 
 
 def _mds_entry(one: Mapping[str, Any], where: str) -> _Named:
-    """A shard of MosaicML's."""
+    """Parse the entry of a MosaicML shard."""
     if one["format"] != "mds" or one["version"] != 2:
         raise ValueError(f"{where}: has shards of {one['format']} in version {one['version']}; mds in version 2 is read here")
     zipped = one["zip_data"]
@@ -254,15 +256,16 @@ def shards_of_urls(
     layout: str | ShardFormat | None = None,
     generation: str | None = None,
 ) -> Shards:
-    """The shards that URLs name: objects of one layout, in whose names braces expand, or one folder.
+    """Return the shards that URLs name: objects of one layout, with braces expanded, or one folder.
 
     Args:
+        urls: one or several URLs.
         open_store: (URL of a folder) -> the store.
-        layout: of the objects; None: as their names say, without what stands behind a "?".
-        generation: of a folder's dataset, as of `shards_in`.
+        layout: layout of the objects; None detects it from their names, without the part after a "?".
+        generation: as for `shards_in`, if the URL is a folder.
     Raises:
-        ObjectMissing: one is not there.
-        ValueError: a folder stands among others; shards of several layouts.
+        ObjectMissing: an object does not exist.
+        ValueError: a folder is given together with other URLs, or the shards have several layouts.
     """
     given = [split_query(name) for name in shard_paths(urls)]
     names = [name for name, _ in given]
@@ -307,7 +310,7 @@ def shards_of_urls(
 
 
 def _is_object(url: str, open_store: Callable[[str], Store]) -> bool:
-    """Return whether a URL names one object."""
+    """Return whether a URL names a single object."""
     try:
         parent, key = split_url(url)
         open_store(parent).head(key)
@@ -317,10 +320,10 @@ def _is_object(url: str, open_store: Callable[[str], Store]) -> bool:
 
 
 def _recognized(url: str, open_store: Callable[[str], Store]) -> ShardFormat:
-    """Return the format of an object whose name does not tell, by its first bytes.
+    """Return the format of an object whose name does not indicate it, from its first bytes.
 
     Raises:
-        ValueError: its bytes do not tell, either.
+        ValueError: the bytes do not indicate it, either.
     """
     parent, key = split_url(url)
     store = open_store(parent)
@@ -344,11 +347,11 @@ def _recognized(url: str, open_store: Callable[[str], Store]) -> ShardFormat:
 
 
 def indexes_beside(shards: Shards) -> Iterator[tuple[RemoteShard, str]]:
-    """Makes the index of each shard that needs one and has none of its version beside it; says what was done.
+    """Create the index of each shard that needs one and has no current one next to it. Yield each shard and what was done.
 
     Raises:
-        StoreError: it cannot be written there.
-        ShardCorrupt: a shard is not what its layout says.
+        StoreError: the index cannot be written.
+        ShardCorrupt: a shard does not match its layout.
     """
     for shard in shards.all:
         if shard.num_samples is not None:
@@ -362,10 +365,10 @@ def indexes_beside(shards: Shards) -> Iterator[tuple[RemoteShard, str]]:
 
 
 def indexes_kept(shards: Shards, cache_folder: str | os.PathLike[str]) -> Iterator[tuple[RemoteShard, str]]:
-    """Makes the indexes that a RemoteDataset with this `cache_folder` would make at its first use.
+    """Create the indexes that a RemoteDataset with this `cache_folder` would create on first use.
 
     Raises:
-        ShardCorrupt: a shard is not what its layout says.
+        ShardCorrupt: a shard does not match its layout.
     """
     folder = f"{os.path.abspath(cache_folder)}/indexes"
     os.makedirs(folder, exist_ok=True)

@@ -1,20 +1,18 @@
-"""The shards of a dataset as this machine has them: in a folder with a budget, fetched before they are needed.
+"""The local copies of a dataset's shards: a folder with a size limit, filled before the shards are needed.
 
-    reader      says which shards come next, takes those it needs, waits for what is under way
-    prefetcher  a thread: fetches what comes next and nobody has begun to fetch
+    reader      announces which shards come next, takes the ones it needs, waits for those being fetched
+    prefetcher  a thread that fetches coming shards which no process has begun to fetch
 
-All processes that share the folder share its files: one of them fetches a shard, the others map it. What a process has announced it
-holds by leases, so nobody evicts it; what it has passed it lets go. If the folder is full of what others hold, samples are read
-one by one from the store: slower, never wrong, and never a wait for each other.
+All processes that share the folder share its files: one of them fetches a shard, the others map it. A process holds leases on the
+shards that it has announced, so that they are not evicted, and releases those that it has passed. If other processes hold the whole
+folder, samples are read one by one from the store. That is slower, but always correct, and processes never wait for each other's
+space.
 
-A folder for shards that no one has named: made for one dataset and its workers, gone when they are.
+Without a folder of the user's, shards are kept in a `PrivateFolder`, which is removed with the dataset and its workers. Its owner
+holds a lock on a file in it, and forked workers share this lock. When the last of them has exited or crashed, the lock is free, and
+the next owner that creates a private folder removes all unlocked ones.
 
-Its owner holds a lock on a file in it, which forked workers hold with it. When the last of them is dead, however it died, the lock
-is free: the next owner that makes such a folder removes what it finds unlocked.
-
-A thread that does what comes next before anyone waits for it.
-
-It holds its owner by a weak reference only, and ends with it: a dataset that nobody has any more is gone, its folder too.
+The `Prefetcher` has only a weak reference to its owner and ends with it, so an unused dataset is released together with its folder.
 """
 
 from __future__ import annotations
@@ -59,30 +57,30 @@ _LOCK = ".owner"
 
 
 class PrivateFolder:
-    """A folder that ends with its owner.
+    """A temporary folder that is removed with its owner.
 
     Attributes:
-        path: where it is.
+        path: path of the folder.
     """
 
     def __init__(self) -> None:
         place = Path(tempfile.gettempdir())
         remove_abandoned(place)
         self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-", dir=place)
-        # locked under another name first, because a folder whose lock is free is taken for a dead owner's
+        # locked under another name first, because a folder whose lock is free looks like that of a dead owner
         lock = FileLock.open(f"{self.path}/{_LOCK}.new", os.O_CREAT, 0o600)
         lock.acquire()
         os.rename(f"{self.path}/{_LOCK}.new", f"{self.path}/{_LOCK}")
-        self.owner: PrivateFolder | None = None  # that this one keeps
+        self.owner: PrivateFolder | None = None  # the owner of the folder, kept alive by this object
         self._finish: Any = weakref.finalize(self, _end, self.path, lock, os.getpid())
 
     @property
     def is_gone(self) -> bool:
-        """Whether its owner, in whatever process, has ended it; one without a lock was made anew by someone who was at it then."""
+        """Whether the owner has removed it. A folder without a lock was recreated by a process that was still using it."""
         return not os.path.exists(f"{self.path}/{_LOCK}")
 
     def close(self) -> None:
-        """Removes it, if this object has made it; and whosever it was, if it was ended and has been made anew."""
+        """Remove the folder if this object created it, or if its owner has removed it and it was recreated."""
         if self._finish is not None:
             self._finish()
         if self.is_gone:
@@ -93,16 +91,16 @@ class PrivateFolder:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._finish = self.owner = None
-        self.path = state["path"]  # another process's: its end is not this one's affair
+        self.path = state["path"]  # the folder belongs to another process, which removes it
 
 
 def remove_abandoned(place: Path) -> list[str]:
-    """Removes this user's folders whose owners are dead; says which."""
+    """Remove this user's folders whose owners are dead. Return their paths."""
     removed = []
     for folder in place.glob(f"{_PREFIX}{os.getuid()}-*"):
-        with contextlib.suppress(OSError):  # it is being made, or its owner lives
+        with contextlib.suppress(OSError):  # it is being created, or its owner is alive
             if (status := os.lstat(folder)).st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
-                continue  # anyone may make such a name there
+                continue  # anyone can create such a name there
             with contextlib.closing(FileLock.open(folder / _LOCK)) as lock:
                 if lock.try_acquire():
                     shutil.rmtree(folder, ignore_errors=True)
@@ -111,9 +109,9 @@ def remove_abandoned(place: Path) -> list[str]:
 
 
 def _end(path: str, lock: FileLock, owner: int) -> None:
-    if os.getpid() == owner:  # a forked worker's copy ends nothing
+    if os.getpid() == owner:  # a forked worker's copy does nothing
         with contextlib.suppress(OSError):
-            os.rename(path, f"{path}.gone")  # a worker that is about to end finds no folder to put more into
+            os.rename(path, f"{path}.gone")  # a worker that is about to end finds no folder to write to
         shutil.rmtree(f"{path}.gone", ignore_errors=True)
         lock.close()
 
@@ -122,10 +120,10 @@ Fetched = Literal["done", "again", "over"]
 
 
 class Prefetcher:
-    """Fetches shards in the order they were last wished for.
+    """Fetches shards in a thread, in the order of the last request.
 
     Args:
-        fetch: a method, (shard) -> "done": go on with the next; "again": call once more; "over": forget the rest.
+        fetch: a method, (shard) -> "done": continue with the next shard; "again": call once more; "over": drop the rest.
     """
 
     def __init__(self, fetch: Callable[[int], Fetched]) -> None:
@@ -136,7 +134,7 @@ class Prefetcher:
         self._thread.start()
 
     def wish(self, shards: list[int]) -> None:
-        """Forgets what it was wished before, unless that is under way, and fetches these."""
+        """Replace the requested shards, except for the one being fetched."""
         self._wishes.put(shards)
 
 
@@ -151,14 +149,14 @@ def _run(wishes: SimpleQueue[list[int] | None], method: Any) -> None:
 
 
 def _fetch(method: Any, shard: int) -> Fetched:
-    """Calls the method, if its object is still there; nothing here holds that any longer than the call takes."""
+    """Call the method if its object still exists. No reference to the object is kept after the call."""
     fetch = method()
     return "over" if fetch is None else fetch(shard)
 
 
 log = logging.getLogger("shmload")
 
-_process = os.getpid()  # asking each time takes 0.2 us, five times a sample
+_process = os.getpid()  # os.getpid() takes 0.2 us, and would be called five times per sample
 
 
 def _in_child() -> None:
@@ -168,18 +166,18 @@ def _in_child() -> None:
 
 os.register_at_fork(after_in_child=_in_child)
 
-_ROOM_S = 0.5  # of a prefetcher for room, before it looks whether the shard is still wanted
-_AT_ONCE = 8  # indexes, ranges or small shards under way
-_SMALL = 1 << 20  # bytes of a shard that is fetched beside others
+_ROOM_S = 0.5  # a prefetcher waits this long for space before it checks again whether the shard is still wanted
+_AT_ONCE = 8  # indexes, ranges or small shards that are fetched in parallel
+_SMALL = 1 << 20  # largest size in bytes of a shard that is fetched in parallel with others
 
 
 class LocalShards:
-    """Copies of shards within a budget. Picklable; each process has leases and a prefetcher of its own.
+    """Copies of shards with a size limit. Picklable; each process has its own leases and prefetcher.
 
     Args:
-        shards: of the dataset.
-        folder: where copies are kept; None: in one of its own, which ends with it.
-        capacity_bytes: what they may take together, whatever datasets and processes share the folder.
+        shards: the shards of the dataset.
+        folder: folder for the copies; None: a private folder, which is removed with this object.
+        capacity_bytes: size limit of all copies in the folder, including those of other datasets and processes.
     """
 
     def __init__(self, shards: Shards, folder: str | os.PathLike[str] | None, capacity_bytes: int) -> None:
@@ -200,12 +198,12 @@ class LocalShards:
             store.outage = Outage(f"{self._indexes_folder}/{sha256(alike.encode()).hexdigest()[:40]}.outage")
 
     def _stores(self) -> list[Any]:
-        """The stores whose objects fail together when they do not answer; a folder of this machine always does."""
+        """Return the stores whose objects all fail if the store is down; local folders are never down."""
         found = {id(store): store for store in (self.shards.home, *self.shards.values("store"))}
         return [store for store in found.values() if isinstance(store, WebReader | FilesystemStore)]
 
     def try_anew(self) -> None:
-        """Forget that a store did not answer, because another pass begins."""
+        """Try stores again that did not answer, because a new pass begins."""
         for store in self._stores():
             if store.outage is not None:
                 store.outage.try_anew()
@@ -213,24 +211,24 @@ class LocalShards:
     def _begin(self) -> None:
         self._pid = _process
         self._lock = threading.Lock()
-        self._copies: dict[int, tuple[NDArray[np.uint8], Lease]] = {}  # shards that are here as long as they stand there
+        self._copies: dict[int, tuple[NDArray[np.uint8], Lease]] = {}  # the shards that are here
         self._indexes: dict[int, Any] = {}
-        self._making: dict[int, threading.Lock] = {}  # of indexes
-        self._wanted: list[int] = []  # in the order they are needed
-        self._places: dict[int, int] = {}  # of each in it: a dataset of plain files may have a million
+        self._making: dict[int, threading.Lock] = {}  # one lock per index that is being built
+        self._wanted: list[int] = []  # in the order in which they are needed
+        self._places: dict[int, int] = {}  # position of each in `_wanted`, which may have a million entries
         self._prefetcher: Prefetcher | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self.num_dropped = 0  # copies let go so far: whoever holds some looks whether it is another now
+        self.num_dropped = 0  # number of copies released so far; it tells users of copies to check for new ones
 
     def _here(self) -> None:
-        """Begins anew in a forked child, as leases, locks and threads stay with the parent."""
+        """Reset the state in a forked child, because leases, locks and threads belong to the parent."""
         if self._pid != _process:
             self._begin()
 
     # ------------------------------------------------------------ indexes
 
     def counts(self) -> NDArray[np.int64]:
-        """Samples of each shard."""
+        """Return the number of samples of each shard."""
         if self._counts is None:
             said = self.shards.values("num_samples")
             missing = [number for number, count in enumerate(said) if count is None]
@@ -240,11 +238,11 @@ class LocalShards:
         return self._counts
 
     def index(self, number: int) -> Any:
-        """Where a shard's samples lie, as its layout has it."""
+        """Return the index of a shard, whose type depends on the layout."""
         self._here()
         found = self._indexes.get(number)
         if found is None:
-            with self._making.setdefault(number, threading.Lock()):  # a reader and what reads ahead: one of them makes it
+            with self._making.setdefault(number, threading.Lock()):  # the reader and the prefetcher may need it at the same time
                 found = self._indexes.get(number)
                 if found is None:
                     found = self._indexes[number] = self._indexed(number)
@@ -254,24 +252,24 @@ class LocalShards:
     def _indexed(self, number: int) -> Any:
         shard = self.shards.all[number]
         is_known = shard.has_index or os.path.exists(f"{self._indexes_folder}/{name_of(shard)}.index")
-        is_needed = self.keeps_all or bool(shard.packing)  # all of the shard, whether it is indexed or not
+        is_needed = self.keeps_all or bool(shard.packing)  # the whole shard will be fetched in any case
         copy = self.copy(number) if shard.index is None and is_needed and not is_known else None
         return fetch_index(self.shards, shard, self._indexes_folder, copy)
 
     def _index_all(self, numbers: list[int]) -> None:
-        """Indexes shards: one process of those that share the folder, while the others wait for what it leaves there."""
+        """Index shards. One of the processes that share the folder does so while the others wait for the files."""
         with contextlib.ExitStack() as stack:
-            if os.path.isdir(self._indexes_folder):  # closed: indexed by each for itself
+            if os.path.isdir(self._indexes_folder):  # after close, each process indexes for itself
                 stack.enter_context(locked(f"{self._indexes_folder}/.lock"))
             list(stack.enter_context(ThreadPoolExecutor(min(len(numbers), _AT_ONCE), "shmload-index")).map(self.index, numbers))
 
     def extend(self, shards: Shards) -> None:
-        """Takes in what was appended to the dataset.
+        """Add the shards that were appended to the dataset.
 
         Args:
-            shards: all of them, those that are known first.
+            shards: all shards, beginning with the known ones.
         Raises:
-            ShardCorrupt: they are others.
+            ShardCorrupt: it does not begin with the known shards.
         """
         known = self.shards.all
         if [(each.key, each.crc32c) for each in shards.all[: len(known)]] != [(each.key, each.crc32c) for each in known]:
@@ -288,7 +286,7 @@ class LocalShards:
     # ------------------------------------------------------------ copies
 
     def copy(self, number: int) -> NDArray[np.uint8] | None:
-        """A shard's bytes, fetched if they are not here; None: there is no room for it, or it is not worth it."""
+        """Return a shard's bytes, fetched if necessary; None if there is no room, or a whole copy is not worthwhile."""
         self._here()
         held = self._copies.get(number)
         if held is not None:
@@ -296,18 +294,18 @@ class LocalShards:
         if not self.keeps_all and number not in self._wanted:
             if not self.shards.all[number].packing:
                 return None
-            self._let_go(self._copies.keys() - set(self._wanted))  # it is expanded whole, in place of another of its kind
-        try:  # whoever fetches it is alive, or it would be ours; room is not waited for: who has it may wait for this reader
+            self._let_go(self._copies.keys() - set(self._wanted))  # it must be decompressed whole, and replaces another one
+        try:  # a fetcher is alive, or the copy would be ours; never wait for space: its holder may wait for this reader
             return repeated(lambda: self._obtain(number, 0), None, (TimeoutError,))
         except CacheFull:
             return None
         except (FileNotFoundError, StoreError):
             if self._private is None or not self._private.is_gone:
                 raise
-            return None  # its owner, another process, has ended it
+            return None  # its owner, another process, has removed it
 
     def copies(self, numbers: Sequence[int]) -> None:
-        """Fetches the shards that `copy` would, several at once: small ones each cost a store's answer and little else."""
+        """Fetch the shards that `copy` would fetch, small ones in parallel, because their cost is mostly latency."""
         self._here()
         missing = [number for number in dict.fromkeys(numbers) if number not in self._copies]
         if len(missing) > 1 and self._is_small(missing):
@@ -317,14 +315,14 @@ class LocalShards:
         return all(self.shards.sizes[number] <= _SMALL for number in numbers)
 
     def range(self, number: int, offset: int, nbytes: int) -> Buffer:
-        """Some of a shard's bytes, from its copy if that is here, else from the store."""
+        """Return a range of a shard's bytes, from its copy if there is one, else from the store."""
         copy = self.copy(number)
         if copy is not None:
             return copy[offset : offset + nbytes].data
         return fetch_range(self.shards, self.shards.all[number], offset, nbytes)
 
     def ranges(self, wanted: Sequence[tuple[int, int, int]]) -> list[Buffer]:
-        """As `range`, of (shard, offset, nbytes), with several under way at once."""
+        """Return the results of `range` for (shard, offset, nbytes), fetched in parallel."""
         self._here()
         return list(self._threads().map(lambda one: self.range(*one), wanted))
 
@@ -335,21 +333,21 @@ class LocalShards:
             return self._pool
 
     def announce_all(self) -> None:
-        """Says that any shard may be needed next: where there is room for all, all are fetched."""
+        """Announce that any shard may be needed next. If there is room for all shards, all are fetched."""
         self._here()
         if self.keeps_all and self._prefetcher is None:
-            first = self._pid % len(self.shards.all)  # each process begins elsewhere
+            first = self._pid % len(self.shards.all)  # each process begins with another shard
             everything = range(len(self.shards.all))
             self.announce([*everything[first:], *everything[:first]], len(everything))
 
     def announce(self, coming: Sequence[int], num_held: int) -> None:
-        """Says which shards are needed, in their order, the same one perhaps several times.
+        """Announce which shards will be needed, in order; a shard may occur several times.
 
-        What was announced before and is not now is let go with `let_go_passed`.
+        Shards that were announced before, and are not any more, are released by `let_go_passed`.
 
         Args:
-            coming: all that is known of the order: eviction goes by it.
-            num_held: so many of the first are fetched and held, as far as there is room.
+            coming: the order as far as it is known; it determines the order of eviction.
+            num_held: number of shards at the beginning to fetch and hold, as far as there is room.
         """
         self._here()
         if self._private is not None and self._private.is_gone:
@@ -369,7 +367,7 @@ class LocalShards:
         self._prefetcher.wish(wanted)
 
     def let_go_passed(self) -> None:
-        """Lets go of what was announced before and is not any more."""
+        """Release the shards that were announced before and are not any more."""
         if not self.keeps_all:
             self._let_go(self._copies.keys() - set(self._wanted))
 
@@ -380,15 +378,15 @@ class LocalShards:
                 self.num_dropped += 1
 
     def _obtain(self, number: int, timeout_s: float) -> NDArray[np.uint8]:
-        """A shard's bytes; fetches them unless someone else does.
+        """Return a shard's bytes, and fetch it unless another process or thread does.
 
         Raises:
-            TimeoutError: someone else still does.
+            TimeoutError: another one is still fetching it.
             CacheFull: there is no room for it.
         """
         shard = self.shards.all[number]
         fetch, cache, private = fetch_of(self.shards, shard), self.cache, self._private
-        if private is not None and private.is_gone:  # the cache would make it anew, and nobody would remove it
+        if private is not None and private.is_gone:  # the cache would recreate it, and it would never be removed
             raise FileNotFoundError(f"{private.path} has been removed")
         try:
             lease = cache.open(shard.url, shard.nbytes, fetch, etag=shard.version, timeout_s=timeout_s)
@@ -396,13 +394,13 @@ class LocalShards:
                 data = np.frombuffer(memoryview(MappedFile(os.fsencode(lease.path))), np.uint8)
                 return self._copies.setdefault(number, (data, lease))[0]
         finally:
-            if private is not None and private.is_gone:  # closed meanwhile: what was made there since goes, too
+            if private is not None and private.is_gone:  # closed in the meantime: remove what was recreated since
                 self._copies.pop(number, None)
                 cache.close()
                 private.close()
 
     def fetch_ahead(self, number: int) -> Fetched:
-        """Fetches a shard that nobody fetches yet, and beside a small one those small ones that come next."""
+        """Fetch a shard unless it is being fetched; if it is small, fetch small ones that come next in parallel."""
         wanted, places = self._wanted, self._places
         at = places.get(number, len(wanted))
         beside = [each for each in wanted[at : at + _AT_ONCE] if each not in self._copies]
@@ -410,9 +408,10 @@ class LocalShards:
             return self._fetch_ahead(number, _ROOM_S)
         pool = self._threads()
         begun: list[Future[Fetched]] = []
-        with contextlib.suppress(RuntimeError):  # closed meanwhile: its threads take nothing any more
-            begun.extend(pool.submit(self._fetch_ahead, each, 0) for each in beside)  # readers need these threads, too
-        answers = {each.result() for each in begun}  # what was begun is waited for, as one alone is
+        with contextlib.suppress(RuntimeError):  # closed in the meantime: its threads accept no more work
+            # not waiting, because readers need these threads
+            begun.extend(pool.submit(self._fetch_ahead, each, 0) for each in beside)
+        answers = {each.result() for each in begun}  # wait for all of them, as for a single one
         return "over" if len(begun) < len(beside) or "over" in answers else self._fetch_ahead(number, _ROOM_S)
 
     def _fetch_ahead(self, number: int, room_s: float) -> Fetched:
@@ -422,35 +421,35 @@ class LocalShards:
         try:
             try:
                 self._obtain(number, 0)
-            except CacheFull:  # until what is in the way has been passed
+            except CacheFull:  # wait until a shard in the way has been passed
                 if not room_s:
                     raise
                 is_second = True
                 self._obtain(number, room_s)
-            if self._prefetcher is None:  # closed meanwhile
+            if self._prefetcher is None:  # closed in the meantime
                 return "over"
             self.index(number)
         except (TimeoutError, CacheFull):
-            return "again" if is_second else "done"  # someone else fetches it
-        except Exception as error:  # the reader meets it, too, and raises it where it is heard
+            return "again" if is_second else "done"  # another process is fetching it
+        except Exception as error:  # the reader will meet the same error and raise it to the user
             log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)
             return "over" if isinstance(error, StoreError) else "done"
         return "done"
 
     def another(self) -> LocalShards:
-        """Another over the same folder, with leases and announcements of its own. It keeps a folder that nobody has named."""
+        """Return another object for the same folder, with its own leases and announcements. It keeps a private folder alive."""
         made: LocalShards = pickle.loads(pickle.dumps(self))
         if made._private is not None:
             made._private.owner = self._private
         return made
 
     def close(self) -> None:
-        """Lets all go, and removes a folder of its own."""
+        """Release all copies, and remove a private folder."""
         self._here()
         with self._lock:
             self._wanted, self._prefetcher = [], None
             self._copies.clear()
-        if self._pool is not None:  # a fork would meet its threads
+        if self._pool is not None:  # a fork would copy the state of its threads
             self._pool.shutdown(wait=False)
             self._pool = None
         self.cache.close()
@@ -463,7 +462,7 @@ class LocalShards:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self._private is not None and not os.path.isdir(self._private.path):  # it is on another machine
+        if self._private is not None and not os.path.isdir(self._private.path):  # unpickled on another machine
             self._private = PrivateFolder()
             self._use(self._private.path, self.cache.capacity_bytes)
         self._begin()

@@ -1,15 +1,16 @@
-"""The manifest of a packed dataset: which shards it is made of, how large they are, and their checksums.
+"""The manifest of a packed dataset: its shards with their sizes and checksums.
 
-It is one JSON object, `manifest.json` in the dataset's folder, and it is written last, by one atomic put: what it names is
-there, whole. Shards lie in a folder named after their *generation*. Another packing has another one, so that a reader that goes
-by one manifest never sees shards of two. What is appended to a dataset is a generation of its own, behind those that were there.
+The manifest is one JSON object, `manifest.json` in the dataset's folder. It is written last, by one atomic put, so everything that
+it names exists and is complete. Shards are in a folder named after their *generation*. Each packing has its own generation, so a
+reader that follows one manifest never mixes the shards of two packings. Appending to a dataset adds a generation after the existing
+ones.
 
-    manifest.json                           this
+    manifest.json                           this file
     <generation>/shard-000000.tar           samples; .tar.zst if shards are compressed
-    <generation>/shard-000000.tar.index     where they lie in it: `formats.tar.shard.ShardIndex`, packed
+    <generation>/shard-000000.tar.index     packed index of the samples' positions: `formats.tar.shards.ShardIndex`
 
-What is read here decides what is fetched and how much memory it gets, and may come from anywhere. So nothing in it is believed
-unchecked, and what is not known is an error rather than left out.
+The contents decide what is fetched and how much memory is allocated, and may come from an untrusted source. Every value is
+therefore validated, and unknown fields are an error.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ _SHARD = re.compile(r"[0-9a-f]{16}/shard-[0-9]{6,9}\.tar(\.zst)?")
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """The packed index of a shard, an object of its own.
+    """The packed index of a shard, a separate object.
 
     Attributes:
         name: relative to the dataset's folder.
-        nbytes: of it.
-        crc32c: of its bytes, 8 hexadecimal digits.
+        nbytes: size of the index.
+        crc32c: checksum of its bytes, 8 hexadecimal digits.
     """
 
     name: str
@@ -58,11 +59,11 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class PackedObject:
-    """What a compressed shard is in the store.
+    """The stored object of a compressed shard.
 
     Attributes:
-        nbytes: of the object.
-        crc32c: of its bytes, 8 hexadecimal digits.
+        nbytes: size of the object.
+        crc32c: checksum of its bytes, 8 hexadecimal digits.
     """
 
     nbytes: int
@@ -74,12 +75,12 @@ class ShardEntry:
     """One shard.
 
     Attributes:
-        name: relative to the dataset's folder: "<generation>/shard-000000.tar", with ".zst" behind it if it is compressed.
-        nbytes: of the whole tar file.
-        num_samples: in it.
-        crc32c: of its bytes, 8 hexadecimal digits.
-        index: the object beside it that says where its samples lie.
-        packed: the object, if it is compressed; None: it is the tar file.
+        name: relative to the dataset's folder: "<generation>/shard-000000.tar", followed by ".zst" if it is compressed.
+        nbytes: size of the tar file.
+        num_samples: number of samples in the shard.
+        crc32c: checksum of the tar file, 8 hexadecimal digits.
+        index: the object with the positions of the samples.
+        packed: the stored object if the shard is compressed; None if the tar file itself is stored.
     """
 
     name: str
@@ -91,20 +92,20 @@ class ShardEntry:
 
     @property
     def generation(self) -> str:
-        """That it was packed in."""
+        """The generation that contains the shard."""
         return self.name.partition("/")[0]
 
     @property
     def stored(self) -> tuple[int, str]:
-        """Bytes and checksum of the object in the store."""
+        """Size and checksum of the object in the store."""
         return (self.nbytes, self.crc32c) if self.packed is None else (self.packed.nbytes, self.packed.crc32c)
 
     @classmethod
     def of(cls, given: Any, where: str, place: str = "") -> Self:
-        """An entry from what JSON has kept of it.
+        """Create an entry from its JSON form.
 
         Raises:
-            ShardCorrupt: it is none; the text begins with `where` and names the place in that.
+            ShardCorrupt: it is not valid; the message begins with `where` and names the place within it.
         """
         before = f"{place}." if place else ""
         _check(given, _SHARD_KINDS, where, place, optional={"packed": _ANY})
@@ -119,23 +120,24 @@ class ShardEntry:
         return cls(**{**given, "index": IndexEntry(**index), "packed": None if packed is None else PackedObject(**packed)})
 
     def told(self) -> dict[str, Any]:
-        """As JSON keeps it."""
+        """Return the entry in its JSON form."""
         found = asdict(self)
         return found if self.packed is not None else {name: value for name, value in found.items() if name != "packed"}
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a packed dataset is made of.
+    """The contents of a packed dataset.
 
     Attributes:
-        generation: of the newest shards, 16 hexadecimal digits; other contents have another. Earlier ones stand before them.
-        seed: of the order in which samples were packed.
-        num_samples: in all shards.
-        nbytes: of all shards, without their indexes.
-        extensions: of all members, sorted.
-        shards: in their order.
-        key: tells the key that all members are encrypted with from others; "": they are not.
+        generation: generation of the newest shards, 16 hexadecimal digits, different for different contents. Shards of earlier
+            generations come first.
+        seed: seed of the order in which samples were packed.
+        num_samples: number of samples in all shards.
+        nbytes: size of all shards, without their indexes.
+        extensions: extensions of all members, sorted.
+        shards: the shards, in order.
+        key: fingerprint of the key that all members are encrypted with; "" if they are not.
     """
 
     generation: str
@@ -148,21 +150,21 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Tells what its shards are, and in which order: 16 hexadecimal digits."""
+        """Hash of the shards and their order: 16 hexadecimal digits."""
         return sha256(json.dumps([shard.told() for shard in self.shards]).encode("ascii")).hexdigest()[:16]
 
     @property
     def generations(self) -> tuple[str, ...]:
-        """Those that were packed one behind the other, the oldest first."""
+        """The generations that were appended to each other, the oldest first."""
         return tuple(dict.fromkeys(shard.generation for shard in self.shards))
 
     def at(self, generation: str) -> Manifest:
-        """The dataset as it was when that generation was its newest.
+        """Return the dataset as it was when `generation` was its newest.
 
         Args:
-            generation: of its `generations`.
+            generation: one of its `generations`.
         Raises:
-            ObjectMissing: there is none of that name.
+            ObjectMissing: there is no such generation.
         """
         if generation not in self.generations:
             raise ObjectMissing(
@@ -173,7 +175,7 @@ class Manifest:
         return self._of(generation, self.shards[: number + 1])
 
     def before(self) -> Manifest | None:
-        """The dataset as it was before its newest generation was appended; None: it was not there."""
+        """Return the dataset before its newest generation was appended; None if it has only one."""
         return self.at(self.generations[-2]) if len(self.generations) > 1 else None
 
     def _of(self, generation: str, shards: tuple[ShardEntry, ...]) -> Manifest:
@@ -182,13 +184,13 @@ class Manifest:
 
     @classmethod
     def parse(cls, data: Buffer, *, name: str = MANIFEST_NAME) -> Self:
-        """Reads a manifest.
+        """Parse and validate a manifest.
 
         Args:
             data: the object's bytes.
-            name: of the object, for errors: its URL.
+            name: URL of the object, for errors.
         Raises:
-            ShardCorrupt: it is none, of an unknown version, or contradicts itself; the text says where.
+            ShardCorrupt: it is not a manifest, has an unknown version, or contradicts itself; the message names the place.
         """
         try:
             given = json.loads(bytes(data), object_pairs_hook=_without_doubles)
@@ -223,7 +225,7 @@ class Manifest:
         return found
 
     def dump(self) -> bytes:
-        """Its bytes: the same ones for equal manifests."""
+        """Return the manifest as bytes: the same ones for equal manifests."""
         content: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(self)}
         content["shards"] = [shard.told() for shard in self.shards]
         if not self.key:
@@ -232,7 +234,7 @@ class Manifest:
 
 
 def _wrong(name: str, place: str, what: str) -> ShardCorrupt:
-    """What is wrong in a manifest, and where."""
+    """Return the error for a place in a manifest."""
     return ShardCorrupt(f"{name}: {place}: {what}" if place else f"{name}: {what}")
 
 
@@ -243,7 +245,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-Kind = tuple[Callable[[Any], bool], str]  # what a value has to be: a test, and its words
+Kind = tuple[Callable[[Any], bool], str]  # a validator of a value, and its description for errors
 
 
 def _text(pattern: str, needed: str) -> Kind:
@@ -274,10 +276,10 @@ _MANIFEST_KINDS = {
 
 
 def _check(given: Any, kinds: dict[str, Kind], name: str, where: str, optional: dict[str, Kind] | None = None) -> None:
-    """Whether it is an object that has these values and no others, but for those that may be left out."""
+    """Raise unless `given` is an object with exactly the required keys, any of the optional keys, and valid values."""
     if not isinstance(given, dict):
         raise _wrong(name, where, f"an object with {', '.join(kinds)} is needed; got {_short(given)}")
-    if given.keys() != kinds.keys():  # a million are looked at
+    if given.keys() != kinds.keys():  # fast path: there may be a million
         if absent := [key for key in kinds if key not in given]:
             raise _wrong(name, where, f"{', '.join(absent)} is missing")
         kinds = {**kinds, **{key: kind for key, kind in (optional or {}).items() if key in given}}
@@ -301,13 +303,13 @@ class RemoteShard:
     """One shard in a store.
 
     Attributes:
-        key: in the store.
-        nbytes: of the object, expanded if it is compressed.
-        etag: of the object; "" where a manifest stands for it.
-        num_samples, crc32c, index: as the manifest says; None: there is none.
-        layout: how its samples lie in it.
-        packing: its compression, "" where there is none; `stored_nbytes` has its bytes then.
-        has_index: whether an index that `shmload index` has made lies beside it.
+        key: key of the object in the store.
+        nbytes: size of the object, uncompressed.
+        etag: ETag of the object; "" if the manifest identifies it.
+        num_samples, crc32c, index: from the manifest; None without one.
+        layout: the format of its samples.
+        packing: its compression, or ""; if compressed, `stored_nbytes` is the size of the stored object.
+        has_index: whether there is an index next to it, made by `shmload index`.
     """
 
     store: Store
@@ -328,17 +330,17 @@ class RemoteShard:
 
     @property
     def stored_nbytes(self) -> int:
-        """Bytes of the object as it lies there."""
+        """Size of the object in the store."""
         return self.packed_nbytes if self.packing else self.nbytes
 
     @property
     def version(self) -> str:
-        """What another content would have another of."""
+        """A value that changes with the contents of the shard."""
         return self.etag or f"crc32c-{self.crc32c}"
 
 
 class ShardTable(Sequence[RemoteShard]):
-    """Shards as columns: a million of them take 100 MB, which forked workers share; as objects they took 900, in each process.
+    """Shards stored as columns. A million take 100 MB, which forked workers share; as objects they took 900 MB in each process.
 
     Args:
         shards: at least one.
@@ -367,7 +369,7 @@ class ShardTable(Sequence[RemoteShard]):
         return found
 
     def values(self, name: str) -> list[Any]:
-        """One attribute of each."""
+        """Return one attribute of each shard."""
         return list(map(self._columns.of[name], range(len(self))))
 
     def __getstate__(self) -> Any:
@@ -378,11 +380,11 @@ class ShardTable(Sequence[RemoteShard]):
         self._begin()
 
 
-_RECENT = 1024  # shards that are kept as objects
+_RECENT = 1024  # shards that are cached as objects
 
 
 class FieldColumns:
-    """The fields of dataclasses of one kind, each as an array: what all have alike once, and text end to end."""
+    """The fields of dataclasses of one type as columns: a value that all share is stored once, and strings are concatenated."""
 
     def __init__(self, kind: type[Any], rows: Iterable[Any]) -> None:
         names = [field.name for field in fields(kind)]
@@ -425,13 +427,13 @@ def _text_at(text: bytes, ends: NDArray[np.int64], number: int) -> str:
 
 @dataclass(frozen=True)
 class Shards:
-    """The shards of a dataset, in their order.
+    """The shards of a dataset, in order.
 
     Attributes:
-        generation: of the manifest; None: there is none.
-        home: the store that the manifest is in.
-        key: of the manifest.
-        is_earlier: they are those up to a generation that was asked for, whatever is behind it.
+        generation: generation in the manifest; None without a manifest.
+        home: the store that contains the manifest.
+        key: fingerprint of the encryption key, from the manifest.
+        is_earlier: the shards end with a requested generation, even if newer ones exist.
     """
 
     all: Sequence[RemoteShard]
@@ -441,12 +443,12 @@ class Shards:
     is_earlier: bool = False
 
     def values(self, name: str) -> list[Any]:
-        """One attribute of each."""
+        """Return one attribute of each shard."""
         return self.all.values(name) if isinstance(self.all, ShardTable) else [getattr(shard, name) for shard in self.all]
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """Bytes of each."""
+        """Size of each shard in bytes."""
         return np.array(self.values("nbytes"), np.int64)
 
     @property
@@ -455,16 +457,16 @@ class Shards:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest shard."""
+        """Size of the largest shard in bytes."""
         return int(self.sizes.max())
 
     def too_large(self, nbytes: int) -> RemoteShard | None:
-        """A compressed shard that expands to more than that."""
+        """Return a compressed shard that is larger than `nbytes` uncompressed, or None."""
         large = np.flatnonzero(self.sizes > nbytes)
         return next((self.all[number] for number in large.tolist() if self.all[number].packing), None)
 
     def gone(self, shard: RemoteShard, error: Exception) -> Exception:
-        """The error for a shard that is not there, or not the same any more: what has happened, as far as can be told."""
+        """Return the error for a shard that is missing or has changed, with the cause as far as it can be determined."""
         if self.home is not None:
             try:
                 now = Manifest.parse(self.home.get(MANIFEST_NAME), name=f"{self.home.url}/{MANIFEST_NAME}").generation

@@ -1,7 +1,8 @@
-"""Objects of a store as samples, in the order of their listing, while it is still being listed.
+"""ObjectStream: the objects of a store as samples, in the order of the listing, while the listing is still in progress.
 
-`RemoteDataset` numbers its samples, so it lists all before it reads any. A stream has neither numbers nor a length: it asks for
-the next page of a listing when it has read the objects of the one before, and holds as many as are fetched at once.
+`RemoteDataset` assigns an index to each sample, so it lists all of them first. A stream has neither indices nor a length: it
+requests the next page of the listing after it has read the objects of the previous one, and holds only the objects that are being
+fetched.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ log = logging.getLogger("shmload")
 
 
 def pass_over(samples: Iterator[Any], number: int, what: str) -> None:
-    """Goes on to what is not packed yet.
+    """Skip the samples that are already packed.
 
     Raises:
-        ValueError: there are fewer than were packed, which would stay as if they had come again.
+        ValueError: there are fewer samples than that, so the packed ones would wrongly be kept.
     """
     if (found := sum(1 for _ in islice(samples, number))) < number:
         raise ValueError(
@@ -41,19 +42,20 @@ def pass_over(samples: Iterator[Any], number: int, what: str) -> None:
 
 
 class ObjectStream:
-    """Iterates over samples `{"__key__": name, extension: bytes}`, one of each object below a URL.
+    """Iterate over samples `{"__key__": name, extension: bytes}`, one for each object below a URL.
 
-    Objects with a name in their path that begins with . or _ are ignored, as they are everywhere.
+    Objects with a name in their path that begins with . or _ are ignored, as in all folders.
 
     Args:
-        url: of a folder, or a store; whatever lies below is a sample, and the store can be listed.
-        client: as of `open_store`.
-        at_once: objects that are fetched beside each other; so many are held.
+        url: URL of a folder, or a store, which must support listing; every object below it is a sample.
+        client: as for `open_store`.
+        at_once: number of objects that are fetched in parallel and held.
     Raises:
-        StoreError: while it is iterated over: the store does not answer, or an object is not what was listed any more.
-        ObjectMissing: so, too: all that is listed is ignored.
-        ValueError: so, too: an object is a shard, of samples of its own; a packing that goes on has more than are listed.
-    Thread/process safety: each iteration has threads of its own.
+        StoreError: while iterating: the store does not answer, or an object has changed since it was listed.
+        ObjectMissing: while iterating: all objects in the listing are ignored.
+        ValueError: while iterating: an object is a shard with its own samples; a packing to be continued has more samples than the
+            listing.
+    Thread/process safety: each iteration has its own threads.
     """
 
     def __init__(self, url: str | Store, client: Any = None, *, at_once: int = 16) -> None:
@@ -66,10 +68,10 @@ class ObjectStream:
         return self.starting_at(0)
 
     def starting_at(self, number: int) -> Iterator[dict[str, Any]]:
-        """The same from a later object on.
+        """Iterate, beginning with a later object.
 
         Args:
-            number: of the first one in the listing; those before it are listed and not fetched.
+            number: position of the first object in the listing; earlier ones are listed but not fetched.
         """
         listed = self._visible()
         under_way: deque[Future[dict[str, Any]]] = deque()
@@ -86,7 +88,7 @@ class ObjectStream:
             pool.shutdown(cancel_futures=True)
 
     def _visible(self) -> Iterator[StoredObject]:
-        """The objects of the listing that are not hidden."""
+        """Yield the objects of the listing that are not hidden."""
         first_hidden, num_hidden, num_visible = "", 0, 0
         for found in getattr(self._store, "as_listed", self._store.list_objects)():
             if is_hidden(found.key):

@@ -1,29 +1,27 @@
-"""RemoteDataset: the samples of shards in an object store, read fluently.
+"""RemoteDataset: an iterable dataset over the shards of an object store, with webdataset's fluent methods.
 
-    order       ShardShuffle: shards in random order, mixed by windows; a formula of (seed, epoch)
-    rank r      its positions r, r + world_size, ... of that order: sample by sample, so all ranks have equally many
-    worker w    units w, w + n, ... of the rank's: a unit is what makes one item (worker/stage_engine.py)
-    stages      decode, to_tuple, ... over the samples of a worker's units
+    order       ShardShuffle: shards in random order, mixed within windows; a function of (seed, epoch)
+    rank r      positions r, r + world_size, ... of that order: ranks are interleaved, so all have equally many samples
+    worker w    units w, w + n, ... of the rank; a unit is the samples of one item (worker/stage_engine.py)
+    stages      decode, to_tuple, ... applied to the samples of a worker's units
 
-Every rank reads from the same windows at the same time. So the processes of a node fetch each shard once and share it, and what
-they hold at a time is a few shards, however many they are.
+All ranks read from the same windows at the same time. The processes of a node therefore fetch each shard once and share it, and
+keep only a few shards at a time, however many there are.
 
-Which pass over a dataset an iterator begins, agreed on by all workers of a rank.
+The fluent methods each return a new dataset with one more stage, and keep track of the number of items (worker/stage_engine.py).
 
-A loader says nothing of epochs to an iterable dataset, and its workers, which may be new ones for every pass, each begin an
-iterator of their own. What they have in common is the base seed that torch draws for a pass (persistent workers keep it and count
-their turns). So they meet at a board in memory:
+`Passes` numbers the passes over a dataset, in agreement between all workers of a rank. A loader does not tell an iterable dataset
+the epoch, and its workers, which may be new processes for every pass, each begin an iterator of their own. What these have in
+common is the base seed that torch draws for a pass; persistent workers keep the seed, so they also count their turns. The workers
+agree through a board in shared memory:
 
-    nonce | number of the next pass | (base seed, turn, its pass) of the newest passes
+    nonce | number of the next pass | (base seed, turn, number) of the newest passes
 
-Who finds its seed and turn there takes the pass; who does not begins a new one. A worker of a pass that was broken off may come
-late: it finds its own, or takes a number that nobody misses, and the passes of others stay what they are.
+A worker that finds its seed and turn on the board joins that pass; otherwise it begins a new one. A late worker of an abandoned
+pass finds its own entry, or takes an unused number, and does not change the passes of others.
 
-The board is a memfd, which forked workers inherit and others open under /proc/<trainer>/fd. What is sent to other machines counts
-by itself, from the pass that is next; here, where nobody hears of it, that pass is taken for begun.
-
-The fluent methods: each gives a new dataset with one stage more, and keeps account of how many items that makes
-(worker/stage_engine.py).
+The board is a memfd. Forked workers inherit it, and others open it as /proc/<trainer>/fd. A copy on another machine counts for
+itself, beginning with the next pass. Because that machine cannot report back, this pass counts as begun here.
 """
 
 from __future__ import annotations
@@ -69,15 +67,15 @@ from shmload.world import OwnRank
 
 __all__ = ["CACHE_BYTES", "Passes", "RemoteDataset"]
 
-_KEPT = 256  # passes that are remembered
+_KEPT = 256  # passes on the board
 _NBYTES = 8 * (4 + 3 * _KEPT)
 
 
 class Passes:
-    """Counts passes. Shared with every copy of it in this process's children.
+    """Counts passes, together with all of its copies in child processes.
 
     Args:
-        next_pass: the number of the first.
+        next_pass: the number of the first pass.
     """
 
     def __init__(self, next_pass: int = 0) -> None:
@@ -89,17 +87,17 @@ class Passes:
 
     def _open(self, fd: int, home: str) -> None:
         self._lock = threading.Lock()
-        self._turns: dict[int, int] = {}  # of this process's passes, by base seed
-        self._since = 0  # the first entry that counts; for a late worker, of before `set_next`, that is still another
+        self._turns: dict[int, int] = {}  # base seed -> turns that this process has begun
+        self._since = 0  # the first entry that counts; a late worker from before `set_next` still has an older value
         self._fd, self._home = fd, home
         self._board = np.frombuffer(mmap.mmap(fd, _NBYTES), np.uint64)  # nonce (2 words), next pass, entries ever written, entries
         self._close = weakref.finalize(self, os.close, fd)
 
     def begin(self, base_seed: int | None) -> int:
-        """The number of the pass that an iterator begins.
+        """Return the number of the pass that an iterator begins.
 
         Args:
-            base_seed: that torch has drawn for the workers; None in the trainer, where each iterator is a pass.
+            base_seed: the seed that torch drew for the workers; None in the trainer, where each iterator is a pass of its own.
         """
         with self._held() as board:
             number = int(board[2])
@@ -116,19 +114,19 @@ class Passes:
             return number
 
     def set_next(self, number: int) -> None:
-        """Makes the next pass this one, in all processes, although torch may draw a seed for it that a pass before it had."""
+        """Make `number` the next pass in all processes, even if torch draws the same seed for it as for an earlier pass."""
         with self._held() as board:
             board[2] = number
             self._since = int(board[3])
 
     @property
     def next(self) -> int:
-        """The number of the next pass."""
+        """Number of the next pass."""
         return int(self._board[2])
 
     @contextmanager
     def _held(self) -> Iterator[NDArray[np.uint64]]:
-        with self._lock:  # a lock on a file is the process's, not the thread's
+        with self._lock:  # a file lock belongs to the process, not to the thread
             fcntl.lockf(self._fd, fcntl.LOCK_EX)
             try:
                 yield self._board
@@ -148,9 +146,9 @@ class Passes:
             self._open(fd, state["home"])
             self._since = state["since"]
             return
-        if fd >= 0:  # another process has the number by now
+        if fd >= 0:  # the number was reused by another process
             os.close(fd)
-        self.__init__(state["next"])  # type: ignore[misc]  # as a new one
+        self.__init__(state["next"])  # type: ignore[misc]  # start a new board
 
 
 T = TypeVar("T")
@@ -173,14 +171,14 @@ def _whole(what: str, given: Any, at_least: int) -> int:
 
 
 CACHE_BYTES = 10 << 30
-_UNKNOWN_EPOCHS = 1 << 20  # that a pass of unknown length may take before it would repeat the next one's
+_UNKNOWN_EPOCHS = 1 << 20  # epochs reserved for a pass of unknown length; a longer pass would repeat epochs of the next one
 
 
 def _cipher_of(key: bytes | None, shards: Shards) -> SampleCipher | None:
-    """What decrypts the samples of shards.
+    """Return the cipher that decrypts the samples of these shards.
 
     Raises:
-        ValueError: they are not encrypted, or by another key.
+        ValueError: they are not encrypted, or encrypted with another key.
     """
     if key is None:
         return None
@@ -198,46 +196,48 @@ def _cipher_of(key: bytes | None, shards: Shards) -> SampleCipher | None:
 class RemoteDataset(IterableDataset[Any]):
     """The samples of shards in a store: dicts of fields, `__key__` and `__url__`. An IterableDataset.
 
-    Of tar shards the fields are members as bytes, by extension; of data as they lie (Parquet, TFRecord, JSON lines, .npy,
-    MosaicML's and LitData's shards, images) what their layout says, decoded: shmload.remote.layouts.
+    The fields of tar shards are the members as bytes, by extension. For other layouts (Parquet, TFRecord, JSON lines, .npy,
+    MosaicML's and LitData's shards, images), the layout decodes the fields: shmload.remote.layouts.
 
-    What is in the folder is looked up here and stays as it is now: a later upload is an error when its shards replace these, never
-    a mix. With a manifest (of upload_cv_dataset or `shmload pack`) all is known at once; of other shards the headers are read at
-    the first use, and their index is kept in the cache's folder.
+    The folder is listed once, when the dataset is created. If a later upload replaces these shards, reading them is an error; a
+    dataset is never a mix of two uploads. If there is a manifest (from upload_cv_dataset or `shmload pack`), everything is known at
+    once; for other shards, the headers are read on first use, and their index is kept in the cache folder.
 
-    Every sample comes exactly once an epoch over all ranks and workers. Each pass is the next epoch, with an order of its own that
-    follows from `seed` and the epoch's number. Shards are fetched ahead of need into a folder within `cache_bytes`.
+    In each epoch, every sample is delivered exactly once over all ranks and workers. Each pass is the next epoch, and its order
+    depends on `seed` and the epoch number. Shards are prefetched into a folder of at most `cache_bytes`.
 
     Args:
-        client: of make_client, or boto3's; None: `bucket` is a folder of this machine, or a URL; a dict: a URL of another
-            cloud, whose library takes that (`open_store`).
-        bucket, folder: where the dataset is.
-        shuffle: False reads shards and samples in their own order.
-        seed: 0 to 2^64 - 1; of all orders.
-        cache_folder: where copies of shards are kept and found again, by all processes of this machine; None: in a folder of its
-            own that ends with the dataset and its workers.
-        cache_bytes: what that folder may hold; 0: nothing is kept, each sample is read alone. All users of a folder say the same.
-        window: shards whose samples are mixed; None: up to 16, as many as `cache_bytes` holds three times. All ranks need the same.
-        ahead_bytes: the most that is fetched before it is needed, in whole shards behind the window that is read, as far as
-            `cache_bytes` has room; 0: nothing but that window. None: two windows, and without `block_shuffle` all if it fits. No
-            order depends on it.
-        uneven: where the samples do not divide evenly by the ranks: "pad" repeats some from the epoch's start, "drop" leaves some
-            out, "exact" lets the last ranks have one less.
-        rank: of this process.
-        world_size: of how many ranks; by default both as torch.distributed or the environment say, when iteration begins.
-        layout: of the shards: "tar", "tfrecord", "jsonl", "npy", "parquet", "mds", "files", or an object of
-            shmload.remote.layouts; None: as their names and the folder's index say.
-        nodes: more than 1: each node of the job has a share of the samples, the same one in each epoch, and fetches no shards but
-            those that this lies in (NodeShuffle). Its ranks follow each other, as launchers number them.
-        generation: of a dataset that others were appended to, the newest that counts: what it was then is read, in the same order,
-            as a state of a run of that time needs it. None: all that is there now.
-        key: 32 bytes, with which the samples were encrypted by upload_cv_dataset; workers get it, and nobody else.
+        client: from make_client, or boto3's; None if `bucket` is a local folder or a URL; a dict of options for a URL of another
+            cloud (`open_store`).
+        bucket, folder: the location of the dataset.
+        shuffle: False reads shards and samples in their stored order.
+        seed: seed of all orders, 0 to 2^64 - 1.
+        cache_folder: folder for copies of shards, which all processes of this machine share and later runs reuse; None uses a
+            private folder that is removed with the dataset and its workers.
+        cache_bytes: size limit of that folder; 0 keeps nothing and reads each sample separately. All users of a folder must pass
+            the same number.
+        window: number of shards whose samples are mixed; None: up to 16, as long as three windows fit into `cache_bytes`. Must be
+            the same on all ranks.
+        ahead_bytes: limit for prefetching, in whole shards after the current window, as far as `cache_bytes` has room; 0 fetches
+            only the current window. None: two windows, or everything if it fits and there is no `block_shuffle`. Does not change
+            the order.
+        uneven: what to do if the ranks do not divide the samples evenly: "pad" repeats some from the start of the epoch, "drop"
+            omits some, "exact" gives the last ranks one less.
+        rank: rank of this process.
+        world_size: number of ranks; by default, both come from torch.distributed or the environment when iteration begins.
+        layout: layout of the shards: "tar", "tfrecord", "jsonl", "npy", "parquet", "mds", "files", or an object of
+            shmload.remote.layouts; None detects it from their names and the folder's index.
+        nodes: if more than 1, each node of the job has a fixed share of the samples, the same in each epoch, and fetches only the
+            shards that contain them (NodeShuffle). The ranks of a node must be consecutive, as launchers number them.
+        generation: for a dataset that was appended to, the newest generation to read. The dataset then has the contents and order
+            of that time, which a state saved at that time needs. None reads all generations.
+        key: the 32-byte key that upload_cv_dataset encrypted the samples with; it is passed only to workers.
     Raises:
         ObjectMissing: there are no shards.
         ShardCorrupt: the manifest is damaged.
         StoreError: the store does not answer.
-        ValueError: an argument is out of its range.
-    Thread/process safety: iterators are independent; each process fetches for itself, into the one folder.
+        ValueError: an argument is out of range.
+    Thread/process safety: iterators are independent; each process fetches for itself, into the shared folder.
     """
 
     def __init__(
@@ -295,33 +295,34 @@ class RemoteDataset(IterableDataset[Any]):
 
     @classmethod
     def from_urls(cls, urls: str | Iterable[str], client: Any = None, shuffle: bool = True, seed: int = 0, **options: Any) -> Self:
-        """The samples of shards by their URLs: "s3://bucket/x-{000000..000009}.tar", https://, file://, paths; or of one folder.
+        """Create a dataset from the URLs of shards ("s3://bucket/x-{000000..000009}.tar", https://, file://, paths) or of a folder.
 
         Args:
-            urls: of objects, in which braces expand, or of a folder.
-            client: for s3://, or a dict for other clouds, as of `open_store`; None: one that goes by the environment.
-            shuffle: as of the class.
-            seed: as of the class.
+            urls: URLs of objects, with braces expanded, or of a folder.
+            client: for s3://, or a dict of options for other clouds, as in `open_store`; None: a client configured by the
+                environment.
+            shuffle: as for the class.
+            seed: as for the class.
             options: `cache_folder`, `cache_bytes`, `window`, `uneven`, `rank`, `world_size`, `layout`, `nodes`, `ahead_bytes`,
-                `generation`, `key`, as of the class.
+                `generation`, `key`, as for the class.
         Raises:
-            ObjectMissing: a shard is not there.
+            ObjectMissing: a shard does not exist.
         """
         named = {name: options.pop(name, None) for name in ("layout", "generation")}
         return cls(None, shards_of_urls(urls, lambda url: open_store(url, client), **named), "", shuffle, seed, **options)
 
-    # ------------------------------------------------------------ what there is
+    # ------------------------------------------------------------ contents
 
     @property
     def num_samples(self) -> int:
-        """Samples in all shards, whatever the stages make of them."""
+        """Number of samples in all shards, before any stage."""
         return self._source.num_samples
 
     def __len__(self) -> int:
-        """Items of this rank's pass, over all its workers.
+        """Return the number of items of this rank's pass, over all its workers.
 
         Raises:
-            TypeError: nobody can know, behind select and the like.
+            TypeError: the number is unknown, for example after select.
         """
         if self.program.length is not None:
             return self.program.length
@@ -330,15 +331,15 @@ class RemoteDataset(IterableDataset[Any]):
         return self.program.count(self._share(rank, world_size))
 
     def indexed(self, **options: Any) -> RemoteSamples | RemoteRecords:
-        """The same shards as a map-style dataset: any sample by its index, for ShmLoader's own shuffle, ranks and resume.
+        """Return the same shards as a map-style dataset, for ShmLoader's own shuffle, ranks and resume.
 
         Args:
-            options: `fields`, `schema`, `decode` and `allow_pickle`, as of TarDataset, and `follow=True`: each epoch of a ShmLoader
-                with a seed reads what was appended before it begins, the same in all ranks; of shards that are no tar files
-                `fields`, and `decode` as functions by field (RemoteRecords).
+            options: for tar shards, `fields`, `schema`, `decode` and `allow_pickle`, as for TarDataset, and `follow=True`: each
+                epoch of a ShmLoader with a seed then includes what was appended before it began, the same on all ranks. For other
+                shards, `fields`, and `decode` as a dict of functions by field (RemoteRecords).
         Raises:
-            ValueError: there are stages already.
-            TypeError: an option of tar shards, and these are none.
+            ValueError: the dataset already has stages.
+            TypeError: the option is for tar shards, and these have another layout.
         """
         if self.program.stages or self.program.units.levels:
             raise ValueError(
@@ -356,19 +357,19 @@ class RemoteDataset(IterableDataset[Any]):
         return RemoteRecords(self._source, **options)
 
     def split(self, parts: Mapping[str, float], seed: int = 0) -> dict[str, Self]:
-        """The samples in parts that have none in common: the same ones on every rank, whatever workers and cache there are.
+        """Split the samples into disjoint parts: the same ones on every rank, whatever the workers and the cache.
 
-        Each part is a dataset of its own over the same shards and the same folder of copies, with the stages that this one has; it
-        is split again, or reads `indexed()`, as any other. A part by fractions that do not add up to 1 is a subsample.
+        Each part is a dataset over the same shards and the same cache folder, with the stages of this dataset. It can be split
+        again, or read with `indexed()`. To subsample, pass fractions that add up to less than 1.
 
         Args:
             parts: name -> its share of the samples, {"train": 0.9, "val": 0.1}; whole numbers above 1 are numbers of samples.
-            seed: of the random choice, 0 to 2^64 - 1.
+            seed: seed of the random choice, 0 to 2^64 - 1.
         Returns:
-            the parts by their names; their samples keep the order of the shards.
+            The parts by name; their samples keep the order of the shards.
         Raises:
-            ValueError: the shares are more than there is, or one is of no sample.
-        Cost: 8 bytes a sample, in each process that is not forked; 4 ns a sample, once.
+            ValueError: the shares add up to more than there is, or a part would be empty.
+        Cost: 8 bytes per sample in each process that is not forked; 4 ns per sample, once.
         Example:
             >>> import tempfile
             >>> from shmload.formats import TarWriter
@@ -398,14 +399,14 @@ class RemoteDataset(IterableDataset[Any]):
 
     @property
     def given_rank(self) -> tuple[int, int] | None:
-        """Rank and world size as they were given; None: they were not."""
+        """Rank and world size as passed to the constructor; None if they were not."""
         return self._world.given
 
     def keyed_items(self) -> RemoteUnits:
-        """The items as a map-style dataset, the k-th of an epoch by k: what ShmLoader reads in seed mode.
+        """Return the items as a map-style dataset, whose index k is the k-th item of an epoch. ShmLoader reads it in seed mode.
 
         Raises:
-            ValueError: which samples make up an item is not known.
+            ValueError: it is unknown which samples make up an item.
         """
         program = self.program
         if self.nodes > 1:
@@ -424,13 +425,13 @@ class RemoteDataset(IterableDataset[Any]):
     # ------------------------------------------------------------ reading
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next pass the one of this number, in workers that live already, too. Each pass is the next by itself.
+        """Set the number of the next pass, also in running workers. Without this call, each pass has the number after the last one.
 
         Args:
             epoch: from 0 to 2^62.
         Raises:
-            ValueError: it is outside of that.
-            TypeError: it is no integer.
+            ValueError: `epoch` is out of range.
+            TypeError: `epoch` is not an integer.
         """
         self._passes.set_next(whole_number("epoch", epoch, at_least=0, remedy="epochs are counted from 0"))
 
@@ -446,13 +447,13 @@ class RemoteDataset(IterableDataset[Any]):
         return islice(items, len(range(worker.id, limit, worker.num_workers)))
 
     def _items(self, number: int, rank: int, world_size: int, worker: int, num_workers: int) -> Iterator[Any]:
-        """A worker's items of a pass, epoch by epoch."""
+        """Yield a worker's items of a pass, epoch by epoch."""
         program = self.program
         num_units = program.units.count(self._share(rank, world_size))
         first = number * self._epochs_of_a_pass(num_units)
         is_endless = program.limit is not None or program.repetitions is None
         for repetition in count() if is_endless else range(program.repetitions or 0):
-            begin = (worker - repetition * num_units) % num_workers  # turns go on round the epochs' ends
+            begin = (worker - repetition * num_units) % num_workers  # the workers' turns continue across the ends of epochs
             mine = range(begin, num_units, num_workers)
             epoch = first + repetition
             num_items = 0
@@ -461,27 +462,27 @@ class RemoteDataset(IterableDataset[Any]):
                 num_items += 1
                 yield item
             if is_endless and not num_items and (mine or not num_units):
-                return  # there is nothing to repeat
+                return  # an empty epoch would repeat forever
 
     def _samples(self, units: Iterable[int], epoch: int, rank: int, world_size: int) -> Iterator[dict[str, Any]]:
         source, share = self._source, self._share(rank, world_size)
         for unit in units:
-            order = self._ordered()  # not before: there is none of no samples
-            positions = self.program.units.samples(unit, share) * world_size + rank  # round the end if the rank's share is padded
+            order = self._ordered()  # created here because zero samples have no order
+            positions = self.program.units.samples(unit, share) * world_size + rank  # wraps around if the rank's share is padded
             for index in taken_at(order, positions % order.n, self.seed, epoch).tolist():
                 source.begin()
                 source.enter(order, source.place(index)[0], self.seed, epoch)
                 yield source.read(index)
 
     def _share(self, rank: int, world_size: int) -> int:
-        """Samples of a rank."""
+        """Return the number of samples of a rank."""
         whole, rest = divmod(self.num_samples, world_size)
         if self.uneven == "exact":
             return whole + (rank < rest)
         return whole + (rest > 0 and self.uneven == "pad")
 
     def _epochs_of_a_pass(self, num_units: int) -> int:
-        """Epochs that a pass takes at most, so that the next begins behind them."""
+        """Return the greatest number of epochs that a pass may take, so that the next pass begins after them."""
         program = self.program
         if program.limit is not None and program.known != "nothing":
             return -(-program.limit // max(num_units, 1))
@@ -509,18 +510,16 @@ class RemoteDataset(IterableDataset[Any]):
         allow_pickle: bool = False,
         handler: Handler = reraise_exception,
     ) -> Self:
-        """Members from bytes to values: images by a spec ("pil", "rgb8", "torchrgb", ...), all else by its extension.
+        """Decode members from bytes to values: images according to a spec ("pil", "rgb8", "torchrgb", ...), others by extension.
 
         Args:
-            handlers: image specs, or functions of (extension with a dot before it, bytes); the first that gives something other
-            than
-                None counts.
-            pre: functions before them; None expands .gz and .zst.
-            post: functions behind them; None are the decoders by extension. What nobody decodes stays bytes.
-            only: extensions that are decoded; None is all.
-            partial: leave members that are no bytes any more.
-            allow_pickle: decode pickles and what torch.load reads, which can run any code; without it they are an error.
-            handler: what becomes of a sample that fails; of shmload.remote: reraise_exception, warn_and_continue and so on.
+            handlers: image specs, or functions of (extension with leading dot, bytes); the first result that is not None is used.
+            pre: functions called before them; None expands .gz and .zst.
+            post: functions called after them; None uses the decoders by extension. A member without a decoder stays bytes.
+            only: extensions to decode; None decodes all.
+            partial: skip members that are not bytes any more.
+            allow_pickle: decode pickles and files for torch.load, which can run arbitrary code; otherwise these are an error.
+            handler: handles a sample that fails; from shmload.remote: reraise_exception, warn_and_continue and so on.
         """
         decoder = SampleDecoder(handlers, pre, post, only, partial=partial, allow_pickle=allow_pickle)
         return self._each("decode", decoder, handler)
@@ -528,15 +527,15 @@ class RemoteDataset(IterableDataset[Any]):
     def to_tuple(
         self, *fields: str, handler: Handler = reraise_exception, missing_is_error: bool = True, none_is_error: bool | None = None
     ) -> Self:
-        """Samples from dicts to tuples.
+        """Convert samples from dicts to tuples.
 
         Args:
-            fields: names, with alternatives: "jpg;png". One string with spaces is several.
-            handler: what becomes of a sample that fails.
-            missing_is_error: otherwise a missing field is None.
-            none_is_error: whether a field may be None; None: as `missing_is_error` says.
+            fields: names, with alternatives: "jpg;png". A single string with spaces is split into several.
+            handler: handles a sample that fails.
+            missing_is_error: if False, a missing field is None.
+            none_is_error: whether a field that is None is an error; by default the same as `missing_is_error`.
         Raises:
-            ValueError: no field is named.
+            ValueError: no field is given.
         """
         names = tuple(fields[0].split()) if len(fields) == 1 else fields
         if not names:
@@ -545,22 +544,22 @@ class RemoteDataset(IterableDataset[Any]):
         return self._each("to_tuple", of(fluent.to_tuple, names, missing_is_error, none), handler)
 
     def map(self, function: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
-        """A function of each item. A sample that stays a dict keeps its key; one for which it gives None is left out.
+        """Apply a function to each item. A sample that stays a dict keeps its key; an item is dropped if the function returns None.
 
         Args:
-            function: of the item.
-            handler: what becomes of an item that fails.
+            function: item -> item.
+            handler: handles an item that fails.
         """
         return self._each("map", of(fluent.mapped, _function("map", function)), handler)
 
     def map_dict(self, handler: Handler = reraise_exception, **functions: Callable[[Any], Any]) -> Self:
-        """Functions of fields by name.
+        """Apply functions to fields by name.
 
         Args:
-            handler: what becomes of a sample that fails.
+            handler: handles a sample that fails.
             functions: field=function.
         Raises:
-            ValueError: there is none.
+            ValueError: no function is given.
         """
         if not functions:
             raise ValueError("map_dict needs functions by field: map_dict(jpg=f)")
@@ -568,44 +567,44 @@ class RemoteDataset(IterableDataset[Any]):
         return self._each("map_dict", of(fluent.mapped_dict, checked), handler)
 
     def map_tuple(self, *functions: Callable[[Any], Any] | None, handler: Handler = reraise_exception) -> Self:
-        """Functions of fields by place; None, and fields without one, stay as they are.
+        """Apply functions to fields by position. A field without a function, or with None, does not change.
 
         Args:
-            functions: of the first fields.
-            handler: what becomes of an item that fails.
+            functions: for the first fields.
+            handler: handles an item that fails.
         """
         checked = [None if function is None else _function("map_tuple", function) for function in functions]
         return self._each("map_tuple", of(fluent.mapped_tuple, checked), handler)
 
     def rename(self, handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]) -> Self:
-        """Fields under other names.
+        """Rename fields.
 
         Args:
-            handler: what becomes of a sample that fails.
-            keep: whether other fields stay.
+            handler: handles a sample that fails.
+            keep: keep other fields.
             names: new="old;older".
         Raises:
-            ValueError: there is none.
+            ValueError: no name is given.
         """
         if not names:
             raise ValueError('rename needs names: rename(image="jpg;png")')
         return self._each("rename", of(fluent.renamed, names, keep), handler)
 
     def select(self, predicate: Callable[[Any], Any]) -> Self:
-        """Only the items that a function says True of. How many there are is not known any more.
+        """Keep only the items for which a function returns True. The number of items becomes unknown.
 
         Args:
-            predicate: of the item.
+            predicate: item -> bool.
         """
         stage = Stage("select", stage_engine.select, (_function("select", predicate),))
         return self._with(self.program.then(stage).ended_by("select"))
 
     def shuffle(self, size: int = 1000, initial: int = 100) -> Self:
-        """A buffer that gives a random one of the items it holds, on top of the dataset's own order.
+        """Shuffle items with a buffer, in addition to the dataset's own order: each step yields a random item of the buffer.
 
         Args:
-            size: items it holds; 0 does nothing.
-            initial: how many are there before it gives one.
+            size: size of the buffer in items; 0 does nothing.
+            initial: number of items in the buffer before the first is yielded.
         """
         size = _whole("shuffle: size", size, 0)
         if size < 1:
@@ -617,12 +616,12 @@ class RemoteDataset(IterableDataset[Any]):
     def batched(
         self, batchsize: int = 20, collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn, partial: bool = True
     ) -> Self:
-        """Items in batches. They are the same ones for any number of workers.
+        """Collect items into batches. The batches are the same for any number of workers.
 
         Args:
-            batchsize: items of each.
-            collation_fn: from a list of items to the batch; None: the list.
-            partial: whether the last may be shorter.
+            batchsize: items per batch.
+            collation_fn: list of items -> batch; None yields the list.
+            partial: whether the last batch may be shorter.
         """
         size = _whole("batched: batchsize", batchsize, 1)
         program = self.program.then(Stage("batched", stage_engine.batch, (size, collation_fn, bool(partial))))
@@ -631,18 +630,18 @@ class RemoteDataset(IterableDataset[Any]):
         return self._with(program)
 
     def unbatched(self) -> Self:
-        """The items of batches, one by one. How many there are is not known any more."""
+        """Yield the items of batches one by one. The number of items becomes unknown."""
         return self._with(self.program.then(Stage("unbatched", stage_engine.unbatch)).ended_by("unbatched"))
 
     def slice(self, *bounds: int | None) -> Self:
-        """Some of the items of a rank's pass: slice(stop), slice(start, stop), slice(start, stop, step).
+        """Select a slice of the items of a rank's pass: slice(stop), slice(start, stop), slice(start, stop, step).
 
-        Behind shuffle, select, unbatched or then it counts in each worker for itself.
+        After shuffle, select, unbatched or then, each worker counts its own items.
 
         Args:
-            bounds: as of itertools.islice.
+            bounds: as in itertools.islice.
         Raises:
-            TypeError: there are none, or more than three.
+            TypeError: there are no arguments, or more than three.
         """
         if not 1 <= len(bounds) <= 3:
             raise TypeError(f"slice takes stop, or start, stop and perhaps step; got {len(bounds)} arguments")
@@ -654,27 +653,27 @@ class RemoteDataset(IterableDataset[Any]):
         return self._with(self.program.then(Stage("slice", stage_engine.some, (start, stop, step))).ended_by("slice"))
 
     def then(self, function: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> Self:
-        """A function of the iterator: a generator of your own. How many items there are is not known any more.
+        """Apply a function to the iterator of items, for example your own generator. The number of items becomes unknown.
 
         Args:
             function: (items, *args, **kwargs) -> items.
-            args: for it.
-            kwargs: for it.
+            args: positional arguments for it.
+            kwargs: keyword arguments for it.
         """
         stage = Stage("then", stage_engine.piped, (_function("then", function), args, kwargs))
         return self._with(self.program.then(stage).ended_by("then"))
 
     def repeat(self, nepochs: int | None = None) -> Self:
-        """Several epochs in one pass, each in an order of its own.
+        """Read several epochs in one pass, each in its own order.
 
         Args:
-            nepochs: how many; None: without end.
+            nepochs: number of epochs; None repeats forever.
         """
         number = None if nepochs is None else _whole("repeat: nepochs", nepochs, 1)
         return self._with(replace(self.program, repetitions=number))
 
     def with_epoch(self, n: int) -> Self:
-        """Passes of so many items in each rank, over as many epochs as that takes.
+        """Make each pass `n` items long on each rank, over as many epochs as that takes.
 
         Args:
             n: items of a rank's pass, over all its workers.
@@ -682,7 +681,7 @@ class RemoteDataset(IterableDataset[Any]):
         return self._with(replace(self.program, limit=_whole("with_epoch: n", n, 1)))
 
     def with_length(self, n: int) -> Self:
-        """Says what len() is; what is read stays.
+        """Set the value of len(). The items do not change.
 
         Args:
             n: the length.
@@ -703,7 +702,7 @@ class RemoteDataset(IterableDataset[Any]):
         return {**self.__dict__, "_order": None}
 
     def close(self) -> None:
-        """Lets go of all shards, and removes a folder of its own. What is still read comes from the store."""
+        """Release all shards, and remove the private cache folder. Later reads fetch from the store."""
         self._source.local.close()
 
     def __repr__(self) -> str:

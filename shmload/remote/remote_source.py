@@ -1,4 +1,4 @@
-"""The samples of remote shards, by number: the fluent dataset and the map-style views read from here."""
+"""RemoteSource: the samples of remote shards by index, used by the fluent dataset and the map-style views."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from shmload.schedule.shard_shuffle import ShardShuffle
 
 __all__ = ["RemoteSource", "taken_at"]
 
-_WINDOW = 16  # shards mixed, unless there is no room for three times as many
-_AHEAD = 3  # windows that are fetched: the one that is read and those behind it, as far as there is room
+_WINDOW = 16  # shards that are mixed, unless the cache cannot hold three times as many
+_AHEAD = 3  # windows that are fetched: the current one and the next ones, as far as there is room
 _KNOWN = 64  # windows that are announced, for the order of eviction
 
 
 class RemoteSource:
-    """Samples by number, and the order in which shards are needed.
+    """Samples by index, and the order in which their shards are needed.
 
     Args:
-        local: the shards as they are here.
-        window: shards whose samples are mixed; None: up to 16, as many as the budget holds three times.
-        ahead_bytes: of shards behind the window that is read, that may be fetched before they are needed; None: two windows.
-        chosen: the numbers, in ascending order, of the samples that count, int64; None: all of the shards'.
-        cipher: decrypts what members are; None: they are plain.
+        local: the local copies of the shards.
+        window: number of shards whose samples are mixed; None: up to 16, as long as three windows fit into the cache.
+        ahead_bytes: limit for prefetching shards after the current window; None: two windows.
+        chosen: indices of the samples to use among all samples, ascending, int64; None uses all.
+        cipher: decrypts members; None if they are not encrypted.
     """
 
     def __init__(
@@ -56,13 +56,16 @@ class RemoteSource:
         self._begin()
 
     def _begin(self) -> None:
-        self._now: tuple[int, int, int] | None = None  # seed, epoch and window that were announced
-        self._is_settled = True  # what was passed is let go
+        self._now: tuple[int, int, int] | None = None  # seed, epoch and window that were announced last
+        self._is_settled = True  # shards that were passed have been released
         self._lock = threading.Lock()
 
     @property
     def window(self) -> int:
-        """Shards whose samples are mixed. It depends on the arguments and the shards alone, so all ranks have the same."""
+        """Number of shards whose samples are mixed.
+
+        It depends only on the arguments and the shards, so it is the same on all ranks.
+        """
         if self._given_window is not None:
             return self._given_window
         fits = self.local.cache.capacity_bytes // (_AHEAD * max(self.local.shards.largest, 1))
@@ -70,14 +73,14 @@ class RemoteSource:
 
     @property
     def starts(self) -> array[int]:
-        """Number of each shard's first sample, and the end."""
+        """Index of each shard's first sample, and the end."""
         if self._starts is None:
             self._starts = array("q", np.cumsum([0, *self.local.counts()], dtype=np.int64).tobytes())
         return self._starts
 
     @property
     def has_chosen(self) -> bool:
-        """Whether these are some of the shards' samples."""
+        """Whether only some of the shards' samples are used."""
         return self._chosen is not None
 
     @property
@@ -86,15 +89,15 @@ class RemoteSource:
 
     @property
     def url(self) -> str:
-        """Of the dataset's folder, where a manifest says what is in it."""
+        """URL of the dataset's folder if it has a manifest, else ""."""
         home = self.local.shards.home
         return "" if home is None else home.url
 
     def follow(self) -> Manifest:
-        """Takes in what was appended since; the manifest as it is now.
+        """Add what has been appended to the dataset. Return the current manifest.
 
         Raises:
-            ShardCorrupt: the dataset was packed anew.
+            ShardCorrupt: the dataset was packed again.
         """
         home = self.local.shards.home
         assert home is not None
@@ -104,14 +107,14 @@ class RemoteSource:
         return manifest
 
     def part(self, chosen: NDArray[np.int64]) -> RemoteSource:
-        """Some of these samples, by their numbers, in ascending order; over the same copies of shards."""
+        """Return a source for some of these samples, given by ascending indices, with the same copies of shards."""
         return self._another(self.whole(chosen))
 
     def followed(self) -> RemoteSource:
-        """The same samples, to which those that are appended will come; here they do not.
+        """Return a source for the same samples that can `follow` what is appended; this source does not change.
 
         Raises:
-            ValueError: they are a part of a dataset, or it has no manifest, or was asked for as it was at a generation.
+            ValueError: this is a part of a dataset, or it has no manifest, or was opened at a given generation.
         """
         shards = self.local.shards
         if shards.home is None or self.has_chosen:
@@ -132,31 +135,31 @@ class RemoteSource:
     def order(
         self, *, shuffle: bool, window: int | None = None, nodes: int = 1, global_batch: int = 1
     ) -> ShardShuffle | NodeShuffle:
-        """The order of an epoch's samples."""
+        """Return the order of an epoch's samples."""
         counts = self.local.counts() if self._chosen is None else np.diff(np.searchsorted(self._chosen, self.starts))
         if nodes != 1:
             return NodeShuffle(counts, nodes=nodes, global_batch=global_batch, window=window or self.window, shuffle=shuffle)
         return ShardShuffle(counts, window=window or self.window, shuffle=shuffle)
 
     def whole(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Numbers among all of the shards' samples."""
+        """Convert indices to indices among all of the shards' samples."""
         return indices if self._chosen is None else self._chosen[indices]
 
     def whole_number(self, index: int) -> int:
-        """The same of one."""
+        """Convert an index to an index among all of the shards' samples."""
         return index if self._chosen is None else int(self._chosen[index])
 
     def place(self, index: int) -> tuple[int, int]:
-        """(shard, sample within it)."""
+        """Return (shard, sample within it)."""
         return self.place_in_whole(self.whole_number(index))
 
     def place_in_whole(self, number: int) -> tuple[int, int]:
-        """The same of a number among all of the shards' samples."""
+        """Return (shard, sample within it) for an index among all of the shards' samples."""
         shard = bisect_right(self.starts, number) - 1
         return shard, number - self.starts[shard]
 
     def enter(self, order: ShardShuffle | NodeShuffle, shard: int, seed: int, epoch: int) -> None:
-        """Says that a shard of this order is read: what its window and those behind it need is announced, if that is news."""
+        """Announce the shards of a window and of the next ones when the first shard of that window is read."""
         window = order.window_of(shard, seed=seed, epoch=epoch)
         if self._now is not None and self._now[:2] == (seed, epoch) and window <= self._now[2]:
             return
@@ -169,20 +172,20 @@ class RemoteSource:
             self.local.announce(coming, len(windows[0]) + self._num_ahead(coming[len(windows[0]) :], windows[1:_AHEAD]))
 
     def _num_ahead(self, behind: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
-        """How many of the shards behind the window that is read are fetched ahead."""
+        """Return how many of the shards after the current window are prefetched."""
         if self.ahead_bytes is None:
             return sum(map(len, windows))
         taken = np.cumsum(self.local.shards.sizes[behind])
         return int(np.searchsorted(taken, self.ahead_bytes, "right"))
 
     def begin(self) -> None:
-        """Says that what was read so far is done with: shards of a window that was passed are let go."""
+        """Mark everything read so far as done, and release the shards of windows that were passed."""
         if not self._is_settled:
             self._is_settled = True
             self.local.let_go_passed()
 
     def read(self, index: int) -> dict[str, Any]:
-        """A sample's members, as bytes, with its key and URL."""
+        """Return a sample's members as bytes, with its key and URL."""
         shard, sample = self.place(index)
         found = self.index(shard)
         layout = self.local.shards.all[shard].layout
@@ -192,15 +195,15 @@ class RemoteSource:
         return {"__key__": found.key(sample), "__url__": found.path, **fields}
 
     def index(self, shard: int) -> Any:
-        """Where a shard's samples lie, under the names that they have when they are decrypted."""
+        """Return the index of a shard, with the names of decrypted members."""
         found = self.local.index(shard)
         return found if self.cipher is None else _decrypted_names(found)
 
     def decrypted(self, shard: int, sample: int, extension: str, data: Buffer) -> bytes:
-        """A member as it was before it was encrypted.
+        """Decrypt a member.
 
         Raises:
-            ShardCorrupt: it cannot be decrypted; names shard, sample and remedy.
+            ShardCorrupt: it cannot be decrypted; the message names shard, sample and remedy.
         """
         assert self.cipher is not None
         found = self.local.index(shard)
@@ -211,7 +214,7 @@ class RemoteSource:
             raise ShardCorrupt(f"{found.path}: member {extension!r} of sample {key!r} {error}") from None
 
     def read_some(self, indices: Sequence[int], *, has_names: bool = True) -> list[dict[str, Any]]:
-        """As `read`, of several, perhaps without key and URL: what of them is not here is read by as many ranges at once as pay."""
+        """Read several samples like `read`, optionally without key and URL. Missing data is fetched by parallel range requests."""
         places = [self.place(index) for index in indices]
         local = self.local
         numbers = list(dict.fromkeys(shard for shard, _ in places))
@@ -220,7 +223,7 @@ class RemoteSource:
         alone: dict[tuple[int, int, int], Buffer] = {}
         for shard, sample in places:
             found, layout, copy = of[shard]
-            if copy is None and getattr(found, "firsts", None) is None:  # what is decoded many at a time is kept so, too
+            if copy is None and getattr(found, "firsts", None) is None:  # layouts that decode in blocks fetch blocks
                 alone[shard, *layout.span(found, sample)] = b""
         alone = dict(zip(alone, local.ranges(list(alone)), strict=True))
 
@@ -246,7 +249,7 @@ class RemoteSource:
 
 
 def taken_at(order: ShardShuffle | NodeShuffle, positions: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
-    """The indices at positions that mostly lie close together, in ascending order."""
+    """Return the indices at positions that are mostly close together and ascending."""
     if not len(positions):
         return positions
     found = np.empty(len(positions), np.int64)
@@ -258,10 +261,10 @@ def taken_at(order: ShardShuffle | NodeShuffle, positions: NDArray[np.int64], se
 
 
 def _decrypted_names(index: Any) -> ShardIndex:
-    """The index with the names that members have when they are decrypted.
+    """Return the index with the names of decrypted members.
 
     Raises:
-        ShardCorrupt: one is not encrypted.
+        ShardCorrupt: a member is not encrypted.
     """
     if (known := _with_decrypted_names.get(index)) is not None:
         return known

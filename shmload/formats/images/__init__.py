@@ -1,1 +1,1 @@
-"""Photographs: from JPEG, PNG and what else Pillow reads to rows of a batch."""
+"""Image files: decode JPEG, PNG and the other formats that Pillow supports into rows of a batch."""

@@ -1,42 +1,35 @@
-"""ImageDecoder: from the bytes of an image file to a row of a batch, in two passes over the pixels.
+"""ImageDecoder: decode image files into rows of a batch, with crop, resize, flip and normalization.
 
-The library decodes, at a half, a quarter or an eighth where that is exact enough, and if it can only what the window needs;
-`_core.resample` takes the window out of that and resizes, mirrors, normalizes and lays it out where it is delivered. It reckons in
-pixels of the whole image either way, so that what was left out changes no byte. Parameters are drawn from the sample's own
-generator.
+An image is decoded in two steps:
 
-Which part of an image becomes the result, and of what size: torchvision's crops as windows.
+1. A library decodes the pixels, and only those that the crop needs if it can. Large JPEGs are shrunk to a half, a quarter or an
+   eighth while they are decoded, where that is accurate enough.
+2. `_core.resample` crops, resizes, mirrors and normalizes these pixels and writes them to the row in the requested layout.
+   Coordinates are always pixels of the whole image, so decoding only a part changes no byte of the result.
 
-A window says everything that resampling needs to know, in pixels of the image as it is stored. A crop that torchvision makes in two
-steps (resize, then cut) is one window here: no pixel is computed that is not wanted.
+Random parameters are drawn from the sample's own generator.
 
-Source: torchvision.transforms v1, RandomResizedCrop.get_params, Resize, CenterCrop; after C. Szegedy et al., Going deeper with
-convolutions, 2015.
+Crops follow torchvision. A `Window` describes a crop in pixels of the stored image. Where torchvision resizes and then crops,
+one window describes both steps, so only the requested pixels are computed.
 
-JPEGs with restart markers, of which a crop is decoded without the bits beside it: files are coded so once, when they are packed.
+Libraries. JPEGs are decoded with the libjpeg-turbo that Pillow uses, called directly so that a part of an image can be decoded;
+if it is not available, with simplejpeg (which hides its own libjpeg-turbo) or Pillow, which decode the whole image to the same
+pixels. Pillow's wheels contain libjpeg-turbo as a shared library, and Linux distributions link Pillow with the system's.
+`_core.jpeg` binds either at run time, unless it is too old or has another interface. All other formats are decoded with Pillow. The
+format is recognized by the first bytes of a file, not by its name. Pillow converts other modes to RGB, except 16-bit images, which
+Pillow would clip: their high byte is used.
 
-Entropy decoding is most of the work of decoding, and Huffman codes can only be read from where nothing before matters: behind a
-restart marker. With a marker after every 48 pixels or more a crop costs its own bits and few more (`src/jpeg_cut.h`), and the
-file, whose Huffman tables are made anew for it, is smaller than most were. Every decoder makes the same pixels of it.
+Damaged files. libjpeg-turbo and simplejpeg report damage within a scan; Pillow silently invents the missing pixels. Only
+simplejpeg reads every file to its end, so this module rejects truncated files before a decoder sees them. Headers are parsed before
+any library allocates memory for pixels.
 
-From the bytes of a file to RGB pixels: which library decodes, and what it is not given.
+Restart markers. Entropy decoding is most of the work of decoding a JPEG, and Huffman codes can only be decoded from the start
+of a scan or from a restart marker. `with_restart_markers` recodes a JPEG with a marker every 48 pixels or more, so that a crop
+costs little more than its own bits (`src/jpeg_cut.h`). The recoded file has new Huffman tables and is usually smaller, and every
+decoder returns the same pixels for it. Files are recoded once, when they are packed.
 
-JPEG goes to Pillow's libjpeg-turbo, called directly so that a part of an image can be decoded, else to simplejpeg. Both decode into
-memory of ours and report damage within a scan; Pillow makes something up for what is damaged and says nothing. simplejpeg reads
-every file to its end; the others are kept from files that are cut off. PNG and all others go to Pillow. What a file is, its
-bytes say, not its name. Conversions to RGB are Pillow's, except that of 16 bits, which there is a clipping: the high byte is taken.
-
-What every library's images have in common: a size, pixels or a part of them, and the memory these are decoded into.
-
-What the head of a file says of the image in it, read before any library makes room for the pixels.
-
-Source: ITU-T T.81 (JPEG), annex B; W3C Portable Network Graphics (third edition), 5.
-
-The libjpeg-turbo that Pillow brings, called directly: it decodes what a crop needs of a JPEG, and leaves the rest out.
-
-simplejpeg has a libjpeg-turbo of its own, but hides it. Pillow's wheels carry one as a shared library, and distributions link
-Pillow with the system's. `_core.jpeg` binds whichever it is at run time; where there is none, or an old one, or one of another
-interface, JPEGs are decoded whole, by simplejpeg or Pillow: the same pixels.
+Sources: torchvision.transforms v1, RandomResizedCrop.get_params, Resize, CenterCrop; C. Szegedy et al., Going deeper with
+convolutions, 2015; ITU-T T.81 (JPEG), annex B; W3C Portable Network Graphics (third edition), 5.
 """
 
 from __future__ import annotations
@@ -66,28 +59,28 @@ from shmload.metrics import irregular_files
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-# Pixels between two markers. Measured at 95 kB, CPU of a random crop and size of the file: a row 0.94 and 0.954 of what they were,
-# 48 pixels 0.79 and 0.961, 32 pixels 0.78 and 0.967.
+# Least number of pixels between two markers. Measured at 95 kB, as fractions of the CPU time of a random crop and of the file's
+# size without markers: one row 0.94 and 0.954, 48 pixels 0.79 and 0.961, 32 pixels 0.78 and 0.967.
 _LEAST_WIDTHS: dict[str, int] = {"tile": 48, "row": 0}
 
 
 def with_restart_markers(data: bytes, *, every: Literal["tile", "row"] = "tile") -> bytes:
-    """A JPEG coded anew without loss, so that crops of it are decoded without what lies beside them.
+    """Recode a JPEG without loss, so that a crop can be decoded without the pixels next to it.
 
-    The coefficients stay what they are, and so do the pixels in every decoder; EXIF, profiles and all else that describes the
-    image are kept byte by byte. The new file is sequential, its Huffman tables are its own, and the same file always becomes the
-    same bytes with the same libjpeg-turbo. What cannot be done without loss, and what is no JPEG, is returned as it was given.
+    The coefficients do not change, so every decoder returns the same pixels. EXIF, profiles and all other metadata are copied byte
+    by byte. The new file is sequential and has its own Huffman tables. With the same libjpeg-turbo, the same file always becomes
+    the same bytes. A file that is not a JPEG, or that cannot be recoded without loss, is returned unchanged.
 
     Args:
         data: an encoded image.
-        every: where restart markers stand: "tile", as near to each other as a row of MCUs divides, but at least 48 pixels apart;
-            "row", after each row of MCUs.
+        every: the distance of restart markers: "tile", as close to each other as divides a row of MCUs, but at least 48 pixels
+            apart; "row", one after each row of MCUs.
     Returns:
         The new file, or `data`.
     Raises:
-        ImportError: there is no libjpeg-turbo that could do it.
-        ValueError: `every` is neither.
-    Cost: 28 ms a megabyte; the GIL is released.
+        ImportError: no suitable libjpeg-turbo is available.
+        ValueError: `every` has another value.
+    Cost: 28 ms per megabyte; the GIL is released.
     Thread/process safety: any number of callers.
     Example:
         >>> from pathlib import Path
@@ -103,7 +96,7 @@ def with_restart_markers(data: bytes, *, every: Literal["tile", "row"] = "tile")
 
 
 def recoded(data: bytes, *, every: Literal["tile", "row"] = "tile") -> tuple[bytes, str]:
-    """`with_restart_markers`, and why a file is returned as it was given; "" if it is not."""
+    """Return the result of `with_restart_markers` and the reason why the file is unchanged, "" if it was recoded."""
     if every not in _LEAST_WIDTHS:
         raise ValueError(f"every needs to be one of {tuple(_LEAST_WIDTHS)}; got {every!r}")
     if not data.startswith(JPEG):
@@ -120,15 +113,15 @@ def recoded(data: bytes, *, every: Literal["tile", "row"] = "tile") -> tuple[byt
 
 
 Pixels = NDArray[np.uint8]  # (height, width, 3)
-Encoded = bytes | bytearray | memoryview | Mapping[str, Any]  # a file, or a picture as `datasets.Image` stores it
+Encoded = bytes | bytearray | memoryview | Mapping[str, Any]  # an image file, or a picture as `datasets.Image` stores it
 Box = tuple[int, int, int, int]  # (top, left, bottom, right)
 HINT = "pip install 'shmload[images]'"
-_KEPT_NBYTES = 1 << 26  # of decoded pixels that a thread keeps its memory for
+_KEPT_NBYTES = 1 << 26  # a thread keeps its memory for decoded pixels up to this size
 _local = threading.local()
 
 
 class Part(NamedTuple):
-    """Some pixels of an image, and the (top, left) they begin at."""
+    """Some pixels of an image, and the (top, left) of the first one."""
 
     pixels: Pixels
     origin: tuple[int, int]
@@ -139,8 +132,8 @@ class OpenedImage(ABC):
     """An image whose size is known and whose pixels are not decoded yet.
 
     Attributes:
-        reductions: by how much its decoder itself can shrink it: powers of 2, 1 among them.
-        is_irregular: the file breaks a rule of its format and is read all the same; known for certain once it is decoded.
+        reductions: the factors by which the decoder itself can shrink the image: powers of 2, including 1.
+        is_irregular: the file violates its format but is read anyway; final only after decoding.
     """
 
     data: bytes
@@ -153,14 +146,14 @@ class OpenedImage(ABC):
 
     @abstractmethod
     def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
-        """The image, shrunk to a `reduction`-th, rounded up.
+        """Return the image, shrunk by the factor `reduction`; sizes are rounded up.
 
         Returns:
             `into`, or memory that the thread's next image overwrites.
         """
 
     def part(self, reduction: int, needed: Box) -> Part:
-        """At least the needed pixels of the shrunk image, in memory that the thread's next image overwrites."""
+        """Return at least the needed pixels of the shrunk image, in memory that the thread's next image overwrites."""
         return Part(self.pixels(reduction), (0, 0))
 
     @abstractmethod
@@ -168,12 +161,12 @@ class OpenedImage(ABC):
         """Return the orientation by which Pillow's `ImageOps.exif_transpose` turns the image: 1 to 8, and 1 without one."""
 
     def size(self, reduction: int) -> tuple[int, int]:
-        """Height and width, shrunk to a `reduction`-th."""
+        """Return height and width of the image shrunk by the factor `reduction`."""
         return -(-self.height // reduction), -(-self.width // reduction)
 
 
 def memory(nbytes: int) -> NDArray[np.uint8]:
-    """Memory of this thread's for one image: fresh pages would cost a tenth of the decoding."""
+    """Return memory of this thread for one image. It is reused because fresh pages would add a tenth to the decoding time."""
     if nbytes > _KEPT_NBYTES:
         return np.empty(nbytes, np.uint8)
     kept: NDArray[np.uint8] | None = getattr(_local, "kept", None)
@@ -184,7 +177,7 @@ def memory(nbytes: int) -> NDArray[np.uint8]:
 
 JPEG = b"\xff\xd8\xff"
 PNG = b"\x89PNG\r\n\x1a\n"
-_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
+_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length field
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _END, _SCAN = 0xD9, 0xDA
 _LOSSLESS = 0xC3
@@ -196,11 +189,11 @@ _OTHERWISE = "Convert the file, or decode it with a function of your own, for ex
 
 
 class JpegHeader(NamedTuple):
-    """A JPEG file's frame, and at which byte its first scan begins.
+    """The frame of a JPEG file, and the byte at which its first scan begins.
 
     Attributes:
-        is_lossless: JPEG Lossless, as in DICOM files, which not every libjpeg decodes.
-        has_junk: bytes that belong to no segment lie between two segments.
+        is_lossless: the file is JPEG Lossless, as in DICOM files, which not every libjpeg decodes.
+        has_junk: there are bytes between two segments that belong to neither.
     """
 
     height: int
@@ -212,12 +205,13 @@ class JpegHeader(NamedTuple):
 
 
 def jpeg_header(data: bytes, *, is_strict: bool | None = None) -> JpegHeader:
-    """Reads the markers of a JPEG file up to its first scan.
+    """Parse the markers of a JPEG file up to its first scan.
 
     Args:
-        is_strict: refuse bytes between two segments; else they are skipped, as Pillow and libjpeg skip them.
+        is_strict: reject bytes between two segments; otherwise they are skipped, as Pillow and libjpeg do.
     Raises:
-        ValueError: they are damaged or cut off, or no image of 8 bits a channel follows; with the byte where that shows.
+        ValueError: the markers are damaged or truncated, or do not describe an image of 8 bits per channel; the message names the
+            byte.
     """
     at, frame, is_lossless, has_junk = 2, None, False, False
     while True:
@@ -259,19 +253,19 @@ def jpeg_header(data: bytes, *, is_strict: bool | None = None) -> JpegHeader:
 
 
 def jpeg_is_whole(data: bytes, header: JpegHeader) -> bool:
-    """Whether the end marker is there. Within a scan its two bytes cannot occur."""
+    """Return whether the end marker is present. Its two bytes cannot occur within a scan."""
     return data.rfind(b"\xff\xd9") > header.scan_at
 
 
 class PngDamage(ValueError):
-    """A PNG file whose chunks are not as they should be. Pillow may read its picture all the same."""
+    """The chunks of a PNG file are damaged. Pillow may be able to read the picture anyway."""
 
 
 def png_header(data: bytes) -> tuple[int, int]:
-    """Height and width of a PNG file, every chunk of which has the checksum it says.
+    """Return height and width of a PNG file after verifying the checksum of every chunk.
 
     Raises:
-        PngDamage: one has not, or the file ends before its last; with the byte where that shows.
+        PngDamage: a checksum does not match, or the file ends before its last chunk; the message names the byte.
     """
     if data[12:16] != b"IHDR" or len(data) < 33:
         raise PngDamage("a damaged PNG: byte 8 begins no header")
@@ -291,12 +285,12 @@ def png_header(data: bytes) -> tuple[int, int]:
 
 
 def check_pixels(data: bytes) -> None:
-    """Check the compressed pixels of a PNG file whose chunks are not sound against the checksum within them.
+    """Verify the compressed pixels of a damaged PNG file with the checksum inside the zlib stream.
 
-    Pillow ignores the checksums of these chunks, and it may stop at the last row, before it has read the one within.
+    Pillow ignores the chunk checksums of such a file, and it may stop at the last row, before the checksum of the stream.
 
     Raises:
-        PngDamage: they are damaged. Pillow judges pixels that are cut off, and refuses the file unless all are there.
+        PngDamage: the pixels are damaged. Truncated pixels pass here, because Pillow rejects a file unless all rows are there.
     """
     stream, at, is_sound = zlib.decompressobj(), len(PNG), True
     while at + 8 <= len(data):
@@ -308,7 +302,7 @@ def check_pixels(data: bytes) -> None:
             rest = data[at + 8 : end]
             try:
                 while rest and not stream.eof:
-                    stream.decompress(rest, 1 << 16)  # a piece at a time: how much it makes is unknown
+                    stream.decompress(rest, 1 << 16)  # in pieces, because the decompressed size is unknown
                     rest = stream.unconsumed_tail
             except zlib.error as error:
                 raise PngDamage(f"a damaged PNG: the pixels in the chunk at byte {at}: {error}") from None
@@ -317,12 +311,12 @@ def check_pixels(data: bytes) -> None:
         raise PngDamage("a damaged PNG: a chunk of pixels has another checksum than it says, and the pixels have no end")
 
 
-LEAST_VERSION = (2, 1)  # of libjpeg-turbo: the oldest that the tests were run with
+LEAST_VERSION = (2, 1)  # of libjpeg-turbo: the oldest version that was tested
 
 
 @cache
 def unbound() -> str:
-    """Why Pillow's libjpeg cannot be used; "" once it is bound. What is found out holds for the process."""
+    """Bind Pillow's libjpeg. Return why it cannot be used, or "" on success. The result is cached for the process."""
     try:
         from PIL import _imaging as native
     except ImportError as error:
@@ -339,13 +333,13 @@ def unbound() -> str:
 
 @dataclass
 class _LibraryJpeg(OpenedImage):
-    """A JPEG that a library decodes which says nothing of its orientation."""
+    """A JPEG decoded by a library that does not report its orientation."""
 
     scan_at: int = 0
 
     def orientation(self) -> int:
         if all(self.data.find(sign, 0, self.scan_at) < 0 for sign in (b"Exif", b"tiff:Orientation")):
-            return 1  # and Pillow, which takes longer to open a file, would find no more
+            return 1  # Pillow takes longer to open a file, and would not find an orientation either
         return _orientation(open_picture(self.data))
 
 
@@ -381,11 +375,11 @@ LIBRARIES = ("auto", "libjpeg", "simplejpeg", "pillow")
 
 
 def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool | None, is_fast: bool) -> OpenedImage:
-    """Looks at a file's head.
+    """Parse the header of an image file and choose the library that decodes it.
 
     Raises:
-        ValueError: it is empty, damaged, no image, or larger than `max_pixels`.
-        ImportError: there is no library for it.
+        ValueError: the file is empty, damaged, not an image, or larger than `max_pixels`.
+        ImportError: no library for this format is installed.
     """
     if not data:
         raise ValueError("an empty file")
@@ -394,7 +388,7 @@ def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool | 
         _check_size(header.height, header.width, max_pixels)
         given: dict[str, Any] = {"is_strict": is_strict, "is_fast": is_fast, "is_irregular": header.has_junk}
         is_lossless = header.is_lossless
-        is_usual = header.num_components in (1, 3) and not is_lossless  # others Pillow alone makes RGB
+        is_usual = header.num_components in (1, 3) and not is_lossless  # only Pillow converts other images to RGB
         chosen = _jpeg_library(library) if is_usual else "pillow"
         if is_strict is not False and not jpeg_is_whole(data, header):
             raise ValueError(f"a JPEG cut off: {len(data)} bytes without an end marker")
@@ -419,10 +413,10 @@ def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool | 
 
 
 def file_bytes(data: Encoded) -> bytes:
-    """Return the bytes of an image file: of `bytes`, of another buffer, or of a picture as `datasets.Image` stores it.
+    """Return the bytes of an image file, given as `bytes`, as another buffer, or as a picture that `datasets.Image` stores.
 
     Raises:
-        ValueError: it is something else, or a stored picture that has no bytes.
+        ValueError: `data` is something else, or a stored picture without its bytes.
     """
     if isinstance(data, Mapping):
         if "bytes" not in data:
@@ -469,10 +463,10 @@ def _jpeg_library(library: str) -> str:
 
 
 def open_picture(data: bytes) -> Picture:
-    """Pillow's image of a file, not decoded yet.
+    """Open an image file with Pillow, without decoding it.
 
     Raises:
-        ValueError: Pillow knows no such format.
+        ValueError: Pillow does not recognize the format.
     """
     try:
         from PIL import Image, UnidentifiedImageError
@@ -485,10 +479,10 @@ def open_picture(data: bytes) -> Picture:
 
 
 def rgb_picture(picture: Picture) -> Picture:
-    """The image in Pillow's mode RGB.
+    """Convert the image to Pillow's mode RGB.
 
     Raises:
-        ValueError: its values have no known range.
+        ValueError: the range of its values is unknown.
     """
     mode = picture.mode
     if mode.startswith("I;16"):
@@ -504,22 +498,22 @@ def rgb_picture(picture: Picture) -> Picture:
 
 
 def _orientation(picture: Picture) -> int:
-    """Return the orientation of EXIF, or else of XMP, as Pillow finds it: 1 to 8; 1 if there is none."""
+    """Return the orientation that EXIF, or else XMP, contains according to Pillow: 1 to 8; 1 without one."""
     found = picture.getexif().get(0x0112, 1)
     return found if found in range(1, 9) else 1
 
 
 def checked(read: Callable[[], T]) -> T:
-    """What `read` gives; whatever a library raises about a file is a ValueError."""
+    """Return `read()`, and turn any error that a library raises about a file into a ValueError."""
     try:
         return read()
     except (ValueError, ImportError, MemoryError):
         raise
-    except Exception as error:  # Pillow has OSError, SyntaxError, struct.error and its own
+    except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error and errors of its own
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-_BAD_PROFILE = "bad ICC marker"  # of libjpeg-turbo's warning
+_BAD_PROFILE = "bad ICC marker"  # part of libjpeg-turbo's warning
 
 
 class _Jpeg(_LibraryJpeg):
@@ -539,19 +533,19 @@ class _Jpeg(_LibraryJpeg):
         try:
             found: Pixels = simplejpeg.decode_jpeg(self.data, "RGB", strict=True, **options)
         except ValueError as error:
-            is_of_profile = _BAD_PROFILE in str(error)  # which the other libraries do not look at
+            is_of_profile = _BAD_PROFILE in str(error)  # the other libraries ignore the profile
             if not is_of_profile:
                 if self.is_strict or (self.is_strict is None and not is_remark(str(error))):
                     raise
                 self.is_irregular = True
-            # an error to simplejpeg even if it is not strict, and the next warning may be of damage
+            # simplejpeg raises this even without `strict`, and a later warning may report real damage
             if is_of_profile or is_remark(str(error)):
                 library = "pillow" if unbound() else "libjpeg"
                 other = open_image(self.data, library, self.height * self.width, is_strict=self.is_strict, is_fast=self.is_fast)
                 found = other.pixels(reduction, into=into)
                 self.is_irregular |= other.is_irregular
                 return found
-            into.fill(0)  # where it gives up it says nothing, and leaves what was in the memory: an image before
+            into.fill(0)  # simplejpeg gives up silently and leaves the previous image in this memory
             found = simplejpeg.decode_jpeg(self.data, "RGB", strict=False, **options)
         if found.shape != into.shape:
             raise ValueError(f"a JPEG decoded to {found.shape[:2]}, where its header makes it {into.shape[:2]}")
@@ -566,7 +560,7 @@ class _Pillow(OpenedImage):
     is_lossless: bool = False
 
     def orientation(self) -> int:
-        if self.picture.format not in ("JPEG", "MPO"):  # whose head has it, and which can be shrunk until they are loaded
+        if self.picture.format not in ("JPEG", "MPO"):  # JPEG has it in its header, and `draft` works only before loading
             self.picture.load()  # as `exif_transpose` does: a TIFF is turned by that, and a PNG may have its EXIF at the end
         return _orientation(self.picture)
 
@@ -592,7 +586,7 @@ _ATTEMPTS = 10
 
 
 class Window(NamedTuple):
-    """`box` (top, left, height, width), resampled to `size`; pixels outside `clip` (top, left, bottom, right) do not count."""
+    """A crop: `box` (top, left, height, width) is resampled to `size`, without pixels outside `clip` (top, left, bottom, right)."""
 
     size: Size
     box: tuple[float, float, float, float]
@@ -600,21 +594,21 @@ class Window(NamedTuple):
 
 
 class Crop(Protocol):
-    """What chooses a window of an image: what a crop of one's own has, a value that can be pickled."""
+    """The protocol of crops, which choose a window of an image. Your own crop must be picklable."""
 
     @property
     def shape(self) -> tuple[int | None, int | None]:
-        """(height, width) of every result; None where it depends on the image."""
+        """Height and width of every result; None if they depend on the image."""
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
-        """The window of an image. Where it is smaller than `shape`, the result has black around it (`middle_of`).
+        """Return the window of an image. If it is smaller than `shape`, the result is padded with black (`middle_of`).
 
         Args:
-            height, width: of the image, in pixels.
+            height, width: size of the image in pixels.
             rng: the sample's generator.
         Returns:
             `Window(size, box, clip)`: the box (top, left, height, width) of the image is resampled to the size (height, width);
-            pixels outside the clip (top, left, bottom, right) do not count.
+            pixels outside the clip (top, left, bottom, right) are ignored.
         """
 
 
@@ -627,22 +621,22 @@ class _SizedCrop:
 
     @property
     def shape(self) -> tuple[int | None, int | None]:
-        """(height, width) of every result; None where it depends on the image."""
+        """Height and width of every result."""
         return _pair(self.size, type(self).__name__)
 
 
 @dataclass(frozen=True)
 class RandomResizedCrop(_SizedCrop):
-    """A random part of the image, of random area and aspect, resized: torchvision's definition and distribution.
+    """Crop a random part of the image, of random area and aspect ratio, and resize it, with torchvision's distribution.
 
-    The part is cut out before it is resized, as there: what lies beside it leaves no trace.
+    As in torchvision, the part is cut out before it is resized, so pixels next to it have no influence.
 
     Args:
-        size: of the result, (height, width) or one number for both.
-        scale: share of the image's area, least and most.
-        ratio: width over height, least and most; drawn evenly in its logarithm.
+        size: size of the result, (height, width) or one number for both.
+        scale: least and greatest share of the image's area.
+        ratio: least and greatest aspect ratio, width over height; drawn uniformly in its logarithm.
     Raises:
-        ValueError: a number is outside its bounds.
+        ValueError: an argument is out of range.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
@@ -656,7 +650,7 @@ class RandomResizedCrop(_SizedCrop):
             raise ValueError(f"RandomResizedCrop: ratio needs 0 < least <= most; got {self.ratio}")
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
-        """The part of an image of this `height` and `width` that becomes the result, drawn from `rng`."""
+        """Return a window of an image of this `height` and `width`, drawn from `rng`."""
         top, left, box_height, box_width = self._box(height, width, rng)
         clip = (top, left, top + box_height, left + box_width)
         return Window(_pair(self.size, "RandomResizedCrop"), (float(top), float(left), float(box_height), float(box_width)), clip)
@@ -680,35 +674,35 @@ class RandomResizedCrop(_SizedCrop):
 
 @dataclass(frozen=True)
 class Resize(_SizedCrop):
-    """The whole image, resized.
+    """Resize the whole image.
 
     Args:
-        size: (height, width), whatever that does to the aspect; or the length of the shorter side, with the aspect kept, so that
-            results differ in shape.
+        size: (height, width), which may change the aspect ratio; or the length of the shorter side, which keeps the aspect ratio,
+            so that results differ in shape.
     Raises:
-        ValueError: a number is outside its bounds.
+        ValueError: an argument is out of range.
     """
 
     @property
     def shape(self) -> tuple[int | None, int | None]:
-        """(height, width) of every result; None where it depends on the image."""
+        """Height and width of every result; None if they depend on the image."""
         return (None, None) if isinstance(self.size, int) else super().shape
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
-        """The part of an image of this `height` and `width` that becomes the result, which is all of it; `rng` is not asked."""
+        """Return a window with all of an image of this `height` and `width`; `rng` is not used."""
         size = _shorter(self.size, height, width) if isinstance(self.size, int) else _pair(self.size, "Resize")
         return Whole().window(height, width, rng)._replace(size=size)
 
 
 @dataclass(frozen=True)
 class CenterCrop(_SizedCrop):
-    """The middle of the image; black around one that is smaller, as torchvision pads it.
+    """Crop the middle of the image. A smaller image is padded with black, as in torchvision.
 
     Args:
-        size: of the result, (height, width) or one number for both.
-        resize: first resize the whole image so that its shorter side is this long: the usual 256 for a size of 224.
+        size: size of the result, (height, width) or one number for both.
+        resize: first resize the image so that its shorter side has this length; usually 256 for a size of 224.
     Raises:
-        ValueError: a number is outside its bounds.
+        ValueError: an argument is out of range.
     """
 
     resize: int | None = None
@@ -719,7 +713,7 @@ class CenterCrop(_SizedCrop):
             raise ValueError(f"CenterCrop: resize is the shorter side and needs to be at least size; got {self.resize} for {size}")
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
-        """The part of an image of this `height` and `width` that becomes the result; `rng` is not asked."""
+        """Return the middle of an image of this `height` and `width`; `rng` is not used."""
         size = _pair(self.size, "CenterCrop")
         resized = (height, width) if self.resize is None else _shorter(self.resize, height, width)
         size = min(size[0], resized[0]), min(size[1], resized[1])
@@ -731,7 +725,7 @@ class CenterCrop(_SizedCrop):
 
 @dataclass(frozen=True)
 class Whole:
-    """The image as it is."""
+    """The image without crop or resize."""
 
     shape: tuple[None, None] = (None, None)
 
@@ -740,21 +734,22 @@ class Whole:
 
 
 def middle_of(shape: Size, size: Size, *, is_flipped: bool) -> tuple[slice, slice]:
-    """The rows and columns of a result of `shape` that a window of a smaller `size` fills.
+    """Return the rows and columns of a result of `shape` that a window of a smaller `size` fills.
 
-    An odd pixel is one more below and at the right, or at the left of a mirror image, which is turned as a whole.
+    If the margin is odd, the extra pixel is at the bottom and right; for a mirrored image at the left, because the padding is
+    mirrored, too.
     """
     top, left = (shape[0] - size[0]) // 2, (shape[1] - size[1] + is_flipped) // 2
     return slice(top, top + size[0]), slice(left, left + size[1])
 
 
 def _between(least: float, most: float, rng: np.random.Generator) -> float:
-    """A number from [least, most). `rng.uniform` and `rng.integers` draw the same in twenty times the time."""
+    """Draw a number from [least, most). `rng.uniform` and `rng.integers` draw the same, but take twenty times as long."""
     return least + (most - least) * rng.random()
 
 
 def _pair(size: int | Sequence[int], name: str) -> Size:
-    """(height, width)."""
+    """Return `size` as (height, width)."""
     sides = tuple(size) if isinstance(size, Sequence) else (size, size)
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         raise ValueError(f"{name}: size needs one or two whole numbers of pixels, at least 1; got {size!r}")
@@ -762,18 +757,18 @@ def _pair(size: int | Sequence[int], name: str) -> Size:
 
 
 def _shorter(side: int, height: int, width: int) -> Size:
-    """Height and width of an image whose shorter side becomes `side`, rounded down as torchvision does."""
+    """Return height and width of an image whose shorter side becomes `side`, rounded down as torchvision does."""
     if width <= height:
         return int(side * height / width), side
     return side, int(side * width / height)
 
 
 Shape = tuple[int | None, ...]
-Place = Callable[[tuple[int, ...]], NDArray[Any]]  # shape -> where the image is to be written
-MAX_PIXELS = 89_478_485  # of an image, as Pillow has it: 256 MiB decoded
-_MARGIN = 2  # times the result that a shrunk image is: libjpeg's shrinking and the triangle then all but agree
-_LEAST_SHRUNK = 16  # pixels of a side: below, the library's rounding would choose another reduction
-_STRAIGHT: dict[int, Callable[[Pixels], Pixels]] = {  # how a stored image is turned, by EXIF orientation
+Place = Callable[[tuple[int, ...]], NDArray[Any]]  # shape -> the array that the image is written to
+MAX_PIXELS = 89_478_485  # of an image, Pillow's limit: 256 MiB decoded
+_MARGIN = 2  # least size of a shrunk image, in sizes of the result: libjpeg and the triangle filter then nearly agree
+_LEAST_SHRUNK = 16  # pixels of a side: the library's rounding would choose another reduction for smaller ones
+_STRAIGHT: dict[int, Callable[[Pixels], Pixels]] = {  # turns a stored image upright, by EXIF orientation
     2: lambda pixels: pixels[:, ::-1],
     3: lambda pixels: pixels[::-1, ::-1],
     4: lambda pixels: pixels[::-1],
@@ -786,31 +781,31 @@ _STRAIGHT: dict[int, Callable[[Pixels], Pixels]] = {  # how a stored image is tu
 
 @dataclass(frozen=True)
 class ImageDecoder:
-    """What becomes of an encoded image: `decoder(data)` is its array. A value: it can be compared, pickled, shared by threads.
+    """Decode an image file into an array: `decoder(data)`. Immutable: can be compared, pickled, and shared by threads.
 
-    Random parameters come from `sample_rng()`; outside a ShmLoader from Python's `random`, which torch's DataLoader seeds.
+    Random parameters are drawn from `sample_rng()`, and outside a ShmLoader from Python's `random`, which torch's DataLoader seeds.
 
     Args:
-        crop: RandomResizedCrop, CenterCrop, Resize or one's own; None: the image as it is.
-        flip: probability of a mirror image, left to right.
-        normalize: (mean, standard deviation), each three numbers on the scale from 0 to 1; makes float32.
-        layout: "CHW", as torch's layers want it, or "HWC".
+        crop: RandomResizedCrop, CenterCrop, Resize or your own Crop; None keeps the image as it is.
+        flip: probability of mirroring the image, left to right.
+        normalize: (mean, standard deviation), each three numbers on the scale from 0 to 1; the result is float32.
+        layout: "CHW", as torch's layers expect it, or "HWC".
         dtype: "uint8", or "float32": from 0 to 1, or normalized. Default: float32 if normalized.
         decoder: "auto", "libjpeg" (Pillow's, which decodes only what the crop needs), "simplejpeg" or "pillow".
         scaled: let the JPEG decoder shrink large images to a half, a quarter or an eighth, as long as the crop stays twice as large
-            as the result: mean deviation below 2 levels of 255. Without it, and for smaller images, no level is further than one
-            from that of Pillow's BILINEAR.
-        fast: decode with the fast DCT and chroma upsampling: a tenth quicker, mean deviation 1 to 2 levels.
-        upright: turn images as their EXIF or XMP orientation says, whatever kind of file they are in, as Pillow's
-            `ImageOps.exif_transpose` does; else they stay as stored, as torchvision leaves them.
-        strict: None: read a file that breaks a rule of its format if Pillow reads it and its picture is whole (bytes between the
-            segments of a JPEG, a PNG without its end), and count it in `stats()["num_irregular"]`; refuse JPEG files that are
-            damaged or cut off, as far as the library can tell. True: refuse all of these. False: also read damaged JPEG files;
-            the library invents the pixels that are missing. What lies below the crop, of a file with restart markers what lies
-            beside it, is not read, so damage there goes unnoticed.
-        max_pixels: of an image; a larger one is refused before any memory is taken.
+            as the result: mean deviation below 2 levels of 255. Otherwise, and for smaller images, each level differs from that of
+            Pillow's BILINEAR by at most one.
+        fast: use the fast DCT and chroma upsampling, which take a tenth less time: mean deviation 1 to 2 levels.
+        upright: turn images according to their EXIF or XMP orientation, in every format, as Pillow's `ImageOps.exif_transpose`
+            does; otherwise they stay as stored, as in torchvision.
+        strict: how to treat invalid files. None (default) accepts a file that violates its format if Pillow reads it and its
+            picture is complete (bytes between the segments of a JPEG, a PNG without its end), and counts it in
+            `stats()["num_irregular"]`; it rejects JPEG files that are damaged or truncated, as far as the library can tell. True
+            rejects all of these. False also reads damaged JPEG files; the library invents the missing pixels. Damage below the
+            crop, and next to it in a file with restart markers, is not noticed because it is not read.
+        max_pixels: largest size of an image; a larger one is rejected before any memory is allocated.
     Raises:
-        ValueError: an option is none of these; (by a call) a file is no sound image.
+        ValueError: an option is invalid; (when called) a file is not a valid image.
     Thread/process safety: any number of callers.
     Example:
         >>> from shmload.formats import ImageDecoder, RandomResizedCrop
@@ -845,27 +840,27 @@ class ImageDecoder:
 
     @property
     def spec(self) -> tuple[str, Shape]:
-        """Type and shape of the result, as a schema has them: ("uint8", (3, 224, 224)). None: it depends on the image."""
+        """Type and shape of the result, as in a schema: ("uint8", (3, 224, 224)). A None in the shape depends on the image."""
         height, width = self._crop.shape
         shape = (3, height, width) if self.layout == "CHW" else (height, width, 3)
         return "uint8" if self._levels is None else "float32", shape
 
     def __call__(self, data: Encoded) -> NDArray[Any]:
-        """Return the image of a file, in memory of its own: shape and dtype as `spec` says. `data` as of `decode`."""
+        """Return the decoded image as a new array of the shape and dtype that `spec` describes. `data` is as for `decode`."""
         return self.decode(data, lambda shape: np.empty(shape, self.spec[0]))
 
     def decode(self, data: Encoded, place: Place) -> NDArray[Any]:
-        """Writes the image of a file to where `place` says, which is asked once its shape is known and its header sound.
+        """Decode an image file into the array that `place` returns. It is called once the header is valid and the shape is known.
 
         Args:
             data: an encoded image: bytes, another buffer of them, or a dict that has them as "bytes", as Hugging Face's
                 `datasets.Image` stores pictures.
-            place: shape -> a writable array of that shape and of the dtype that `spec` says.
+            place: shape -> a writable array of that shape and of the dtype that `spec` describes.
         Returns:
-            what `place` gave.
+            The array that `place` returned.
         Raises:
-            ValueError: the file is no sound image, or `data` is no file.
-            ImportError: there is no library for it.
+            ValueError: the file is not a valid image, or `data` is not a file.
+            ImportError: no library for this format is installed.
         """
         content = file_bytes(data)
         image = checked(lambda: open_image(content, self.decoder, self.max_pixels, is_strict=self.strict, is_fast=self.fast))
@@ -886,7 +881,7 @@ class ImageDecoder:
         middle = out if size == window.size else self._middle(out, window.size, is_flipped=is_flipped)
         is_all = window.size == stored and window.box == (0.0, 0.0, *map(float, stored))
         is_plain = self.layout == "HWC" and self._levels is None and turned == 1 and not is_flipped
-        if is_all and is_plain and middle.flags.c_contiguous:  # the library's pixels are the result
+        if is_all and is_plain and middle.flags.c_contiguous:  # the decoded pixels are the result
             checked(lambda: image.pixels(1, into=middle))
             return out
         room = min(window.box[2] / window.size[0], window.box[3] / window.size[1]) / _MARGIN
@@ -902,7 +897,7 @@ class ImageDecoder:
         return out
 
     def _middle(self, out: NDArray[Any], size: tuple[int, int], *, is_flipped: bool) -> NDArray[Any]:
-        """The part of a result that a window smaller than the crop fills; all of it becomes black."""
+        """Fill the result with black, and return the part of it that a window smaller than the crop fills."""
         height, width = out.shape[1:] if self.layout == "CHW" else out.shape[:2]
         rows, columns = middle_of((height, width), size, is_flipped=is_flipped)
         black = np.zeros(3, out.dtype) if self._levels is None else self._levels[:, 0]
@@ -925,7 +920,7 @@ class ImageDecoder:
             out[...] = target
 
     def _table(self) -> NDArray[np.float32] | None:
-        """What each level of each channel becomes; None if they stay."""
+        """Return the output value of each level of each channel; None if levels do not change."""
         if self.normalize is None and self.dtype != "float32":
             return None
         mean, deviation = ((0,) * 3, (1,) * 3) if self.normalize is None else self.normalize
@@ -935,13 +930,13 @@ class ImageDecoder:
 
 
 def levels_of(mean: Sequence[float], deviation: Sequence[float]) -> NDArray[np.float32]:
-    """What each level of each channel becomes, normalized by torchvision's arithmetic: shape (channels, 256)."""
+    """Return the normalized value of each level of each channel, by torchvision's arithmetic: shape (channels, 256)."""
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
     return (levels - np.array(mean, np.float32)[:, None]) / np.array(deviation, np.float32)[:, None]
 
 
 def generator() -> np.random.Generator:
-    """The sample's own generator; outside a ShmLoader one drawn from `random`."""
+    """Return the sample's own generator; outside a ShmLoader, one seeded from `random`."""
     try:
         return shmload.sample_rng()
     except RuntimeError:
@@ -949,7 +944,7 @@ def generator() -> np.random.Generator:
 
 
 def _shrunk(window: Window, reduction: int, whole: Size) -> Window:
-    """The same window of an image shrunk to a `reduction`-th, of (height, width) `whole`."""
+    """Scale a window to an image shrunk by the factor `reduction`, whose (height, width) is `whole`."""
     if reduction == 1:
         return window
     top, left, box_height, box_width = (each / reduction for each in window.box)
@@ -963,7 +958,7 @@ def _shrunk(window: Window, reduction: int, whole: Size) -> Window:
 
 
 def _needed(window: Window) -> Box:
-    """The pixels within its clip that resampling a window looks at: those of its box, and half a triangle around."""
+    """Return the pixels that resampling a window reads: its box and half a triangle filter around it, within its clip."""
     found = []
     for axis in (0, 1):
         start, length, low, high = window.box[axis], window.box[axis + 2], window.clip[axis], window.clip[axis + 2]

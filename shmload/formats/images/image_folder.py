@@ -1,6 +1,6 @@
-"""ImageFolder: image files on this machine, each class in a folder of its own, or a list of them.
+"""ImageFolder: local image files, in one folder per class or as a list of paths.
 
-Which images a folder holds, and of which class: as torchvision's ImageFolder finds them, in its order.
+Classes and files are found as in torchvision's ImageFolder, in the same order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 
 
 def find_images(root: str, classes: list[str]) -> Iterator[tuple[str, int]]:
-    """(path, number of its class), class by class; in each, folder by folder, sorted.
+    """Yield (path, number of its class), class by class, and sorted folder by folder within a class.
 
     Raises:
         FileNotFoundError: a class has no image.
@@ -46,24 +46,24 @@ def find_images(root: str, classes: list[str]) -> Iterator[tuple[str, int]]:
 
 
 StrPath = str | os.PathLike[str]
-SHARED_FROM = 10_000  # files from which the list of them is held in shared memory, once for all workers
+SHARED_FROM = 10_000  # number of files from which the list is stored in shared memory, once for all workers
 
 
 class ImageFolder:
-    """Image files and the numbers of their classes: {"image": array, "label": int}, decoded into the row they are delivered in.
+    """Image files and the numbers of their classes: {"image": array, "label": int}, decoded directly into the batch.
 
-    Folders are read as torchvision's ImageFolder reads them: `classes`, `class_to_idx`, `samples` and `targets` are equal. A
-    pickled dataset holds names, or where the shared list of them is.
+    Folders are read like torchvision's ImageFolder: `classes`, `class_to_idx`, `samples` and `targets` are equal. A pickled dataset
+    contains the names, or the location of their shared list.
 
     Args:
-        source: a folder with one folder for each class; or paths of files, in any order.
-        image: what becomes of a file. Default: the image as it is, so that shapes differ (see `ragged` of ShmLoader).
-        labels: of the paths, if that is what `source` is; without them samples have no label.
-        transform: in place of `image`, a function that makes an array or tensor of Pillow's image, in RGB.
+        source: a folder with one folder per class; or paths of files, in any order.
+        image: how a file is decoded. By default the image does not change, so that shapes differ (see `ragged` of ShmLoader).
+        labels: labels of the paths, if `source` is a list; without them, samples have no label.
+        transform: used instead of `image`: a function that converts a Pillow image in RGB to an array or tensor.
     Raises:
-        FileNotFoundError: there is no class, or one without an image.
-        ValueError: arguments that do not go together, or another number of labels than of paths.
-        ShardCorrupt: (on reading) a file is no sound image; it is named, with the cause.
+        FileNotFoundError: there is no class, or a class has no image.
+        ValueError: arguments contradict each other, or the numbers of labels and paths differ.
+        ShardCorrupt: (on reading) a file is not a valid image; the message names it and the cause.
     Thread/process safety: any number of readers.
     Example:
         >>> from pathlib import Path
@@ -119,7 +119,7 @@ class ImageFolder:
         """Every sample's label; int64, shape `(len(self),)`.
 
         Raises:
-            ValueError: they have none.
+            ValueError: the samples have no labels.
         """
         if not self._has_labels:
             raise ValueError("these images have no labels; give labels= with their paths")
@@ -138,13 +138,13 @@ class ImageFolder:
         return {"image": image, "label": label} if self._has_labels else {"image": image}
 
     def read_into(self, index: int, out: Any) -> None:
-        """Decodes a sample into its row.
+        """Decode a sample into its row.
 
         Args:
-            index: of the sample.
-            out: the row: "image" and, where samples have one, "label".
+            index: index of the sample.
+            out: the row: "image" and, if samples have labels, "label".
         Raises:
-            ShardCorrupt: the file is no sound image.
+            ShardCorrupt: the file is not a valid image.
         """
         path, label = self._sample(index)
         self._decode(path, out)
@@ -159,7 +159,7 @@ class ImageFolder:
         return found if self._has_labels else (found, -1)
 
     def _decode(self, path: str, out: Any) -> Any:
-        """The image, in its row if that is given; with a transform Pillow's image, in RGB."""
+        """Return the decoded image, written to its row if `out` is given; with a transform, Pillow's image in RGB."""
         image = self.image
         with open(path, "rb", buffering=0) as file:
             data = file.read()

@@ -1,7 +1,8 @@
-"""Normalize: float images of a delivered batch's bytes, in the trainer, on the device where they lie.
+"""Normalize: convert the uint8 images of a batch to normalized floats, in the trainer, on the device where they are.
 
-uint8 is a quarter of float32: that much less is written to the ring by the workers, and copied to a device. The numbers are
-those that `ImageDecoder(normalize=...)` makes in a worker: torchvision's arithmetic, (level / 255 - mean) / deviation in float32.
+uint8 takes a quarter of the memory of float32, so workers write less to the ring and less is copied to the device. The values are
+the same as those of `ImageDecoder(normalize=...)` in a worker: torchvision's arithmetic, (level / 255 - mean) / deviation in
+float32.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from shmload.formats.images.decoder import levels_of
 
 
 class Normalize:
-    """Makes normalized floats of the images in a batch; for `after_batch` of ShmLoader, or a Map behind Collate of a pipeline.
+    """Convert the images of a batch to normalized floats, as `after_batch` of ShmLoader or in a Map after Collate of a pipeline.
 
     Args:
-        mean, std: a number for each channel, on the scale from 0 to 1.
-        field: of the batch: a key or an index; None: the batch is the images.
-        layout: "CHW" or "HWC", as in the batch.
-        dtype: of the result: torch.float32, float16 or bfloat16. All is reckoned in float32, and rounded last.
+        mean, std: one number per channel, on the scale from 0 to 1.
+        field: the field of the batch, a key or an index; None if the batch is the images.
+        layout: layout in the batch, "CHW" or "HWC".
+        dtype: dtype of the result: torch.float32, float16 or bfloat16. All computations are in float32, and the result is rounded.
     Raises:
-        ValueError, TypeError: an argument is none of these; (by a call) the field is no uint8 images of so many channels.
-    Thread/process safety: any number of callers. Pickles.
+        ValueError, TypeError: an argument is invalid; (when called) the field is not uint8 images with this number of channels.
+    Thread/process safety: any number of callers. Picklable.
     Example:
         >>> import torch
         >>> from shmload.formats import Normalize
@@ -54,16 +55,16 @@ class Normalize:
             raise ValueError(f"dtype is torch.float32, float16 or bfloat16; got {dtype}")
         self.field, self.layout, self.dtype = field, layout, dtype
         self._levels = levels_of(self.mean, self.std)
-        self._constants: dict[torch.device, list[torch.Tensor]] = {}  # of where images lay: a copy to a device takes its time
+        self._constants: dict[torch.device, list[torch.Tensor]] = {}  # per device, because copying to a device takes time
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with float images in place of its uint8 ones.
+        """Return the batch with float images in place of its uint8 images.
 
         Args:
-            batch: images of shape (..., channels, height, width), for "HWC" (..., height, width, channels); or a list of
-                them, as a ragged field is delivered; or a mapping, list or tuple that holds such a field.
+            batch: images of shape (..., channels, height, width), or for "HWC" (..., height, width, channels); or a list of them,
+                as in a ragged field; or a mapping, list or tuple that contains such a field.
         Returns:
-            images in new memory, on the device of those given; around them a shallow copy of the batch.
+            Images in new memory, on the same device; otherwise a shallow copy of the batch.
         """
         if self.field is None:
             return self._images(batch)
@@ -74,7 +75,7 @@ class Normalize:
             raise ValueError(f"Normalize(field={self.field!r}) needs a batch with that field; this one {has}") from error
         if isinstance(batch, tuple):
             fields = list(batch)
-            fields[self.field] = self._images(images)  # type: ignore[index]  # a tuple has taken it
+            fields[self.field] = self._images(images)  # type: ignore[index]  # the tuple has accepted it as an index
             return type(batch)(*fields) if hasattr(batch, "_fields") else tuple(fields)
         batch = copy.copy(batch)
         batch[self.field] = self._images(images)
@@ -105,7 +106,7 @@ class Normalize:
         return out if self.dtype == torch.float32 else out.to(self.dtype)
 
     def _constants_on(self, device: torch.device) -> list[torch.Tensor]:
-        """255, the means, the deviations. As tensors: a GPU multiplies by the reciprocal of a number, which may differ."""
+        """Return 255, the means and the deviations as tensors. A GPU would replace division by a number with its reciprocal."""
         if device not in self._constants:
             shape = (-1, 1, 1) if self.layout == "CHW" else (-1,)
             values = [torch.tensor(each, dtype=torch.float32) for each in (255.0, self.mean, self.std)]

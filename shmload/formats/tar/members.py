@@ -1,23 +1,20 @@
-"""Images as webdataset's specs name them: pictures of Pillow, numpy's HWC arrays, torch's CHW tensors.
+"""Encode and decode the members of tar files by the last part of their extension, as webdataset does.
 
-[torch|pil] l|rgb|rgba [8]        with 8: uint8, else float32 from 0 to 1; "torch" and "pil" are RGB
+A member with an unknown extension stays bytes. Formats that can run code (pickle, torch.load) are decoded only on request. No
+payload causes more memory to be allocated than it needs: an .npy header is compared with the bytes after it, and the decompressed
+size of gzip and npz is limited. When encoding, bytes and str are written unchanged.
 
-webdataset's tenbin: a list of arrays, each a header chunk and a data chunk, all at multiples of 64 bytes.
+Images are decoded according to webdataset's specs: Pillow images, numpy arrays (HWC) or torch tensors (CHW).
 
-"~TenBin~" | int64 bytes | those, filled up to 64        a chunk
-type, name (8 characters each) | int64 dimensions | int64 extents      a header chunk's bytes
+    [torch|pil] l|rgb|rgba [8]        with 8: uint8, else float32 from 0 to 1; "torch" and "pil" alone mean RGB
 
-From a member's bytes to its value, by the last part of its extension; what is not known stays bytes.
+Tenbin is webdataset's format for a list of arrays. Each array is a header chunk and a data chunk, all at multiples of 64 bytes:
 
-What could run code (pickle, torch.load) is decoded only when asked for. No payload makes room for more than it says it needs and
-holds: an .npy header is checked against the bytes behind it, what gzip and npz expand to has a limit.
+    "~TenBin~" | int64 number of bytes | the bytes, padded to 64           a chunk
+    type, name (8 characters each) | int64 dimensions | int64 extents      the bytes of a header chunk
 
-Source: webdataset 1.0.2, its autodecode module. Its encoders of class, count, msgpack, tenbin and html have
-no decoder there; they have one here.
-
-From a value to a member's bytes, by the last part of its extension, as webdataset's writer does.
-
-bytes and str pass as they are.
+Source: webdataset 1.0.2, its autodecode module. Its encoders of class, count, msgpack, tenbin and html have no decoder there; they
+have one here.
 """
 
 from __future__ import annotations
@@ -53,10 +50,10 @@ _SPEC = re.compile(r"(torch|pil)?(l|rgb|rgba)?(8)?")
 
 
 def image_decoder(spec: str) -> Callable[[bytes], Any]:
-    """The decoder of a spec.
+    """Return the decoder for a spec.
 
     Raises:
-        ValueError: there is no such spec.
+        ValueError: the spec is invalid.
     """
     match = _SPEC.fullmatch(spec)
     if match is None or not (match[1] or match[2]) or (match[3] and (match[1] == "pil" or not match[2])):
@@ -91,10 +88,10 @@ _TYPES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
 
 
 def decode_tenbin(data: bytes) -> list[NDArray[Any]]:
-    """The arrays.
+    """Decode a list of arrays.
 
     Raises:
-        ValueError: the bytes are not what tenbin says.
+        ValueError: the bytes are not valid tenbin.
     """
     chunks = list(_chunks(data))
     if len(chunks) % 2:
@@ -103,10 +100,10 @@ def decode_tenbin(data: bytes) -> list[NDArray[Any]]:
 
 
 def encode_tenbin(arrays: Sequence[Any]) -> bytes:
-    """The bytes of a list of arrays.
+    """Encode a list of arrays.
 
     Raises:
-        ValueError: tenbin has no such type.
+        ValueError: tenbin does not support the dtype.
     """
     found = []
     for given in arrays:
@@ -150,16 +147,16 @@ def _array(head: bytes, body: bytes) -> NDArray[Any]:
 
 Decoder = Callable[[bytes], Any]
 Decode = bool | str | Mapping[str, Decoder]
-EXPANDED_LIMIT = 1 << 31  # bytes that one member may expand to
+EXPANDED_LIMIT = 1 << 31  # greatest number of bytes that one member may expand to
 INTEGERS = frozenset({"class", "cls", "cls2", "count", "id", "index", "inx"})
 TEXTS = frozenset({"htm", "html", "text", "transcript", "txt"})
 
 
 def decode_npy(data: bytes) -> NDArray[Any]:
-    """A .npy payload as an array of its own.
+    """Decode a .npy payload into a new array.
 
     Raises:
-        ValueError: it is none, holds objects, or has more or fewer bytes than its header says.
+        ValueError: it is invalid, contains objects, or its size does not match its header.
     """
     shape, is_fortran, dtype, begin = npy_head_of(data)
     if dtype.hasobject:
@@ -172,12 +169,12 @@ def decode_npy(data: bytes) -> NDArray[Any]:
 
 
 def decode_npz(data: bytes) -> dict[str, NDArray[Any] | bytes]:
-    """The arrays of a .npz payload by name; what in it is no .npy stays bytes, as numpy leaves it.
+    """Decode the arrays of a .npz payload by name; members that are not .npy stay bytes, as in numpy.
 
-    numpy's own reader would make room for whatever a header says, and inflate without an end.
+    numpy's own reader would allocate whatever a header claims, and decompress without a limit.
 
     Raises:
-        ValueError: it is damaged, would expand to more than 2 GiB, or holds what `decode_npy` refuses.
+        ValueError: it is damaged, would expand to more than 2 GiB, or contains something that `decode_npy` rejects.
     """
     found: dict[str, NDArray[Any] | bytes] = {}
     try:
@@ -191,7 +188,7 @@ def decode_npz(data: bytes) -> dict[str, NDArray[Any] | bytes]:
                 if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     raise ValueError(f"npz: {info.filename!r} is compressed by method {info.compress_type}; numpy writes 0 and 8")
                 with archive.open(info) as member:
-                    payload = member.read(info.file_size)  # with that limit zipfile inflates no more, whatever is there
+                    payload = member.read(info.file_size)  # the limit stops zipfile from inflating more
                 is_array = payload.startswith(np.lib.format.MAGIC_PREFIX)
                 found[info.filename.removesuffix(".npy")] = decode_npy(payload) if is_array else payload
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
@@ -200,7 +197,7 @@ def decode_npz(data: bytes) -> dict[str, NDArray[Any] | bytes]:
 
 
 def gunzip(data: bytes) -> bytes:
-    """What a gzip file holds.
+    """Decompress a gzip file.
 
     Raises:
         ValueError: it is truncated, damaged, or expands to more than 2 GiB.
@@ -209,11 +206,11 @@ def gunzip(data: bytes) -> bytes:
 
 
 def unzstd(data: bytes) -> bytes:
-    """What a member that zstd has compressed expands to.
+    """Decompress a member that was compressed with zstd.
 
     Raises:
         ValueError: it is truncated, damaged, or expands to more than 2 GiB.
-        ModuleNotFoundError: there is nothing that reads zstd (extra `zstd`).
+        ModuleNotFoundError: no zstd library is installed (extra `zstd`).
     """
     pieces, total = [], 0
     for piece in expanded_pieces("zst", io.BytesIO(data)):
@@ -224,23 +221,24 @@ def unzstd(data: bytes) -> bytes:
     return b"".join(pieces)
 
 
-EXPANDERS: dict[str, Decoder] = {"gz": gunzip, "zst": unzstd}  # of single members, by the last part of their names
-ZSTD_LEVEL = 3  # zstd's own default
+EXPANDERS: dict[str, Decoder] = {"gz": gunzip, "zst": unzstd}  # decompress single members, by the last part of their names
+ZSTD_LEVEL = 3  # zstd's default
 
 
 def zstd(data: bytes, level: int = ZSTD_LEVEL) -> bytes:
-    """A member compressed by zstd."""
+    """Compress a member with zstd."""
     return b"".join(zstd_pieces(memoryview(data), level))
 
 
 class Decoders:
-    """Which decoder an extension has.
+    """Finds the decoder for an extension.
 
     Args:
-        decode: True, the safe ones; False, none; a str, also images, as webdataset's image specs name them ("pil", "rgb8"); a
-            mapping of extensions to functions, which go before the safe ones.
+        decode: True uses the safe ones; False none; a str also decodes images, by webdataset's image specs ("pil", "rgb8"); a
+            mapping of extensions to functions takes precedence over the safe ones.
+        allow_pickle: also use decoders that can run arbitrary code.
     Raises:
-        ValueError: there is no such image spec.
+        ValueError: the image spec is invalid.
     """
 
     def __init__(self, decode: Decode, *, allow_pickle: bool = False) -> None:
@@ -253,13 +251,13 @@ class Decoders:
         return partial(Decoders, allow_pickle=self._allow_pickle), (self._decode,)
 
     def of(self, extension: str) -> Decoder | None:
-        """The decoder of an extension; None if its value is the bytes."""
+        """Return the decoder for an extension; None if its value is the bytes."""
         if extension not in self._found:
             self._found[extension] = self._search(extension)
         return self._found[extension]
 
     def is_plain(self, extension: str) -> bool:
-        """Whether the extension's decoder is the usual one, and so may be done natively."""
+        """Return whether the extension has its default decoder, which native code may replace."""
         return self._decode is not False and extension not in self._own and extension.rpartition(".")[2] not in self._own
 
     def _search(self, extension: str) -> Decoder | None:
@@ -308,10 +306,10 @@ Encoder = Callable[[Any], bytes]
 
 
 def encode(extension: str, value: Any) -> bytes:
-    """The bytes of a value.
+    """Encode a value.
 
     Raises:
-        ValueError, TypeError: the extension has no encoder for such a value.
+        ValueError, TypeError: the extension has no encoder for this value.
     """
     inner, _, last = extension.lower().rpartition(".")
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -330,7 +328,7 @@ def encode(extension: str, value: Any) -> bytes:
 
 
 def _written(write: Callable[[Any], object]) -> bytes:
-    """What is written to a file."""
+    """Return what `write` writes to a file."""
     file = io.BytesIO()
     write(file)
     return file.getvalue()
@@ -340,14 +338,14 @@ def _npz(value: Any) -> bytes:
     arrays: dict[str, Any] = {name: np.asarray(each) for name, each in value.items()}
     if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
         raise ValueError(f"npz: {objects[0]!r} is an array of objects, which would be a pickle; give numbers or text")
-    # without allow_pickle=, which numpy before 2.2 would store as an array; its members are dated 1980: always the same bytes
+    # no allow_pickle=, which numpy before 2.2 would store as an array; members are dated 1980, so the bytes are always the same
     return _written(lambda file: np.savez(file, **arrays))
 
 
 def _integer(value: Any) -> bytes:
     try:
         return b"%d" % operator.index(value.item() if hasattr(value, "item") else value)
-    except (TypeError, ValueError):  # a float would lose what is behind its point
+    except (TypeError, ValueError):  # a float would lose its fraction
         raise TypeError(f"an integer is needed, got {value!r}: give an extension that keeps it, as json or npy") from None
 
 

@@ -1,21 +1,18 @@
-"""TarDataset: the samples of WebDataset shards on this machine, each reached by its index.
+"""TarDataset: random access to the samples of WebDataset tar shards in local files.
 
-A field of a schema, read for a whole batch from the members of its samples.
+The index of a shard is built by reading every header once. It is saved next to the shard as `<shard>.index`, so that later
+processes only map it:
 
-The native readers copy what is as plain as it is usually written; the row they stop at is decoded here, which either converts it or
-raises the error that says what is wrong with it.
-
-One tar shard: its index and its bytes.
-
-The index is made by reading every header once, and is kept beside the shard as `<shard>.index`, so that the next process maps it:
-
-    magic | shard's bytes, time of change | counts | CRC-32 of the rest
+    magic | shard's size, modification time | counts | CRC-32 of the rest
     payload offsets, payload sizes, first member of each sample, ends of keys: uint64 | extension of each member: uint16
-    extensions, ended by NUL | keys end to end
+    extensions, each terminated by NUL | concatenated keys
 
-It is written under another name and moved into place. Where that is not possible (a read-only folder) it stays in memory. An
-index whose shard has changed since, or that is damaged, is made anew: nothing in it is believed unchecked, since what it says
-becomes addresses.
+The file is written under a temporary name and renamed. If that is not possible (a read-only folder), the index stays in memory. An
+index that is damaged, or whose shard has changed, is rebuilt. All of it is validated, because its values become memory addresses.
+
+With a schema, each field is read for a whole batch at once (`TarColumn`). Native readers copy values that are written in the usual
+way. When they stop at a row, Python code decodes that row: it either converts the value or raises an error that explains what is
+wrong.
 """
 
 from __future__ import annotations
@@ -56,12 +53,12 @@ _MAGIC = b"SHMTAR\x00\x01"
 
 
 class ShardIndex:
-    """Where the members of a shard lie.
+    """The positions of the members in a shard.
 
     Attributes:
-        offsets, sizes, member_extensions: of each member; `first`: of each sample, and one for the end.
-        extensions: in lower case; `member_extensions` counts them.
-        nbytes, mtime_ns: of the shard.
+        offsets, sizes, member_extensions: one value per member; `first`: first member of each sample, and the end.
+        extensions: in lower case; values of `member_extensions` are indices into this list.
+        nbytes, mtime_ns: size and modification time of the shard.
     """
 
     def __init__(self, path: str, packed: Any) -> None:
@@ -84,19 +81,19 @@ class ShardIndex:
         self._keys = take("u1", keys_nbytes)
 
     def key(self, sample: int) -> str:
-        """A sample's key."""
+        """Return the key of a sample."""
         begin = int(self._key_ends[sample - 1]) if sample else 0
         return self._keys[begin : int(self._key_ends[sample])].tobytes().decode("utf-8", "surrogateescape")
 
     def members(self, sample: int) -> list[tuple[str, int, int]]:
-        """(extension, offset, size) of a sample's members."""
+        """Return (extension, offset, size) of each member of a sample."""
         return [
             (self.extensions[self.member_extensions[m]], int(self.offsets[m]), int(self.sizes[m]))
             for m in range(int(self.first[sample]), int(self.first[sample + 1]))
         ]
 
     def is_sound(self) -> bool:
-        """Whether all that it says lies inside the shard and inside itself."""
+        """Return whether all positions are inside the shard and inside the index."""
         first, ends, sizes = self.first, self._key_ends, self.sizes
         return bool(
             first[0] == 0
@@ -111,7 +108,7 @@ class ShardIndex:
 
 
 def map_file(path: str) -> tuple[mmap.mmap | bytes, os.stat_result]:
-    """A file's bytes, mapped read-only, and what the file was then."""
+    """Map a file read-only. Return its bytes and its status at that time."""
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
@@ -119,16 +116,16 @@ def map_file(path: str) -> tuple[mmap.mmap | bytes, os.stat_result]:
 
 
 def changed(index: ShardIndex) -> ShardCorrupt:
-    """The error for a shard that is not what its index says any more."""
+    """Return the error for a shard that has changed since it was indexed."""
     return ShardCorrupt(f"{index.path}: was changed since it was indexed, with {index.nbytes} bytes: make the dataset anew")
 
 
 def load_index(path: str, *, cache: bool = True) -> ShardIndex:
-    """The index of a shard: the one beside it if that is of this shard as it is now, else a new one, kept there if possible.
+    """Load the saved index of a shard if it is valid and up to date; otherwise build it, and save it if possible.
 
     Raises:
-        ShardCorrupt: the shard is no sound tar file; names offset and cause.
-        ValueError: it is compressed.
+        ShardCorrupt: the shard is not a valid tar file; names offset and cause.
+        ValueError: the shard is compressed.
     """
     if cache and (found := _kept(path)) is not None:
         return found
@@ -145,14 +142,14 @@ def load_index(path: str, *, cache: bool = True) -> ShardIndex:
 
 
 def pack_index(path: str, data: Buffer, *, mtime_ns: int = 0) -> bytes:
-    """The index of a shard's bytes, as it is kept beside the shard.
+    """Build the index of a shard, in its saved form.
 
     Args:
-        path: of the shard, for errors.
-        data: its bytes; only headers are looked at.
-        mtime_ns: when it was last changed; 0 in an index that goes with the shard to other machines.
+        path: path of the shard, for errors.
+        data: the shard's bytes; only headers are read.
+        mtime_ns: modification time of the shard; 0 for an index that is distributed with the shard.
     Raises:
-        ShardCorrupt: it is no sound tar file; names offset and cause.
+        ShardCorrupt: the shard is not a valid tar file; names offset and cause.
     """
     scan = TarScan(data)
     if scan.cause:
@@ -165,7 +162,7 @@ def pack_index(path: str, data: Buffer, *, mtime_ns: int = 0) -> bytes:
 
 
 def _has_its_own(path: str, nbytes: int) -> bool:
-    """Whether the index beside the shard is the one it was packed with, by whose checksum a manifest goes: that stays."""
+    """Return whether the index was packed with the shard. It must not be replaced, because the manifest has its checksum."""
     try:
         found = unpack_index(path, map_file(path + SUFFIX)[0], nbytes)
     except OSError:
@@ -174,7 +171,7 @@ def _has_its_own(path: str, nbytes: int) -> bool:
 
 
 def _kept(path: str) -> ShardIndex | None:
-    """The index beside the shard, if it can be believed."""
+    """Return the index next to the shard if it is valid and up to date, else None."""
     try:
         packed, _ = map_file(path + SUFFIX)
         status = os.stat(path)
@@ -185,11 +182,12 @@ def _kept(path: str) -> ShardIndex | None:
 
 
 def unpack_index(path: str, packed: Any, nbytes: int) -> ShardIndex | None:
-    """An index that was packed for a shard of so many bytes, if it can be believed.
+    """Return the index of a shard of `nbytes` bytes from its saved form, or None if it is invalid.
 
     Args:
-        path: of the shard, for errors.
-        packed: the bytes, which stay in use.
+        path: path of the shard, for errors.
+        packed: the saved index; the result refers to these bytes.
+        nbytes: size of the shard.
     """
     if len(packed) < _HEADER.size:
         return None
@@ -203,18 +201,18 @@ def unpack_index(path: str, packed: Any, nbytes: int) -> ShardIndex | None:
     return found if found.is_sound() else None
 
 
-DecodeRow = Callable[[int], Any]  # row -> the value, as __getitem__ gives it
+DecodeRow = Callable[[int], Any]  # row -> the value, as `__getitem__` returns it
 KEY = "__key__"
 
 
 @dataclass(frozen=True)
 class TarColumn:
-    """One field.
+    """One field of a schema.
 
     Attributes:
-        way: how its rows are read: "npy", "int", "raw", "str", "bytes", or "decode", which is by Python.
+        way: how its rows are read: "npy", "int", "raw", "str" and "bytes" natively, "decode" in Python.
         dtype: numpy's; str or bytes for text.
-        shape: of a row; None is a ragged extent.
+        shape: shape of a row; None is a ragged extent.
     """
 
     name: str
@@ -225,10 +223,10 @@ class TarColumn:
 
     @classmethod
     def of(cls, name: str, number: int, spec: Any, kinds: set[str]) -> TarColumn:
-        """The column of a schema's field, whose members are of these kinds: "npy", "int", "raw", "str" or "decode".
+        """Create the column of a schema's field. `kinds` are the kinds of its members: "npy", "int", "raw", "str" or "decode".
 
         Raises:
-            ValueError: numpy has no such type.
+            ValueError: numpy does not have the type.
         """
         dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
         shape = tuple(shape)
@@ -247,7 +245,7 @@ class TarColumn:
         return cls(name, number, kind if is_native else "decode", found, shape)
 
     def read(self, members: Members, out: Any, decoded: DecodeRow) -> None:
-        """Writes the rows of a batch."""
+        """Read the field of all rows of a batch into `out`."""
         if self.dtype in (str, bytes):
             found = [None] * members.count if self.way == "decode" else members.payloads(self.way == "str")
             out[self.name] = [decoded(row) if value is None else value for row, value in enumerate(found)]
@@ -266,7 +264,7 @@ class TarColumn:
                 row = members.read_ints(rows, row, self.dtype.itemsize, self.dtype.kind == "i")
             elif is_plain and self.way == "raw":
                 row = members.read_raw(rows, row)
-            if row < members.count:  # the native reader stopped at it
+            if row < members.count:  # the native reader stopped at this row
                 rows[row] = self.checked(decoded(row))
                 row += 1
 
@@ -294,10 +292,10 @@ class TarColumn:
             values[int(ends[row] - numels[row]) : int(ends[row])] = value.reshape(-1)
 
     def checked(self, value: Any) -> Any:
-        """A decoded value as it goes into a row: text, or an array of the schema's shape and kind of numbers.
+        """Convert a decoded value for its row: text, or an array of the schema's shape and dtype.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the value does not match the schema.
         """
         if self.dtype in (str, bytes):
             return self._text(value)
@@ -333,14 +331,14 @@ class TarColumn:
         return value
 
 
-_MOST_ALTERNATIVES = 254  # of a field: they are ranked in 8 bits
+_MOST_ALTERNATIVES = 254  # per field, because ranks have 8 bits
 
 
 class TarSamples:
-    """Shards as they are open in this process: their indexes, and those mapped so far.
+    """The shards that this process has opened: all indexes, and the shards mapped so far.
 
     Args:
-        counts: samples of each; None: as the indexes say.
+        counts: number of samples of each shard; None takes them from the indexes.
     """
 
     def __init__(
@@ -359,35 +357,35 @@ class TarSamples:
         return self._begin[-1]
 
     def at(self, index: int) -> tuple[int, int]:
-        """(shard, sample within it)."""
+        """Return (shard, sample within it)."""
         shard = bisect_right(self._begin, index) - 1
         return shard, index - self._begin[shard]
 
     def data(self, shard: int) -> NDArray[np.uint8]:
-        """A shard's bytes."""
+        """Return the bytes of a shard."""
         return self._mapped[shard] if shard in self._mapped else self._open(shard)
 
     def open_all(self, indices: NDArray[np.int64]) -> None:
-        """Maps the shards of these samples.
+        """Map the shards of these samples.
 
         Raises:
-            ShardCorrupt: one was written to since it was indexed.
+            ShardCorrupt: a shard has been modified since it was indexed.
         """
         while (shard := self.rows.unopened(indices)) >= 0:
             self._open(shard)
         self.check(indices)
 
     def check(self, indices: NDArray[np.int64]) -> None:
-        """Whether the shards of these samples, all mapped, still are what they were; asked again when all is read.
+        """Check that the shards of these samples, all mapped, are unchanged. Called again after all is read.
 
         Raises:
-            ShardCorrupt: one is not.
+            ShardCorrupt: a shard has changed.
         """
         if (shard := self.rows.changed(indices)) >= 0:
             raise changed(self.indexes[shard])
 
     def map(self, shard: int) -> tuple[NDArray[np.uint8], bytes | None, tuple[int, int, int, int] | None]:
-        """(a shard's bytes, path and state of their file); None and None: nobody writes to it."""
+        """Return (bytes of a shard, path and state of its file). Path and state may be None if the file cannot change."""
         index = self.indexes[shard]
         file = MappedFile(os.fsencode(index.path))
         if file.state[2:] != (index.nbytes, index.mtime_ns):
@@ -410,25 +408,25 @@ class TarSamples:
 class TarDataset:
     """The samples of tar shards: dicts of decoded members by extension, and `__key__`.
 
-    The first use reads all headers, some shards at a time, and keeps an index beside each shard (`x.tar.index`); after that opening
-    costs next to nothing and any sample is as near as any other. Payloads are read from the mapped file. A pickled dataset
-    holds names only; every process maps the shards it reads. A shard that was written to since it was indexed is an error; one that
-    was replaced or removed is still read as it was.
+    On first use, all headers are read, several shards in parallel, and an index is saved next to each shard (`x.tar.index`). After
+    that, opening costs almost nothing, and any sample can be read directly. Payloads are read from the mapped file. A pickled
+    dataset contains only names; every process maps the shards that it reads. Reading a shard that was modified after it was indexed
+    is an error; a shard that was replaced or removed is still read as it was.
 
-    With a `schema` whole batches are decoded into the rows they are delivered in: .npy, numbers, raw bytes and text natively.
+    With a `schema`, whole batches are decoded directly into their rows: .npy, numbers, raw bytes and text natively.
 
     Args:
-        shards: paths, in which braces expand: "train-{000..099}.tar". A folder stands for its .tar files, sorted by name.
-        fields: what a sample holds: extensions, or names with alternatives, {"image": "jpg;png"}. Default: every member.
-        schema: type and shape of each field, {"npy": ("float32", (1024,)), "cls": "int64", "txt": str}; it names the fields, or
-            some of those that `fields` names. "__key__": str gives the key.
-        decode: True, by extension, what is safe; False, bytes; an image spec ("pil", "rgb8", "torchrgb"), images too; or
-            {extension: function}.
-        allow_pickle: decode pickles and what torch.load reads, which can run any code.
-        cache: keep the indexes beside the shards.
+        shards: paths, with braces expanded: "train-{000..099}.tar". A folder means its .tar files, sorted by name.
+        fields: the contents of a sample: extensions, or names with alternatives, {"image": "jpg;png"}. Default: every member.
+        schema: type and shape of each field, {"npy": ("float32", (1024,)), "cls": "int64", "txt": str}. It lists the fields, or
+            some of those in `fields`. "__key__": str adds the key.
+        decode: True decodes by extension what is safe; False returns bytes; an image spec ("pil", "rgb8", "torchrgb") decodes
+            images, too; {extension: function} uses your own decoders.
+        allow_pickle: decode pickles and files for torch.load, which can run arbitrary code.
+        cache: save the indexes next to the shards.
     Raises:
-        ValueError: names that stand for no shard; a compressed shard (at first use).
-        ShardCorrupt: a shard is no sound tar file, or a member not what its extension or the schema says.
+        ValueError: names that match no shard; a compressed shard (on first use).
+        ShardCorrupt: a shard is not a valid tar file, or a member does not match its extension or the schema.
     Thread/process safety: any number of readers.
     Example:
         >>> import tempfile
@@ -484,21 +482,20 @@ class TarDataset:
 
     @property
     def read_batch_into(self) -> Callable[[Sequence[int], Any], None] | None:
-        """Decodes samples into rows, `read(indices, out)` as docs/own_format.md says. None where a decoder of the user's own does
-        part of that.
+        """Decode samples into rows: `read(indices, out)` as in docs/own_format.md. None if a user-defined decoder is needed.
 
-        Such a decoder may draw random numbers, which are each sample's own only if samples are read one by one.
+        User-defined decoders may draw random numbers, and each sample has its own generator only if samples are read one by one.
         """
         return None if self._has_own_decoders else self._read_batch_into
 
     def read_into(self, index: int, out: Any) -> None:
-        """Decodes one sample into its row.
+        """Decode one sample into its row.
 
         Args:
-            index: of the sample.
-            out: the row, with a place for each field of the schema.
+            index: index of the sample.
+            out: the row, which has a place for each field of the schema.
         Raises:
-            ShardCorrupt: a member is not what its extension or the schema says.
+            ShardCorrupt: a member does not match its extension or the schema.
         """
         self._read_batch_into([index], SingleRow(out))
 
@@ -515,7 +512,7 @@ class TarDataset:
             out[KEY] = [samples.indexes[shard].key(sample) for shard, sample in places]
 
     def _row(self, numbers: NDArray[np.int64], column: TarColumn, row: int) -> Any:
-        """A field of a sample, decoded and checked."""
+        """Return a field of a sample, decoded and checked."""
         number = int(numbers[row])
         value = self._value(number, column.name)
         try:
@@ -525,7 +522,7 @@ class TarDataset:
             raise self._corrupt(shard, sample, column.name, error) from error
 
     def _value(self, number: int, name: str) -> Any:
-        """A field of a sample, decoded."""
+        """Return a field of a sample, decoded."""
         assert self._fields is not None
         samples = self._opened()
         shard, sample = samples.at(number)
@@ -543,9 +540,9 @@ class TarDataset:
             return data
         try:
             return decoder(data)
-        except (ImportError, MemoryError):  # the member is not at fault
+        except (ImportError, MemoryError):  # the member is not the cause
             raise
-        except Exception as error:  # of a library or of the user's own decoder: whichever it is, the member is at fault
+        except Exception as error:  # raised by a library or the user's decoder; in both cases the member is the cause
             raise self._corrupt(shard, sample, name, error, f" at byte {offset}") from error
 
     def _bytes(self, shard: int, sample: int, offset: int, size: int) -> bytes:
@@ -563,7 +560,7 @@ class TarDataset:
         return ShardCorrupt(f"{index.path}: field {name!r} of sample {index.key(sample)!r}{at}: {error}")
 
     def _kind(self, extension: str) -> str:
-        """How a schema's members of this extension can be read natively."""
+        """Return how members of this extension are read for a schema."""
         if self._decoders.of(extension) is None:
             return "raw"
         if not self._decoders.is_plain(extension):
@@ -576,7 +573,7 @@ class TarDataset:
 
     def _open(self) -> TarSamples:
         with ThreadPoolExecutor(min(len(self.paths), os.cpu_count() or 1), "shmload-tar-index") as pool:
-            each = pool.map if len(self.paths) > 1 else map  # for one alone no thread is started
+            each = pool.map if len(self.paths) > 1 else map  # a single shard needs no thread
             indexes = list(each(partial(load_index, cache=self._cache), self.paths))
         return TarSamples(indexes, list((self._fields or {}).values()))
 
@@ -586,7 +583,7 @@ class TarDataset:
 
 
 def _fields(given: Any, schema: Mapping[str, Any] | None) -> dict[str, list[str]] | None:
-    """Alternatives of extensions by field; None if a sample holds all its members."""
+    """Return the alternative extensions of each field; None if a sample has all its members."""
     if given is None:
         return None if schema is None else {name: [name.lower()] for name in schema if name != KEY}
     pairs = given.items() if isinstance(given, Mapping) else [(name, name) for name in names_of(given, "fields")]

@@ -1,7 +1,7 @@
-"""TarStream: samples of tar shards one after another, for those that are compressed.
+"""TarStream: read the samples of tar shards in order, also of compressed ones.
 
-Each worker reads shards of its own, and of ranks each reads its share, so there should be as many shards as workers in all, or a
-multiple. What a sample is, and what is an error, is as in TarDataset.
+Each worker of each rank reads its own shards, so the number of shards should be a multiple of the total number of workers. Samples
+and errors are the same as for TarDataset.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from shmload.world import OwnRank
 
 _ENDINGS = (".tar", ".tgz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "zstd")))
 _BLOCK = 512
-_PIECE = 1 << 20  # bytes read at once: a size in a header makes no more room than there are bytes
-_META_LIMIT = 1 << 20  # bytes of a long name or PAX header
+_PIECE = 1 << 20  # bytes per read, so that a false size in a header allocates no more than the file has
+_META_LIMIT = 1 << 20  # greatest size of a long name or PAX header
 
 
 class TarStream(IterableDataset[dict[str, Any]]):
-    """The samples of tar shards, plain or compressed by gzip, bzip2, xz or zstd, in order: an IterableDataset.
+    """The samples of tar shards, plain or compressed with gzip, bzip2, xz or zstd, in order: an IterableDataset.
 
-    Each worker and rank reads whole shards, so there should be as many as workers in all, or a multiple.
+    Each worker of each rank reads whole shards, so the number of shards should be a multiple of the total number of workers.
 
     Args:
-        shards: paths, in which braces expand. A folder stands for its tar files, compressed or not, sorted by name.
-        decode, allow_pickle: as in TarDataset.
-        rank, world_size: which share of the shards is read; by default as torch.distributed or the environment say.
+        shards: paths, with braces expanded. A folder means its tar files, compressed or not, sorted by name.
+        decode, allow_pickle: as for TarDataset.
+        rank, world_size: determine the share of the shards to read; by default from torch.distributed or the environment.
     Raises:
-        ShardCorrupt: a shard is no sound tar file or its compression is damaged.
+        ShardCorrupt: a shard is not a valid tar file, or its compressed data is damaged.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class TarStream(IterableDataset[dict[str, Any]]):
             decoder = self._decoders.of(extension)
             try:
                 sample[extension] = data if decoder is None else decoder(data)
-            except (ImportError, MemoryError):  # the member is not at fault
+            except (ImportError, MemoryError):  # the member is not the cause
                 raise
-            except Exception as error:  # of a library or of the user's own decoder
+            except Exception as error:  # raised by a library or the user's decoder
                 raise ShardCorrupt(f"{path}: field {extension!r} of sample {key!r} at byte {offset}: {error}") from error
         if sample:
             yield sample
 
 
 def _members(path: str) -> Iterator[tuple[str, str, int, bytes]]:
-    """(key, extension, offset of the header, payload) of every member that belongs to a sample."""
+    """Yield (key, extension, offset of the header, payload) of every member that belongs to a sample."""
     headers = tar.TarHeaders()
     with open(path, "rb") as raw:
         packing = compression_of(raw.read(MAGIC_NBYTES))

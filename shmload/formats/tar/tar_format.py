@@ -1,9 +1,9 @@
-"""The format tar, as WebDataset writes it: the members of one key are one sample.
+"""The tar format as written by WebDataset: the members with the same key are one sample.
 
-The index of a shard that nobody has indexed is made from its headers. Address space as large as the shard stands for it: the bytes
-that are read are put in their places, and the scan of a whole shard runs over it, with the same checks and the same index. While
-members are small, pieces of a few MiB are read, because those contain many headers. The contents of large members are not read, and
-the pages for them take no memory.
+The index of a remote shard without one is built from its headers. The shard is represented by address space of its size: the bytes
+that are read are copied to their positions, and then the same scan runs as for a whole shard, with the same checks and the same
+result. While members are small, pieces of a few MiB are read, because those contain many headers. The contents of large members are
+not read, and their pages take no memory.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from shmload.formats.summary import VALUES_SEEN, Sizes, Summary, fields_seen, nb
 from shmload.formats.tar.shards import KEY, SUFFIX, ShardIndex, TarDataset, load_index, pack_index, unpack_index
 
 _BLOCK = 512
-_META_LIMIT = 1 << 20  # bytes of a long name or PAX header
+_META_LIMIT = 1 << 20  # greatest size of a long name or PAX header
 
 
 def scan_remote(url: str, nbytes: int, read: Read) -> bytes:
-    """Return the packed index of a shard.
+    """Build the packed index of a shard.
 
     Args:
-        url: for errors.
-        nbytes: of the shard.
+        url: URL of the shard, for errors.
+        nbytes: size of the shard.
         read: (offset, nbytes) -> the bytes there.
     Raises:
-        ShardCorrupt: it is not a sound tar file; names the offset and the cause.
+        ShardCorrupt: it is not a valid tar file; names the offset and the cause.
     """
     if nbytes < _BLOCK:
         raise ShardCorrupt(f"{url}: at byte 0: a tar file has at least one block of {_BLOCK} bytes, this has {nbytes}")
     shard = mmap.mmap(-1, nbytes)
     headers = tar.TarHeaders()
-    have, at = range(0), 0  # the piece that was read; all before it has been scanned
+    have, at = range(0), 0  # the piece that was read last; everything before it has been scanned
 
     def need(offset: int, size: int) -> bytes:
         """Return bytes of the shard; fewer than asked for at its end."""
@@ -57,10 +57,10 @@ def scan_remote(url: str, nbytes: int, read: Read) -> bytes:
     while at + _BLOCK <= nbytes:
         kind = headers.read_header(need(at, _BLOCK))
         if kind < 0:
-            break  # the scan reports what is wrong
+            break  # the scan reports the error
         at += _BLOCK
         if kind == tar.END:
-            need(at, nbytes - at)  # nothing but zeros, which the scan sees to
+            need(at, nbytes - at)  # the scan checks that these are only zeros
             break
         if kind not in (tar.FILE, tar.OTHER):
             if headers.size > _META_LIMIT:
@@ -73,7 +73,7 @@ def scan_remote(url: str, nbytes: int, read: Read) -> bytes:
 
 @dataclass(frozen=True)
 class Tar:
-    """Tar files, as WebDataset writes them. A sample is the members of one key, as bytes by extension."""
+    """Tar files as written by WebDataset. A sample is the members of one key, as bytes by extension."""
 
     name: ClassVar[str] = "tar"
     title: ClassVar[str] = "tar"
@@ -84,7 +84,7 @@ class Tar:
         block = head.begin[:_BLOCK]
         if len(block) < _BLOCK or head.compression == "zlib":
             return False
-        if not any(block):  # an archive without members: its end marker
+        if not any(block):  # an archive without members has only its end marker
             return not any(head.begin[: 2 * _BLOCK]) and len(head.begin) >= 2 * _BLOCK
         try:
             checksum = int(block[148:156].strip(b" \0") or b"x", 8)
@@ -106,7 +106,7 @@ class Tar:
         notes, nbytes, counts = [], [], Counter[str]()
         opened: Any = TarDataset(head.path, cache=False)
         if head.compression:
-            from shmload.formats.tar.stream import TarStream  # which brings torch
+            from shmload.formats.tar.stream import TarStream  # imports torch
 
             notes = [f"compressed by {head.compression}: it can only be read in order, by TarStream"]
             opened = TarStream(head.path, rank=0, world_size=1)
@@ -114,7 +114,7 @@ class Tar:
                 members = {name: value for name, value in sample.items() if name != KEY}
                 counts.update(list(members))
                 nbytes.append(nbytes_of(members))
-        else:  # by the index alone, of all
+        else:  # the index is sufficient
             index = opened._opened().indexes[0]
             numbers = np.bincount(index.member_extensions, minlength=len(index.extensions))
             counts.update(dict(zip(index.extensions, numbers.tolist(), strict=True)))

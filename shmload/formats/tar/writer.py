@@ -1,11 +1,8 @@
-"""TarWriter: samples to shards, the same bytes every time.
+"""TarWriter: write samples to tar shards, reproducibly: equal samples give equal bytes.
 
-A member is a header (`writer.py`) and its payload; a sample's members stand in the order of their extensions.
-
-Headers of tar members: 512 bytes of ustar, the same ones every time.
-
-What of a path does not fit a header's name goes to its prefix. Longer paths, and payloads from 8 GiB on, have the headers of GNU's
-tar. Owners, times and modes are fixed.
+A member is a header of 512 bytes and its payload. The members of a sample are sorted by extension. Headers are ustar: the part of a
+path that does not fit the name field goes to the prefix field. Longer paths, and payloads of 8 GiB or more, use GNU tar's headers.
+Owners, modes and modification times are fixed.
 """
 
 from __future__ import annotations
@@ -26,19 +23,20 @@ from shmload.formats.tar.members import encode
 from shmload.formats.tar.shards import KEY
 
 BLOCK = 512
-RECORD = 20 * BLOCK  # what tar programs fill an archive up to
+RECORD = 20 * BLOCK  # tar programs pad an archive to a multiple of this
 _OWNER = b"0000644\0" + 2 * b"0000000\0"  # mode, uid, gid
-_LINK = bytes(100) + b"ustar\x0000" + bytes(64) + 2 * b"0000000\0"  # no link, no names of owners, no device
-_PLAIN = sum(_OWNER) + sum(_LINK) + ord("0") + 8 * ord(" ")  # of a header's checksum, which counts itself as blanks
+_LINK = bytes(100) + b"ustar\x0000" + bytes(64) + 2 * b"0000000\0"  # no link, no owner names, no device
+# constant part of a header's checksum, which counts its own field as blanks
+_PLAIN = sum(_OWNER) + sum(_LINK) + ord("0") + 8 * ord(" ")
 
 
 def archive_nbytes(members_nbytes: int) -> int:
-    """How large the file of such members is, with its end marker and filled up."""
+    """Return the size of an archive with members of this total size, including its end marker and padding."""
     return -(-(members_nbytes + 2 * BLOCK) // RECORD) * RECORD
 
 
 def member_name(key: str, extension: str) -> bytes:
-    """The name of a sample's member.
+    """Return the name of a sample's member.
 
     Raises:
         ValueError: it would be read back as another key or extension.
@@ -54,11 +52,11 @@ def member_name(key: str, extension: str) -> bytes:
 
 
 def member_header(name: bytes, nbytes: int, *, mtime: int = 0) -> bytes:
-    """What stands before a payload of `nbytes`."""
+    """Return the header for a payload of `nbytes`."""
     prefix, rest = b"", name
     if len(name) > 100:
         at = name.rfind(b"/", 0, 156)
-        prefix, rest = (name[:at], name[at + 1 :]) if at > 0 else (b"", name)  # a slash in front is no end of a prefix
+        prefix, rest = (name[:at], name[at + 1 :]) if at > 0 else (b"", name)  # a leading slash does not end a prefix
     if not 0 < len(rest) <= 100 or nbytes >= 1 << 33:
         info = tarfile.TarInfo(name.decode("utf-8", "surrogateescape"))
         info.size, info.mtime = nbytes, mtime
@@ -81,21 +79,21 @@ _NUMBER = re.compile(r"%0?\d*d")
 
 
 class TarWriter(AtomicWriter):
-    """Writes samples: dicts of values by extension, and `__key__`.
+    """Write samples to tar shards: dicts of values by extension, and `__key__`.
 
-    A shard appears under its name when it is complete; one that an error interrupts never does. Values are encoded by
-    extension; bytes and str are written as they are.
+    A shard appears under its name when it is complete; if an error interrupts it, it never does. Values are encoded by extension;
+    bytes and str are written unchanged.
 
     Args:
-        path: of the one shard; or a pattern with a number, "train-%06d.tar", of several. `.tar.gz`, `.tgz`, `.tar.bz2`, `.tar.xz`
-            are compressed, and can be read in order only.
-        maxcount: samples in a shard.
-        maxsize: bytes of a shard before compression, never exceeded.
-        mtime: of all members, seconds since 1970.
+        path: path of a single shard, or a pattern with a number, "train-%06d.tar", for several. `.tar.gz`, `.tgz`, `.tar.bz2` and
+            `.tar.xz` are compressed, and can only be read in order.
+        maxcount: greatest number of samples per shard.
+        maxsize: greatest size of a shard in bytes before compression, never exceeded.
+        mtime: modification time of all members, in seconds since 1970.
         start_shard: number of the first shard.
     Raises:
-        ValueError: limits without a pattern; no file lies at the path, but a device, say; a key or an extension that would be read
-            back as another.
+        ValueError: limits without a pattern; the path exists and is not a file, but a device, for example; a key or an extension
+            that would be read back as another.
     Cost: one copy of each payload.
     Example:
         >>> import tempfile
@@ -124,19 +122,19 @@ class TarWriter(AtomicWriter):
             raise ValueError(f"maxcount is at least 1, maxsize {RECORD}; got {maxcount}, {maxsize}")
         self._maxcount, self._maxsize, self._mtime = maxcount, maxsize, mtime
         self._shard = start_shard
-        self._files: list[Any] = []  # of the shard that is being written: what compresses it, if anything, and the file
+        self._files: list[Any] = []  # of the current shard: the compressor, if any, and the file
         self._temporary = self._last_key = ""
         self._nbytes = self._count = 0
         self.paths: list[str] = []  # of complete shards
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Adds a sample.
+        """Append a sample.
 
         Args:
-            sample: values by extension, and under `__key__` a str that differs from the sample's before. Other names that begin
-                with two underscores are left out.
+            sample: values by extension, and under `__key__` a str that differs from the previous sample's. Other names that begin
+                with two underscores are skipped.
         Raises:
-            ValueError: its key or an extension would be read back as another, it has no members, or is larger than a shard.
+            ValueError: its key or an extension would be read back as another, it has no members, or it is larger than a shard.
         """
         key = sample.get(KEY)
         if not isinstance(key, str):
@@ -160,7 +158,7 @@ class TarWriter(AtomicWriter):
         self._last_key = key
 
     def close(self) -> None:
-        """Completes the last shard. Without any sample one empty shard is written."""
+        """Complete the last shard. Without any sample, write one empty shard."""
         if not self._files and not self.paths:
             self._begin()
         if self._files:
@@ -201,10 +199,10 @@ class TarWriter(AtomicWriter):
         self._shard += 1
 
     def abandon(self) -> None:
-        """Gives up the shard that is being written: leaves nothing of it, and an older one untouched."""
+        """Discard the current shard without a trace; an older file of its name stays."""
         files, self._files = self._files, []
         if files:
             os.unlink(self._temporary)
         for file in files:
-            with suppress(OSError):  # of a full disk, say, which may be why it is given up
+            with suppress(OSError):  # a full disk, for example, which may be why the shard is discarded
                 file.close()

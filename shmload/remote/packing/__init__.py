@@ -1,1 +1,1 @@
-"""Packing a dataset into shards on a store: what samples become, the shards, and what is kept for a packing that is killed."""
+"""Packing a dataset into shards on a store: encoding samples, writing shards, and continuing an interrupted packing."""

@@ -1,11 +1,10 @@
-"""The dataset to be packed, as a packing's loader reads it: position in the packing order -> the sample's members as they stand in
-a shard.
+"""The dataset to pack, as the packing's loader reads it: position in the packing order -> the sample's record in a shard.
 
-Workers do all of the encoding, headers and padding included, in the slot of the ring. The trainer writes out what lies there.
-Where a sample comes to lie depends on its position alone, so the number of workers changes no byte.
+Workers do all of the encoding, including headers and padding, in their slot of the ring; the trainer only writes the result to
+shards. The position of a sample depends only on the order, so the number of workers changes no byte.
 
-A dataset that only opens files of a list is packed from these files, byte for byte, and no image is decoded. That it does no
-more cannot be told from its code, so some of its samples are compared with what Pillow makes of their files.
+If a dataset only opens the files of a list, these files are copied byte for byte, and no image is decoded. This cannot be
+determined from the dataset's code, so some of its samples are compared with what Pillow decodes from their files.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ _TRANSFORMS = ("transform", "transforms", "target_transform")
 
 @dataclass
 class PackedSamples:
-    """Any dataset, whose samples are encoded."""
+    """Any dataset; its samples are encoded."""
 
     dataset: Any
     quality: int | None
     serializers: Serializers = field(default_factory=dict)
-    draws: bool = True  # whether reading a sample may draw random numbers
+    draws: bool = True  # whether reading a sample may use random numbers
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def members(self, index: int) -> tuple[str, Members]:
-        """What a sample's key begins with, and its members, sorted by extension."""
+        """Return the prefix of a sample's key, and its members, sorted by extension."""
         return prefix_and_members(self.dataset[index], self.quality, self.serializers)
 
 
 def prefix_and_members(sample: Any, quality: int | None, serializers: Serializers) -> tuple[str, Members]:
-    """What the key of any sample begins with, and its members, sorted by extension."""
+    """Return the prefix of the key of any sample, and its members, sorted by extension."""
     key = sample.get(KEY) if isinstance(sample, Mapping) else None
     return (f"{key}-" if isinstance(key, str) else ""), members_of(sample, quality, serializers)
 
@@ -61,8 +60,8 @@ class Files:
 
     Args:
         entries: paths, or pairs of path and label.
-        has_labels: whether each entry is a path and a label, not only a path.
-        serializers: of labels.
+        has_labels: whether each entry is a pair of path and label.
+        serializers: serializers for labels.
     """
 
     entries: Sequence[Any]
@@ -83,7 +82,7 @@ class Files:
         return "", sorted([file_member(path), labelled], key=lambda member: member[0])
 
     def update(self, digest: Any) -> None:
-        """Adds names and labels of all files to a digest of hashlib's."""
+        """Update a hashlib digest with the names and labels of all files."""
         for entry in self.entries:
             path, label = entry if self.has_labels else (entry, None)
             name = "/".join(path.rsplit("/", 2)[-2:])
@@ -91,11 +90,11 @@ class Files:
 
 
 class PackedParts:
-    """Samples of sources, in an order: what Subset and ConcatDataset of torch stand for.
+    """Samples of several sources in an order, which represents torch's Subset and ConcatDataset.
 
     Args:
         parts: the sources.
-        part, index: int64 arrays; of each sample, which source it is of, and which of its samples.
+        part, index: int64 arrays: for each sample, the number of its source and its index there.
     """
 
     def __init__(self, parts: Sequence[PackSource], part: Any, index: Any) -> None:
@@ -113,10 +112,10 @@ PackSource = PackedSamples | Files | PackedParts  # a dataset as the packer read
 
 
 def source_of(dataset: Any, quality: int | None, serializers: Serializers | None = None) -> PackSource:
-    """The source that a dataset is.
+    """Return the source for a dataset.
 
     Raises:
-        TypeError: it has no length, or no samples by number.
+        TypeError: it has no length, or no samples by index.
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError(
@@ -139,7 +138,7 @@ def source_of(dataset: Any, quality: int | None, serializers: Serializers | None
 
 
 def _files_of(dataset: Any, own: Serializers) -> Files | None:
-    """The files of a dataset such as torchvision's ImageFolder, if its samples are these and nothing else."""
+    """Return the files of a dataset such as torchvision's ImageFolder, if its samples contain nothing else; otherwise None."""
     if any(ability_of(dataset, name) is not None for name in _TRANSFORMS):
         return None
     lists = [found for name in ("samples", "imgs") if isinstance(found := ability_of(dataset, name), (list, tuple)) and found]
@@ -151,7 +150,7 @@ def _files_of(dataset: Any, own: Serializers) -> Files | None:
 
 
 def _is_file(dataset: Any, entries: Sequence[Any], index: int) -> bool:
-    """Whether a sample is the image in its file, as it is or in another mode, and its label."""
+    """Return whether a sample consists of the image in its file, possibly converted to another mode, and its label."""
     entry = entries[index]
     if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
         return False
@@ -168,7 +167,7 @@ def _is_file(dataset: Any, entries: Sequence[Any], index: int) -> bool:
     return same
 
 
-# formats that have compressed what they hold: images, sound, films, archives
+# formats whose contents are already compressed: images, sound, films, archives
 _DENSE = """
 aac apng avi bz2 flac gif gz j2k jfif jp2 jpe jpeg jpg m4a mkv mov mp3 mp4 mpeg mpg ogg opus png webm webp xz zip zst
 """
@@ -177,12 +176,12 @@ NEVER_SMALLER = INTEGERS | frozenset(_DENSE.split())
 
 @dataclass(frozen=True)
 class MemberCoding:
-    """What is done to members of samples on their way into a shard. By its name it is known what: "txt" becomes "txt.zst.enc".
+    """Transformations of members on their way into a shard. The name indicates them: "txt" becomes "txt.zst.enc".
 
     Attributes:
-        restart_markers: JPEG files get restart markers, without loss.
-        level: of zstd, by which members are compressed, those apart that it makes no smaller; None: none is.
-        cipher: encrypts all members; `generation` is the one that they are written in.
+        restart_markers: add restart markers to JPEG files, without loss.
+        level: zstd level for compressing members, except formats that would not become smaller; None does not compress.
+        cipher: encrypts all members; `generation` is the generation that they are part of.
     """
 
     restart_markers: bool = False
@@ -191,10 +190,10 @@ class MemberCoding:
     generation: str = ""
 
     def record(self, number: str, prefix: str, members: Members) -> list[bytes]:
-        """The record of a sample: headers, payloads and what fills them up.
+        """Return the record of a sample: headers, payloads and padding.
 
         Raises:
-            ValueError: two members would have one name.
+            ValueError: two members would have the same name.
         """
         pieces: list[bytes] = []
         for extension, data in members:
@@ -220,15 +219,15 @@ RECORD = "record"
 
 
 class EncodedSamples:
-    """Records of samples: their members, one after the other, each filled up to a block.
+    """Records of samples: their members, one after the other, each padded to a block.
 
-    A dataset that draws random numbers (augmentations) draws them from (seed, index of the sample), so that a packing that goes
-    on after a kill, or with other workers, makes the same bytes.
+    The random numbers of a dataset (augmentations) are seeded by (seed, index of the sample), so that a packing that is continued
+    after a kill, or with another number of workers, writes the same bytes.
 
     Args:
         source: the samples.
-        seed: of the order, and of what samples draw.
-        coding: what is done to their members.
+        seed: seed of the order and of the dataset's random numbers.
+        coding: transformation of the members.
     """
 
     schema = {RECORD: ("uint8", (None,))}  # noqa: RUF012  # as users write it
@@ -239,7 +238,7 @@ class EncodedSamples:
         self.order = Permutation(len(source), seed=seed)
 
     def begin(self, coding: MemberCoding, first: int) -> None:
-        """Says what is done to members, and which number the first sample has in its key."""
+        """Set the transformation of members and the number of the first sample, which is part of its key."""
         self.coding, self._first = coding, first
         self._width = max(8, len(str(first + len(self.source) - 1)))
 
@@ -247,7 +246,7 @@ class EncodedSamples:
         return len(self.source)
 
     def read_batch_into(self, positions: Any, out: Any) -> None:
-        """Writes the records at positions of the order, end to end."""
+        """Write the records at these positions of the order, one after the other."""
         indices = self.order.take(np.asarray(positions, np.int64)).tolist()
         if self.source.draws:
             own = OwnGenerators(self.source)
@@ -262,12 +261,13 @@ class EncodedSamples:
                 at += len(piece)
 
     def pieces(self, index: int, own: OwnGenerators | None = None) -> list[bytes]:
-        """The record of a sample: headers, payloads and what fills them up.
+        """Return the record of a sample: headers, payloads and padding.
 
         Args:
-            own: the source's generators, which are keyed for it with the global ones.
+            index: index of the sample.
+            own: the source's own generators, which are seeded for the sample together with the global ones.
         Raises:
-            Exception: as reading it raised; a note names the sample.
+            Exception: reading the sample failed; a note names it.
         """
         try:
             if self.source.draws:
@@ -281,5 +281,5 @@ class EncodedSamples:
 
 @lru_cache(maxsize=1024)
 def _behind(extension: str) -> bytes:
-    """What stands in a member's name behind a key that is a number; checked once."""
+    """Return the part of a member's name after a key that is a number; cached, because it is validated."""
     return member_name("0", extension)[1:]

@@ -1,44 +1,47 @@
-"""A sample as members of a tar file: (extension, bytes), by one table, which every value survives in kind.
+"""Encode samples as members of a tar file, (extension, bytes), so that reading them back returns values of the same kind.
 
-| value | extension | is read back as |
+| value | extension | read back as |
 |---|---|---|
 | image (see below), encoded image | jpg, png, tif, ... , npy | an image |
-| int, numpy's and tensors of one whole number | cls | int |
+| int, numpy integer, tensor with one integer | cls | int |
 | str | txt | str |
 | bool, float, None | json | the same |
-| list, tuple, dict, of what JSON keeps | json | the same; a tuple as a list |
+| list, tuple, dict of values that JSON supports | json | the same; a tuple as a list |
 | array, tensor | npy | array |
 | dict or list of arrays (a list: under "0", "1", ...) | npz | dict of arrays |
-| bytes | bin, or by its kind if it is an encoded image | bytes |
-| path (`pathlib`) | what the file is | its bytes |
+| bytes | bin, or by format if it is an encoded image | bytes |
+| path (`pathlib`) | by the file's format | its bytes |
 
-A sample that is a tuple is an image and, if there is one, a label. One that is a dict keeps its names: `image` and `label`
-stand for the two of a tuple, other fields become `<name>.<extension>` ("caption.txt"), which webdataset decodes by the last
-part. A name that already ends in a known extension ("seg.png") stays as it is, and its value has to be one of that; a known
-extension alone ("id", "text") does where the value is one, else it is a name as any other ("id.txt").
+A sample that is a tuple consists of an image and optionally a label. A sample that is a dict keeps its names: `image` and `label`
+have the same meaning as in a tuple, and other fields become `<name>.<extension>` ("caption.txt"), which webdataset decodes by the
+last part. A name that already ends in a known extension ("seg.png") is used unchanged, and its value must have that format. A name
+that is only a known extension ("id", "text") is used unchanged if the value has that format; otherwise it is treated like any other
+name ("id.txt").
 
-A value whose type has a serializer of the user's is what that makes of it, before all of this.
+If the user has given a serializer for the type of a value, its result is used instead.
 
-Nothing is pickled. What none of these keeps is an error that names the field.
+Nothing is pickled. A value that cannot be encoded is an error that names the field.
 
-What the bytes of a file are, by how they begin: names say little, and a reader chooses its decoder by the extension.
+The format of a file is determined by its first bytes, because names are unreliable and readers choose the decoder by the extension.
 
-An image as the bytes of a file: those it came from where it is surely unchanged, else encoded without loss.
+An image that is certainly unchanged keeps the bytes of its file; otherwise it is encoded without loss:
 
 | image | becomes |
 |---|---|
-| Pillow's, not changed since it was opened from a file | the file's bytes |
-| Pillow's, mode 1, L, LA, P, RGB, RGBA, I;16 | PNG |
-| Pillow's, mode CMYK, F, I, LAB, YCbCr | TIFF, which keeps them |
+| Pillow image, unchanged since it was opened from a file | the file's bytes |
+| Pillow image, mode 1, L, LA, P, RGB, RGBA, I;16 | PNG |
+| Pillow image, mode CMYK, F, I, LAB, YCbCr | TIFF, which supports these modes |
 | array or tensor, uint8, one, three or four channels | PNG |
-| the same of uint16, one channel | PNG of 16 bits |
-| the same of floats that are all k / 255 | PNG: what ToTensor made of a picture |
+| array or tensor, uint16, one channel | PNG of 16 bits |
+| array or tensor, floats that are all k / 255 | PNG: the picture that ToTensor converted |
 | any other array or tensor | .npy |
 
-With three dimensions, an array is height, width, channels if its last extent is 1, 3 or 4, else channels first; a tensor is
-channels first if its first extent is 1, 3 or 4, else channels last: each as its library has it where both could be meant.
+An array with three dimensions is (height, width, channels) if its last extent is 1, 3 or 4, otherwise channels first. A tensor is
+channels first if its first extent is 1, 3 or 4, otherwise channels last. Where both are possible, this is the convention of the
+library.
 
-With a quality, what would have been PNG of 8 bits in L or RGB is JPEG instead. That is a loss, so nothing does it unasked.
+With a quality, images in mode L or RGB that would become 8-bit PNG become JPEG instead. This loses information, so it is never the
+default.
 """
 
 from __future__ import annotations
@@ -61,37 +64,37 @@ from shmload.formats.tar.shards import KEY
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-# with what surely follows two letters, as bytes that are no image begin with these, too
+# two letters are too short to identify a format, so more of the header is matched
 _BEGINNINGS: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"\xff\xd8\xff"), "jpg"),
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "png"),
     (re.compile(rb"GIF8[79]a"), "gif"),
-    (re.compile(rb"BM.{4}\0{4}.{2}\0\0", re.DOTALL), "bmp"),  # reserved, and where its pixels begin
+    (re.compile(rb"BM.{4}\0{4}.{2}\0\0", re.DOTALL), "bmp"),  # reserved bytes, and the offset of the pixels
     (re.compile(rb"II\*\0|MM\0\*"), "tif"),
     (re.compile(rb"\0\0\0\x0cjP  \r\n"), "jp2"),
-    (re.compile(rb"P5\s+(#|\d+\s)"), "pgm"),  # a comment, or its width
+    (re.compile(rb"P5\s+(#|\d+\s)"), "pgm"),  # a comment, or the width
     (re.compile(rb"P6\s+(#|\d+\s)"), "ppm"),
     (re.compile(rb"RIFF.{4}WEBP", re.DOTALL), "webp"),
 )
-PEEK = 16  # bytes that are enough to tell
+PEEK = 16  # number of bytes that suffices to recognize a format
 
 
 def image_extension(begin: bytes) -> str:
-    """The extension of an encoded image, by its first bytes; "" if it is none that is known here."""
+    """Return the extension of an encoded image, from its first bytes; "" if the format is unknown."""
     return next((extension for pattern, extension in _BEGINNINGS if pattern.match(begin)), "")
 
 
 PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 TIFF_MODES = frozenset({"CMYK", "F", "I", "LAB", "YCbCr"})
 _CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
-_COMPRESSION = 6  # zlib's own default, named so that a library's other default changes no byte
+_COMPRESSION = 6  # zlib's default, explicit so that a library's other default changes no byte
 
 
 def picture_member(picture: Picture, quality: int | None) -> tuple[str, bytes]:
-    """(extension, bytes) of an image of Pillow's.
+    """Return (extension, bytes) of a Pillow image.
 
     Raises:
-        ValueError: no format keeps its mode.
+        ValueError: no format supports its mode.
     """
     if (data := file_of_picture(picture)) is not None:
         return image_extension(data[:PEEK]), data
@@ -106,7 +109,7 @@ def picture_member(picture: Picture, quality: int | None) -> tuple[str, bytes]:
 
 
 def array_member(array: NDArray[Any], quality: int | None, *, is_tensor: bool) -> tuple[str, bytes]:
-    """(extension, bytes) of an image that is an array or was a tensor."""
+    """Return (extension, bytes) of an image given as an array or a tensor."""
     straight = _height_width_channels(array, is_tensor=is_tensor)
     pixels = None if straight is None else _pixels(straight)
     if pixels is None:
@@ -123,7 +126,7 @@ def _picture_encoded(picture: Picture, quality: int | None) -> tuple[str, bytes]
 
 
 def _height_width_channels(array: NDArray[Any], *, is_tensor: bool) -> NDArray[Any] | None:
-    """The image with its channels last, or without if it has one; None if it is no image."""
+    """Return the image with channels last, or without that dimension if there is one; None if it is not an image."""
     if 0 in array.shape or array.ndim not in (2, 3):
         return None
     if array.ndim == 2:
@@ -137,7 +140,7 @@ def _height_width_channels(array: NDArray[Any], *, is_tensor: bool) -> NDArray[A
 
 
 def _pixels(array: NDArray[Any]) -> NDArray[Any] | None:
-    """What PNG keeps of it: uint8, or uint16 of one channel; None if that is not all of it."""
+    """Return the image as PNG stores it without loss: uint8, or uint16 with one channel; None if that is not possible."""
     if array.dtype == np.uint8 or (array.dtype == np.uint16 and array.ndim == 2):
         return np.ascontiguousarray(array)
     if array.dtype not in (np.float32, np.float64):
@@ -156,11 +159,11 @@ def _saved(picture: Picture, format: str, **options: Any) -> bytes:
 
 
 def file_of_picture(picture: Picture) -> bytes | None:
-    """The bytes of the file that an image was opened from, if it is surely the same still.
+    """Return the bytes of the file that an image was opened from, if the image is certainly unchanged.
 
-    An operation makes an image that knows no format, but one in place (paste, putpixel, thumbnail, seek) leaves what the image
-    says of its file. So one that has not been read yet is compared by size and mode with the file opened anew, and one that has
-    by its pixels.
+    Operations return an image without a format. But in-place operations (paste, putpixel, thumbnail, seek) keep the information
+    about the file. The file is therefore opened again and compared: by size and mode if the image has not been loaded yet,
+    otherwise by its pixels.
     """
     from PIL import Image, ImageFile
 
@@ -177,7 +180,7 @@ def file_of_picture(picture: Picture) -> bytes | None:
                 return data if again.tile == picture.tile else None
             is_same = again.tobytes() == picture.tobytes() and again.getpalette() == picture.getpalette()
             return data if is_same else None
-    except (OSError, ValueError, SyntaxError):  # what cannot be read again is encoded as it is
+    except (OSError, ValueError, SyntaxError):  # encode the image if the file cannot be read again
         return None
 
 
@@ -185,29 +188,29 @@ def _read_of(picture: Any) -> bytes | None:
     filename = getattr(picture, "filename", "")
     if isinstance(filename, (str, bytes)) and filename:
         return Path(os.fsdecode(filename)).read_bytes()
-    fp = getattr(picture, "fp", None)  # of bytes in memory; closed once the pixels are read
+    fp = getattr(picture, "fp", None)  # of bytes in memory; closed once the pixels are loaded
     return fp.getvalue() if isinstance(fp, io.BytesIO) else None
 
 
 Members = list[tuple[str, bytes]]
-Serializers = Mapping[type, tuple[str, Callable[[Any], bytes]]]  # by the type of a value: its extension, and what makes its bytes
+Serializers = Mapping[type, tuple[str, Callable[[Any], bytes]]]  # type of a value -> (extension, value -> bytes)
 T = TypeVar("T")
 _KNOWN = INTEGERS | TEXTS | IMAGE_EXTENSIONS | {"json", "jsn", "npy", "npz", "ten", "tb", "tenbin", "bin"} | EXPANDERS.keys()
 _PLAIN = re.compile(r"[^a-z0-9_.-]")
 _PICTURES = {"jpg", "jpeg", "png", "tif", "tiff", "pbm", "pgm", "ppm", "webp", "gif", "bmp"}
 _BYTES = (bytes, bytearray, memoryview)
-_FACES = {"image": "", "label": ""}  # fields whose members have no name before their extension
+_FACES = {"image": "", "label": ""}  # fields whose members are named by their extension only
 
 
 def members_of(sample: Any, quality: int | None, serializers: Serializers | None = None) -> Members:
-    """The members of a sample, sorted by extension.
+    """Return the members of a sample, sorted by extension.
 
     Args:
         sample: an image, (image,), (image, label), or a dict.
-        quality: of JPEG, for images that are encoded; None: without loss.
-        serializers: of the user's, for values of their types.
+        quality: JPEG quality for images that are encoded; None encodes without loss.
+        serializers: the user's serializers by type.
     Raises:
-        TypeError, ValueError: it is none of these, or a field cannot be kept; the text names it.
+        TypeError, ValueError: the sample has another form, or a field cannot be encoded; the message names it.
     """
     own = serializers or {}
     if isinstance(sample, Mapping):
@@ -252,8 +255,10 @@ def _of_fields(sample: Mapping[Any, Any], quality: int | None, own: Serializers)
 
 
 def _is_kept_as(name: str, value: Any) -> bool:
-    """Whether a field's name is the extension of its member. What has no dot may be a name, too, as "id" and "text" are: then the
-    value says so."""
+    """Return whether a field's name is the extension of its member.
+
+    A name without a dot may also be a plain name, such as "id" or "text"; then the value decides.
+    """
     last = name.rpartition(".")[2]
     if last not in _KNOWN or last != name or isinstance(value, _BYTES):
         return last in _KNOWN
@@ -273,10 +278,10 @@ def _is_integer(value: Any) -> bool:
 
 
 def named_member(extension: str, value: Any, quality: int | None) -> bytes:
-    """The bytes of a field whose name says its extension.
+    """Encode a field whose name determines its extension.
 
     Raises:
-        TypeError, ValueError: it holds no such value.
+        TypeError, ValueError: this format cannot store the value.
     """
     last = extension.rpartition(".")[2]
     if isinstance(value, _BYTES):
@@ -284,14 +289,14 @@ def named_member(extension: str, value: Any, quality: int | None) -> bytes:
     if last in IMAGE_EXTENSIONS:
         return _named_picture(last, value, quality)
     if isinstance(value, str) and last in ("json", "jsn"):
-        json.loads(value)  # it is JSON already
+        json.loads(value)  # the text is JSON already
     elif isinstance(value, str) and last not in TEXTS | EXPANDERS.keys():
         raise TypeError(f"{last!r} holds no text, and got {value[:40]!r}: end the name in .txt, or give bytes")
     return encode(extension, _array(value) if _is_tensor(value) else value)
 
 
 def _named_picture(extension: str, value: Any, quality: int | None) -> bytes:
-    """An image in the format that its name says: the file that it is, if it is one."""
+    """Encode an image in the format of its name; a file that has this format is used unchanged."""
     if isinstance(value, (str, os.PathLike)):
         data = Path(value).read_bytes()
         if (found := image_extension(data[:PEEK])) and not _is_format(found, extension):
@@ -320,22 +325,22 @@ def _is_format(found: str, extension: str) -> bool:
 
 
 def _field(name: str, value: Any, quality: int | None, own: Serializers) -> tuple[str, bytes]:
-    """(extension, bytes) of a field."""
+    """Return (extension, bytes) of a field."""
     if serializer_of(value, own) is not None:
         return _named(name, serialized, value, own)
     return _named(name, image_member if name == "image" else value_member, value, quality)
 
 
 def serializer_of(value: Any, own: Serializers) -> tuple[str, Callable[[Any], bytes]] | None:
-    """The user's serializer of a value: that of its type, else of the nearest one it derives from; None: there is none."""
+    """Return the user's serializer for the type of a value, or for its nearest base class; None without one."""
     return next((own[kind] for kind in type(value).__mro__ if kind in own), None) if own else None
 
 
 def serialized(value: Any, own: Serializers) -> tuple[str, bytes]:
-    """(extension, bytes) of a value that has a serializer.
+    """Return (extension, bytes) of a value that has a serializer.
 
     Raises:
-        TypeError: it gives no bytes.
+        TypeError: the serializer does not return bytes.
     """
     extension, serialize = serializer_of(value, own) or ("", bytes)
     if not isinstance(data := serialize(value), bytes):
@@ -344,16 +349,16 @@ def serialized(value: Any, own: Serializers) -> tuple[str, bytes]:
 
 
 def _named(name: str, encoder: Callable[..., T], *arguments: Any) -> T:
-    """What an encoder makes of a field; its errors name the field."""
+    """Call an encoder for a field. Its errors name the field."""
     try:
         return encoder(*arguments)
-    except (ValueError, TypeError, OSError, RuntimeError) as error:  # of a kind that may need more, as UnicodeEncodeError
+    except (ValueError, TypeError, OSError, RuntimeError) as error:  # a base class: subclasses may need more arguments
         kind = next(each for each in (OSError, TypeError, RuntimeError, ValueError) if isinstance(error, each))
         raise kind(f"field {name!r}: {error}") from error
 
 
 def image_member(value: Any, quality: int | None) -> tuple[str, bytes]:
-    """(extension, bytes) of what stands in the image's place: there a str is a path."""
+    """Return (extension, bytes) of the field `image`. A str is a path here."""
     if isinstance(value, str):
         value = Path(value)
     if isinstance(value, np.ndarray):
@@ -364,10 +369,10 @@ def image_member(value: Any, quality: int | None) -> tuple[str, bytes]:
 
 
 def value_member(value: Any, quality: int | None) -> tuple[str, bytes]:
-    """(extension, bytes) of any value.
+    """Return (extension, bytes) of any value.
 
     Raises:
-        TypeError, ValueError: nothing keeps it.
+        TypeError, ValueError: the value cannot be encoded.
     """
     if isinstance(value, _BYTES):
         data = bytes(value)
@@ -388,19 +393,19 @@ def value_member(value: Any, quality: int | None) -> tuple[str, bytes]:
         return "npy", encode("npy", value)
     if isinstance(value, (list, tuple, Mapping)):
         return _structure(value)
-    if hasattr(value, "getbands"):  # of Pillow's
+    if hasattr(value, "getbands"):  # a Pillow image
         return picture_member(value, quality)
     raise TypeError(f"nothing keeps a {_name_of(value)}: return an image, array, number, str, bytes, or a list or dict of these")
 
 
 def file_member(path: str | bytes) -> tuple[str, bytes]:
-    """(extension, bytes) of a file, which is what its first bytes say, else what its name does."""
+    """Return (extension, bytes) of a file. Its first bytes determine the extension, and its name does if they are unknown."""
     data = Path(os.fsdecode(path)).read_bytes()
     return file_extension(path, data[:PEEK]), data
 
 
 def file_extension(path: str | bytes, begin: bytes) -> str:
-    """The extension under which a file is kept."""
+    """Return the extension under which a file is stored."""
     suffix = os.path.splitext(os.fsdecode(path))[1][1:].lower()
     found = image_extension(begin)
     return suffix if suffix and _is_format(found, suffix) else found or _PLAIN.sub("_", suffix) or "bin"
@@ -425,7 +430,7 @@ def _structure(value: Any) -> tuple[str, bytes]:
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON gives it back: keys that are str, and no numbers but Python's own."""
+    """Return whether JSON preserves the value: keys are str, and numbers are Python's own."""
     if isinstance(value, Mapping):
         return all(type(name) is str and _is_json(each) for name, each in value.items())
     if isinstance(value, (list, tuple)):

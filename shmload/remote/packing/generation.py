@@ -1,26 +1,27 @@
-"""What a packing keeps in the store: its claim, its shards with a record beside each, and at its end the manifest.
+"""The state of a packing in the store: its claim, its shards with one record each, and finally the manifest.
 
-    packing.json                            generation of the packing under way; the last one that began, and of how many parts
-    <generation>/shard-000000.tar.json      written after its shard and index: these are whole
-    manifest.json                           of the newest whole generation; written last
+    packing.json                            the claim: generation of the packing that began last, and its number of parts
+    <generation>/shard-000000.tar.json      the record of a shard; written after the shard and its index, so these are complete
+    manifest.json                           names the newest complete generation; written last
 
-    <generation>/versions.json              in a bucket: the ETags of the whole generation's objects, as they were written
+    <generation>/versions.json              in a bucket: the ETags of a complete generation's objects, as returned by the uploads
 
-A shard counts as whole if its bytes are those that were written. In a bucket an object that still has the ETag of its writing is
-not read again. All else is read back, and its checksum compared.
+A shard is complete if its bytes are those that were written. An object in a bucket that still has the ETag of its upload is not
+read again. All other objects are read back, and their checksums are compared.
 
-A generation is named after the dataset and the arguments, so the same packing finds what it has done, whoever killed it, and
-two of the same at once write the same bytes under the same names. One of another kind takes the claim over: who finds another
-name in it stops. Once the manifest is written, all other objects in folders of generations are removed, except of one that was
-claimed since. Objects that are no such names are never touched.
+The name of a generation is a hash of the dataset and the arguments. A packing that was killed therefore finds its finished shards
+when the same command runs again, and two identical packings at the same time write the same bytes under the same names. A different
+packing takes over the claim; a packing that finds another name in the claim stops. After the manifest is written, all other objects
+in folders of generations are removed, except those of a generation that has been claimed since. Objects with other names are never
+touched.
 
-Several machines pack parts of one generation: stretches of its order, whose shards have numbers of their own. They share its
-claim, and whichever finds all parts whole writes the manifest. Two that find it at once write the same one.
+Several machines can pack parts of one generation: ranges of its order, whose shards have their own range of numbers. They share the
+claim, and each machine that finds all parts complete writes the manifest, which is the same for all.
 
-Where shards lie until they are sent: a few files without names, which go with the process, also when it is killed. They lie in
-memory if it has room for them, and are written over by the next shards: pages that are there cost one copy, and new ones of a
-disk's file system several times that. A few threads send finished shards while the next ones are packed; room for a few shards is
-all it takes.
+Shards are written to a `Spool` before they are sent: a few unnamed files, which disappear with the process even if it is killed.
+They are in memory if it has room. Files are reused, because writing to existing pages costs one copy, and new pages of a disk's
+file system cost several times that. A few threads send finished shards while the next ones are packed, so space for a few shards is
+enough.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ from shmload.shm.segment import available_bytes
 from shmload.storage.s3_store import S3Store
 from shmload.storage.store import Store, StoredObject
 
-_SHARE = 8  # of the memory there is, one part is for shards
+_SHARE = 8  # of available memory, 1 / _SHARE may be used for shards
 
 
 class Spool:
-    """Files that are used again.
+    """A pool of temporary files that are reused.
 
     Args:
-        nbytes: of all of them together, as far as can be told.
-        folder: where they lie; None: in memory, or if that is short where temporary files do.
+        nbytes: estimated size of all files together.
+        folder: where to create the files; None: in memory, or in the system's temporary folder if memory is short.
     """
 
     def __init__(self, nbytes: int, folder: str | None) -> None:
@@ -67,8 +68,8 @@ class Spool:
         self._made = ExitStack()
 
     def take(self) -> IO[bytes]:
-        """A file that nobody has; what was in it is still there."""
-        with suppress(IndexError):  # there is none; several threads take files
+        """Return a file that is not in use, at position 0. It may still have its previous contents."""
+        with suppress(IndexError):  # the pool is empty; a check before would race with other threads
             file = self._free.pop()
             file.seek(0)
             return file
@@ -77,22 +78,22 @@ class Spool:
         return self._made.enter_context(tempfile.TemporaryFile(prefix="shmload-pack-", dir=self._folder, buffering=0))
 
     def give(self, file: IO[bytes]) -> None:
-        """Takes a file back."""
+        """Return a file to the pool."""
         self._free.append(file)
 
     def close(self) -> None:
-        """Gives the room of all files back."""
+        """Close all files and free their space."""
         self._made.close()
 
 
 @dataclass(frozen=True)
 class Record:
-    """A shard that is in the store, as it is noted there for a packing that goes on.
+    """A shard that is in the store, as recorded there so that the packing can be continued.
 
     Attributes:
-        first: position in the packing order of its first sample.
-        extensions: of its members, sorted.
-        versions: ETags of the shard and of its index, as they were written; None: nobody knows.
+        first: position of its first sample in the packing order.
+        extensions: extensions of its members, sorted.
+        versions: ETags of the shard and of its index from their upload; None if unknown.
     """
 
     first: int
@@ -102,18 +103,18 @@ class Record:
 
     @property
     def number(self) -> int:
-        """Of the shard, which its name ends in; shards of a part have those from `PackPart.first_number` on."""
+        """Number of the shard, at the end of its name; numbers of a part begin with `PackPart.first_number`."""
         return int(self.shard.name.rpartition("-")[2].partition(".")[0])
 
     @property
     def stop(self) -> int:
-        """Position behind its last sample."""
+        """Position after its last sample."""
         return self.first + self.shard.num_samples
 
 
 @dataclass(frozen=True)
 class PackPart:
-    """A machine's share of a packing: its `number`, from 1 on, of `count`."""
+    """One machine's share of a packing: part `number` of `count`, counted from 1."""
 
     number: int = 1
     count: int = 1
@@ -123,19 +124,19 @@ class PackPart:
 
     @property
     def first_number(self) -> int:
-        """Of its shards; those of another part are below it, or at least `MOST_SHARDS` above."""
+        """Number of its first shard. Numbers of other parts are lower, or higher by at least `MOST_SHARDS`."""
         return (self.number - 1) * MOST_SHARDS
 
     def span(self, total: int) -> tuple[int, int]:
-        """Positions of the order, of so many samples, where it begins and where the next part does."""
+        """Return the positions in an order of `total` samples at which this part and the next one begin."""
         return total * (self.number - 1) // self.count, total * self.number // self.count
 
     def has(self, record: Record) -> bool:
-        """Whether a shard is one of its own."""
+        """Return whether a shard belongs to this part."""
         return self.count == 1 or self.first_number <= record.number < self.first_number + MOST_SHARDS
 
     def whole(self, records: Sequence[Record], total: int | None) -> list[Record]:
-        """Of shards by their first positions, those of this part that follow each other from its begin on."""
+        """Return the shards of this part from its beginning up to the first gap. `records` is sorted by position."""
         found: list[Record] = []
         at, stop = (0, None) if total is None else self.span(total)
         for record in filter(self.has, records):
@@ -151,9 +152,9 @@ class ShardFile:
     """A shard that is being written.
 
     Args:
-        name: that it will have.
-        first: position in the packing order of its first sample.
-        spool: has a file for it.
+        name: its name in the store.
+        first: position of its first sample in the packing order.
+        spool: provides the file.
     """
 
     def __init__(self, name: str, first: int, spool: Spool) -> None:
@@ -164,18 +165,18 @@ class ShardFile:
 
     @property
     def path(self) -> Path:
-        """A path by which this process opens it."""
+        """Path under which this process can open the file."""
         return Path(f"/proc/self/fd/{self._file.fileno()}")
 
     def append(self, records: memoryview, num_samples: int) -> None:
-        """Adds samples, which lie end to end."""
+        """Append samples, given as consecutive bytes."""
         self._write(records)
         self.num_samples += num_samples
 
     def finish(self) -> tuple[Record, bytes]:
-        """Ends the archive; what is noted of it, and its index."""
+        """Finish the archive. Return its record and its index."""
         self._write(memoryview(bytes(archive_nbytes(self.nbytes) - self.nbytes)))
-        self._file.truncate()  # of a longer shard before it
+        self._file.truncate()  # a longer shard may have used the file before
         with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             packed = pack_index(self.name, data)
         extensions = tuple(sorted(ShardIndex(self.name, packed).extensions))
@@ -190,7 +191,7 @@ class ShardFile:
             data = data[self._file.write(data) :]
 
     def compress(self, level: int) -> PackedObject:
-        """Compresses the finished archive, in place of which that is sent then."""
+        """Replace the finished archive by its compressed form, which is sent instead."""
         plain, self._file = self._file, self._spool.take()
         self.nbytes = self._crc = 0
         with mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
@@ -201,30 +202,30 @@ class ShardFile:
         return PackedObject(self.nbytes, f"{self._crc:08x}")
 
     def close(self) -> None:
-        """Gives its file back."""
+        """Return the file to the spool."""
         self._spool.give(self._file)
 
 
 logger = logging.getLogger("shmload")
 CLAIM = "packing.json"
-MOST_PARTS, MOST_SHARDS = 999, 1_000_000  # of a packing, and of one part; numbers have nine digits at most
+MOST_PARTS, MOST_SHARDS = 999, 1_000_000  # of a packing, and of one part; numbers have at most nine digits
 _NOTE = ".json"
 _VERSIONS = "versions.json"
 _OURS = re.compile(r"([0-9a-f]{16})/(?:shard-[0-9]{6,9}\.tar(?:\.zst)?(?:\.index|\.json)?|versions\.json)")
-_AT_ONCE = 4  # files that are read to be compared
-_PIECE = 8 << 20  # bytes of them that are read at once
+_AT_ONCE = 4  # files that are read in parallel for comparison
+_PIECE = 8 << 20  # bytes per read
 
 
 class Generation:
-    """One packing's part of a dataset's folder.
+    """The part of a dataset's folder that belongs to one packing.
 
     Args:
         store: the dataset's folder.
-        name: of the generation.
-        suffix: of its shards.
-        before: the dataset that it is appended to; None: it replaces what is there.
-        part: of it, that this machine packs.
-        total: samples of all parts; None: nobody knows, and there is one part.
+        name: name of the generation.
+        suffix: suffix of its shards.
+        before: the dataset that it is appended to; None if it replaces the contents of the folder.
+        part: the part that this machine packs.
+        total: number of samples of all parts; None if unknown, which requires a single part.
     """
 
     def __init__(
@@ -240,19 +241,19 @@ class Generation:
         self._part, self._total = part or PackPart(), total
 
     def shard_name(self, number: int) -> str:
-        """Where the part's so manieth shard goes."""
+        """Return the name of shard `number` of this part."""
         return f"{self.name}/shard-{self._part.first_number + number:06d}{self._suffix}"
 
     def claim(self) -> None:
-        """Says that this is the packing under way."""
+        """Write the claim of this packing."""
         parts = {} if self._part.count == 1 else {"parts": self._part.count, "num_samples": self._total}
         self._store.put(CLAIM, json.dumps({"generation": self.name, **parts}).encode("ascii") + b"\n")
 
     def check(self) -> None:
-        """Returns if this is still the packing under way.
+        """Check that the claim is still that of this packing.
 
         Raises:
-            StoreError: another one has begun since, or has ended.
+            StoreError: another packing has begun or ended since.
         """
         if (other := self._claimed()) != self.name and not self.is_settled():
             now = "its claim is gone" if other is None else f"generation {other}"
@@ -262,7 +263,7 @@ class Generation:
             )
 
     def is_settled(self) -> bool:
-        """Whether this is the dataset, and no packing is under way."""
+        """Return whether this generation is the dataset and no packing is in progress."""
         return self._claimed() is None and self.committed() is not None
 
     def _claimed(self) -> str | None:
@@ -274,26 +275,26 @@ class Generation:
             return "unknown"
 
     def committed(self) -> Manifest | None:
-        """The manifest, if it is of this generation."""
+        """Return the manifest if it names this generation as the newest."""
         try:
             found = manifest_of(self._store)
-        except ShardCorrupt:  # one that is damaged is going to be replaced
+        except ShardCorrupt:  # a damaged manifest will be replaced
             return None
         return found if found is not None and found.generation == self.name else None
 
     def note(self, record: Record) -> None:
-        """Says that a shard is whole."""
+        """Record that a shard is complete."""
         shard = record.shard
         note = {"first": record.first, "extensions": list(record.extensions), "shard": shard.told(), "versions": record.versions}
         self._store.put(shard.name + _NOTE, json.dumps(note).encode("ascii"))
 
     def forget(self, records: Sequence[Record]) -> None:
-        """Takes back what was said of shards, which are going to be written anew."""
+        """Delete the records of shards that are going to be rewritten."""
         if records:
             self._store.delete([record.shard.name + _NOTE for record in records])
 
     def records(self) -> list[Record]:
-        """Shards of this part that are in the store, whole, by their first positions."""
+        """Return the complete shards of this part that are in the store, by their first positions."""
         there = self._there()
         found = list(filter(self._part.has, self._all(there)))
         with ThreadPoolExecutor(_AT_ONCE, "shmload-check") as pool:
@@ -301,30 +302,30 @@ class Generation:
         return [record for record, is_whole in zip(found, are_whole, strict=True) if is_whole]
 
     def all_parts(self) -> tuple[list[Record], list[PackPart]]:
-        """The shards of all parts, in their order, as far as they are there; and the parts that are not whole."""
+        """Return the existing shards of all parts, in order, and the parts that are incomplete."""
         return all_parts(self._all(self._there()), self._part.count, self._total or 0)
 
     def _all(self, there: Mapping[str, StoredObject]) -> list[Record]:
-        """Shards of all parts that are there, with as many bytes as they should have, by their first positions."""
+        """Return the shards of all parts that exist with their expected size, by their first positions."""
         manifest = self.committed()
         found = _noted(self._store, there) if manifest is None else _of_manifest(manifest, self.name, self._versions(there))
         return sorted((each for each in found if _is_there(each.shard, there)), key=lambda record: record.first)
 
     def _is_as_written(self, record: Record, there: Mapping[str, StoredObject]) -> bool:
-        """Whether a bucket says that nobody has written to a shard and its index since; elsewhere times say too little."""
+        """Return whether a bucket's ETags show that a shard and its index are unchanged. Other stores cannot tell reliably."""
         now = tuple(there[name].etag for name in (record.shard.name, record.shard.index.name))
         return isinstance(self._store, S3Store) and all(now) and record.versions == now
 
     def _versions(self, there: Mapping[str, StoredObject]) -> Mapping[str, Any]:
-        """Return the ETags that were kept of the whole generation's objects, by shard."""
+        """Return the saved ETags of the complete generation's objects, by shard."""
         if (key := f"{self.name}/{_VERSIONS}") in there:
-            with suppress(ValueError, ObjectMissing):  # what is not known is read back
+            with suppress(ValueError, ObjectMissing):  # objects without an ETag are read back
                 found = json.loads(bytes(self._store.get(key)))
                 return found if isinstance(found, dict) else {}
         return {}
 
     def _keep_versions(self, records: Sequence[Record]) -> None:
-        """Keep the ETags of the generation's objects for a packing of the same dataset that comes later."""
+        """Save the ETags of the generation's objects for a later packing of the same dataset."""
         known = {
             each.shard.name: each.versions for each in records if each.versions is not None and each.shard.generation == self.name
         }
@@ -332,7 +333,7 @@ class Generation:
             self._store.put(f"{self.name}/{_VERSIONS}", json.dumps(known).encode("ascii"))
 
     def _is_whole(self, record: Record) -> bool:
-        """Whether a shard and its index have the bytes that were written: all of them are read back, also from a bucket."""
+        """Read back a shard and its index, also from a bucket. Return whether they have the bytes that were written."""
         shard, index = record.shard, record.shard.index
         for name, nbytes, wanted in ((shard.name, *shard.stored), (index.name, index.nbytes, index.crc32c)):
             if self._checksum(name, nbytes) != wanted:
@@ -341,7 +342,7 @@ class Generation:
         return True
 
     def _checksum(self, name: str, nbytes: int) -> str:
-        """Return the CRC-32C of an object's bytes; empty if it was removed or shortened since it was listed."""
+        """Return the CRC-32C of an object's bytes; "" if it was removed or truncated since it was listed."""
         crc, piece = 0, bytearray(min(nbytes, _PIECE))
         try:
             if self._store.head(name).nbytes != nbytes:
@@ -359,7 +360,7 @@ class Generation:
         return {each.key: each for name in names for each in self._store.list_objects(name)}
 
     def manifest(self, records: Sequence[Record], seed: int, key: str = "") -> Manifest:
-        """What is to be said of these shards, behind those of before."""
+        """Return the manifest of these shards, appended to those of the previous dataset."""
         before = self._before
         shards = tuple(record.shard for record in records)
         extensions = {extension for record in records for extension in record.extensions}
@@ -376,10 +377,10 @@ class Generation:
         )
 
     def commit(self, records: Sequence[Record], seed: int, key: str = "") -> Manifest:
-        """Makes these shards the dataset: writes the manifest, then removes what it replaces.
+        """Make these shards the dataset: write the manifest, then remove what it replaces.
 
         Raises:
-            StoreError: shards are not there any more, or another packing was begun.
+            StoreError: shards are missing, or another packing was begun.
         """
         before, manifest = self._before, self.manifest(records, seed, key)
         shards = manifest.shards
@@ -396,7 +397,7 @@ class Generation:
             self._store.put(MANIFEST_NAME, manifest.dump())
         self._keep_versions(records)
         faults.hit("after_manifest")
-        self._has_all(shards)  # one that ended between check and put has removed them: then the manifest must not go unnoticed
+        self._has_all(shards)  # a packing that ended between check and put may have removed them, which must not go unnoticed
         self._clean(manifest)
         return manifest
 
@@ -409,7 +410,7 @@ class Generation:
             )
 
     def _clean(self, manifest: Manifest) -> None:
-        """Removes what is of no use any more: other generations, notes, the claim."""
+        """Remove what is no longer needed: other generations, records of shards, and the claim."""
         claimed = self._claimed()
         kept = {name for shard in manifest.shards for name in (shard.name, shard.index.name)}
         kept |= {f"{generation}/{_VERSIONS}" for generation in manifest.generations}
@@ -423,16 +424,16 @@ class Generation:
 
 
 def _is_there(shard: ShardEntry, there: Mapping[str, StoredObject]) -> bool:
-    """Whether a shard and its index are there, with as many bytes as they should have."""
+    """Return whether a shard and its index exist with their expected size."""
     found = [there.get(each.name) for each in (shard, shard.index)]
     return [each and each.nbytes for each in found] == [shard.stored[0], shard.index.nbytes]
 
 
 def manifest_of(store: Store) -> Manifest | None:
-    """The manifest of what is there; None: there is none.
+    """Return the manifest of the folder, or None without one.
 
     Raises:
-        ShardCorrupt: it is damaged.
+        ShardCorrupt: the manifest is damaged.
     """
     try:
         return Manifest.parse(store.get(MANIFEST_NAME), name=f"{store.url}/{MANIFEST_NAME}")
@@ -441,7 +442,7 @@ def manifest_of(store: Store) -> Manifest | None:
 
 
 def unfinished(store: Store) -> str:
-    """What is missing in a folder in which a packing was begun, and that has no manifest."""
+    """Return a message about what is missing in a folder that has an unfinished packing and no manifest."""
     there = {each.key: each for each in store.list_objects()}
     try:
         claim = json.loads(bytes(store.get(CLAIM)))
@@ -459,10 +460,12 @@ def unfinished(store: Store) -> str:
 
 
 def all_parts(records: Sequence[Record], count: int, total: int) -> tuple[list[Record], list[PackPart]]:
-    """The shards of so many parts of `total` samples, by their first positions; and the parts that are not whole.
+    """Return the shards of all parts, by their first positions, and the parts that are incomplete.
 
     Args:
-        records: of the generation, by their first positions.
+        records: the shards of the generation, by their first positions.
+        count: number of parts.
+        total: number of samples of all parts.
     """
     kept: list[Record] = []
     missing = []
@@ -476,10 +479,10 @@ def all_parts(records: Sequence[Record], count: int, total: int) -> tuple[list[R
 
 
 def _noted(store: Store, there: Mapping[str, StoredObject]) -> list[Record]:
-    """What the notes say of shards."""
+    """Read the records of shards."""
 
     def read(key: str) -> Record | None:
-        with suppress(ValueError, KeyError, TypeError, ObjectMissing):  # no record is less than a wrong one: packed again
+        with suppress(ValueError, KeyError, TypeError, ObjectMissing):  # unreadable counts as missing: packed again
             note = json.loads(bytes(store.get(key)))
             shard = ShardEntry.of(note["shard"], key)
             if shard.name + _NOTE == key and type(note["first"]) is int and note["first"] >= 0:
@@ -493,7 +496,7 @@ def _noted(store: Store, there: Mapping[str, StoredObject]) -> list[Record]:
 
 
 def _two_texts(given: Any) -> tuple[str, str] | None:
-    """Return the ETags of a shard and its index out of JSON, None if it is something else."""
+    """Return the ETags of a shard and its index from JSON, or None if it contains something else."""
     is_sound = isinstance(given, list) and len(given) == 2 and all(isinstance(each, str) for each in given)
     return (given[0], given[1]) if is_sound else None
 
@@ -510,11 +513,11 @@ NUM_THREADS = 2
 
 
 class ShardSender:
-    """Puts shards into a store: each, then its index, then the note that both are whole.
+    """Uploads shards in threads: each shard, then its index, then the record that both are complete.
 
     Args:
-        sent: called with each record, in this thread, when its shard is whole.
-        level: of zstd, by which shards are compressed; None: they are not.
+        sent: called in the thread of `wait` with each record, when its shard is complete.
+        level: zstd level for compressing shards; None does not compress.
     """
 
     def __init__(self, store: Store, generation: Generation, sent: Callable[[Record], None], level: int | None = None) -> None:
@@ -523,16 +526,16 @@ class ShardSender:
         self._under_way: set[Future[Record]] = set()
 
     def send(self, shard: ShardFile) -> None:
-        """Takes a shard that has all its samples."""
+        """Send a shard that has all its samples."""
         record, index = shard.finish()
         self._generation.check()
         self._under_way.add(self._pool.submit(self._put, shard, record, index))
 
     def wait(self, num_left: int) -> None:
-        """Waits until no more shards than these are on their way.
+        """Wait until at most `num_left` shards are still being sent.
 
         Raises:
-            Exception: what went wrong with one that was sent.
+            Exception: sending a shard failed.
         """
         while len(self._under_way) > num_left:
             done, self._under_way = wait(self._under_way, return_when=FIRST_COMPLETED)
@@ -540,7 +543,7 @@ class ShardSender:
                 self._sent(future.result())
 
     def close(self) -> None:
-        """Ends the threads; what they are at comes to its end."""
+        """Stop the threads after their current uploads."""
         self._pool.shutdown(cancel_futures=True)
 
     def _put(self, shard: ShardFile, record: Record, index: bytes) -> Record:

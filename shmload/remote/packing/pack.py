@@ -1,8 +1,8 @@
-"""upload_cv_dataset: any dataset of images and labels, as shards in a store. Which stretches of the order are still to be packed,
-and each of them from the loader's batches to shards.
+"""upload_cv_dataset: pack any dataset of images and labels into shards in a store.
 
-The order is cut into shards as it comes, so where a shard begins depends on the sizes of all samples before it. A packing that
-goes on therefore keeps the whole shards with which the order begins, and packs the rest.
+A loader encodes the samples in worker processes, and this process writes the batches to shards. The order of samples is cut into
+shards while it is packed, so the beginning of a shard depends on the sizes of all samples before it. A packing that continues
+therefore keeps the complete shards at the beginning of the order and packs the rest.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from shmload.worker.sample_rng import kept_generators
 
 logger = logging.getLogger("shmload")
 
-VERSION = 1  # of what samples become: another one is another generation
-NUM_PROBED = 8  # samples that tell one dataset from another
+VERSION = 1  # of the encoding of samples; part of the generation's name
+NUM_PROBED = 8  # samples that distinguish one dataset from another
 _BATCH_NBYTES = 4 << 20
 _BATCH_SIZE_MAX = 256
 
@@ -57,19 +57,20 @@ Compress = Literal["samples", "shards"] | None
 
 @dataclass(frozen=True)
 class PackOptions:
-    """How a dataset is packed.
+    """Options for packing a dataset.
 
     Attributes:
-        maxsize, maxcount: bytes of a shard's file, and its samples.
-        workers: processes that encode; 0: this one.
-        quality: of JPEG for images that are not encoded yet; None: PNG.
-        compress: by zstd, at `compression_level`: "samples", "shards" or nothing.
-        cipher: encrypts samples; None: nothing does.
-        append: keep the shards that are there, and add these as a generation behind them.
-        part: of the dataset, that this machine packs: its number, from 1 on, and how many there are.
-        serializers: of the user's: type -> (extension, function that makes bytes of a value).
-        multiprocessing_context: how workers start.
-        spool_folder: where shards lie until they are sent; None: in memory, or if that is short where temporary files do.
+        maxsize, maxcount: greatest size of a shard's file in bytes, and its greatest number of samples.
+        workers: processes that encode; 0 encodes in this process.
+        quality: JPEG quality for images that are not encoded yet; None: PNG.
+        compress: "samples" or "shards" compresses with zstd at `compression_level`; None does not compress.
+        cipher: encrypts samples; None does not encrypt.
+        append: keep the existing shards, and add these after them as a new generation.
+        part: the part of the dataset that this machine packs: (number, count), counted from 1.
+        serializers: the user's: type -> (extension, function that converts a value to bytes).
+        multiprocessing_context: start method of the workers.
+        spool_folder: folder for shards until they are sent; None: in memory, or in the system's temporary folder if memory is
+            short.
     """
 
     maxsize: int
@@ -107,22 +108,22 @@ class PackOptions:
         if not (len(self.part) == 2 and 1 <= self.part[0] <= self.part[1] <= MOST_PARTS):
             raise ValueError(f"part is (number, count), from (1, count) on, and count is {MOST_PARTS} at most; got {self.part}")
         if self.compress:
-            list(zstd_pieces(memoryview(b""), 1))  # a library that is missing is told now, and not by a worker
+            list(zstd_pieces(memoryview(b""), 1))  # a missing library is reported now, and not by a worker
 
     @property
     def coding(self) -> MemberCoding:
-        """What is done to members; the generation that encryption goes by is not known yet."""
+        """The transformation of members, without the generation, which encryption needs and which is not known yet."""
         return MemberCoding(self.restart_markers, self.compression_level if self.compress == "samples" else None)
 
 
 @dataclass(frozen=True)
 class PackProgress:
-    """How far a packing is.
+    """The progress of a packing.
 
     Attributes:
-        total: samples that there are, in the part that is packed; None: nobody knows, as of an iterable.
-        num_samples: packed; those of shards that were there count.
-        nbytes: of shards that are whole in the store; `num_shards` of them, of which `num_found` were there before.
+        total: number of samples in the part that is packed; None if unknown, as for an iterable.
+        num_samples: samples packed so far, including those of existing shards.
+        nbytes: size of the shards that are complete in the store: `num_shards`, of which `num_found` existed before.
     """
 
     total: int | None
@@ -133,15 +134,15 @@ class PackProgress:
 
 
 class Packing:
-    """One packing of a dataset into a store.
+    """The packing of a dataset into a store.
 
     Attributes:
-        num_found: shards that were there when it began.
-        missing: parts of which nothing, or not all, is there yet.
+        num_found: number of shards that existed when it began.
+        missing: parts that are not yet complete.
     """
 
     missing: Sequence[PackPart] = ()
-    _span: tuple[int, int | None]  # positions of the order that are packed
+    _span: tuple[int, int | None]  # range of positions in the order to pack
 
     def __init__(
         self, dataset: Any, store: Store, options: PackOptions, on_progress: Callable[[PackProgress], None] | None
@@ -171,7 +172,7 @@ class Packing:
         self.num_found = self._num_packed = self._first = 0
 
     def _digest(self, probes: list[bytes], source: PackSource | None) -> str:
-        """What the generation is named after: another one for other arguments or another dataset."""
+        """Return a hash for the name of the generation. Other arguments or another dataset change it."""
         options, digest = self._options, hashlib.sha256()
         arguments = (options.seed, options.maxsize, options.maxcount, options.quality, options.restart_markers)
         digest.update(json.dumps((VERSION, self._total, *arguments)).encode("ascii"))
@@ -187,10 +188,10 @@ class Packing:
         return digest.hexdigest()
 
     def _choose(self, digest: str) -> None:
-        """Names the generation, and says what it is appended to. If it is the newest one that is there, it was the same call.
+        """Choose the generation's name and the dataset to append to. The newest existing generation may be that of the same call.
 
         Raises:
-            ValueError: what is there has another key.
+            ValueError: the existing dataset is encrypted with another key.
         """
         options = self._options
         there = manifest_of(self._store) if options.append else None
@@ -208,11 +209,11 @@ class Packing:
         self._generation = Generation(self._store, _name(digest, before), suffix, before, self._part, self._total)
 
     def _coding(self) -> MemberCoding:
-        """What is done to members, now that the generation has its name."""
+        """Return the transformation of members, now that the generation has its name."""
         return replace(self._options.coding, cipher=self._options.cipher, generation=self._generation.name)
 
     def run(self) -> Manifest:
-        """Packs what is not in the store yet, and writes the manifest, unless other parts are `missing`."""
+        """Pack what is not in the store yet, and write the manifest unless other parts are `missing`."""
         generation = self._generation
         found = generation.records()
         self._records = self._part.whole(found, self._total)
@@ -224,7 +225,7 @@ class Packing:
             return self._commit()
         generation.claim()
         faults.hit("claimed")
-        generation.forget(found[self.num_found :])  # they are packed anew
+        generation.forget(found[self.num_found :])  # they are packed again
         self._num_packed = at - self._span[0]
         self._report()
         level = self._options.compression_level if self._options.compress == "shards" else None
@@ -253,12 +254,12 @@ class Packing:
         return self._generation.commit(self._records, seed, key)
 
     def _pack(self, sender: ShardSender, at: int) -> None:
-        """Packs the samples from position `at` on into further shards."""
+        """Pack the samples from position `at` into further shards."""
         shard: ShardFile | None = None
         number = self.num_found
         try:
             for records, ends in self._batches(at):
-                begin = last = 0  # of what is not written yet
+                begin = last = 0  # of the samples that are not written yet
                 count = 0
                 for end in ends:
                     if shard is not None and self._is_full(shard, end - begin, count + 1):
@@ -266,14 +267,14 @@ class Packing:
                         sender.send(shard)
                         begin, count, number, shard = last, 0, number + 1, None
                     if shard is None:
-                        sender.wait(NUM_THREADS)  # the next is being written meanwhile
+                        sender.wait(NUM_THREADS)  # while the next shard is being written
                         shard = ShardFile(self._generation.shard_name(number), at, self._spool)
                     last, count, at = end, count + 1, at + 1
                 assert shard is not None
                 shard.append(records[begin:last], count)
                 self._num_packed += len(ends)
                 self._report()
-            if shard is not None:  # an iterable may end where shards that were there do
+            if shard is not None:  # an iterable may end where the existing shards end
                 sender.send(shard)
                 shard = None
         finally:
@@ -281,12 +282,12 @@ class Packing:
                 shard.close()
 
     def _is_full(self, shard: ShardFile, nbytes: int, count: int) -> bool:
-        """Whether a shard has no room for so many more bytes and samples."""
+        """Return whether a shard has no room for `nbytes` more bytes and `count` more samples."""
         is_full = shard.num_samples + count > self._options.maxcount
         return is_full or archive_nbytes(shard.nbytes + nbytes) > self._options.maxsize
 
     def _batches(self, at: int) -> Iterator[tuple[memoryview, list[int]]]:
-        """Records from position `at` on, in their order: bytes of a batch, and where in it each ends."""
+        """Yield the records from position `at`, in order: the bytes of a batch, and the offsets where its records end."""
         stop = self._span[1] or 0
         num_workers = self._num_workers(stop - at)
         loader: ShmLoader[Any] = ShmLoader(
@@ -326,14 +327,14 @@ class Packing:
 
 
 def _name(digest: str, before: Manifest | None) -> str:
-    """A generation's name."""
+    """Return the name of a generation."""
     return (digest if before is None else hashlib.sha256(f"{digest} {before.digest}".encode()).hexdigest())[:16]
 
 
 class StreamPacking(Packing):
-    """The packing of what an iterable yields, in its order. This process reads it, and workers encode.
+    """The packing of an iterable in its order. This process iterates over it, and workers encode the samples.
 
-    One that was interrupted goes on if the iterable yields the same again: what shards in the store hold of it is passed over.
+    An interrupted packing can be continued if the iterable yields the same samples again; those that are in the store are skipped.
     """
 
     def __init__(
@@ -348,7 +349,7 @@ class StreamPacking(Packing):
         self._iterable, source = samples, _numbered(samples)
         encoder = StreamEncoder(options.coding, options.quality, options.serializers)
         probes, first = [], []
-        for number, sample in islice(source, NUM_PROBED):  # which the iterable may change when it is asked for the next
+        for number, sample in islice(source, NUM_PROBED):  # encoded at once, because the iterable may reuse the object
             probes.append(encoder.record(number, sample))
             first.append(encoder.encoded(sample))
         if not first:
@@ -361,7 +362,7 @@ class StreamPacking(Packing):
         records: list[bytes] = []
         nbytes = 0
         stream: Iterator[tuple[int, Any]] = self._stream
-        if at and isinstance(self._iterable, ObjectStream):  # which need not fetch what is in the store
+        if at and isinstance(self._iterable, ObjectStream):  # it can begin after the samples that are in the store
             stream = _numbered(self._iterable.starting_at(at), at)
         else:
             pass_over(stream, at, "this iterable ended")
@@ -376,7 +377,7 @@ class StreamPacking(Packing):
 
 
 def _numbered(samples: Iterable[Any], first: int = 0) -> Iterator[tuple[int, Any]]:
-    """The samples with their numbers; what the iterable raises has a note of where it was."""
+    """Yield the samples with their numbers. An exception of the iterable gets a note with the number."""
     source, number = iter(samples), first
     while True:
         try:
@@ -393,7 +394,7 @@ def _numbered(samples: Iterable[Any], first: int = 0) -> Iterator[tuple[int, Any
 def packing_of(
     dataset: Any, store: Store, options: PackOptions, on_progress: Callable[[PackProgress], None] | None = None
 ) -> Packing:
-    """The packing of a dataset, or of an iterable of samples.
+    """Return the packing of a dataset or of an iterable of samples.
 
     Raises:
         TypeError: it is neither.
@@ -403,7 +404,7 @@ def packing_of(
 
     is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     is_stream = hasattr(dataset, "__iter__") and not is_map_style and not isinstance(dataset, (str, bytes, Mapping))
-    is_stream |= isinstance(dataset, IterableDataset)  # torch's has a __getitem__ that only raises
+    is_stream |= isinstance(dataset, IterableDataset)  # torch's IterableDataset has a __getitem__ that only raises
     return (StreamPacking if is_stream else Packing)(dataset, store, options, on_progress)
 
 
@@ -429,53 +430,55 @@ def upload_cv_dataset(
     spool_folder: str | os.PathLike[str] | None = None,
     on_progress: Callable[[PackProgress], None] | None = None,
 ) -> Manifest:
-    """Packs a dataset into tar shards, which webdataset reads too, and writes them to a store.
+    """Pack a dataset into tar shards, which webdataset can also read, and write them to a store.
 
-    Samples are packed in a random order that the seed chooses. Worker processes encode them into the ring; this one writes
-    shards, and threads send them meanwhile. Shards are the same, byte for byte, for any number of workers and any start method.
+    Samples are packed in a random order determined by the seed. Worker processes encode them into the ring, this process writes
+    shards, and threads send them in parallel. The shards are identical, byte for byte, for any number of workers and any start
+    method.
 
-    A packing that was killed goes on when it is run again with the same arguments and dataset: shards that are whole in the
-    store, which is found out by reading them back, are neither encoded nor sent again. Readers see the dataset that was there
-    before until the new one is whole; then the old shards are removed. Of two packings of different datasets into one folder, the
-    one that began first stops with an error.
+    To continue a packing that was killed, run it again with the same arguments and dataset: shards that are complete in the store,
+    which is verified by reading them back, are neither encoded nor sent again. Readers see the previous dataset until the new one
+    is complete; then the old shards are removed. If two different datasets are packed into the same folder, the packing that began
+    first stops with an error.
 
-    What becomes of images and labels is in docs/packing.md: files are copied as they are, other images are PNG, nothing is
+    docs/packing.md describes how images and labels are stored: files are copied unchanged, other images become PNG, and nothing is
     pickled.
 
     Args:
-        ds: map-style; samples are (image, label), an image, or dicts. An iterable of such samples (a generator, a fluent
-            RemoteDataset, torch's IterableDataset) is packed in its own order: this process reads it, workers encode. What goes
-            on after a kill asks it for the same samples again.
-        client: of `make_client`, or boto3's; None: `bucket` is a folder of this machine, or a URL; a dict: a URL of another
-            cloud, whose library takes that (`open_store`).
-        bucket, base_folder: where the dataset goes; one folder for each dataset.
-        maxsize: bytes of a shard's file, exceeded only by a sample that is larger alone.
-        maxcount: samples of a shard.
-        workers: processes that encode, at most as many as there are processors; 0: this one.
-        seed: of the order, and of what the dataset draws (random augmentations).
-        quality: JPEG with this quality, 1 to 100, for images that are not encoded yet; None: PNG, without loss.
-        restart_markers: JPEG files get restart markers, without loss: readers then decode only what a crop needs.
-        compress: "samples": each member is compressed by zstd, "txt" as "txt.zst", those apart whose format does that (JPEG, PNG,
-            FLAC, ...) and whole numbers; "shards": each shard is, as .tar.zst. Both need the extra `zstd`.
-        compression_level: of zstd, 1 to 22.
-        key: 32 bytes, with which each member is encrypted, "txt" as "txt.enc" (extra `encryption`); it is written nowhere.
-        append: keep the samples that are there, and add these behind them, as a generation of its own. The same call again, right
-            after it, adds nothing.
-        part: (number, count), from (1, count) on: this machine packs one of so many parts of the dataset, and others, with the same
-            arguments, the rest, at once or not. Whichever finds all of them whole writes the manifest. Samples and their order
-            are those of one machine; where shards begin follows from `count`, too.
-        serializers: for values of types of your own, `{Graph: ("graph", dumps)}`: type -> (extension, function that gives bytes).
-        multiprocessing_context: how workers start: "fork", "spawn", "forkserver" or a context.
-        spool_folder: where up to three shards lie until they are sent, five if they are compressed, in files without names. None:
-            in memory if so many of `maxsize` are at most an eighth of what is free, else where temporary files do.
-        on_progress: called now and then with a `PackProgress`.
+        ds: a map-style dataset whose samples are (image, label), an image, or dicts. An iterable of such samples (a generator, a
+            fluent RemoteDataset, torch's IterableDataset) is packed in its own order: this process reads it, and workers encode. To
+            continue after a kill, it must yield the same samples again.
+        client: from `make_client`, or boto3's; None if `bucket` is a local folder or a URL; a dict of options for a URL of another
+            cloud (`open_store`).
+        bucket, base_folder: where to write the dataset; one folder per dataset.
+        maxsize: greatest size of a shard's file in bytes; only a single sample that is larger exceeds it.
+        maxcount: greatest number of samples per shard.
+        workers: processes that encode, at most one per processor; 0 encodes in this process.
+        seed: seed of the order, and of the dataset's random numbers (augmentations).
+        quality: encode images that are not encoded yet as JPEG of this quality, 1 to 100; None: PNG, without loss.
+        restart_markers: add restart markers to JPEG files, without loss, so that readers decode only what a crop needs.
+        compress: "samples" compresses each member with zstd, "txt" as "txt.zst", except integers and formats that are compressed
+            themselves (JPEG, PNG, FLAC, ...); "shards" compresses each shard, as .tar.zst. Both need the extra `zstd`.
+        compression_level: zstd level, 1 to 22.
+        key: 32-byte key to encrypt each member, "txt" as "txt.enc" (extra `encryption`); it is not stored anywhere.
+        append: keep the existing samples, and add these after them as a new generation. Repeating the same call right afterwards
+            adds nothing.
+        part: (number, count), counted from (1, count): this machine packs one of `count` parts of the dataset, and others pack the
+            rest with the same arguments, at any time. Each one that finds all parts complete writes the manifest. Samples and order
+            are the same as on one machine; the boundaries of shards also depend on `count`.
+        serializers: for values of your own types, `{Graph: ("graph", dumps)}`: type -> (extension, function that returns bytes).
+        multiprocessing_context: start method of the workers: "fork", "spawn", "forkserver" or a context.
+        spool_folder: folder for up to three shards until they are sent, five if they are compressed, in unnamed files. None: in
+            memory if that many shards of `maxsize` take at most an eighth of free memory, otherwise in the system's temporary
+            folder.
+        on_progress: called from time to time with a `PackProgress`.
     Returns:
-        what was written: `manifest.json` in the folder, which is read back by `RemoteDataset(client, bucket, base_folder)`. While
-        other parts are missing, what it would say of this one, and nothing was written there.
+        The manifest that was written: `manifest.json` in the folder, which `RemoteDataset(client, bucket, base_folder)` reads. If
+        other parts are missing, nothing is written, and the manifest describes only this part.
     Raises:
         StoreError: the store cannot be written, or another packing into the folder was begun.
-        TypeError, ValueError: an argument, or a sample that nothing keeps; the text names its field.
-    Cost: CPU of about two copies and one checksum of each file; nothing is decoded where files are copied.
+        TypeError, ValueError: an argument is invalid, or a sample cannot be encoded; the message names its field.
+    Cost: CPU time of about two copies and one checksum of each file; files that are copied are not decoded.
     Example:
         >>> import tempfile
         >>> import numpy as np
@@ -505,10 +508,10 @@ def upload_cv_dataset(
 
 
 def store_of(client: Any, bucket: str, base_folder: str) -> Store:
-    """The store of a dataset's folder.
+    """Return the store for a dataset's folder.
 
     Raises:
-        ValueError: nothing says where it is.
+        ValueError: no location is given.
     """
     if not bucket:
         raise ValueError("bucket is needed: its name, or without a client a folder or a URL")

@@ -1,9 +1,9 @@
-"""What an iterable yields, as records in its order, encoded by several processes.
+"""StreamEncoder: encode the samples of an iterable to records, in order, in several processes.
 
-The iterable is read by the packing process, which pickles each sample as it comes, since the iterable may use its buffers again.
-Worker processes make the records; a chunk of samples is one task, and tasks' records are taken in their order, so that the
-number of workers changes no byte. To that end, only what surely is in a worker what it is here is handed over: plain values,
-arrays, tensors, images. A sample with anything else in it is encoded here.
+The packing process reads the iterable and pickles each sample at once, because the iterable may reuse its buffers. Worker processes
+encode the records. A task is a chunk of samples, and results are taken in order, so the number of workers changes no byte. For the
+same reason, only types that are certainly the same in a worker are sent: plain values, arrays, tensors, images. A sample that
+contains anything else is encoded in the packing process.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from shmload._core.watch import die_with
 from shmload.remote.packing.encoded_samples import MemberCoding, prefix_and_members
 from shmload.remote.packing.encoding import Members, Serializers, file_of_picture
 
-_CHUNK_NBYTES, _CHUNK_SIZE = 1 << 20, 64  # of a task: pickled bytes, and samples
-_TASKS_PER_WORKER = 3  # handed over and not taken back
+_CHUNK_NBYTES, _CHUNK_SIZE = 1 << 20, 64  # per task: pickled bytes, and samples
+_TASKS_PER_WORKER = 3  # tasks that were submitted and not yet consumed
 _PLAIN = (np.ndarray, PosixPath)
-_BY_NAME = (type, FunctionType, BuiltinFunctionType)  # of what reductions consist
+_BY_NAME = (type, FunctionType, BuiltinFunctionType)  # parts of the reductions of other objects
 Handed = tuple[int, bytes, bool]  # number of a sample, its pickle or record, and whether it is a record
 
 
 @dataclass(frozen=True)
 class EncodedMembers:
-    """A sample that is encoded: what its key begins with, and its members."""
+    """An encoded sample: the prefix of its key, and its members."""
 
     prefix: str
     members: Members
@@ -46,10 +46,10 @@ class EncodedMembers:
 
 @dataclass(frozen=True)
 class StreamEncoder:
-    """Makes records of samples.
+    """Encodes samples to records.
 
     Attributes:
-        first: number of the first sample, in its key.
+        first: number of the first sample, which is part of its key.
     """
 
     coding: MemberCoding
@@ -58,10 +58,10 @@ class StreamEncoder:
     first: int = 0
 
     def record(self, number: int, sample: Any) -> bytes:
-        """The record of the so manieth sample.
+        """Return the record of sample `number`.
 
         Raises:
-            Exception: nothing keeps it; a note says which it is.
+            Exception: it cannot be encoded; a note gives its number.
         """
         try:
             found = sample if isinstance(sample, EncodedMembers) else self.encoded(sample)
@@ -71,15 +71,15 @@ class StreamEncoder:
             raise
 
     def encoded(self, sample: Any) -> EncodedMembers:
-        """A sample as it is now, whatever becomes of its values."""
+        """Encode a sample immediately, so that later changes to its values have no effect."""
         return EncodedMembers(*prefix_and_members(sample, self.quality, self.serializers))
 
     def records(self, handed: Iterable[Handed]) -> list[bytes]:
-        """The records of samples that `handed` gave."""
+        """Return the records of samples that were converted by `handed`."""
         return [data if is_record else self.record(number, pickle.loads(data)) for number, data, is_record in handed]
 
     def handed(self, number: int, sample: Any) -> Handed:
-        """A sample as it crosses to a worker."""
+        """Convert a sample to the form in which it is sent to a worker."""
         if isinstance(sample, tuple) and hasattr(sample, "_asdict"):
             sample = sample._asdict()
         file = io.BytesIO()
@@ -90,11 +90,12 @@ class StreamEncoder:
         return number, file.getvalue(), False
 
     def all(self, stream: Iterable[tuple[int, Any]], num_workers: int, context: Any = None) -> Iterator[bytes]:
-        """Records of numbered samples, in their order.
+        """Yield the records of numbered samples, in order.
 
         Args:
-            num_workers: processes that make them; 0: this one.
-            context: of multiprocessing, or the name of a start method.
+            stream: pairs of number and sample.
+            num_workers: processes that encode; 0 encodes in this process.
+            context: a multiprocessing context, or the name of a start method.
         Raises:
             BrokenProcessPool: a worker was killed.
         """
@@ -104,7 +105,7 @@ class StreamEncoder:
             return
         chunks = _chunks(self.handed(number, sample) for number, sample in stream)
         first = next(chunks, [])
-        if (second := next(chunks, None)) is None:  # not worth a process
+        if (second := next(chunks, None)) is None:  # a single chunk is not worth a process
             yield from self.records(first)
             return
         if context is None or isinstance(context, str):
@@ -125,7 +126,7 @@ class StreamEncoder:
 
 
 class _HandingOver(pickle.Pickler):
-    """Pickles a sample of what it knows; anything else is an error."""
+    """Pickles samples that consist of known types; any other type is an error."""
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
@@ -146,7 +147,7 @@ class _HandingOver(pickle.Pickler):
 
 
 def _picture(data: bytes) -> Any:
-    """An image that was opened and not changed, opened from its file's bytes."""
+    """Open an unchanged image from the bytes of its file."""
     from PIL import Image
 
     return Image.open(io.BytesIO(data))
@@ -174,7 +175,7 @@ _encoder: StreamEncoder  # of a worker process
 
 def _begin(parent: int, encoder: StreamEncoder) -> None:
     global _encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the packing process is interrupted, and ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the packing process handles the interrupt and stops its workers
     die_with(parent)
     _encoder = encoder
 

@@ -183,7 +183,7 @@ def test_what_is_no_file_with_content_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         RingReader.open(str(tmp_path / "link"))
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="pipe is no control block: it is empty"):
+    with pytest.raises(ValueError, match="pipe is not a control block: it is empty"):
         RingReader.open(str(tmp_path / "pipe"))
     with pytest.raises(FileNotFoundError):
         RingReader.open(str(tmp_path / "nothing"))

@@ -43,7 +43,7 @@ def max_rows(config: LoaderConfig) -> int:
         return num_rows
     try:
         num_samples = len(config.dataset if config.sampler is None else config.sampler)
-    except (TypeError, NotImplementedError):  # no length, as that of a stream
+    except (TypeError, NotImplementedError):  # a stream, for example, has no length
         return num_rows
     return min(num_rows, num_samples)
 

@@ -213,7 +213,7 @@ def test_own_states_are_kept_for_blocks_that_a_resume_may_begin_with() -> None:
     with Conveyer([Stream(lambda: Own(1000))], block_size=2) as pipeline:
         for _ in range(500):
             pipeline()
-        assert len(pipeline.engine.blocks.feed.own) < 10  # type: ignore[attr-defined]  # of what it is made
+        assert len(pipeline.engine.blocks.feed.own) < 10  # type: ignore[attr-defined]  # the engine's type here is the base
 
 
 def test_a_state_that_only_pickle_can_write_is_refused_before_anybody_saves_it() -> None:

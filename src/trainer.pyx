@@ -249,6 +249,13 @@ cdef class TrainerRing(HostRing):
                 self._set_state(slot, SHML_DRAINING)
                 self.is_draining = True
 
+    def withdraw(self, int slot):
+        """Makes the unclaimed chunks of an order final, to order it in another way. It is REPACK as soon as no chunk is claimed."""
+        self._slot(slot)
+        if self._local_ring.places[slot].state != SHML_ORDERED:
+            raise ValueError(f"slot {slot} is not ordered: its state is {self._local_ring.places[slot].state}")
+        shml_void(&self._ring, slot)
+
     def drain(self):
         """Frees the draining slots that no worker writes into any more. Returns how many still drain."""
         self._guard()

@@ -382,7 +382,10 @@ class Engine:
         """Order a batch again that cannot become ready by itself, or return its outcome if there will be no batch."""
         ring, slot = self._ring, order.slot
         if found == REPACK:
+            was_packed = self._publisher.is_packed
             self._publisher.write_packed(order, self._ring.counters()["batches"])
+            if self._publisher.is_packed and not was_packed:
+                self._pack_divided()
             return None
         assert found == FAILED
         _, text = ring.failure(slot)
@@ -440,9 +443,22 @@ class Engine:
     def _accept_layout(self, text: bytes) -> None:
         """Use the layout that a worker has proposed; b"": samples do not have rows of one shape."""
         nrows = max(self._options.max_rows, *(order.nrows for order in self._queue), 1)
+        if not text:
+            self._pack_divided()
         self._publisher.accept_layout(Layout.loads(text) if text else None, nrows)
         self._has_layout = True
         self._ring_grants()
+
+    def _pack_divided(self) -> None:
+        """Order again, as one packed chunk each, the batches that were divided into rows and that nobody has begun.
+
+        Otherwise each would wait for that until it is the next one, and its workers would have nothing to do.
+        """
+        for order in self._queue:
+            if order.slot >= 0 and self._ring.rows(order.slot)[1] > 1:
+                self._ring.withdraw(order.slot)
+                if self._ring.look(order.slot) == REPACK:
+                    self._publisher.write(order, order.slot, is_packed=True)
 
     def _ring_grants(self) -> None:
         for _ in range(self._options.num_workers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import pickle
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from shmload._core.trainer import TrainerRing, control_nbytes, live_leases
 from shmload.engine.ring_memory import RingMemory
 from shmload.ray.actors import private
 from tests.batch.ragged_kit import Opaque, Samples, assert_same, reference
+from tests.growing.growing_kit import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
 MODES = ["list", "pad", "nested", "jagged"]
@@ -392,6 +394,36 @@ def test_rows_that_never_fit_are_not_begun_for_ever() -> None:
             for _batch in loader:
                 pass
         assert loader.stats()["num_repacked"] < 30
+
+
+class ReadTogether(Samples):
+    """Reading samples 4 and 8 takes until both are being read."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        super().__init__(samples)
+        self._begun = {index: multiprocessing.get_context("fork").Event() for index in (4, 8)}
+
+    def __getitem__(self, index: int) -> Any:
+        if index in self._begun:
+            self._begun[index].set()
+            assert all(begun.wait(60) for begun in self._begun.values()), "one worker had to read both"
+        return super().__getitem__(index)
+
+
+def test_batches_ordered_before_samples_were_known_to_be_text_are_read_by_several_workers() -> None:
+    samples = ReadTogether([str(i) for i in range(12)])
+    with ShmLoader(samples, 4, seed=1, num_workers=2, prefetch_factor=2, multiprocessing_context="fork") as loader:
+        assert [text for batch in loader for text in batch] == samples.samples
+
+
+def test_if_many_batches_do_not_fit_as_rows_those_already_ordered_as_rows_are_packed_at_once() -> None:
+    samples = [{"x": np.full(1 + i, i)} for i in range(48)]
+    with loader_of(samples, 4, shuffle=False, prefetch_factor=4) as loader:
+        batches = iter(loader)
+        next(batches)
+        wait_until(lambda: loader.stats()["slots"]["filling"] == 0, "the worker to have tried all batches")
+        assert sum(1 for _ in batches) == 11
+        assert loader.stats()["num_repacked"] == 2
 
 
 def test_copied_out_batches_are_copied_whatever_they_hold() -> None:

@@ -49,7 +49,7 @@ def collected(folder: Path, mark: str, *arguments: str) -> subprocess.CompletedP
     (folder / "some" / "test_some.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *arguments]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, env=env)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=env)
 
 
 @slow

@@ -382,10 +382,9 @@ class Engine:
         """Order a batch again that cannot become ready by itself, or return its outcome if there will be no batch."""
         ring, slot = self._ring, order.slot
         if found == REPACK:
-            was_packed = self._publisher.is_packed
             self._publisher.write_packed(order, self._ring.counters()["batches"])
-            if self._publisher.is_packed and not was_packed:
-                self._pack_divided()
+            if self._publisher.is_packed:
+                self._pack_divided()  # after this one: workers fill what was ordered first
             return None
         assert found == FAILED
         _, text = ring.failure(slot)
@@ -444,21 +443,27 @@ class Engine:
         """Use the layout that a worker has proposed; b"": samples do not have rows of one shape."""
         nrows = max(self._options.max_rows, *(order.nrows for order in self._queue), 1)
         if not text:
-            self._pack_divided()
+            for order in self._divided():
+                self._ring.withdraw(order.slot)
         self._publisher.accept_layout(Layout.loads(text) if text else None, nrows)
         self._has_layout = True
         self._ring_grants()
+        if not text and self._queue and self._queue[0] not in self._divided():  # its worker packs it without being told
+            self._pack_divided()
+
+    def _divided(self) -> list[Order]:
+        """Return the orders whose rows are divided into chunks."""
+        return [order for order in self._queue if order.slot >= 0 and self._ring.rows(order.slot)[1] > 1]
 
     def _pack_divided(self) -> None:
-        """Order again, as one packed chunk each, the batches that were divided into rows and that nobody has begun.
+        """Order again, as one packed chunk each, the divided batches that nobody has begun.
 
-        Otherwise each would wait for that until it is the next one, and its workers would have nothing to do.
+        Otherwise each would wait for that until it is the next one, and other workers would have nothing to do.
         """
-        for order in self._queue:
-            if order.slot >= 0 and self._ring.rows(order.slot)[1] > 1:
-                self._ring.withdraw(order.slot)
-                if self._ring.look(order.slot) == REPACK:
-                    self._publisher.write(order, order.slot, is_packed=True)
+        for order in self._divided():
+            self._ring.withdraw(order.slot)
+            if self._ring.look(order.slot) == REPACK:
+                self._publisher.write(order, order.slot, is_packed=True)
 
     def _ring_grants(self) -> None:
         for _ in range(self._options.num_workers):

@@ -15,7 +15,7 @@ from tests.behaviour.behaviour_kit import DEADLINE_S, KINDS, Numbers, Told, alik
 from tests.matrix.versions import TORCH
 
 N = 12
-WAIT_S = 3  # a loader that waits for the slow batch waits for ever: after this it says so
+WAIT_S = 30  # a loader that waits for the slow batch waits for ever: after this it says so
 FORK = multiprocessing.get_context("fork")
 # before 2.7 torch's own gives each worker its next batch in turn, also the slow one, and counts that among those under way
 IS_STUCK = pytest.mark.skipif(TORCH < (2, 7), reason="torch's own waits for a slow worker all the same, before 2.7")

@@ -39,7 +39,7 @@ def bench() -> Run:
             env={**os.environ, "PYTHONPATH": str(ROOT)},  # where benchmarks/ is
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=220,
             check=False,
         )
 

@@ -27,7 +27,7 @@ def test_a_benchmark_prints_its_table(name: str) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=220,
     )
     assert done.returncode == 0, done.stderr
     assert "measured" in done.stdout

@@ -26,7 +26,7 @@ def on_terminal(*arguments: object) -> tuple[int, str, str]:
         stdout=subprocess.PIPE,
         stderr=theirs,
         text=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "100"},
     )
     os.close(theirs)

@@ -253,7 +253,7 @@ def test_the_command_brings_no_torch_for_arrays(written: Written) -> None:
         [sys.executable, "-c", code, "inspect", str(written("Parquet"))],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert "Parquet, 10 samples" in done.stdout, done.stderr

@@ -25,7 +25,7 @@ from tests.faults.faults_kit import program_env
 pytestmark = pytest.mark.slow(reason="each trainer is a process in namespaces of its own, and imports torch")
 MIB = 1 << 20
 TINY, LARGE = 1000, 4 * MIB  # bytes a sample; a ring of the second takes 96 MiB and more
-DEADLINE_S = 100
+DEADLINE_S = 200
 
 
 def can(*words: str) -> bool:

@@ -200,7 +200,7 @@ def test_crossings() -> None:
         words,
         capture_output=True,
         text=True,
-        timeout=60 * minutes() + 600,  # what is found is made smaller first
+        timeout=120 * minutes() + 600,  # what is found is made smaller first
         cwd=Path(__file__).parents[2],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

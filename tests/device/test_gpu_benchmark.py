@@ -122,7 +122,7 @@ def test_without_cuda_it_says_so_and_measures_nothing() -> None:
         cwd=Path(__file__).resolve().parents[2],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -25,7 +25,7 @@ from tests.engine.tuning_kit import BATCH, SEED, N, Rows, change, engine_of, exp
 
 slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
 MOST, NUM_EPOCHS = 4, 40
-DEADLINE_S = 10
+DEADLINE_S = 60
 STEPS = N // BATCH
 
 

@@ -322,7 +322,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("last", ["pass", "loader.close()", "del loader, iterator", "sys.exit(0)"])
 def test_a_program_that_ends_with_live_batches_ends_quietly(options: str, last: str) -> None:
     program = PROGRAM.format(options=options, last=last)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -148,5 +148,5 @@ def test_batches_of_a_closed_loader_still_have_their_holders() -> None:
 def test_the_environment_switches_it_on(value: str, is_on: bool) -> None:
     program = "import shmload.debug; print(shmload.debug.is_enabled())"
     env = {**os.environ, "PYTHONPATH": ":".join(path or "." for path in sys.path), "SHMLOAD_DEBUG_BATCHES": value}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=env)
     assert (done.stdout.strip(), done.stderr) == (str(is_on), "")

@@ -17,7 +17,7 @@ import torch.multiprocessing
 from shmload import ShmLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 # ---------------------------------------------------------------- resizing and re-binding

@@ -27,7 +27,7 @@ def torchs_words(end: int) -> list[str]:
     """What torch says about a worker that ends so."""
     command = [sys.executable, torch_words.__file__, str(int(end))]
     for _ in range(20):
-        ran = subprocess.run(command, capture_output=True, timeout=60, env=program_env())
+        ran = subprocess.run(command, capture_output=True, timeout=120, env=program_env())
         if ran.returncode == 0:  # else torch's SIGCHLD handler has raised where nobody expects it
             words: list[str] = json.loads(ran.stdout.splitlines()[-1])
             return words

@@ -19,7 +19,7 @@ from shmload.growing import GrowingDataset, SampleCache
 WIDTH = 8
 SCHEMA = {"x": ("float32", (WIDTH,))}
 RECORD_NBYTES = 4 * WIDTH + 16
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def sample(value: int) -> np.ndarray[Any, Any]:

@@ -37,7 +37,7 @@ def test_of_ranks_that_freeze_at_once_one_wins_and_all_read_its_snapshot(tmp_pat
     ranks = [context.Process(target=_freeze, args=(tmp_path, rank, start, answers)) for rank in range(6)]
     for rank in ranks:
         rank.start()
-    found = [answers.get(timeout=30) for _ in ranks]
+    found = [answers.get(timeout=120) for _ in ranks]
     for rank in ranks:
         rank.join()
     answers.close()

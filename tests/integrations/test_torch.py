@@ -172,4 +172,4 @@ next(batches)
 
 @pytest.mark.slow(reason="a program in a process of its own, which imports torch")
 def test_a_program_that_handles_sigterm_can_end(run_program: Callable[..., str]) -> None:
-    assert run_program(ENDING_PROGRAM, deadline_s=10) == ""
+    assert run_program(ENDING_PROGRAM) == ""

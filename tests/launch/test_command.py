@@ -38,7 +38,7 @@ def tell(tmp_path: Path) -> str:
 
 def test_a_script_runs_in_each_rank_with_its_arguments(started: Run, tell: str) -> None:
     process = started(*LAUNCH, "--nprocs", "2", tell, "--nprocs", "7", "-m", "x y", "--", "-z")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")
     lines = sorted(out.splitlines())
     assert len(lines) == 2
@@ -50,14 +50,14 @@ def test_a_script_runs_in_each_rank_with_its_arguments(started: Run, tell: str) 
 def test_without_a_number_there_is_one_rank_without_a_gpu(started: Run, tell: str) -> None:
     if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd"):
         pytest.skip("there is a GPU driver")
-    out, _ = started(*LAUNCH, tell).communicate(timeout=60)
+    out, _ = started(*LAUNCH, tell).communicate(timeout=120)
     assert out.startswith("[rank 0] 0 0 1 1 ")
     assert out.count("\n") == 1
 
 
 def test_a_module_runs_likewise(started: Run, tell: str) -> None:
     process = started(*LAUNCH, "--nprocs", "1", "--module", "tell", "-a")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")
     assert out.endswith("tell.py', '-a'] __main__\n")
 
@@ -67,7 +67,7 @@ def test_several_machines_are_one_world(started: Run, tell: str) -> None:
         started(*LAUNCH, "--nprocs", "2", "--nnodes", "2", "--node-rank", str(node), "--master-addr", "somewhere", tell)
         for node in range(2)
     ]
-    lines = sorted(line for process in both for line in process.communicate(timeout=60)[0].splitlines())
+    lines = sorted(line for process in both for line in process.communicate(timeout=120)[0].splitlines())
     assert [line.partition(" [")[0] for line in lines] == [
         f"[rank {rank}] {rank} {rank % 2} 4 2 {rank // 2} somewhere 29500" for rank in range(4)
     ]
@@ -75,7 +75,7 @@ def test_several_machines_are_one_world(started: Run, tell: str) -> None:
 
 def test_output_goes_to_files_if_asked(started: Run, tell: str, tmp_path: Path) -> None:
     process = started(*LAUNCH, "--nprocs", "2", "--logs", "logs", tell)
-    assert process.communicate(timeout=60) == ("", "")
+    assert process.communicate(timeout=120) == ("", "")
     assert (tmp_path / "logs/rank_1.log").read_text().startswith("1 1 2 2 ")
 
 
@@ -84,7 +84,7 @@ def test_a_failure_ends_with_its_own_traceback_and_code_1(started: Run, tmp_path
         "import os, signal\nif os.environ['RANK'] == '1':\n    raise ValueError('broken')\nsignal.pause()\n"
     )
     process = started(*LAUNCH, "--nprocs", "3", "script.py")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (1, "")
     told = err[err.index("shmload launch: ") :]
     assert re.fullmatch(
@@ -106,7 +106,7 @@ def test_a_signal_ends_all_in_order_with_one_line(number: signal.Signals, starte
     assert pids == [os.getpgid(pid) for pid in pids], "the terminal's ^C does not reach them"
     os.killpg(process.pid, number)
     told = f"shmload launch: stopped by {number.name}; ranks 0 and 1 ended when asked to (SIGTERM)\n"
-    assert process.communicate(timeout=30) == ("", told)
+    assert process.communicate(timeout=120) == ("", told)
     assert process.returncode == 128 + number
     assert all_end(pids, 0)
 
@@ -131,7 +131,7 @@ def test_a_killed_launcher_takes_its_scripts_along(started: Run, tmp_path: Path)
 )
 def test_a_wrong_command_line_is_told(arguments: list[str], words: str, started: Run, tell: str) -> None:
     process = started(*LAUNCH, *arguments)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 2
     assert words in " ".join(re.sub(r"[│╭╮╰╯─]", " ", err).split())
 
@@ -165,7 +165,7 @@ def test_what_ranks_write_is_there_when_they_are_killed(started: Run, tmp_path: 
     """Their output is not buffered."""
     (tmp_path / "script.py").write_text("import os\nprint('said')\nos.kill(os.getpid(), 9)\n")
     process = started(*LAUNCH, "--nprocs", "1", "script.py")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert out == "[rank 0] said\n"
     assert "rank 0" in err
     assert "was killed by SIGKILL" in err
@@ -174,7 +174,7 @@ def test_what_ranks_write_is_there_when_they_are_killed(started: Run, tmp_path: 
 def test_a_full_disk_does_not_end_ranks_and_is_said_at_the_end(started: Run, tell: str) -> None:
     with open("/dev/full", "w") as full:
         process = started(*LAUNCH, "--nprocs", "2", tell, stdout=full)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (os.EX_IOERR, "shmload: what it prints cannot be written: No space left on device\n")
 
 
@@ -184,5 +184,5 @@ def test_a_reader_who_has_gone_is_no_failure(started: Run, tell: str, monkeypatc
     os.close(reader)
     process = started(*LAUNCH, "--nprocs", "2", tell, stdout=writer)
     os.close(writer)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")

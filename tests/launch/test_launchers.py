@@ -161,7 +161,7 @@ def test_mpirun_starts_ranks_that_know_their_place(tmp_path: Path) -> None:
     env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     env["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
     command = [mpirun, "-n", "3", sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 0, done.stderr
     found = sorted(line.split() for line in done.stdout.splitlines())
     assert [line[0] for line in found] == sorted(line[2] for line in found) == ["0", "1", "2"]  # in which pairs, mpirun says

@@ -46,7 +46,7 @@ def test_an_interrupt_ends_all_with_one_message(staying: Run, tmp_path: Path) ->
         os.kill(pid, signal.SIGINT)
     os.killpg(launcher.pid, signal.SIGINT)
     os.kill(launcher.pid, signal.SIGCONT)
-    out, err = launcher.communicate(timeout=30)
+    out, err = launcher.communicate(timeout=120)
     assert all_end(pids, 0)
     assert launcher.returncode == -signal.SIGINT
     assert (out, err.count("Traceback"), err.splitlines()[-1]) == ("", 1, "KeyboardInterrupt")
@@ -57,7 +57,7 @@ def test_sigterm_ends_all_and_then_the_launcher(number: int, staying: Run, tmp_p
     launcher = staying(start_method="spawn")
     pids = ranks_up(tmp_path, 2, launcher)
     launcher.send_signal(number)
-    assert launcher.communicate(timeout=30) == ("", "")
+    assert launcher.communicate(timeout=120) == ("", "")
     assert launcher.returncode == -number
     assert all_end(pids, 0)
 
@@ -87,7 +87,7 @@ def test_a_signal_to_all_stops_the_run_also_if_a_rank_dies_of_it_first(started: 
     launcher = started("program.py", "idle", "fork")
     pids = ranks_up(tmp_path, 2, launcher)
     os.kill(pids[0], signal.SIGTERM)
-    assert launcher.communicate(timeout=30) == ("", "")
+    assert launcher.communicate(timeout=120) == ("", "")
     assert launcher.returncode == -signal.SIGTERM
     assert all_end(pids, 0)
 
@@ -143,7 +143,7 @@ def test_a_second_interrupt_cuts_the_grace(started: Run, tmp_path: Path) -> None
             break
         except subprocess.TimeoutExpired:
             launcher.send_signal(signal.SIGINT)
-    _, err = launcher.communicate(timeout=30)
+    _, err = launcher.communicate(timeout=120)
     assert err.splitlines()[-1] == "KeyboardInterrupt"
     assert all_end(pids, 0)
 
@@ -182,7 +182,7 @@ def test_a_programs_own_handler_decides(started: Run, tmp_path: Path) -> None:
     assert launcher.stdout.readline() == "handled 1\n"
     assert not all_end(pids, 0)
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.communicate(timeout=30) == ("handled 2\nenough True\n", "")
+    assert launcher.communicate(timeout=120) == ("handled 2\nenough True\n", "")
     assert all_end(pids, 0)
 
 
@@ -201,7 +201,7 @@ def test_ranks_end_with_a_program_that_does_not_wait_for_them(started: Run, tmp_
     (tmp_path / "program.py").write_text(MEANWHILE)
     launcher = started("program.py", stdin=subprocess.PIPE)
     pids = ranks_up(tmp_path, 2, launcher)
-    assert launcher.communicate("\n", timeout=30) == ("", "")
+    assert launcher.communicate("\n", timeout=120) == ("", "")
     assert launcher.returncode == 0
     assert all_end(pids, 0)
     assert len(list(tmp_path.glob("left *"))) == 2, "they were told, and not killed"
@@ -218,7 +218,7 @@ if __name__ == "__main__":
 
 def test_a_flood_of_lines_comes_out_whole_and_in_order(started: Run, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(FLOOD)
-    out, err = started("program.py").communicate(timeout=60)
+    out, err = started("program.py").communicate(timeout=120)
     for text, name, width in ((out, "out", 97), (err, "err", 89)):
         for rank in range(2):
             prefix = f"[rank {rank}] "

@@ -128,7 +128,7 @@ except RuntimeError as error:
 def test_what_the_program_does_with_a_signal_is_not_the_ranks() -> None:
     """A library of the program's may have taken the place of faulthandler's handlers."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONFAULTHANDLER": "1"}
-    done = subprocess.run([sys.executable, "-c", DISPLACED], capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run([sys.executable, "-c", DISPLACED], capture_output=True, text=True, timeout=120, env=env)
     assert "It wrote last to stderr:\nFatal Python error: Segmentation fault" in done.stdout
 
 
@@ -231,7 +231,7 @@ shmload.spawn(speak, nprocs=2)
 def test_a_program_without_a_guard_is_told_so(started: Run, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(UNGUARDED)
     process = started("program.py")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "exited with code 1, the first of 2 to fail.\n\nIt wrote last to stderr:\nTraceback" in err
     assert "An attempt has been made to start a new process before" in err
@@ -249,6 +249,6 @@ print("torch" in sys.modules, "numpy" in sys.modules)
 
 def test_the_launcher_imports_neither_torch_nor_numpy(started: Run, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PLAIN)
-    out, err = started("program.py").communicate(timeout=60)
+    out, err = started("program.py").communicate(timeout=120)
     assert out.splitlines()[-1] == "False False"
     assert sorted(err.splitlines()) == ["[rank 0] err 0", "[rank 1] err 1"]

@@ -302,7 +302,7 @@ def test_a_tree_that_was_not_built_says_how(tmp_path: Path) -> None:
         [sys.executable, "-c", "from shmload import ShmLoader"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )

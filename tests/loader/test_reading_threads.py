@@ -31,7 +31,7 @@ class Together:
         with _making:
             if self.barrier is None:
                 self.barrier = threading.Barrier(NUM_THREADS)
-        self.barrier.wait(timeout=30)
+        self.barrier.wait(timeout=120)
 
     def __getitem__(self, index: int) -> Any:
         self.meet()

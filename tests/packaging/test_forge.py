@@ -54,7 +54,7 @@ def commands() -> list[list[str]]:
 def test_the_forge_takes_what_is_there(schema: str) -> None:
     assert SCHEMAS[schema]
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *SCHEMAS[schema]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stdout
 
 
@@ -153,7 +153,7 @@ def test_a_release_has_one_version(tmp_path: Path, tag: str, heading: str, said:
     changes = f"# Changelog\n\n## {heading.format(version=version)}\n\n* new\n\n## 0.0.1 (2020-01-01)\n\n* old\n"
     (tmp_path / "CHANGELOG.md").write_text(changes)
     command = [sys.executable, tmp_path / ".ci/release", tag.format(version=version), tmp_path / "notes.md"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if said:
         assert done.returncode == 1
         assert said in done.stderr

@@ -18,7 +18,7 @@ DIST = os.environ.get("SHMLOAD_DIST")
 pytestmark = [
     pytest.mark.skipif(DIST is None, reason="SHMLOAD_DIST names no folder with a wheel"),
     pytest.mark.slow(reason="makes an environment and runs programs in it, which import torch"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 README = next(p / "README.md" for p in Path(__file__).parents if (p / "README.md").exists())
 
@@ -89,7 +89,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = Path(sysconfig.get_path("platlib", "venv", {"base": str(folder), "platbase": str(folder)}))
     (wheel,) = Path(str(DIST)).glob("*.whl")
     install = [sys.executable, "-m", "pip", "--python", str(folder), "install", "-q", "--no-deps", str(wheel)]
-    subprocess.run(install, check=True, timeout=120)
+    subprocess.run(install, check=True, timeout=300)
     told = importlib.metadata.Distribution.at(next(site.glob("shmload-*.dist-info"))).requires or []
     core = [re.split(r"[^\w-]", line)[0] for line in told if "extra ==" not in line]
     assert "torch" in core
@@ -108,7 +108,7 @@ def run(environment: Path, folder: Path, *command: str, status: int = 0) -> subp
         [str(environment / "bin" / executable), *arguments],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
         cwd=folder,
         env=env | {"OMP_NUM_THREADS": "1"},
     )

@@ -24,7 +24,7 @@ def brought(code: str, *arguments: str) -> set[str]:
         [sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr

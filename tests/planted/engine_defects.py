@@ -13,22 +13,13 @@ TEMPLATE = "tests/worker/test_template.py::"
 ENGINE_DEFECTS = [
     Defect(
         "N8",
-        "batches ordered as rows before samples turned out to have none wait until each is the next",
+        "batches ordered as rows before it was decided to pack all wait until each is the next",
         "shmload/engine/engine.py",
-        "        if not text:\n            self._pack_divided()\n",
-        "",
+        "            if self._publisher.is_packed:\n",
+        "            if False:\n",
         (
             "tests/batch/test_ragged_fields.py::"
             "test_batches_ordered_before_samples_were_known_to_be_text_are_read_by_several_workers",
-        ),
-    ),
-    Defect(
-        "N8",
-        "batches ordered as rows before it was decided to pack all wait until each is the next",
-        "shmload/engine/engine.py",
-        "if self._publisher.is_packed and not was_packed:",
-        "if False:",
-        (
             "tests/batch/test_ragged_fields.py::"
             "test_if_many_batches_do_not_fit_as_rows_those_already_ordered_as_rows_are_packed_at_once",
         ),

@@ -71,7 +71,7 @@ def explore(tmp_path_factory: pytest.TempPathFactory) -> Explore:
         pytest.skip("gcc is not installed")
     binary = tmp_path_factory.mktemp("accesses") / "accesses"
     flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
-    done = subprocess.run(["gcc", *flags, str(SOURCE), "-o", str(binary)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["gcc", *flags, str(SOURCE), "-o", str(binary)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
     def explore(parameters: str) -> tuple[str, int, str]:

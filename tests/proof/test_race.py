@@ -44,11 +44,11 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
         binary = folder / f"{source.stem}-{sanitizer}-{plant}"
         flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-tsan", "-pthread", f"-DPLANT={plant}", f"-I{SOURCE}"]
         command = ["gcc", *flags, *SANITIZERS[sanitizer], str(source), "-o", str(binary)]
-        return binary, subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return binary, subprocess.run(command, capture_output=True, text=True, timeout=120)
 
     def build(sanitizer: str, plant: int = 0, name: str = "race.c") -> Path:
         probe, done = compiled(trivial, sanitizer, 0)
-        if done.returncode or subprocess.run([str(probe)], capture_output=True, timeout=60).returncode:
+        if done.returncode or subprocess.run([str(probe)], capture_output=True, timeout=120).returncode:
             pytest.skip(f"gcc cannot build or start a program with the sanitizer {sanitizer}: {done.stderr[-200:]}")
         binary, done = compiled(HERE / name, sanitizer, plant)
         assert done.returncode == 0, done.stderr
@@ -68,7 +68,7 @@ def run(*command: str | Path) -> tuple[int, dict[str, int], str]:
         command,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={
             **os.environ,
             "TSAN_OPTIONS": f"exitcode={REPORT}:halt_on_error=1",

@@ -21,7 +21,7 @@ import torch
 
 from shmload import Ray, ShmLoader
 
-START_S = 60
+START_S = 120
 ELSEWHERE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
 SHARED_MEMORY = 'exec "$@"'
 OWN_MEMORY = 'mount -t tmpfs -o mode=1777 shm /dev/shm && exec "$@"'

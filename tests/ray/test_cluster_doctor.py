@@ -26,7 +26,7 @@ subprocess.run([sys.executable, "-c", code], input=dumped, check=True)
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **environment}
-    return subprocess.run([sys.executable, "-W", "error", *words], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-W", "error", *words], env=env, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.slow(reason="sends actors to the nodes of a Ray cluster")

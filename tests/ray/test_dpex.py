@@ -65,7 +65,7 @@ def test_a_single_card_and_data_parallel(cluster: Cluster) -> None:
     models = "[torch.nn.Linear(5, 2), torch.nn.DataParallel(torch.nn.Linear(5, 2))]"
     code = example(cluster, epochs=2, models=models, arguments="batch_size=4, shuffle=True, num_workers=1")
     with started(code) as program:
-        assert program.communicate(timeout=110)[0] == "12\n"
+        assert program.communicate(timeout=220)[0] == "12\n"
 
 
 @slow
@@ -80,7 +80,7 @@ def test_distributed_data_parallel(cluster: Cluster, tmp_path: Path) -> None:
         )
 
     with started(code(0)) as first, started(code(1)) as second:
-        assert [program.communicate(timeout=110)[0] for program in (first, second)] == ["12\n", "12\n"]
+        assert [program.communicate(timeout=220)[0] for program in (first, second)] == ["12\n", "12\n"]
 
 
 def test_its_arguments_are_attributes_and_without_distribution_it_is_the_local_loader() -> None:

@@ -93,7 +93,7 @@ def table(first: int, count: int) -> pa.Table:
 def test_batches_and_states_are_the_same_whoever_reads_the_blocks(cluster: Cluster) -> None:
     command = [sys.executable, "-m", "tests.ray.data_program", cluster.address]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=220)
     assert done.stdout.endswith("all is as expected\n"), done.stderr[-4000:]
 
 

@@ -59,7 +59,7 @@ def test_batches_under_ray_train_are_exact_and_a_checkpoint_goes_on_with_another
 ) -> None:
     command = [sys.executable, "-m", "tests.ray.train_program", cluster.address, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run(command, env=environment, check=True, timeout=110, stderr=subprocess.DEVNULL)
+    subprocess.run(command, env=environment, check=True, timeout=220, stderr=subprocess.DEVNULL)
     given = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
     expected = {}
     for rank in range(2):

@@ -46,7 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},  # what the theme says of its successor
     )
     assert done.returncode == 0, done.stderr

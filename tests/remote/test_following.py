@@ -174,7 +174,7 @@ def test_ranks_of_a_process_group_read_one_snapshot(tmp_path: Path) -> None:
     grow(tmp_path / "data", 0, 20)
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
-    found = [json.loads(rank.communicate(timeout=60)[0].splitlines()[-1]) for rank in ranks]
+    found = [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
     for epoch, sizes in enumerate(((20,), (20, 40), (40,))):
         read = [number for rank in found for batch in rank[epoch] for number in batch]
         assert sorted(set(read)) in [list(range(size)) for size in sizes]

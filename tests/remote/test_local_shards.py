@@ -311,7 +311,7 @@ def test_a_private_folder_of_a_killed_program_goes_at_the_next_start(private_fol
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "10\n"), done.stderr

@@ -20,7 +20,7 @@ from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import Order, TrainerRing, control_nbytes
 
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0
 NUM_SAMPLES, BATCH = 24, 4
 _fork = multiprocessing.get_context("fork")
 

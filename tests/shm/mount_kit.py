@@ -26,6 +26,6 @@ def in_mount_namespace(script: str, *arguments: str) -> subprocess.CompletedProc
         ["unshare", "--mount", "sh", "-c", f'{script} && exec "$0" "$@"', sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )

@@ -197,7 +197,7 @@ def test_an_orderly_end_says_nothing_and_leaves_nothing() -> None:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stderr == ""

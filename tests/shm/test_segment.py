@@ -199,7 +199,7 @@ def test_under_a_limit_on_file_sizes_a_ring_is_refused_with_the_remedy_and_nothi
         [sys.executable, "-c", CHILD + textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stderr == ""
@@ -221,7 +221,7 @@ def test_no_helper_of_multiprocessing_is_started_for_a_segment() -> None:
         [sys.executable, "-c", CHILD + textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stdout.split() == ["shm", "None"], done.stderr

@@ -36,7 +36,7 @@ os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 ACCESS_KEY, SECRET_KEY = "AKIDSHMLOADTEST", "SECRETwJalrXUtnFEMI/K7MDENG+bPx"
 _HERE = Path(__file__).parent
 _PACKAGES = ("radosgw", "ceph-mon", "ceph-osd", "ceph-authtool")
-_DEADLINE_S = 100.0
+_DEADLINE_S = 200.0
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def test_what_a_killed_writer_left_goes_a_day_later_with_the_first_write_into_th
         LocalStore(Path({str(store.root)!r})).put("x", b"half of it")
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL
     (left,) = files(store)
     assert left.startswith(HALF)

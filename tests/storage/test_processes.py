@@ -19,7 +19,7 @@ from tests.storage import store_kit
 from tests.storage.store_fixtures import elsewhere
 
 DATA = np.random.default_rng(7).bytes(200_000)
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 def use(store: Store, number: int) -> bool:

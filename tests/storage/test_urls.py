@@ -105,6 +105,6 @@ def test_nothing_is_needed_beside_the_core() -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        timeout=60,
+        timeout=120,
     )
     assert done.stdout == "http://bkt False\n", done.stderr

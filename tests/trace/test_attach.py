@@ -188,7 +188,7 @@ def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
         assert Path(path).read_bytes() == before
     finally:
         child.send_signal(signal.SIGCONT)
-        assert child.wait(timeout=30) == 0
+        assert child.wait(timeout=120) == 0
         child.stdout.close()  # type: ignore[union-attr]  # a pipe
 
 

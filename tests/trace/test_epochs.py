@@ -280,7 +280,7 @@ def test_a_program_that_ends_within_an_epoch_says_nothing_odd(tmp_path: Path) ->
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SHMLOAD_SUMMARY": "1"},
     )
     assert done.returncode == 0

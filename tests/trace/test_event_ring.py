@@ -35,7 +35,7 @@ def race(tmp_path_factory: pytest.TempPathFactory) -> Race:
             if done.returncode and any("-fsanitize" in flag for flag in flags):
                 pytest.skip(f"gcc cannot build with {flags}: {done.stderr[-200:]}")
             assert done.returncode == 0, done.stderr
-        return subprocess.run([str(binary), str(num_events), str(capacity)], capture_output=True, text=True, timeout=60)
+        return subprocess.run([str(binary), str(num_events), str(capacity)], capture_output=True, text=True, timeout=120)
 
     return run
 

@@ -304,7 +304,7 @@ def test_another_process_reads_the_same_pages(tmp_path: Path, is_file: bool) -> 
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     total, growth = map(int, done.stdout.split())

@@ -186,7 +186,7 @@ def test_too_little_room_is_refused(encode: Encode, photo: Image.Image) -> None:
 
 def test_nothing_is_decoded_before_a_library_is_bound() -> None:
     program = "from shmload._core.jpeg import decode\ndecode(b'', memoryview(bytearray(3)), (1, 1), (0, 0, 1, 1))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert "RuntimeError: no libjpeg-turbo is bound; bind() one first" in done.stderr
 
 
@@ -226,6 +226,6 @@ void jpeg_destroy_compress(void) {}
 def test_a_library_of_another_interface_is_refused(tmp_path: Path) -> None:
     source, made = tmp_path / "other.c", tmp_path / "libother.so"
     source.write_text(OTHER_ABI)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", made, source], check=True, timeout=60)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", made, source], check=True, timeout=120)
     with pytest.raises(ImportError, match=r"libother.so: Wrong JPEG library version: library is 80, caller expects 62"):
         bind(bytes(made))

@@ -186,7 +186,7 @@ for record in (b"0 path=x.y\\n", b"00 size=1\\n", b"9 a=bcde\\n0 path=x.y\\n", b
 
 def test_a_pax_record_of_no_length_is_a_broken_record() -> None:
     """In a child, as such a record once led its reader round for ever, where no signal reached it, or out of the file."""
-    done = subprocess.run([sys.executable, "-c", BROKEN_RECORDS], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", BROKEN_RECORDS], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.splitlines()) == (0, ["False a PAX header holds a broken record"] * 8)
 
 

@@ -27,7 +27,7 @@ def on_a_disk(size: str, place: Path, case: str) -> dict[str, Any]:
         ["unshare", "--mount", "sh", "-c", script, sys.executable, disk_program.__file__, str(place), case],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr

@@ -23,7 +23,7 @@ from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.ledger import HIDDEN, NEW, Kept
 from tests.storage.cache.folder_kit import being_written, content, die, names, put, really_there, users
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 def test_room_is_made_by_the_oldest_that_nobody_has_leased(place: str) -> None:

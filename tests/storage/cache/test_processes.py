@@ -19,7 +19,7 @@ from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.file_lease import Lease
 from tests.storage.cache.folder_kit import being_written, names, put, really_there, users
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 @contextmanager

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.slow(reason="each waits for time limits that stopped or busy workers exceed"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-CLOSE_S = 2.0
+CLOSE_S = 15.0  # it takes 1 s; without an end to the waiting it would take LONG_S
 LONG_S = 30
 
 

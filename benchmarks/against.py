@@ -252,9 +252,9 @@ def build(tree: Path) -> None:
 
 def table(lines: Sequence[Line]) -> Table:
     made = Table("measured", "now", "before", "now / before", "better is", "", "aim", "")
-    colours = {"better": "green", "worse": "red"}
+    colors = {"better": "green", "worse": "red"}
     for line in lines:
-        verdict = f"[{colours[line.word]}]{line.word}[/]" if line.word in colours else line.word
+        verdict = f"[{colors[line.word]}]{line.word}[/]" if line.word in colors else line.word
         met = "[green]met[/]" if line.row.met else "[red]missed[/]"
         cells = map(escape, (line.row.what, line.figure, line.figure_before, line.change, line.better_is))
         made.add_row(*cells, verdict, escape(line.row.aim), met)

@@ -61,7 +61,7 @@ static uint8_t *jpeg_write_head(const jpeg_wanted *wanted, const jpeg_layout *la
     for (size_t at = 2, end; at < layout->scan_at; at = end) {
         unsigned marker = wanted->data[at + 1];
         end = jpeg_segment_end(wanted->data, wanted->nbytes, at);
-        if (jpeg_is_kept(marker) && marker != JPEG_APP0 && marker != JPEG_APP14) /* those two say which colours these are */
+        if (jpeg_is_kept(marker) && marker != JPEG_APP0 && marker != JPEG_APP14) /* those two say which colors these are */
             continue;
         uint8_t size[4] = {height >> 8, height & 255, width >> 8, width & 255}, *segment = to;
         to = jpeg_append(to, wanted->data + at, end - at);

@@ -1,6 +1,6 @@
 /* A JPEG coded anew without loss: the same quantised coefficients in one sequential scan with Huffman tables of its own and a restart
  * marker after every so many MCUs. Coefficients are read and written by libjpeg-turbo; what only describes the picture (APPn, COM)
- * and what follows the image are copied byte by byte, so that colours, orientation and profiles stay what they are.
+ * and what follows the image are copied byte by byte, so that colors, orientation and profiles stay what they are.
  *
  * Refused is what the library finds damaged, and files whose pixels are not only their coefficients: decoders smooth progressive
  * files that are not complete.

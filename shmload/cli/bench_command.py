@@ -18,38 +18,34 @@ from shmload.cli.terminal import check_folder, console, refuse, refusing, shown
 Text = str | None
 Names = list[str] | None
 Paths = list[Path] | None
-SWEEP = "of this, --prefetch and --batch-size several are measured."
+SWEEP = "may be several, like --prefetch and --batch-size."
 
 
 def bench(
     workload: Annotated[
-        Names, Option(metavar="NAME", help="photos, records, rows, tokens, python; may repeat.", show_default="all")
+        Names, Option(metavar="NAME", help="photos, records, rows, tokens or python; may repeat.", show_default="all")
     ] = None,
-    dataset: Annotated[
-        Text, Option(metavar="MODULE:NAME", help="Your own dataset, map-style or iterable, or a function that returns it.")
-    ] = None,
-    torch_loader: Annotated[
-        Text, Option(metavar="MODULE:NAME", help="Your own torch DataLoader, and a ShmLoader made like it.")
-    ] = None,
+    dataset: Annotated[Text, Option(metavar="MODULE:NAME", help="Your dataset, or a function that returns it.")] = None,
+    torch_loader: Annotated[Text, Option(metavar="MODULE:NAME", help="Your torch DataLoader, against a ShmLoader like it.")] = None,
     loader: Annotated[
-        Names, Option(metavar="NAME", help="shmload, torch, shmload-seed, module:factory.", show_default="shmload,torch")
+        Names, Option(metavar="NAME", help="shmload, torch, shmload-seed or module:factory.", show_default="shmload,torch")
     ] = None,
     batch_size: Annotated[Names, Option(metavar="N,N", help="Samples per batch.", show_default="the workload's")] = None,
-    workers: Annotated[Names, Option(metavar="N,N", help=f"Processes; {SWEEP}", show_default="2")] = None,
-    prefetch: Annotated[Names, Option(metavar="N,N", help="Batches ahead per worker.", show_default="torch's, 2")] = None,
-    step_ms: Annotated[float, Option(metavar="MS", help="Sleep after each batch, as a trainer that waits for its GPU.")] = 0.0,
-    seconds: Annotated[float, Option(metavar="S", help="Length of a timed part, after the warm-up.")] = 1.5,
+    workers: Annotated[Names, Option(metavar="N,N", help=f"Worker processes; {SWEEP}", show_default="2")] = None,
+    prefetch: Annotated[Names, Option(metavar="N,N", help="Batches prefetched per worker.", show_default="torch's, 2")] = None,
+    step_ms: Annotated[float, Option(metavar="MS", help="Sleep after each batch, like a busy trainer.")] = 0.0,
+    seconds: Annotated[float, Option(metavar="S", help="Seconds per measurement.")] = 1.5,
     rounds: Annotated[
-        int | None, Option(metavar="N", help="Turns of every loader.", show_default="3; 1 with several settings")
+        int | None, Option(metavar="N", help="Measurements per loader.", show_default="3; 1 with several settings")
     ] = None,
     start_method: Annotated[Text, Option(metavar="NAME", help="fork, spawn or forkserver.", show_default="Python's own")] = None,
-    collate: Annotated[Text, Option(metavar="MODULE:NAME", help="Your own collate_fn, with --dataset.")] = None,
-    seed: Annotated[int, Option(metavar="N", help="Of the order, alike for all loaders.")] = 0,
+    collate: Annotated[Text, Option(metavar="MODULE:NAME", help="Your collate_fn, for --dataset.")] = None,
+    seed: Annotated[int, Option(metavar="N", help="Seed of the order, the same for all loaders.")] = 0,
     json_file: Annotated[
-        Path | None, Option("--json", metavar="FILE", help="Write all figures; - is stdout, without a table.")
+        Path | None, Option("--json", metavar="FILE", help="Write all figures; - prints them instead of the table.")
     ] = None,
-    plot_file: Annotated[Path | None, Option("--plot", metavar="FILE.png", help="Draw what was measured.")] = None,
-    quick: Annotated[bool, Option("--quick", help="A few seconds: to see that it works, not how fast.")] = False,
+    plot_file: Annotated[Path | None, Option("--plot", metavar="FILE.png", help="Plot the results.")] = None,
+    quick: Annotated[bool, Option("--quick", help="Run briefly, to check that it works, not how fast.")] = False,
 ) -> None:
     """Measure torch's DataLoader and ShmLoader side by side.
 

@@ -12,7 +12,7 @@ from shmload.tools import readable
 
 
 def clean(
-    yes: Annotated[bool, typer.Option("--yes", help="Remove them. Without it they are only shown.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them. Without this option they are only listed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
 ) -> None:
     """Show what your dead loaders have left in shared memory, or remove it.

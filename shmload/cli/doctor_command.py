@@ -11,12 +11,14 @@ import typer
 
 from shmload.cli.terminal import console, refuse
 
-COLOURS = {"good": "green", "advice": "yellow", "problem": "bold red"}
+COLORS = {"good": "green", "advice": "yellow", "problem": "bold red"}
 
 
 def doctor(
-    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="With --cluster: of the head, as HOST:PORT.")] = "auto",
-    cluster: Annotated[bool, typer.Option("--cluster", help="Look at a Ray cluster: each node, and an actor on it.")] = False,
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="With --cluster: address of the head node, as HOST:PORT.")
+    ] = "auto",
+    cluster: Annotated[bool, typer.Option("--cluster", help="Check a Ray cluster: each node, and an actor on it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every finding as JSON instead of text.")] = False,
 ) -> None:
     """Check this host: shared memory, cgroups, limits, kernel, processors, software; say what to change.
@@ -44,7 +46,7 @@ def doctor(
         raise typer.Exit(problems > 0)
     output = console()
     for finding in findings:
-        head = f"[{COLOURS[finding.level]}]{finding.level:<7}[/] {escape(finding.check)}: {escape(finding.text)}"
+        head = f"[{COLORS[finding.level]}]{finding.level:<7}[/] {escape(finding.check)}: {escape(finding.text)}"
         output.print(head, highlight=False, soft_wrap=True)
         if finding.remedy:
             output.print(f"        -> {escape(finding.remedy)}", highlight=False, soft_wrap=True)

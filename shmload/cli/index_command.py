@@ -17,12 +17,16 @@ from shmload.cli.terminal import complain, refusing, shown
 def index(
     places: Annotated[
         list[str],
-        typer.Argument(metavar="PATH...", help="TFRecord files, tar shards, JSON lines; folders and URLs of shards of any layout."),
+        typer.Argument(
+            metavar="PATH...", help="TFRecord files, tar shards or JSON lines; folders or URLs of shards of any layout."
+        ),
     ],
-    layout: Annotated[str | None, typer.Option(help="Of the shards of folders and URLs, where their names do not tell.")] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="Layout of the shards in folders and URLs, if their names do not show it.")
+    ] = None,
     cache_folder: Annotated[
         Path | None,
-        typer.Option(help="Keep indexes of folders and URLs there, as RemoteDataset's cache_folder, not beside shards."),
+        typer.Option(help="Write the indexes of folders and URLs to this RemoteDataset cache_folder, not beside the shards."),
     ] = None,
 ) -> None:
     """Build the index beside each file, and report what was written, its size and the time it took."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, folders of images or Zarr, growing caches.")],
-    samples: Annotated[int, typer.Option(min=0, help="How many of the first samples to show.")] = 3,
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, folders of images, Zarr arrays, growing caches.")],
+    samples: Annotated[int, typer.Option(min=0, help="Number of samples to show.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
 ) -> None:
     """Show the contents of files: format, fields, counts, sizes, the first samples. Formats are recognized by their bytes."""

@@ -21,47 +21,61 @@ from shmload.cli.terminal import Unwritable
 
 
 def launch(
-    script: Annotated[str, Argument(metavar="SCRIPT", help="A Python file; with --module a module's name.")],
-    args: Annotated[list[str] | None, Argument(metavar="ARGS", help="What follows goes to the script as it is.")] = None,
+    script: Annotated[str, Argument(metavar="SCRIPT", help="A Python file; with --module, a module name.")],
+    args: Annotated[list[str] | None, Argument(metavar="ARGS", help="Arguments of the script.")] = None,
     nprocs: Annotated[
         str | None,
-        Option("--nprocs", "--nproc-per-node", help="Processes, or gpu, cpu, auto.", show_default="one a CUDA device; else 1"),
+        Option(
+            "--nprocs",
+            "--nproc-per-node",
+            help="Number of processes, or gpu, cpu or auto.",
+            show_default="one per CUDA device, else 1",
+        ),
     ] = None,
-    module: Annotated[bool, Option("--module", "-m", help="SCRIPT is a module, as for python -m.")] = False,
-    no_python: Annotated[bool, Option("--no-python", help="SCRIPT is a program, which Python does not run.")] = False,
-    grace: Annotated[float, Option(min=0, help="Seconds from SIGTERM to SIGKILL when ranks are ended.")] = 5.0,
-    pin: Annotated[bool, Option(help="Give each rank processors of its own.")] = True,
+    module: Annotated[bool, Option("--module", "-m", help="Run SCRIPT as a module, like python -m.")] = False,
+    no_python: Annotated[bool, Option("--no-python", help="Run SCRIPT directly instead of with Python.")] = False,
+    grace: Annotated[float, Option(min=0, help="Seconds between SIGTERM and SIGKILL when ranks are stopped.")] = 5.0,
+    pin: Annotated[bool, Option(help="Pin each rank to its own processors.")] = True,
     logs: Annotated[Path | None, Option(help="Append each rank's output to FOLDER/rank_N.log.", metavar="FOLDER")] = None,
     nnodes: Annotated[
-        str | None, Option(help="Machines; run the command on each. MIN:MAX: they come and go.", show_default="1")
+        str | None,
+        Option(help="Number of machines; run the command on each. MIN:MAX: machines may join and leave.", show_default="1"),
     ] = None,
-    node_rank: Annotated[int | None, Option(min=0, help="Which of the machines this is.", show_default="0")] = None,
-    master_addr: Annotated[str | None, Option(help="Name or address of machine 0; needed with several.", metavar="HOST")] = None,
+    node_rank: Annotated[int | None, Option(min=0, help="Number of this machine.", show_default="0")] = None,
+    master_addr: Annotated[
+        str | None, Option(help="Name or address of machine 0; required with several machines.", metavar="HOST")
+    ] = None,
     master_port: Annotated[
-        int | None, Option(min=1, max=65535, help="Port of rank 0.", show_default="free; with several machines 29500")
+        int | None, Option(min=1, max=65535, help="Port of rank 0.", show_default="a free one; 29500 with several machines")
     ] = None,
-    standalone: Annotated[bool, Option("--standalone", help="One machine, and a free port.")] = False,
+    standalone: Annotated[bool, Option("--standalone", help="Use one machine and a free port.")] = False,
     max_restarts: Annotated[
-        int | None, Option(min=0, help="How often all ranks are started again when one has failed.", show_default="0")
+        int | None, Option(min=0, help="How often to restart all ranks after one has failed.", show_default="0")
     ] = None,
-    rdzv_backend: Annotated[str | None, Option(help="How machines meet.", show_default="c10d where they come and go")] = None,
-    rdzv_endpoint: Annotated[str | None, Option(help="Where machines meet.", metavar="HOST:PORT")] = None,
-    rdzv_id: Annotated[str | None, Option(help="The run's name, by which its machines meet.", hidden=True)] = None,
+    rdzv_backend: Annotated[
+        str | None, Option(help="Rendezvous backend.", show_default="c10d if machines may join and leave")
+    ] = None,
+    rdzv_endpoint: Annotated[str | None, Option(help="Rendezvous address.", metavar="HOST:PORT")] = None,
+    rdzv_id: Annotated[str | None, Option(help="Name of the run at the rendezvous.", hidden=True)] = None,
     rdzv_conf: Annotated[
-        str | None, Option(help="More for the backend: last_call_timeout=5", metavar="KEY=VALUE,...", hidden=True)
+        str | None, Option(help="Further rendezvous settings, such as last_call_timeout=5.", metavar="KEY=VALUE,...", hidden=True)
     ] = None,
-    local_addr: Annotated[str | None, Option(help="This machine's address.", metavar="HOST", hidden=True)] = None,
-    role: Annotated[str | None, Option(help="The ranks' role.", hidden=True)] = None,
-    monitor_interval: Annotated[float | None, Option(help="Seconds between looks at who wants to join.", hidden=True)] = None,
+    local_addr: Annotated[str | None, Option(help="Address of this machine.", metavar="HOST", hidden=True)] = None,
+    role: Annotated[str | None, Option(help="Role of the ranks.", hidden=True)] = None,
+    monitor_interval: Annotated[
+        float | None, Option(help="Seconds between checks for machines that want to join.", hidden=True)
+    ] = None,
     log_dir: Annotated[
-        str | None, Option(help="Where --redirects and --tee have their files.", metavar="FOLDER", hidden=True)
+        str | None, Option(help="Folder for the files of --redirects and --tee.", metavar="FOLDER", hidden=True)
     ] = None,
     redirects: Annotated[
-        str | None, Option("--redirects", "-r", help="What goes to files: 1 stdout, 2 stderr, 3 both.", hidden=True)
+        str | None, Option("--redirects", "-r", help="Write output to files: 1 stdout, 2 stderr, 3 both.", hidden=True)
     ] = None,
-    tee: Annotated[str | None, Option("--tee", "-t", help="What goes to files and comes out here, likewise.", hidden=True)] = None,
+    tee: Annotated[
+        str | None, Option("--tee", "-t", help="Write output to files and print it here: 1 stdout, 2 stderr, 3 both.", hidden=True)
+    ] = None,
     local_ranks_filter: Annotated[
-        str | None, Option(help="Local ranks that are heard here.", metavar="0,1,...", hidden=True)
+        str | None, Option(help="Local ranks whose output is printed here.", metavar="0,1,...", hidden=True)
     ] = None,
 ) -> None:
     """Run a script in one process per GPU, with torch.distributed's environment.

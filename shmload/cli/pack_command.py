@@ -23,37 +23,43 @@ if TYPE_CHECKING:
 
 
 SOURCE = (
-    "A folder of images; TFRecord, Parquet, JSON lines, .npy, tar files (with * and braces); what RemoteDataset reads; or "
-    "package.module:dataset, or a function that yields samples."
+    "A folder of images; TFRecord, Parquet, JSON lines, .npy or tar files (with * and braces); anything RemoteDataset reads; "
+    "or package.module:name of a dataset or of a function that yields samples."
 )
 KEY = "32 bytes, or 64 hexadecimal digits."
-FUNCTION = "package.module:function, which yields samples of each of SOURCE's."
+FUNCTION = "package.module:name of a function that yields samples for each sample of SOURCE."
 
-PART = "One of so many parts, 1/4 to 4/4, of a machine each."
+PART = "Pack one of COUNT parts, such as 1/4 to 4/4 on four machines."
 
-IN_ORDER = "Each object below SOURCE is a sample, packed as it is listed."
+IN_ORDER = "Pack each object below SOURCE as one sample, in the order of the listing."
 
 
 def pack(
     source: Annotated[str, Argument(metavar="SOURCE", help=SOURCE)],
-    dest: Annotated[str, Argument(metavar="DEST", help="A folder, or s3://bucket/folder.")],
-    maxsize: Annotated[float, Option(help="Bytes of a shard, at most.")] = 1e8,
-    maxcount: Annotated[int, Option(help="Samples of a shard, at most.")] = 100_000,
-    workers: Annotated[int, Option(help="Processes that encode, at most; 0: this one.")] = 30,
-    seed: Annotated[int, Option(help="Of the random order.")] = 0,
-    quality: Annotated[int | None, Option(metavar="1..100", help="JPEG for images that are no files yet; without it PNG.")] = None,
+    dest: Annotated[str, Argument(metavar="DEST", help="Destination folder, or s3://bucket/folder.")],
+    maxsize: Annotated[float, Option(help="Largest size of a shard, in bytes.")] = 1e8,
+    maxcount: Annotated[int, Option(help="Largest number of samples in a shard.")] = 100_000,
+    workers: Annotated[int, Option(help="Largest number of encoding processes; 0: encode in this process.")] = 30,
+    seed: Annotated[int, Option(help="Seed of the random order.")] = 0,
+    quality: Annotated[
+        int | None, Option(metavar="1..100", help="Store decoded images as JPEG of this quality instead of PNG.")
+    ] = None,
     restart_markers: Annotated[
-        bool, Option("--restart-markers", help="Code JPEG files anew, so that crops decode faster.")
+        bool, Option("--restart-markers", help="Re-encode JPEG files with restart markers, for faster decoding of crops.")
     ] = False,
-    compress: Annotated[str | None, Option(metavar="HOW", help="By zstd: samples, each member by itself, or shards.")] = None,
-    compression_level: Annotated[int, Option(metavar="1..22", help="Of zstd.")] = 3,
-    key_file: Annotated[Path | None, Option(help="Encrypts each sample with the key in a file: " + KEY)] = None,
-    key_variable: Annotated[str | None, Option(metavar="NAME", help="The same with that of an environment variable.")] = None,
-    append: Annotated[bool, Option("--append", help="Keep the samples of DEST, and add these behind them.")] = False,
+    compress: Annotated[
+        str | None, Option(metavar="HOW", help="Compress with zstd: samples (each member separately) or shards.")
+    ] = None,
+    compression_level: Annotated[int, Option(metavar="1..22", help="Level of zstd.")] = 3,
+    key_file: Annotated[Path | None, Option(help="Encrypt each sample with the key in a file: " + KEY)] = None,
+    key_variable: Annotated[
+        str | None, Option(metavar="NAME", help="Encrypt each sample with the key in an environment variable.")
+    ] = None,
+    append: Annotated[bool, Option("--append", help="Keep the samples of DEST and append these.")] = False,
     part: Annotated[str, Option(metavar="N/COUNT", help=PART)] = "1/1",
     function: Annotated[str | None, Option(metavar="NAME", help=FUNCTION)] = None,
     in_order: Annotated[bool, Option("--in-order", help=IN_ORDER)] = False,
-    endpoint: Annotated[str | None, Option(metavar="URL", help="Of an S3-compatible store.")] = None,
+    endpoint: Annotated[str | None, Option(metavar="URL", help="URL of an S3-compatible store.")] = None,
 ) -> None:
     """Pack a dataset into shards. To continue an interrupted pack, run the same command again."""
     from shmload.errors import StoreError

@@ -16,10 +16,10 @@ WIDE = 120  # columns if stdout is not a terminal
 
 
 def top(
-    interval: Annotated[float, typer.Option(min=0.01, max=86_400, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="One interval, one view, and the end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print each look as one line of JSON.")] = False,
-    pid: Annotated[list[int] | None, typer.Option(help="Only loaders of this process, or of its children.")] = None,
+    interval: Annotated[float, typer.Option(min=0.01, max=86_400, help="Seconds between updates.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one view after one interval, then exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each update as one line of JSON.")] = False,
+    pid: Annotated[list[int] | None, typer.Option(help="Show only loaders of this process and its children.")] = None,
 ) -> None:
     """Show the running loaders of this host, from their control blocks, without touching them. ^C ends it."""
     from rich.console import Console

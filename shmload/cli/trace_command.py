@@ -14,9 +14,9 @@ from shmload.cli.terminal import check_folder, refuse
 
 
 def trace(
-    out: Annotated[Path, typer.Option(metavar="FILE.json", help="The trace; ui.perfetto.dev opens it.")],
-    pid: Annotated[int | None, typer.Option(help="Of the training process.", show_default="every loader")] = None,
-    seconds: Annotated[float, typer.Option(min=0, help="How long to record. 0: only what the recorders hold already.")] = 5.0,
+    out: Annotated[Path, typer.Option(metavar="FILE.json", help="Trace file to write; ui.perfetto.dev opens it.")],
+    pid: Annotated[int | None, typer.Option(help="Process ID of the training process.", show_default="every loader")] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="Seconds to record; 0: only what has been recorded so far.")] = 5.0,
 ) -> None:
     """Record what trainer and workers of running loaders do, from outside and without disturbing them."""
     from rich.console import Console

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
     from shmload.tools.audit.timeline import AuditReport
 
-DATASET = "Read batches again and compare: your dataset, or a ShmLoader, or a function that returns one."
-COLOURS = {"proven": "green", "unfinished": "cyan", "consistent": "yellow", "defect": "bold red"}
+DATASET = "Read batches again and compare them: your dataset, your ShmLoader, or a function that returns one."
+COLORS = {"proven": "green", "unfinished": "cyan", "consistent": "yellow", "defect": "bold red"}
 LISTED_MAX = 20  # skipped and substituted samples in the table; --json has all
 
 
 def verify(
-    folder: Annotated[Path, Argument(metavar="FOLDER", help="What ShmLoader(audit=...) was given.")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder given to ShmLoader(audit=...).")],
     as_json: Annotated[bool, Option("--json", help="Print everything as JSON instead of a table.")] = False,
     dataset: Annotated[str | None, Option(metavar="MODULE:NAME", help=DATASET)] = None,
-    samples: Annotated[int, Option(min=1, help="With --dataset: how many batches, drawn at random.")] = 32,
+    samples: Annotated[int, Option(min=1, help="With --dataset: number of batches to check, drawn at random.")] = 32,
     allow_restarts: Annotated[
-        bool, Option("--allow-restarts", help="A start without a state throws away what was before.")
+        bool, Option("--allow-restarts", help="Accept starts without a state, which discard earlier batches.")
     ] = False,
 ) -> None:
     """Judge the records of a run: each epoch must hold each sample once, over ranks, resumes and world sizes."""
@@ -64,7 +64,7 @@ def show(report: "AuditReport", console: "Console") -> None:
             table.add_column(name, justify="right")
         table.add_column("verdict")
         for e in loader.epochs:
-            verdict = f"[{COLOURS[e.state]}]{e.state}[/]" + (f": {escape(e.remaining)} are left" if e.remaining else "")
+            verdict = f"[{COLORS[e.state]}]{e.state}[/]" + (f": {escape(e.remaining)} are left" if e.remaining else "")
             counts = (e.num_batches, e.num_samples, e.num_padding, e.num_skipped, e.num_substituted, e.num_superseded)
             table.add_row(str(e.epoch), *(f"{count:,}" if count else "" for count in counts), verdict)
         console.print(table)

@@ -248,10 +248,10 @@ def _speed(loader: Report, width: int) -> Text:
 def _slots(loader: Report, width: int) -> Text:
     counts = loader["slots"]
     text = _line().append("slots ")
-    append_bar(text, [(counts[name] / loader["num_slots"], colour) for name, _, colour in SLOTS], width)
-    for name, words, colour in SLOTS:
+    append_bar(text, [(counts[name] / loader["num_slots"], color) for name, _, color in SLOTS], width)
+    for name, words, color in SLOTS:
         if counts[name]:
-            text.append(f" {counts[name]} {words}", style=colour)
+            text.append(f" {counts[name]} {words}", style=color)
     oldest = next(iter(loader["orders"]), None)
     if oldest is not None and oldest["num_chunks_done"] < oldest["num_chunks"]:
         text.append(f" (next: {oldest['num_chunks_done']}/{oldest['num_chunks']} chunks)", style="yellow")
@@ -265,12 +265,12 @@ def _slots(loader: Report, width: int) -> Text:
 def _time(loader: Report, width: int) -> Text:
     time = loader["time"]
     text = _line().append("time  ")
-    append_bar(text, [(time[name] / 100, colour) for name, _, colour in TIMES], width)
+    append_bar(text, [(time[name] / 100, color) for name, _, color in TIMES], width)
     words, style = BOTTLENECKS[loader["bottleneck"]]
     text.append(f" {words}:", style=style)
-    for name, words, colour in TIMES:
+    for name, words, color in TIMES:
         if time[name] >= 1:
-            text.append(f" {words} {time[name]:.0f} %", style=colour)
+            text.append(f" {words} {time[name]:.0f} %", style=color)
     return text
 
 
@@ -335,10 +335,10 @@ def _workers(loader: Report, width: int) -> RenderableType:
 def append_bar(text: Text, parts: list[tuple[float, str]], width: int) -> None:
     """Append a bar of cells in proportion. Each boundary is rounded, so the total length never changes."""
     at, done, cells = 0.0, 0, BAR if width >= WIDE else BAR // 2
-    for share, colour in parts:
+    for share, color in parts:
         at += share
         end = min(round(at * cells), cells)
-        text.append("█" * (end - done), style=colour)
+        text.append("█" * (end - done), style=color)
         done = max(end, done)
     text.append("·" * (cells - done), style="bright_black")
 

@@ -151,7 +151,7 @@ def test_torchs_own_context_is_taken() -> None:
 def test_attributes_of_the_users_own_are_kept() -> None:
     def program(kind: Any) -> Any:
         loader = kind(Failing(ValueError("no")))
-        loader.colour = "red"
-        return loader.colour, loader.dataset.n
+        loader.color = "red"
+        return loader.color, loader.dataset.n
 
     assert alike(program) == ("red", 8)

@@ -34,7 +34,7 @@ def test_version_option_prints_the_version_alone() -> None:
 
 
 def test_a_flag_is_shown_without_a_value() -> None:
-    assert [line.split()[1] for line in help_of("bench") if line.strip().startswith("--quick")] == ["A"]
+    assert [line.split()[1] for line in help_of("bench") if line.strip().startswith("--quick")] == ["Run"]
 
 
 def test_the_list_of_commands_breaks_no_sentence_off() -> None:

@@ -60,7 +60,7 @@ def test_a_dimension_may_be_given() -> None:
     assert only_of(["kind=tfrecord", "workers=2", "batch_size=null"]) == {"kind": "tfrecord", "workers": 2, "batch_size": None}
     assert draw(random.Random(1), {"kind": "tar", "workers": 3}).workers == 3
     with pytest.raises(SystemExit, match="no dimension of that name"):
-        only_of(["colour=red"])
+        only_of(["color=red"])
 
 
 # ------------------------------------------------------------ the oracle

@@ -275,8 +275,8 @@ def test_an_order_that_names_no_sample_beyond_the_dataset_is_taken() -> None:
 
 
 def test_an_unknown_keyword_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="colour"):
-        ShmLoader([1], colour=2)
+    with pytest.raises(TypeError, match="color"):
+        ShmLoader([1], color=2)
 
 
 def in_a_daemon(pipe: Any) -> None:

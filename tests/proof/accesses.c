@@ -807,7 +807,7 @@ typedef struct {
 
 enum { NEW, ON_PATH, BEHIND };
 static state_t *states;
-static uint8_t *colours;
+static uint8_t *colors;
 static uint32_t *table, num_states, room, mask;
 static frame_t *frames;
 static uint32_t num_frames, frames_room, depth;
@@ -846,7 +846,7 @@ static void insert(uint32_t id) {
 static void make_room(void) {
     room = room ? room * 2 : 1 << 16;
     states = grown(states, (size_t)room * sizeof *states);
-    colours = grown(colours, room);
+    colors = grown(colors, room);
     mask = room * 2 - 1;
     free(table);
     table = calloc((size_t)mask + 1, sizeof *table);
@@ -859,7 +859,7 @@ static uint32_t number_of(const state_t *x) {
     for (uint64_t at = hash_of(x) & mask; table[at]; at = (at + 1) & mask)
         if (memcmp(&states[table[at] - 1], x, sizeof *x) == 0) return table[at] - 1;
     states[num_states] = *x;
-    colours[num_states] = NEW;
+    colors[num_states] = NEW;
     insert(num_states);
     return num_states++;
 }
@@ -880,7 +880,7 @@ static int enter(uint32_t id) {
     frame_t *frame = &frames[num_frames++];
     *frame = (frame_t){id, num_todo, num_todo, num_todo};
     if (num_frames > depth) depth = num_frames;
-    colours[id] = ON_PATH;
+    colors[id] = ON_PATH;
     num_steps = 0;
     check(&x);
     for (int w = 0; w < o.W; w++) worker_steps(&x, w);
@@ -911,14 +911,14 @@ static int explore(void) {
     while (!code && num_frames) {
         frame_t *frame = &frames[num_frames - 1];
         if (frame->at == frame->end) {
-            colours[frame->id] = BEHIND;
+            colors[frame->id] = BEHIND;
             num_todo = frame->first;
             num_frames--;
             continue;
         }
         uint32_t id = todo[frame->at++].id;
-        if (colours[id] == ON_PATH) return end("cycle", "steps that lead back to where they began", 5);
-        if (colours[id] == NEW) code = enter(id);
+        if (colors[id] == ON_PATH) return end("cycle", "steps that lead back to where they began", 5);
+        if (colors[id] == NEW) code = enter(id);
     }
     return code ? code : end("holds", NULL, 0);
 }

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from shmload.tools.bench.report import LoaderReport, Report
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f", "#000000")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f", "#000000")
 
 
 def save(report: Report, path: Path) -> None:
@@ -22,7 +22,7 @@ def save(report: Report, path: Path) -> None:
     others = [name for name in loaders if name != report.reference]  # the reference has no bar on the left
     for number, name in enumerate(loaders):
         for row, section in enumerate(report.workloads):
-            bar = {"height": 0.9 * height, "color": COLOURS[number % 8]}
+            bar = {"height": 0.9 * height, "color": COLORS[number % 8]}
             loader = section.loaders.get(name, LoaderReport())
             if name in others and (ratio := loader.ratio):
                 # starting at 1: on a log scale twice as fast extends as far to the right as half as fast to the left
@@ -31,7 +31,7 @@ def save(report: Report, path: Path) -> None:
                 left.bar_label(left.barh(y, ratio.median - 1, left=1, xerr=error, **bar), [f"{ratio.median:.2g}x"], padding=3)
             if found := loader.metrics.get("trainer_us_per_batch"):
                 right.barh(row + (number - (len(loaders) - 1) / 2) * height, max(found.median, 0), **bar)
-        right.barh([0], [0], color=COLOURS[number % 8], label=name)  # for the legend
+        right.barh([0], [0], color=COLORS[number % 8], label=name)  # for the legend
     left.axvline(1, color="#333333")
     left.set_xscale("log", base=2)
     left.xaxis.set_major_formatter(lambda value, _: f"{value:g}x" if value >= 1 else f"1/{1 / value:g}")

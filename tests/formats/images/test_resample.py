@@ -86,7 +86,7 @@ def test_what_is_not_resized_stays_as_it_is(photo: Image.Image) -> None:
 
 
 @pytest.mark.parametrize("level", [0, 1, 127, 254, 255])
-def test_one_colour_stays_that_colour(level: int) -> None:
+def test_one_color_stays_that_color(level: int) -> None:
     image = np.full((301, 407, 3), level, np.uint8)
     for size in ((1, 1), (7, 400), (500, 3)):
         assert set(resampled(image, whole(image, size)).ravel().tolist()) == {level}

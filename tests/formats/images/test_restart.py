@@ -166,7 +166,7 @@ def without(data: bytes, marker: int) -> bytes:
     return data
 
 
-def test_a_file_that_says_nothing_of_its_colours_says_nothing_afterwards(photo: Image.Image, encode: Encode) -> None:
+def test_a_file_that_says_nothing_of_its_colors_says_nothing_afterwards(photo: Image.Image, encode: Encode) -> None:
     data = without(encode(photo), 0xE0)
     anew = with_restart_markers(data)
     assert anew != data
@@ -239,7 +239,7 @@ def test_threads_come_to_the_same_bytes(photos: list[Path]) -> None:
 
 
 def test_a_file_many_times_as_large_is_written(encode: Encode) -> None:
-    """One colour is next to nothing in a progressive file, and some bits a block in a sequential one."""
+    """One color is next to nothing in a progressive file, and some bits a block in a sequential one."""
     data = encode(Image.new("RGB", (1600, 1600), (90, 120, 30)), progressive=True)
     anew = with_restart_markers(data)
     assert len(anew) > 1.25 * len(data) + 4096  # the room that there is at first

@@ -17,7 +17,7 @@ from shmload.cli.terminal import console, refusing, shown
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shmload.tools.audit.timeline import AuditReport
+    from shmload.tools.audit.findings import AuditReport
 
 DATASET = "Read batches again and compare them: your dataset, your ShmLoader, or a function that returns one."
 COLORS = {"proven": "green", "unfinished": "cyan", "consistent": "yellow", "defect": "bold red"}

@@ -45,15 +45,15 @@ class Finding:
     remedy: str = ""
 
 
-Said = str | tuple[Level, str, str]  # a check's result: a sentence if all is well; else level, text and remedy
+CheckResult = str | tuple[Level, str, str]  # a check's result: a sentence if all is well; else level, text and remedy
 
 
-def advice(text: str, remedy: str) -> Said:
+def advice(text: str, remedy: str) -> CheckResult:
     """Return the finding that something works, but could be better."""
     return "advice", text, remedy
 
 
-def problem(text: str, remedy: str) -> Said:
+def problem(text: str, remedy: str) -> CheckResult:
     """Return the finding that something fails."""
     return "problem", text, remedy
 
@@ -68,7 +68,7 @@ def mib(nbytes: int) -> str:
 OLDEST_VERSIONS = {"torch": (2, 6), "numpy": (1, 26), "posix_ipc": (1, 1)}
 
 
-def check_versions(host: Host, find: Callable[[str], str] = version, python: tuple[int, ...] = sys.version_info[:3]) -> Said:
+def check_versions(host: Host, find: Callable[[str], str] = version, python: tuple[int, ...] = sys.version_info[:3]) -> CheckResult:
     """Check the versions of Python and of shmload's dependencies."""
     versions = [f"Python {'.'.join(map(str, python))}"]
     wrong, remedies = [], []
@@ -94,7 +94,7 @@ def check_versions(host: Host, find: Callable[[str], str] = version, python: tup
 CORE = Path(shmload.__file__).parent / "_core"
 
 
-def check_compiled(host: Host, folder: Path = CORE, load: Callable[[str], object] = importlib.import_module) -> Said:
+def check_compiled(host: Host, folder: Path = CORE, load: Callable[[str], object] = importlib.import_module) -> CheckResult:
     """Check that every compiled module can be imported. Each has a stub."""
     stubs = sorted(stub.stem for stub in folder.glob("*.pyi"))
     missing = [stub for stub in stubs if _fails(partial(load, f"shmload._core.{stub}"))]
@@ -121,7 +121,7 @@ def _gpus(host: Host) -> str:
     return f"{num} from NVIDIA" if num else "one or more from AMD" if (host.root / "dev/kfd").exists() else ""
 
 
-def check_gpu(host: Host, cuda: Callable[[], object] = lambda: importlib.import_module("torch.version").cuda) -> Said:
+def check_gpu(host: Host, cuda: Callable[[], object] = lambda: importlib.import_module("torch.version").cuda) -> CheckResult:
     """Check whether there is a GPU, and whether torch can use it."""
     found = _gpus(host)
     if "NVIDIA" in found and not cuda():
@@ -129,7 +129,7 @@ def check_gpu(host: Host, cuda: Callable[[], object] = lambda: importlib.import_
     return found or "there is none; loaders work without"
 
 
-def check_start_method(host: Host, method: str | None = None) -> Said:
+def check_start_method(host: Host, method: str | None = None) -> CheckResult:
     """Check the default start method of workers."""
     method = method or multiprocessing.get_start_method()
     if method != "fork":
@@ -147,7 +147,7 @@ def check_start_method(host: Host, method: str | None = None) -> Said:
 OLDEST_KERNEL = (5, 3)  # pidfd_open, by which workers and trainer detect each other's end
 
 
-def check_kernel(host: Host) -> Said:
+def check_kernel(host: Host) -> CheckResult:
     """Check that the kernel has what supervision needs."""
     release = host.text("proc/sys/kernel/osrelease") or ""
     match = re.match(r"(\d+)\.(\d+)", release)
@@ -159,7 +159,7 @@ def check_kernel(host: Host) -> Said:
     return f"Linux {release}"
 
 
-def check_proc(host: Host) -> Said:
+def check_proc(host: Host) -> CheckResult:
     """Check that /proc is mounted, and belongs to this PID namespace."""
     number = host.status("Pid")
     if number is None:
@@ -172,7 +172,7 @@ def check_proc(host: Host) -> Said:
     return "it is this PID namespace's"
 
 
-def check_pid_1(host: Host) -> Said:
+def check_pid_1(host: Host) -> CheckResult:
     """Check that signals and orphans are handled, if the trainer is a container's first process."""
     if host.pid == 1 or (host.text("proc/1/comm") or "").startswith("python"):
         return advice(
@@ -183,7 +183,7 @@ def check_pid_1(host: Host) -> Said:
     return "it is no Python program"
 
 
-def check_reaper(host: Host) -> Said:
+def check_reaper(host: Host) -> CheckResult:
     """Check for the programs that remove shared memory when a trainer is killed."""
     folders = host.environ.get("PATH", "/usr/bin:/bin").split(":")
     if not (host.root / "bin/sh").exists():
@@ -199,7 +199,7 @@ FEW_FILES = 256  # torch and Python take about ten, a loader two, each worker tw
 FEW_PROCESSES = 64  # in addition to the running ones: threads count, and torch starts one for each core
 
 
-def check_open_files(host: Host) -> Said:
+def check_open_files(host: Host) -> CheckResult:
     """Check the limit on open files, RLIMIT_NOFILE."""
     limit = host.limit("Max open files")
     if limit is None or limit.soft is None:
@@ -212,7 +212,7 @@ def check_open_files(host: Host) -> Said:
     )
 
 
-def check_processes(host: Host) -> Said:
+def check_processes(host: Host) -> CheckResult:
     """Check how many processes and threads may still be started: RLIMIT_NPROC, and the cgroups' own limits."""
     rest = FEW_PROCESSES
     for _, folder in segment.folders("pids", host.root):
@@ -233,7 +233,7 @@ LITTLE_NBYTES = 1 << 30
 LOWER = "lower prefetch_factor, num_workers or batch_size"
 
 
-def check_free_memory(host: Host) -> Said:
+def check_free_memory(host: Host) -> CheckResult:
     """Check the machine's free memory."""
     free = segment.free_memory_bytes(host.root)
     if free >= 1 << 62:
@@ -243,7 +243,7 @@ def check_free_memory(host: Host) -> Said:
     return f"{mib(free)} are free"
 
 
-def check_cgroup_memory(host: Host) -> Said:
+def check_cgroup_memory(host: Host) -> CheckResult:
     """Check the tightest memory limit of this process's cgroups. Shared memory counts against it."""
     tightest = min(segment.memory(host.root), key=lambda cgroup: cgroup.rest, default=None)
     if tightest is None:
@@ -268,7 +268,7 @@ def _processors(host: Host) -> tuple[int, int]:
     return max(len(online), count), count
 
 
-def check_processors(host: Host) -> Said:
+def check_processors(host: Host) -> CheckResult:
     """Check affinity and cgroup quota against the machine's processors."""
     online, allowed = _processors(host)
     quota = segment.cpus(host.root)
@@ -284,7 +284,7 @@ def check_processors(host: Host) -> Said:
     return advice(*map("; ".join, zip(*found, strict=True))) if found else f"all {online} may be used"
 
 
-def check_threads(host: Host) -> Said:
+def check_threads(host: Host) -> CheckResult:
     """Check how many threads numpy and torch start in the trainer; workers always run with one."""
     _, allowed = _processors(host)
     usable = min(max(ceil(segment.cpus(host.root) or allowed), 1), allowed)
@@ -306,7 +306,7 @@ SMALL_NBYTES = 512 << 20  # docker's default is 64 MiB; a ring of batches of pho
 WITHOUT_SHM = "rings and bells lie in memfds; a SharedIndex with a name has no place to meet at"
 
 
-def check_shm(host: Host) -> Said:
+def check_shm(host: Host) -> CheckResult:
     """Check the size, free space and permissions of /dev/shm."""
     path, room = host.root / "dev/shm", host.room("dev/shm")
     if room is None or not path.is_dir():
@@ -348,7 +348,9 @@ def try_semaphore() -> None:
         bell.close()
 
 
-def check_segments(host: Host, named: Callable[[], None] = try_segment, memfd: Callable[[], None] = segment.try_memfd) -> Said:
+def check_segments(
+    host: Host, named: Callable[[], None] = try_segment, memfd: Callable[[], None] = segment.try_memfd
+) -> CheckResult:
     """Check that one of the two kinds of segment can be created, which a ring needs."""
     no_segment, no_memfd = _fails(named), _fails(memfd)
     if no_segment and no_memfd:
@@ -364,7 +366,7 @@ def check_segments(host: Host, named: Callable[[], None] = try_segment, memfd: C
     return "memfds work; named segments do not, and are not needed" if no_segment else "named segments and memfds work"
 
 
-def check_semaphores(host: Host, semaphore: Callable[[], None] = try_semaphore) -> Said:
+def check_semaphores(host: Host, semaphore: Callable[[], None] = try_semaphore) -> CheckResult:
     """Check that semaphores work, with which a loader wakes its workers."""
     if why := _fails(semaphore):
         return problem(
@@ -374,7 +376,7 @@ def check_semaphores(host: Host, semaphore: Callable[[], None] = try_semaphore) 
     return "they work"
 
 
-def check_leftovers(host: Host) -> Said:
+def check_leftovers(host: Host) -> CheckResult:
     """Check for shared memory that dead loaders of this user have left."""
     found = janitor.find_leftovers(str(host.root / "dev/shm"))
     if not found:
@@ -385,7 +387,7 @@ def check_leftovers(host: Host) -> Said:
 
 # ------------------------------------------------------------ all of them
 
-CHECKS: dict[str, Callable[[Host], Said]] = {  # in the order in which things would go wrong
+CHECKS: dict[str, Callable[[Host], CheckResult]] = {  # in the order in which things would go wrong
     "versions": check_versions,
     "compiled modules": check_compiled,
     "kernel": check_kernel,
@@ -411,7 +413,7 @@ def examine(host: Host) -> list[Finding]:
     """Return the findings of all checks of a host, in the order of `CHECKS`."""
     found = []
     for name, check in CHECKS.items():
-        said: Said
+        said: CheckResult
         try:
             said = check(host)
         except Exception as error:  # a check reads what other kernels write: it must not hide other findings

@@ -11,7 +11,7 @@ import numpy as np
 
 from shmload import ShmLoader
 from shmload.audit.audit_file import AuditLog, Batch, Record, batch_record, event_record, header_line
-from shmload.tools.audit.timeline import AuditReport
+from shmload.tools.audit.findings import AuditReport
 from shmload.tools.audit.verify import read_folder, verify
 
 N, BATCH, SEED = 45, 4, 7

@@ -11,7 +11,7 @@ import pytest
 
 from shmload._core.trainer import Order
 from shmload.audit.audit_file import AuditLog
-from shmload.tools.audit.timeline import AuditReport
+from shmload.tools.audit.findings import AuditReport
 from shmload.tools.audit.verify import read_folder, reread, verify
 from tests.audit.audit_kit import N, Samples, batches_of, changed, judged, kinds, make, replanted, run, story
 

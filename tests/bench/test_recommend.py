@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from shmload.tools.bench.report import Figures, Tried, from_model, from_sweep
+from shmload.tools.bench.report import Figures, MeasuredSetting, from_model, from_sweep
 
 FIGURES = Figures(
     num_workers=2,
@@ -19,7 +19,7 @@ FIGURES = Figures(
 
 
 def tried(workers, rate, wait_ms=0.0, prefetch=None, batch_size=64):
-    return Tried(workers, prefetch, batch_size, rate, wait_ms)
+    return MeasuredSetting(workers, prefetch, batch_size, rate, wait_ms)
 
 
 def by_model(step_ms=10.0, **known):

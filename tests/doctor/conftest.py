@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from shmload.shm.host import Host
-from shmload.tools.doctor import Finding, Said
+from shmload.tools.doctor import CheckResult, Finding
 
 Tree = dict[str, str]
 
 
-def said(result: Said) -> Finding:
+def said(result: CheckResult) -> Finding:
     """What a check returned, as the finding that `examine` makes of it."""
     return Finding("check", "good", result) if isinstance(result, str) else Finding("check", *result)
 

@@ -101,7 +101,7 @@ CASES = [
 )
 def test_a_check_says_what_is_wrong_and_what_to_change(
     host: Hosts,
-    check: Callable[[Host], doctor.Said],
+    check: Callable[[Host], doctor.CheckResult],
     files: dict[str, str],
     other: dict[str, object],
     level: str,

@@ -87,7 +87,7 @@ def test_every_check_is_made() -> None:
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(host: Host) -> doctor.Said:
+    def breaks(host: Host) -> doctor.CheckResult:
         raise ValueError("no such line")
 
     monkeypatch.setitem(doctor.CHECKS, "memory", breaks)

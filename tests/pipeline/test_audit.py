@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from shmload.audit.audit_file import AuditLog, Batch, Record, batch_record, event_record, header_line
 from shmload.pipeline import Collate, Conveyer, Join, Map, Partition, Permutation, Range
-from shmload.tools.audit.timeline import UNFINISHED, AuditReport
+from shmload.tools.audit.findings import UNFINISHED, AuditReport
 from shmload.tools.audit.verify import read_folder, verify
 from tests.pipeline.pipeline_kit import Joined, Leaf, Spec, pulled, specs
 

@@ -589,7 +589,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "ranks of a pipeline that fetched unlike numbers of items together cannot be judged",
-        "shmload/tools/audit/timeline.py",
+        "shmload/tools/audit/positions.py",
         "    if behind and header.mode == Mode.SEED:",
         "    if behind:",
         ("tests/pipeline/test_audit.py::test_ranks_that_fetched_unlike_numbers_of_items_together_are_proven",),

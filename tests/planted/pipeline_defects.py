@@ -257,7 +257,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B9",
         "a run that ended within an epoch passes for proven",
-        "shmload/tools/audit/timeline.py",
+        "shmload/tools/audit/findings.py",
         "        return UNFINISHED if self._unfinished else PROVEN\n",
         "        return PROVEN\n",
         ("tests/audit/test_command.py::test_an_epoch_left_in_the_middle_is_counted_and_exits_with_4",),
@@ -265,7 +265,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B9",
         "of a pass that is not over only the steps are judged",
-        "shmload/tools/audit/timeline.py",
+        "shmload/tools/audit/passes.py",
         "        _judge_coverage(epoch, header, by_rank, report, is_whole=not unfinished)\n",
         "        _ = unfinished or _judge_coverage(epoch, header, by_rank, report, is_whole=True)\n",
         ("tests/audit/test_command.py::test_a_sample_that_came_twice_in_an_unfinished_pass_is_found",),
@@ -273,7 +273,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B9",
         "a doubled batch passes for proven",
-        "shmload/tools/audit/timeline.py",
+        "shmload/tools/audit/positions.py",
         "np.flatnonzero(every[1:] == every[:-1]) + 1",
         "np.flatnonzero(every[1:] < 0) + 1",
         ("tests/pipeline/test_audit.py::test_a_planted_defect_is_found",),

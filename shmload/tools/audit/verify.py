@@ -24,18 +24,11 @@ from shmload.audit.audit_file import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Ba
 from shmload.audit.batch_digest import digest_of
 from shmload.loader import ShmLoader
 from shmload.modes.inline_reader import InlineReader
-from shmload.tools.audit.timeline import (
-    AuditedLoader,
-    AuditPart,
-    AuditReport,
-    AuditTimeline,
-    Delivery,
-    EpochReport,
-    Judged,
-    judge_items,
-    judge_pass,
-    judge_positions,
-)
+from shmload.tools.audit.findings import AuditedLoader, AuditReport, EpochReport
+from shmload.tools.audit.items import judge_items
+from shmload.tools.audit.passes import judge_pass
+from shmload.tools.audit.positions import JudgedEpoch, judge_positions
+from shmload.tools.audit.timeline import AuditPart, AuditTimeline, Delivery
 from shmload.tools.named import one_line
 
 
@@ -129,7 +122,7 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
             ended.setdefault(end.epoch, set()).add(end.rank)
     known = counted.keys() | ended.keys()
     last = max(known, default=-1)
-    streamed: list[Judged] = []
+    streamed: list[JudgedEpoch] = []
     for number in range(min(known, default=0), last + 1):
         epoch = EpochReport(number, num_superseded=superseded[number])
         summary.epochs.append(epoch)

@@ -445,7 +445,7 @@ PREFETCH = 2  # torch's default
 
 
 @dataclass(frozen=True)
-class Tried:
+class MeasuredSetting:
     """One point of a sweep."""
 
     num_workers: int
@@ -470,7 +470,7 @@ class Recommendation:
         return f"num_workers={self.num_workers}, prefetch_factor={self.prefetch_factor}{batch} ({self.reason})"
 
 
-def from_sweep(tried: Sequence[Tried], step_ms: float) -> Recommendation:
+def from_sweep(tried: Sequence[MeasuredSetting], step_ms: float) -> Recommendation:
     """Return the smallest measured setting that is good enough; the fastest if none is.
 
     The batch size depends on the model, not the loader: of several sizes only the one with the highest rate is considered.
@@ -565,5 +565,5 @@ def recommend(sections: list[WorkloadReport], report: Report, num_cpus: int) -> 
     for section, _ in ran:
         metrics = section.loaders[report.subject].metrics
         rate, wait_ms = metrics["samples_per_s"].median, metrics["wait_mean_ms"].median
-        tried.append(Tried(section.num_workers, section.prefetch_factor, section.batch_size, rate, wait_ms))
+        tried.append(MeasuredSetting(section.num_workers, section.prefetch_factor, section.batch_size, rate, wait_ms))
     return from_sweep(tried, report.step_ms)

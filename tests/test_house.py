@@ -65,7 +65,7 @@ def test_every_file_that_is_named_is_there() -> None:
         "/setup.py",
         *(f"/{path}" for top in ("shmload", "src", "tests", "benchmarks") for path in (root / top).rglob("*.py*")),
     ]
-    pages = [root / "docs/internals.md", root / "ARCHITECTURE.md", root / "CONTRIBUTING.md", *root.glob("src/*.*"), *files()]
+    pages = [root / "ARCHITECTURE.md", root / "CONTRIBUTING.md", *root.glob("src/*.*"), *files()]
     named = {name: page for page in pages for name in FILE.findall(page.read_text())}
     assert {name: page for name, page in named.items() if not any(path.endswith(f"/{name}") for path in there)}.keys() == FOREIGN
 

@@ -1,11 +1,10 @@
 """Verify that each epoch contained each sample exactly once: from the audit files of a folder to a report.
 
-Files are read (`shmload.audit.recorder`), grouped into loaders by their headers, cleared of what resumes rolled back, and judged
-(`timeline.py`). Batches that should be equal are compared by their digests.
+Batches that should be equal are compared by their digests.
 
 If the dataset is available, batches are read again by the loader's own inline reader, with the seed, epoch and indices of the
-record, so that random augmentations repeat: a difference means that memory or rows were mixed up, or that the data has changed.
-Torch mode's augmentations cannot be repeated batch by batch, so a difference there means nothing.
+record. So random augmentations repeat, and a difference means that memory or rows were mixed up, or that the data has changed.
+Torch mode's augmentations cannot be repeated batch by batch; a difference there means nothing.
 """
 
 from __future__ import annotations

@@ -23,9 +23,11 @@ from shmload.world import lazy_names
 if TYPE_CHECKING:
     from shmload.formats.arrays import ArrayDataset
     from shmload.formats.hdf5 import HDF5Dataset
-    from shmload.formats.images.decoder import CenterCrop, ImageDecoder, RandomResizedCrop, Resize, with_restart_markers
+    from shmload.formats.images.crops import CenterCrop, RandomResizedCrop, Resize
+    from shmload.formats.images.decoder import ImageDecoder
     from shmload.formats.images.image_folder import ImageFolder
     from shmload.formats.images.normalize import Normalize
+    from shmload.formats.images.restart_markers import with_restart_markers
     from shmload.formats.parquet.parquet_dataset import ParquetDataset
     from shmload.formats.ray_blocks import RayDataset, RayStream
     from shmload.formats.safetensors import SafetensorsDataset
@@ -39,9 +41,11 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "arrays": ("ArrayDataset",),
-    "images.decoder": ("CenterCrop", "ImageDecoder", "RandomResizedCrop", "Resize", "with_restart_markers"),
+    "images.crops": ("CenterCrop", "RandomResizedCrop", "Resize"),
+    "images.decoder": ("ImageDecoder",),
     "images.image_folder": ("ImageFolder",),
     "images.normalize": ("Normalize",),
+    "images.restart_markers": ("with_restart_markers",),
     "hdf5": ("HDF5Dataset",),
     "parquet.parquet_dataset": ("ParquetDataset",),
     "ray_blocks": ("RayDataset", "RayStream"),

@@ -518,7 +518,7 @@ DEFECTS = [
     Defect(
         "R18",
         "the pixels of a PNG with wrong checksums are not checked",
-        "shmload/formats/images/decoder.py",
+        "shmload/formats/images/open_image.py",
         "                check_pixels(data)\n",
         "",
         ("tests/formats/images/test_irregular.py::test_what_pillow_refuses_of_a_png_is_refused_and_pixels_are_never_wrong",),
@@ -526,7 +526,7 @@ DEFECTS = [
     Defect(
         "R18",
         "a TIFF that Pillow has turned is turned once more",
-        "shmload/formats/images/decoder.py",
+        "shmload/formats/images/pillow_image.py",
         "            self.picture.load()  # as `exif_transpose` does: a TIFF is turned by that, and a PNG may have its EXIF at the end\n",
         "            pass\n",
         ("tests/formats/images/test_upright.py::test_every_kind_of_file_is_turned_as_pillow_turns_it",),
@@ -534,7 +534,7 @@ DEFECTS = [
     Defect(
         "R18",
         "of a JPEG only EXIF says how it is turned",
-        "shmload/formats/images/decoder.py",
+        "shmload/formats/images/open_image.py",
         'for sign in (b"Exif", b"tiff:Orientation")',
         'for sign in (b"Exif",)',
         ("tests/formats/images/test_upright.py::test_every_kind_of_file_is_turned_as_pillow_turns_it",),
@@ -550,7 +550,7 @@ DEFECTS = [
     Defect(
         "R18",
         "a lossless JPEG goes to the library that cannot make it RGB",
-        "shmload/formats/images/decoder.py",
+        "shmload/formats/images/open_image.py",
         "header.num_components in (1, 3) and not is_lossless",
         "header.num_components in (1, 3)",
         ("tests/formats/images/test_irregular.py::test_a_lossless_jpeg_is_decoded_or_clearly_refused",),

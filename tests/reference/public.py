@@ -32,7 +32,7 @@ MODULES = (
 BASES = (  # for orders and crops of one's own
     "shmload.schedule.KeyedOrder",
     "shmload.schedule.KeyedBatches",
-    "shmload.formats.images.decoder.Crop",
+    "shmload.formats.images.crops.Crop",
 )
 BASE_NAMES = {place.rsplit(".", 1)[1] for place in BASES}
 INTERNAL = {  # public to the rest of the package only

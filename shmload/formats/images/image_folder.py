@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import ShardCorrupt
-from shmload.formats.images.decoder import ImageDecoder, checked, open_image, open_picture, rgb_picture
+from shmload.formats.images.decoder import ImageDecoder
+from shmload.formats.images.open_image import checked, open_image
+from shmload.formats.images.pillow_image import open_picture, rgb_picture
 from shmload.formats.paths import check_local
 from shmload.formats.shared_index import SharedIndex
 from shmload.metrics import irregular_files

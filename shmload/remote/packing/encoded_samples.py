@@ -199,7 +199,7 @@ class MemberCoding:
         for extension, data in members:
             last = extension.rpartition(".")[2]
             if self.restart_markers and last in ("jpg", "jpeg"):
-                from shmload.formats.images.decoder import with_restart_markers
+                from shmload.formats.images.restart_markers import with_restart_markers
 
                 data = with_restart_markers(data)
             if self.level is not None and last not in NEVER_SMALLER:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from shmload.formats.images.decoder import RandomResizedCrop
+from shmload.formats.images.crops import RandomResizedCrop
 from shmload.loader import ShmLoader
 from shmload.tools.named import BenchError, one_line, resolve
 

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 import shmload
-from shmload.formats.images.decoder import Window, unbound
+from shmload.formats.images.crops import Window
+from shmload.formats.images.libjpeg import unbound
 
 PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
 Encode = Callable[..., bytes]

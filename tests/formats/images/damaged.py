@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shmload._core.jpeg import recode
-from shmload.formats.images.decoder import jpeg_header
+from shmload.formats.images.jpeg_header import jpeg_header
 from tests.formats.images.jpegs import SAMPLINGS, encoded, in_order, intervals, part_of, shrunk
 
 WIDTHS = (0, 8, 48, 100)  # pixels between two markers, at least; 0: a row

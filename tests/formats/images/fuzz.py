@@ -23,7 +23,9 @@ import shmload
 from shmload._core.jpeg import decode as decode_part
 from shmload._core.resample import resample
 from shmload.formats import ImageDecoder, RandomResizedCrop, Resize
-from shmload.formats.images.decoder import JPEG, jpeg_header, recoded, unbound
+from shmload.formats.images.jpeg_header import JPEG, jpeg_header
+from shmload.formats.images.libjpeg import unbound
+from shmload.formats.images.restart_markers import recoded
 from tests.formats.images.damaged import damage, file_with_markers, read_damaged
 
 PHOTO = Path(shmload.__file__).parent / "data" / "chelsea.jpg"

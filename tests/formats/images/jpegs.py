@@ -14,7 +14,7 @@ from PIL import Image, ImageFile
 
 import shmload
 from shmload._core.jpeg import decode
-from shmload.formats.images.decoder import jpeg_header
+from shmload.formats.images.jpeg_header import jpeg_header
 
 Box = tuple[int, int, int, int]
 BEYOND = 64  # bytes behind the room that a call is given

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shmload.formats import CenterCrop, ImageDecoder, RandomResizedCrop, Resize
-from shmload.formats.images.decoder import Whole, Window
+from shmload.formats.images.crops import Whole, Window
 
 SIDES = st.integers(1, 3000)
 RNG = np.random.default_rng(0)

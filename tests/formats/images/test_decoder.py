@@ -13,7 +13,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from shmload.formats import CenterCrop, ImageDecoder, RandomResizedCrop, Resize
-from shmload.formats.images.decoder import Window, _Jpeg, open_image, rgb_picture
+from shmload.formats.images.crops import Window
+from shmload.formats.images.open_image import SimpleJpeg, open_image
+from shmload.formats.images.pillow_image import rgb_picture
 
 Encode = Callable[..., bytes]
 ByPillow = Callable[[Image.Image, Window], Any]
@@ -255,9 +257,9 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message:
 
 
 def test_without_libjpeg_simplejpeg_decodes(photo: Image.Image, encode: Encode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.formats.images.decoder.unbound", lambda: "no libjpeg-turbo")
+    monkeypatch.setattr("shmload.formats.images.open_image.unbound", lambda: "no libjpeg-turbo")
     opened = open_image(encode(photo), "auto", 10**9, is_strict=True, is_fast=False)
-    assert isinstance(opened, _Jpeg)
+    assert isinstance(opened, SimpleJpeg)
 
 
 def test_without_simplejpeg_pillow_decodes(photo: Image.Image, encode: Encode, without: Callable[..., None]) -> None:

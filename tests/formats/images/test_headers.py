@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shmload.formats.images.decoder import jpeg_header, jpeg_is_whole, png_header
+from shmload.formats.images.jpeg_header import jpeg_header, jpeg_is_whole
+from shmload.formats.images.png_header import png_header
 
 SOI = b"\xff\xd8"
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shmload._core.jpeg import bind, decode
-from shmload.formats.images.decoder import unbound
+from shmload.formats.images.libjpeg import unbound
 from tests.formats.images.jpegs import SAMPLINGS, Box, encoded, part_of, parts
 
 Encode = Callable[..., bytes]

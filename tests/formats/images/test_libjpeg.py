@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from shmload.formats import CenterCrop, ImageDecoder, RandomResizedCrop, Resize
-from shmload.formats.images.decoder import Window, unbound
+from shmload.formats.images.crops import Window
+from shmload.formats.images.libjpeg import unbound
 
 Encode = Callable[..., bytes]
 CROPS = [RandomResizedCrop(33), CenterCrop(32), CenterCrop(32, resize=40), CenterCrop(20, resize=90), Resize((50, 31))]

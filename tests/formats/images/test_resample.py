@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shmload._core.resample import resample
-from shmload.formats.images.decoder import Window, _needed
+from shmload.formats.images.crops import Window
+from shmload.formats.images.decoder import _needed
 
 
 def resampled(image: np.ndarray[Any, Any], window: Window, **options: Any) -> np.ndarray[Any, Any]:

@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shmload.formats import with_restart_markers
-from shmload.formats.images.decoder import jpeg_header, recoded, unbound
+from shmload.formats.images.jpeg_header import jpeg_header
+from shmload.formats.images.libjpeg import unbound
+from shmload.formats.images.restart_markers import recoded
 from tests.formats.images.jpegs import SAMPLINGS, dropped_scan, encoded, interval, markers
 
 Encode = Callable[..., bytes]

@@ -25,7 +25,7 @@ from shmload.formats import (
     TFRecordWriter,
     with_restart_markers,
 )
-from shmload.formats.images.decoder import unbound
+from shmload.formats.images.libjpeg import unbound
 from tests.formats.images.damaged import WIDTHS, damage, file_with_markers, read_damaged
 from tests.formats.images.jpegs import SAMPLINGS, encoded, in_order, interval, intervals, part_of, parts
 

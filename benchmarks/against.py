@@ -44,7 +44,8 @@ from benchmarks.__main__ import BENCHMARKS
 from benchmarks.common import Row, Settings
 from benchmarks.pages import Line, write_pages
 from shmload.cli.terminal import Bar, console, shown
-from shmload.tools.bench.report import Spread, machine
+from shmload.tools.bench.report import machine
+from shmload.tools.bench.spread import Spread
 
 ROOT = Path(__file__).resolve().parents[1]
 TREES = ("now", "before")

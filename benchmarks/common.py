@@ -17,8 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shmload.tools.bench.report import WIDE, Report, Spread, WorkloadReport, machine, show
+from shmload.tools.bench.report import Report, WorkloadReport, machine
+from shmload.tools.bench.report_table import WIDE, show
 from shmload.tools.bench.rounds import BenchJob, BenchOptions, benchmark, run_jobs
+from shmload.tools.bench.spread import Spread
 
 # ways to read without ShmLoader, beside torch's own
 THREADS, GETITEMS, INLINE = (f"benchmarks.contestants.ways:{name}" for name in ("Threads", "torch_getitems", "torch_inline"))

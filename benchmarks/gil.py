@@ -32,7 +32,7 @@ import torch
 from benchmarks.common import Result, Row, Settings, main
 from shmload import ShmLoader
 from shmload.formats import ArrayDataset
-from shmload.tools.bench.report import Spread
+from shmload.tools.bench.spread import Spread
 
 SHAPES = {"rows of 64": ((200_000, 64), 1024), "records of 1 MiB": ((400, 262_144), 16)}
 LOADERS: dict[str, Callable[..., Any]] = {"shmload": ShmLoader, "torch": torch.utils.data.DataLoader}

@@ -47,7 +47,7 @@ from benchmarks.gil import counted
 from benchmarks.tfrecord import InPython
 from shmload import ShmLoader
 from shmload.growing import SampleCache
-from shmload.tools.bench.report import Spread
+from shmload.tools.bench.spread import Spread
 
 NUMEL, BATCH = 1 << 18, 16
 MB_PER_RECORD = 4 * NUMEL / 1e6

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Row, figure
-from shmload.tools.bench.report import Spread
+from shmload.tools.bench.spread import Spread
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- python -m benchmarks.against --write writes from here -->\n", "<!-- to here -->\n"

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.common import Result, Row, Settings, main
-from shmload.tools.bench.report import Spread
+from shmload.tools.bench.spread import Spread
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCH_SIZE = 32

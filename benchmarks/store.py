@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import Result, Row, Settings, main
-from shmload.tools.bench.report import Spread
+from shmload.tools.bench.spread import Spread
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "storage"))
 

@@ -53,7 +53,7 @@ def bench(
     processes and in turn; the bytes are compared. Reports the loader's bottleneck, and how many workers are enough.
     """
     from shmload.tools.bench import plot
-    from shmload.tools.bench.report import show
+    from shmload.tools.bench.report_table import show
     from shmload.tools.bench.rounds import BenchOptions, benchmark
     from shmload.tools.named import BenchError, names, numbers
 

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import tar
 from benchmarks.common import Row
 from benchmarks.pages import BEGIN, END, FRONT, HEADS, PAGE, README, ROOT, Line, between, write_pages
-from shmload.tools.bench.report import Spread
+from shmload.tools.bench.spread import Spread
 
 CONDITIONS = {
     "before": "v0.1.0 (0123abc)",

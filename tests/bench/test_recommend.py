@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from shmload.tools.bench.report import Figures, MeasuredSetting, from_model, from_sweep
+from shmload.tools.bench.recommendation import MeasuredSetting, from_model, from_sweep
+from shmload.tools.bench.verdict import Figures
 
 FIGURES = Figures(
     num_workers=2,

@@ -6,7 +6,9 @@ import pytest
 from rich.console import Console
 
 from shmload.tools.bench import plot
-from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport, judge_all, show
+from shmload.tools.bench.conclusions import judge_all
+from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport
+from shmload.tools.bench.report_table import show
 
 LIMIT = {
     "fill_samples_per_s": 1000.0,

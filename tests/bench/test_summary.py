@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.tools.bench.report import Spread, paired_ratio, quantile
+from shmload.tools.bench.spread import Spread, paired_ratio, quantile
 
 rates = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=50)
 

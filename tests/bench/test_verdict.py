@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.tools.bench.report import Figures, demands, judged
+from shmload.tools.bench.verdict import Figures, demands, judged
 
 NOTHING = Figures(
     num_workers=2,

@@ -28,8 +28,8 @@ import torch
 from shmload.audit.batch_digest import digest_of
 from shmload.batch.row_placer import RowOut
 from shmload.tools.bench.contestants import Loader, LoaderOptions, factory, like_users, num_samples, users_loader
-from shmload.tools.bench.report import quantile
 from shmload.tools.bench.rounds import BenchJob
+from shmload.tools.bench.spread import quantile
 from shmload.tools.named import BenchError, is_map_style, make_dataset, one_line, resolve
 from shmload.worker.decoding_protocol import declares_decoding
 from shmload.world import ability_of

@@ -19,8 +19,9 @@ from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from shmload.tools.bench.conclusions import judge_all
 from shmload.tools.bench.contestants import WORKLOADS, Workload
-from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport, judge_all, machine
+from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport, machine
 from shmload.tools.named import BenchError
 
 LOADERS = ("shmload", "torch", "shmload-seed")

@@ -11,7 +11,7 @@ _HELPERS = (
     "multiprocessing.spawn",
     "multiprocessing.forkserver",
     "shmload.worker.template",
-)  # these commands say nothing; the parent's is shown
+)  # commands of multiprocessing, for which the parent's is shown
 
 
 class Process(NamedTuple):
@@ -19,7 +19,7 @@ class Process(NamedTuple):
 
     Attributes:
         rss_bytes: resident memory, including the ring that it maps.
-        private_bytes: the part of it that is not shared with a file or a segment.
+        private_bytes: the part of `rss_bytes` that is not shared with a file or a segment.
         is_stopped: whether a signal or a debugger has stopped it.
     """
 

@@ -1,9 +1,10 @@
-"""Reading a running ring: `shmload top`, `shmload trace` and `loader.stats()` read control blocks through `RingReader`.
+"""Read a running ring's control block for `shmload top`, `shmload trace` and `loader.stats()`.
 
 Other programs must first find a block: by its name in /dev/shm, or in a memfd through /proc/<pid>/fd. The flock on a named block
-shows whether its owner lives. The lock is not tried, because /proc/locks lists who holds it. Only a block whose lock is held by
-no visible process is checked in the way of `shmload clean` (shm/janitor.py): its loader is dead, or belongs to another container
-that shares /dev/shm. A block is mapped read-only, and nothing in it is trusted before its sizes were checked."""
+shows whether its owner lives. The lock is not tried, because /proc/locks lists its holder. Only a block whose lock is held by no
+visible process is checked like in `shmload clean` (shm/janitor.py): its loader is dead, or belongs to another container that shares
+/dev/shm. A block is mapped read-only, and its contents are used only after its sizes were checked.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def about_bytes(about: About) -> bytes:
 
 
 def about_in(block: memoryview) -> About | None:
-    """Parse what `about_bytes` wrote at the end of a block; None if there is nothing."""
+    """Return the stages that `about_bytes` wrote at the end of a block; None if there are none."""
     first = len(block) - _ABOUT.size
     if first < 0:
         return None

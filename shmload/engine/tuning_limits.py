@@ -49,7 +49,7 @@ def most_workers(root: Path = Path("/"), environ: Mapping[str, str] = os.environ
     if not given:
         return num_cpus(root, environ)
     if not given.isdecimal() or int(given) < 1:
-        raise ValueError(f'{LIMIT} is a whole number from 1 up, the most workers that num_workers="auto" takes; got {given!r}')
+        raise ValueError(f'{LIMIT} must be an integer of at least 1, the most workers that num_workers="auto" takes; got {given!r}')
     return int(given)
 
 

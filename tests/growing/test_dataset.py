@@ -103,7 +103,7 @@ def test_randomness_within_samples_is_new_in_each_epoch(cache: SampleCache) -> N
 def test_it_has_no_length_of_its_own(cache: SampleCache) -> None:
     with pytest.raises(TypeError, match="a growing dataset has another length in each epoch: read it with ShmLoader"):
         len(dataset_of(cache))  # type: ignore[arg-type]  # it has none
-    with pytest.raises(ValueError, match="says in which order it is read, which only seed mode asks for: give ShmLoader a seed"):
+    with pytest.raises(ValueError, match="defines its own order, which only seed mode uses: give ShmLoader a seed"):
         ShmLoader(dataset_of(cache))
 
 

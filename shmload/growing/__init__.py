@@ -3,8 +3,8 @@
     samplers ──writer()──▶ g000000000042-64-67109888.tfrecord ───listing──▶ snapshot of epoch e ──schedule──▶ workers ──▶ batches
     (any number of processes)   (the folder, within a budget)      (one file for all ranks)
 
-The folder is the manifest: a file's name says which generation it is, how many records it holds and how many bytes, so that to know
-what there is takes one listing and no file is opened. docs/growing.md says how to use it.
+The folder is the manifest: a file's name contains its generation, number of records and size, so one listing describes the cache
+without opening a file. docs/growing.md describes its use.
 """
 
 from shmload.growing.cache_writer import CacheWriter

@@ -21,8 +21,8 @@ from shmload.schedule.epoch_snapshots import EpochSnapshots
 from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.ledger import Kept
 
-LOOK_S = 0.05  # interval between looks for the first samples; other machines' writers ring no bell
-EXAMINE_S = 0.2  # maximum delay of an epoch's start by the examination of files that others dropped in
+LOOK_S = 0.05  # interval between checks for the first samples, because no bell is rung by writers of other machines
+EXAMINE_S = 0.2  # maximum delay of an epoch's start by the examination of added files
 
 
 class Library:
@@ -30,11 +30,11 @@ class Library:
 
     Args:
         folder: the cache's folder.
-        file_nbytes, headroom: as in SampleCache.
-        samplers: those that this process has started; may change.
+        file_nbytes, headroom: see SampleCache.
+        samplers: the samplers that this process has started; may change.
 
     Attributes:
-        readers: the loaders' epochs, as long as they last.
+        readers: the epochs of loaders that are alive.
     """
 
     def __init__(self, folder: BudgetedFolder, *, file_nbytes: int, headroom: float, samplers: list[Samplers]) -> None:
@@ -48,7 +48,7 @@ class Library:
         self._is_first = True
 
     def collected(self, at_least: int, timeout_s: float) -> Sequence[CacheFile]:
-        """Return the files that an epoch may read, oldest first: all that fit beside the headroom.
+        """Return the files that an epoch may read, oldest first: all files outside the headroom.
 
         Args:
             at_least: the minimum number of samples in them.
@@ -76,7 +76,7 @@ class Library:
             sleep(min(left, LOOK_S))
 
     def _readable(self) -> list[CacheFile]:
-        """Return the files that fit beside the headroom."""
+        """Return the files outside the headroom."""
         files = self.files()
         kept: list[CacheFile] = []
         nbytes = 0
@@ -88,7 +88,7 @@ class Library:
         return kept[::-1]
 
     def files(self) -> list[CacheFile]:
-        """Return the files that an epoch could read now without headroom, oldest first. Examine files that others dropped in."""
+        """Return the files that an epoch could read now without headroom, oldest first. Examine added files."""
         self.folder.refresh()
         self._intake.load()
         bad = reported_bad(self.path)
@@ -118,7 +118,7 @@ class Library:
         return found
 
     def bad(self) -> dict[str, str]:
-        """Return the files that are left out, and why."""
+        """Return the ignored files, and the reason for each."""
         found = {}
         for kept in self.folder.files():
             own = read_own_name(kept.name)

@@ -90,7 +90,7 @@ class GrowingDataset:
         """
         if self._joined is None:
             raise RuntimeError(
-                "this is a copy of a growing dataset that came from another process: make one here, SampleCache(folder, "
+                "this is a copy of a growing dataset from another process: make one here, SampleCache(folder, "
                 'capacity_bytes).dataset(..., run="name"), with the same name in all ranks'
             )
         self._joined.world_size = world_size
@@ -99,8 +99,8 @@ class GrowingDataset:
 
     def __len__(self) -> int:
         raise TypeError(
-            "a growing dataset has another length in each epoch: read it with ShmLoader(dataset, seed=...), whose len() is the "
-            "next epoch's, without a sampler of your own"
+            "a growing dataset has another length in each epoch: read it with ShmLoader(dataset, seed=...), whose len() is that of "
+            "the next epoch, without a sampler of your own"
         )
 
     def where(self, index: int) -> tuple[str, int]:
@@ -169,7 +169,7 @@ class GrowingDataset:
         snapshot = read_snapshot(path)
         if snapshot is None:
             raise IndexError(
-                f"epoch {epoch} has no snapshot at {path}: indices of a growing dataset are given by its own order, so read it "
+                f"epoch {epoch} has no snapshot at {path}: the indices of a growing dataset come from its own order, so read it "
                 "with ShmLoader(dataset, seed=...), without a sampler of your own"
             )
         files: dict[CacheFile, _Opened] = {}
@@ -199,7 +199,7 @@ class _Opened:
         try:
             status = os.stat(self.path)
             if expected.is_replaced(status):
-                log.warning("%s has been replaced since its epoch was frozen, which can read none of it", self.path)
+                log.warning("%s has been replaced since its epoch was frozen, so the epoch cannot read it", self.path)
                 return
             self._status = status
             file = WalkedFile(self.path, "auto", MAX_INFLATED_BYTES)

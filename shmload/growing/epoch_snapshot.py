@@ -79,4 +79,4 @@ def read_snapshot(path: Path) -> Snapshot | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise ShardCorrupt(f"{path}: is no snapshot of a growing cache: {error}") from error
+        raise ShardCorrupt(f"{path}: is not a snapshot of a growing cache: {error}") from error

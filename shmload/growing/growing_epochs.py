@@ -81,7 +81,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
         """
         if epoch > MAX_EPOCH:
             raise StateMismatch(
-                f"a growing dataset's epoch is at most {MAX_EPOCH}, the state's is {epoch}: load what state_dict() returned"
+                f"a growing dataset's epoch is at most {MAX_EPOCH}, the state's is {epoch}: load a result of state_dict()"
             )
 
     def resume(self, named: Mapping[str, Any], epoch: int) -> None:
@@ -99,7 +99,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
             held = "is not there" if snapshot is None else "is another"
             raise StateMismatch(
                 f"the state names the snapshot {named['digest']} of epoch {epoch}, which {held} in {path}: resume "
-                "with the folder that the state was saved with, or begin this epoch anew with a state of its start"
+                "with the folder that the state was saved with, or restart this epoch with a state of its start"
             )
         before = self._holds, self._gone
         self._holds, self._gone = {}, {}

@@ -68,10 +68,10 @@ class Library:
             left = deadline - monotonic()
             if left <= 0:
                 are_done = self._samplers and all(samplers.are_done for samplers in self._samplers)
-                done = " Its samplers have come to their end." if are_done else ""
+                done = " Its samplers have ended." if are_done else ""
                 raise TimeoutError(
                     f"{self.path} holds {there} samples after {timeout_s} s, an epoch needs {at_least}.{done} Wait longer "
-                    "(timeout_s), begin with fewer (min_samples), or see in cache.stats() what its writers do"
+                    "(timeout_s), begin with fewer (min_samples), or inspect its writers in cache.stats()"
                 )
             sleep(min(left, LOOK_S))
 

@@ -1,10 +1,10 @@
 """A worker pool of Ray actors: the agent's connection to the cluster, and the trainer's `RayPool`.
 
 The agent (`Cluster`) joins Ray, puts the dataset into the object store, creates one actor for each worker, and replaces actors
-that die. The trainer (`RayPool`) sees one child process, the agent, which represents all workers.
+that die. The trainer (`RayPool`) has one child process, the agent, which represents all workers.
 
-An actor has started once it has the dataset and has reported its node's versions; it gets no task before. So an actor that waits
-for a CPU, or for a node that an autoscaler is still adding, delays no batch: the other actors take its share.
+An actor has started once it has the dataset and has reported its node's versions, and gets tasks only then. So an actor that waits
+for a CPU, or for a node that an autoscaler is still adding, delays no batch, because the other actors take its share.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from shmload.world import package_ability
 log = logging.getLogger("shmload")
 
 HEAD_S = 10.0  # the timeout of a connection to the head; Ray itself retries for two minutes
-LOG_S = 5.0  # interval of log messages about what is still pending
+LOG_S = 5.0  # interval of log messages about pending steps
 LOOK_S = 0.1  # interval at which a wait checks whether it is still needed
-MAX_DEATHS = 3  # actors that may die over one task alone before the task is blamed
-MAX_STARTS = 10  # actors of one worker that may end before they have started; then the cluster is blamed
-OWN_S = 2.0  # how long a dead actor's task waits for the replacement before another worker's actor gets it
+MAX_DEATHS = 3  # deaths of actors while reading one task alone, after which the task is blamed
+MAX_STARTS = 10  # actors of one worker that end before they have started, after which the cluster is blamed
+OWN_S = 2.0  # time that a dead actor's task waits for the replacement before another worker's actor gets it
 
 
 class Call(NamedTuple):
@@ -69,20 +69,20 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Briefing:
-    """Everything the agent is started with: the workers' posts, the cluster's address, the program's sys.path.
+    """The agent's settings: the workers' posts, the cluster's address, the program's sys.path.
 
     Attributes:
-        is_seeded: whether a task's result depends on the task alone, so that another actor may repeat it.
+        is_seeded: whether a task's result depends only on the task, so that another actor may repeat it.
         num_ahead: tasks that each worker may have in progress.
         num_beside: workers of this machine that claim from the same ring.
         num_ordered: batches that the trainer orders ahead, over all workers.
-        connect_timeout_s: how long the cluster may take to answer; sending the dataset afterwards has no limit.
-        ship_timeout_s: how long an actor may then take to receive the dataset and start; None: no limit.
-        actor_options: options of the actors, as Ray's `.options` takes them.
+        connect_timeout_s: seconds that the cluster may take to answer; sending the dataset afterwards has no limit.
+        ship_timeout_s: seconds that an actor may then take to receive the dataset and start; None for no limit.
+        actor_options: arguments of Ray's `.options` for the actors.
         near: bytes of the dataset on each node, if the dataset reports them.
-        sample_timeout_s: how long one sample may take before its actor is ended; None: no limit.
-        goes_in_turn: whether a worker repeats a lost batch before it does any other, because its random streams continue from
-            batch to batch.
+        sample_timeout_s: seconds that one sample may take before its actor is ended; None for no limit.
+        goes_in_turn: whether a worker repeats a lost batch before all others, because its random streams continue from batch to
+            batch.
         is_again: whether this agent replaces another; then it retries a cluster that does not answer.
     """
 
@@ -106,6 +106,7 @@ class Cluster:
     """A connection to Ray, with one actor for each worker.
 
     Args:
+        briefing: the agent's settings.
         pickled_job: the pickled job.
         settings: settings of the actors, by worker.
         wait_for_job: returns once the pickled job has been written.
@@ -125,18 +126,18 @@ class Cluster:
         self._pickled_job = pickled_job
         self._wait_for_job = wait_for_job
         self._control = control
-        self._bytes: dict[Any, int] = {}  # for each actor that has not ended: the byte of the control segment that it locks
+        self._bytes: dict[Any, int] = {}  # actor that has not ended -> the byte of the control segment that it locks
         self._pickled_job_nbytes = pickled_job.nbytes
         self._settings = settings
         self._is_connected = threading.Event()  # `connect` has finished or failed
-        self._asked_at: float | None = None  # when the cluster was first asked, after Ray was imported
+        self._asked_at: float | None = None  # time of the first request to the cluster, after Ray was imported
         self._joined_at: float | None = None
         self._failure: Exception | None = None
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)  # an actor has started, or none will
         self._actors: dict[int, Any] = {}
-        self._started: dict[int, Introduction] = {}  # by worker: the introduction of its newest actor, once that has started
-        self._waits_since: dict[int, float] = {}  # by worker: since when its newest actor has been starting
+        self._started: dict[int, Introduction] = {}  # worker -> the introduction of its newest actor, once that has started
+        self._waits_since: dict[int, float] = {}  # worker -> time since which its newest actor has been starting
         self._restarts = [RestartPolicy(MAX_STARTS - 1) for _ in settings]  # counts actors that end before they have started
         self.when_started: list[Callable[[], None]] = []  # called when an actor has started, from any thread
         # held while a worker's new actor repeats one task alone
@@ -309,7 +310,7 @@ class Cluster:
         If the actor has died and its replacement has not started, nothing is sent yet; `result` sends it.
 
         Raises:
-            ClusterUnreachable: there is no connection, or not yet.
+            ClusterUnreachable: there is no connection yet, or it has failed.
             WorkerDied: the actor is dead and may not be replaced.
         """
         self._check(worker)
@@ -344,7 +345,7 @@ class Cluster:
         return worker in self._started or self._failure is not None or not self._is_connected.is_set() or self._is_late(worker)
 
     def _is_late(self, worker: int) -> bool:
-        """Return whether the worker's actor is overdue. In seed mode, none is once any actor has started."""
+        """Return whether the worker's actor is overdue. In seed mode, this is False once any actor has started."""
         limit_s = self._briefing.ship_timeout_s
         with self._lock:
             since = self._waits_since.get(worker)
@@ -361,17 +362,17 @@ class Cluster:
         return byte is not None and life_lock.is_held(self._control, byte)
 
     def is_repeating(self, worker: int) -> bool:
-        """Return whether the worker's actor is a replacement that repeats a task alone that may have ended its predecessor."""
+        """Return whether the worker's actor is a replacement that repeats, alone, a task that may have ended its predecessor."""
         return self._repeats[worker].locked()
 
     def result(self, worker: int, call: Call) -> Any:
         """Return the result of a call. In seed mode, if its actor has died, another actor repeats it.
 
-        There is no timeout: giving up an object in transfer would restart its transfer.
+        There is no timeout, because a timeout would restart the transfer of an object.
 
         Raises:
-            WorkerDied: the actor is dead and may not be replaced, or `MAX_DEATHS` actors died over this task alone, but none over
-                a single sample of it.
+            WorkerDied: the actor is dead and may not be replaced, or `MAX_DEATHS` actors died while reading this task alone, but
+                none while reading a single sample of it.
         """
         from ray import exceptions
 
@@ -382,7 +383,7 @@ class Cluster:
             exceptions.WorkerCrashedError,
             exceptions.OutOfMemoryError,  # Ray has killed it because its node ran out of memory
         )
-        reason: Exception | None = None  # why the previous actor has ended
+        reason: Exception | None = None  # the error that ended the previous actor
         if call.actor is not None:
             try:
                 return self._answer(call.actor, call.ref)
@@ -390,15 +391,15 @@ class Cluster:
                 reason = error
             if (timed_out := self._timed_out(worker, call)) is not None:
                 return timed_out
-        num_deaths = 0.0  # the first actor may have died of another task
-        with self._repeats[worker]:  # alone, because other tasks in progress would be blamed, too
+        num_deaths = 0.0  # the first death may have been caused by another task
+        with self._repeats[worker]:  # alone, because other tasks in progress could be the cause of a death
             while True:
                 if reason is not None:
                     self._see_to(worker, call.actor, reason)
                     if num_deaths >= MAX_DEATHS:
                         return self._blamed(worker, call, reason, died)
                 actor = self._actor_for(worker)
-                is_own = actor is self._actors[worker]  # another worker's actor has other tasks, which it may die of
+                is_own = actor is self._actors[worker]  # another worker's actor has other tasks, which may cause its death
                 call = self._ask(actor, call.method, tuple(map(_suspect, call.argument)))
                 try:
                     return self._answer(call.actor, call.ref)
@@ -408,7 +409,7 @@ class Cluster:
                     return timed_out
 
     def _answer(self, actor: Any, ref: Any) -> Any:
-        """Return an actor's answer to a call. Unless the actor itself reported the error, it has ended before this raises."""
+        """Return an actor's answer to a call. If this raises an error that the actor did not report, the actor has ended."""
         import ray
         from ray.exceptions import RayTaskError
 
@@ -421,7 +422,7 @@ class Cluster:
             raise
 
     def _end(self, actor: Any) -> None:
-        """End an actor. After this it cannot write into the ring, and its rows may be given to another."""
+        """End an actor. Afterward it cannot write into the ring, and another actor may get its rows."""
         import ray
 
         if (byte := self._bytes.get(actor)) is None:
@@ -443,7 +444,7 @@ class Cluster:
     def _actor_for(self, worker: int) -> Any:
         """Return the worker's newest actor once it has started, or another worker's if that takes longer than OWN_S.
 
-        A replacement takes long if, say, its CPU was lost with a node.
+        A replacement takes long, for example, if its CPU was lost with a node.
 
         Raises:
             ClusterUnreachable: no actor has started within `ship_timeout_s`.
@@ -461,7 +462,7 @@ class Cluster:
                 self._news.wait(LOOK_S)
 
     def num_actors(self, worker: int, place: tuple[str, int]) -> int:
-        """Record that the worker's newest answer came from `place`. Return the number of its actors so far."""
+        """Record the place of the worker's newest answer. Return the number of its actors so far."""
         with self._lock:
             newest, number = self._newest.get(worker, (None, 0))
             if newest != place:
@@ -469,7 +470,7 @@ class Cluster:
             return self._newest[worker][1]
 
     def _timed_out(self, worker: int, call: Call) -> Reply | None:
-        """Return the failure of a task whose sample timed out, and replace the actor; None if no sample is known to have."""
+        """If a sample of the task is known to have timed out, replace the actor and return the failure; otherwise return None."""
         task = call.argument[0]
         if self._settings[worker].sample_timeout_s is None or not isinstance(task, Task):
             return None
@@ -484,7 +485,7 @@ class Cluster:
         """Return the failure of the task's first sample that also ends its actor when it is read alone.
 
         Raises:
-            WorkerDied: no sample does.
+            WorkerDied: no single sample ends its actor.
         """
         task, text_capacity = call.argument[0], self._settings[worker].text_capacity
         how = f"{MAX_DEATHS} Ray actors of DataLoader worker {worker} died over the same rows: {_line(reason)}"
@@ -519,7 +520,7 @@ class Cluster:
 
     def _replace(self, worker: int, actor: Any, how: str) -> None:
         with self._lock:
-            if self._actors[worker] is not actor:  # it has been replaced already, after another task
+            if self._actors[worker] is not actor:  # it has already been replaced, after another task
                 return
             self._actors[worker] = None
             self._started.pop(worker, None)
@@ -547,7 +548,7 @@ SAME_VERSIONS = (
 
 
 def other_versions(theirs: Mapping[str, str]) -> str:
-    """Return the versions of a node that differ from this machine's, as text; empty if none does."""
+    """Return a text with the versions of a node that differ from this machine's; empty if all agree."""
     return ", ".join(
         f"{name} {theirs[name] or 'missing'} where the trainer has {version or 'none'}"
         for name, version in versions().items()
@@ -584,9 +585,10 @@ def join(given: str, timeout_s: float = HEAD_S) -> None:
     """Make this process a driver of a cluster.
 
     Args:
-        timeout_s: how long the head may take to accept a connection, at most HEAD_S.
+        given: the address of the head, or "auto".
+        timeout_s: seconds that the head may take to accept a connection, at most HEAD_S.
     Raises:
-        ClusterUnreachable: there is no cluster at this address.
+        ClusterUnreachable: no cluster answers at this address.
     """
     import ray
 
@@ -601,7 +603,7 @@ def join(given: str, timeout_s: float = HEAD_S) -> None:
 
 
 def own_cluster() -> str:
-    """Return the address of the cluster that this process already belongs to, as a worker of Ray Train does; else "auto"."""
+    """Return the address of the cluster that this process already belongs to, like a worker of Ray Train; otherwise "auto"."""
     ray: Any = sys.modules.get("ray")
     return str(ray.get_runtime_context().gcs_address) if ray is not None and ray.is_initialized() else "auto"
 
@@ -623,18 +625,18 @@ def unreachable(address: str, error: Exception) -> ClusterUnreachable:
 
 
 ARRIVED = b"!"  # sent after the briefing, once the pickled job has been written
-MAX_AHEAD = 4  # tasks of a worker: one is decoded, one transferred, one copied, and one is in reserve
+MAX_AHEAD = 4  # most tasks of a worker: one is decoded, one transferred, one copied, and one is in reserve
 
 
 class RayPool:
     """A worker pool of Ray actors: one child process, the agent, represents all of them.
 
-    If the agent ends, all of its workers have ended; a new agent starts once the rows of all workers have been taken back. An
-    actor is no child process: Ray starts it, on any machine, so the agent learns of its death from Ray and from its file lock
-    (life_lock.py), and not from a pidfd.
+    If the agent ends, all of its workers have ended; a new agent starts once the rows of all workers have been recovered. Ray
+    starts actors on any machine, so the agent learns of an actor's death from Ray and from its file lock (life_lock.py), not from a
+    pidfd.
 
     Args:
-        briefing: what the agent is started with.
+        briefing: the agent's settings.
         parcel: the pickled job, which `start` writes to `segment` while the agent starts.
         segment: the shared memory that receives the pickled job.
         control: the ring's control segment, which actors that write into the ring lock.
@@ -643,25 +645,25 @@ class RayPool:
     def __init__(self, briefing: Briefing, parcel: travel.Parcel, segment: Segment, control: Segment) -> None:
         self._briefing = briefing
         self._parcel, self._segment, self._control = parcel, segment, control
-        self._logged = 0.0  # when it was last logged that actors outlive their agent; 0 if none does
+        self._logged = 0.0  # time of the last log message that actors outlive their agent; 0 before the first
         self._agent: Child | None = None
         self._children: Children[Child] = Children()  # the agent, until it is reaped
         self._ending: Any = None  # the finalizer that ends the agent
-        self._dead: set[int] = set()  # workers of an agent that has ended, whose rows have not been taken back yet
+        self._dead: set[int] = set()  # workers of an agent that has ended, whose rows have not been recovered yet
         self._pid = os.getpid()
 
     def reads_samples(self, worker_id: int) -> bool:
-        """Return False: actors read the samples, not this machine's processes."""
+        """Return False, because actors read the samples, not this machine's processes."""
         return False
 
     @property
     def pids(self) -> list[int]:
-        """Return one PID for each worker: the agent's."""
+        """Return the agent's PID for each worker."""
         return [] if self._agent is None else [self._agent.pid] * len(self._briefing.posts)
 
     @property
     def processes(self) -> list[Any]:
-        """Return no process: the agent is not multiprocessing's."""
+        """Return an empty list, because the agent is not a multiprocessing process."""
         return []
 
     def start(self, num_workers: int) -> None:
@@ -691,7 +693,7 @@ class RayPool:
             process.stdin.write(ARRIVED)
 
     def start_worker(self, worker_id: int) -> None:
-        """Raise NotImplementedError: the loader refuses a Ray worker pool whose size changes."""
+        """Raise NotImplementedError, because a Ray worker pool does not change its size."""
         raise NotImplementedError("a worker pool of Ray actors keeps its size")
 
     reap = start_worker
@@ -720,7 +722,7 @@ class RayPool:
             log.warning("the agent has ended, and some of its Ray actors still live: the loader waits until Ray has ended them")
 
     def replace(self, worker_id: int) -> None:
-        """Start a new agent once every dead worker's rows have been taken back. An earlier one would claim for those workers."""
+        """Start a new agent once every dead worker's rows have been recovered, because it claims for all workers."""
         self._dead.discard(worker_id)
         if self._dead or self._agent is None:
             return
@@ -729,7 +731,7 @@ class RayPool:
         self._launch(dataclasses.replace(self._briefing, posts=posts, is_again=True))
 
     def stack(self, worker_id: int) -> str:
-        """Return a placeholder: the stack of a process on another machine is unknown."""
+        """Return a placeholder, because the stack of a process on another machine is unknown."""
         return "(unknown: it is decoded on another machine)"
 
     def kill(self, worker_id: int) -> Death:
@@ -741,9 +743,9 @@ class RayPool:
         return ended
 
     def stop(self, grace_s: float) -> None:
-        """Wait for the agent to leave, then kill it. Ray ends its actors either way. Idempotent.
+        """Wait for the agent to leave, then kill it. Ray ends its actors in both cases. Idempotent.
 
-        Actors are not waited for, because their rows are not reused. They keep the ring's memory until they end.
+        This does not wait for actors, because their rows are not reused. They keep the ring's memory until they end.
 
         Args:
             grace_s: seconds to wait.
@@ -791,7 +793,7 @@ def pickled_by_value(job: Job) -> travel.Parcel:
         Pickler(pickled, protocol=5, buffer_callback=take).dump(value)
         return pickled.getbuffer()
 
-    # the program's name in a process that it has spawned, for instance a rank; elsewhere __main__ is known by another name
+    # the name of the program in a process that it has spawned, for example a rank; elsewhere __main__ has another name
     if (program := sys.modules.get("__mp_main__")) is not None and program.__name__ == "__mp_main__":
         cloudpickle.register_pickle_by_value(program)
     try:
@@ -804,7 +806,7 @@ def pickled_by_value(job: Job) -> travel.Parcel:
 
 
 class JointPool:
-    """Two worker pools on one ring; a worker's number says which pool it belongs to.
+    """Two worker pools on one ring; a worker's number determines its pool.
 
     Args:
         actors: the pool of the workers with the lowest numbers.
@@ -820,7 +822,7 @@ class JointPool:
 
     @property
     def pids(self) -> list[int]:
-        """Return the workers' PIDs: the agent's for each actor, then those of the processes."""
+        """Return the workers' PIDs: the agent's for each actor, then the processes' own."""
         return self._actors.pids + self._processes.pids
 
     @property
@@ -833,7 +835,7 @@ class JointPool:
         return self._pool_of(worker_id).reads_samples(worker_id)
 
     def start(self, num_workers: int) -> None:
-        """Start both pools: the processes first, so that a fork inherits nothing of the agent."""
+        """Start both pools, the processes first, so that a fork inherits nothing of the agent."""
         self._processes.start(num_workers)
         self._actors.start(num_workers)
 
@@ -858,7 +860,7 @@ class JointPool:
         return self._pool_of(worker_id).stack(worker_id)
 
     def kill(self, worker_id: int) -> Death:
-        """End one worker at once; for an actor, its agent and all other actors, too."""
+        """End one worker at once. For an actor, also end its agent and all other actors."""
         return self._pool_of(worker_id).kill(worker_id)
 
     def stop(self, grace_s: float) -> None:

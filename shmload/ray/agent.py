@@ -1,10 +1,9 @@
 """The agent process: it claims batches from the ring, sends them to Ray actors, and writes their replies into the ring.
 
-The agent is started with `python -m` and reads its briefing from standard input, so that the user's program is not imported
-again.
+The agent is started with `python -m` and reads its settings from standard input, so that the user's program is not imported again.
 
-Each worker of the ring has several stand-ins. A `StandIn` carries one task at a time: it sends a claim to the actor, copies the
-reply into the claim's rows, and ends the claim. Because there are several, an actor decodes one batch while the one before is
+Each worker of the ring has several stand-ins. A `StandIn` handles one task at a time: it sends a claim to the actor, copies the
+reply into the claim's rows, and ends the claim. With several of them, an actor decodes one batch while the previous one is
 transferred or copied.
 
 A `Dispatcher` is the thread that claims for all workers that share a bell, and gives each claim to the worker with the fewest
@@ -15,16 +14,16 @@ waits for the reply.
 `Beside` decides which orders are left to processes of this machine that claim from the same ring. Batches are wanted in order,
 and only a limited number is ordered ahead, so one slow batch delays all others. Therefore:
 
-* an actor without a task takes the oldest order, like any process; for an actor with tasks, which would start later, as many of
-  the oldest orders are left alone as there are processes, because a free process starts at once;
-* an actor gets no task while the processes would finish everything ordered ahead before the actor finished that batch.
+* an actor without a task takes the oldest order, like any process; for an actor with tasks, which would start later, the oldest
+  orders are skipped, one for each process, because a free process starts at once;
+* an actor gets no task while the processes would finish all orders in progress before the actor finished that batch.
 
-The time an actor takes is measured, separately for each number of tasks it already has in progress. Measurements decay, so that
-an actor that was slow once is tried again. Tasks sent before an actor's first answer do not count, because the actor was still
+The time that an actor takes is measured, separately for each number of tasks that it already has in progress. Measurements decay,
+so an actor that was slow once is tried again. Tasks sent before an actor's first answer do not count, because the actor was still
 starting.
 
 Rejected: giving everyone the oldest order. The batches queued at a slow actor are then the ones that are needed next: with actors
-four times slower, both kinds together did half of what the processes do alone (benchmarks/local_workers.py).
+four times slower, both kinds together reached half of the processes' throughput (benchmarks/local_workers.py).
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ from shmload.worker.note import dump_note
 from shmload.worker.process import GONE, open_memory
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 
-HALF_LIFE_S = 20.0  # half-life of a measurement: each new attempt with a slow actor delays all batches
+HALF_LIFE_S = 20.0  # half-life of a measurement; not shorter, because each new attempt with a slow actor delays all batches
 WEIGHT = 0.25  # weight of the newest measurement
 
 
@@ -65,7 +64,7 @@ class Beside:
     """The processes that claim from the same ring as the actors, and measurements of both.
 
     Args:
-        ring: a view of the ring, which counts the chunks its workers have done.
+        ring: a view of the ring, which counts the chunks that its workers have finished.
         processes: the worker numbers of the processes.
         num_ordered: batches that the trainer orders ahead.
         clock: returns seconds.
@@ -73,24 +72,24 @@ class Beside:
 
     def __init__(self, ring: WorkerRing, processes: range, num_ordered: int, clock: Callable[[], float] = monotonic) -> None:
         self._ring, self._processes, self._num_ordered, self._clock = ring, processes, num_ordered, clock
-        self._last = (0, 0)  # chunks and nanoseconds of all processes, when last measured
-        self._process_s = 0.0  # seconds that a batch takes a process; 0 if not known
-        self._took: dict[tuple[int, int], tuple[float, float]] = {}  # by actor and tasks in progress: seconds, and when measured
-        self._first_answers: dict[int, float] = {}  # by actor: when it first answered
+        self._last = (0, 0)  # chunks and nanoseconds of all processes at the last measurement
+        self._process_s = 0.0  # seconds of a process for a batch; 0 if not known
+        self._took: dict[tuple[int, int], tuple[float, float]] = {}  # (actor, tasks in progress) -> (seconds, time of measurement)
+        self._first_answers: dict[int, float] = {}  # actor -> time of its first answer
 
     def num_left(self, num_under_way: int) -> int:
-        """Return how many of the oldest orders are left alone for an actor with so many tasks."""
+        """Return the number of oldest orders that an actor with so many tasks skips."""
         return len(self._processes) if num_under_way else 0
 
     def may_claim(self, actor: int, num_under_way: int) -> bool:
-        """Return whether an actor with so many tasks would finish another one in time."""
+        """Return whether an actor with so many tasks in progress would finish another one in time."""
         self._look()
         took_s, when = self._took.get((actor, num_under_way), (0.0, 0.0))
         faded_s = took_s * 0.5 ** ((self._clock() - when) / HALF_LIFE_S)
         return not self._process_s or faded_s * len(self._processes) <= self._num_ordered * self._process_s
 
     def answered(self, actor: int, num_under_way: int, began_s: float, ended_s: float) -> None:
-        """Record how long a task took an actor that had so many tasks when it got this one."""
+        """Record the time that a task took an actor which had so many tasks in progress when it got this one."""
         if began_s < self._first_answers.setdefault(actor, ended_s):
             return
         took_s = ended_s - began_s
@@ -107,11 +106,14 @@ class Beside:
 
 
 class StandIn:
-    """The part of a worker in the ring for one claim, whose samples an actor decodes.
+    """A worker's representative in the ring for one claim, whose samples an actor decodes.
 
     Args:
-        ring: a view of its own, with the worker's number.
-        open_memory: (path) -> mapping of a segment that the trainer has made.
+        ring: its own view of the ring, with the worker's number.
+        cluster: the connection to the actors.
+        ready: the bell that wakes the trainer.
+        grants: the bell that the trainer rings when it has granted memory or a layout.
+        open_memory: (path) -> mapping of a segment of the trainer's.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class StandIn:
         self._num_foreign = self._num_irregular = 0
         self._equal: set[bytes] = set()  # texts of layouts that equal the ring's
         self._call: Call | None = None  # the claim's call, if it needs one
-        self._error: Exception | None = None  # why there is no call
+        self._error: Exception | None = None  # the error that prevented the call
 
     def begin(self) -> None:
         """Send the claim to the worker's actor.
@@ -171,7 +173,7 @@ class StandIn:
             ring.write_error(error)
             ring.is_held_up = self._cluster.goes_in_turn
             return ERROR
-        if outcome.note is not None and outcome.note[1]:  # the iterator has ended: there is no batch
+        if outcome.note is not None and outcome.note[1]:  # the iterator has ended without a batch
             return self._send_note(outcome.note)
         if not ring.is_packed and not ring.has_layout and not self._memory.settle(outcome.layout or b""):
             return VOID
@@ -235,7 +237,7 @@ class StandIn:
         return DONE
 
     def _place(self, payload: NDArray[np.uint8], row_nbytes: tuple[int, ...]) -> None:
-        """Copy rows, which are dense field by field, to their places in the batch; both are laid out by `Layout.place`."""
+        """Copy rows, which are dense field by field, to their places in the batch. `Layout.place` defines both layouts."""
         ring = self.ring
         num_rows = ring.end_row - ring.first_row
         slot = self._memory.room(sum(aligned(ring.nrows * nbytes) for nbytes in row_nbytes))
@@ -256,7 +258,7 @@ class StandIn:
         return DONE
 
     def _note(self, note: tuple[bytes, bool], capacity: int, used_nbytes: int) -> bytes | None:
-        """Return the text of a note, as in WorkerLoop; None if there is no memory for the snapshot."""
+        """Return a note as bytes, like WorkerLoop; None if the snapshot does not get memory."""
         snapshot, has_ended = note
         dumped = dump_note(snapshot, has_ended=has_ended)
         if len(dumped) > capacity:
@@ -268,7 +270,7 @@ class StandIn:
 
 
 class Dispatcher:
-    """A thread that claims for workers which share a bell.
+    """A thread that claims orders for workers which share a bell.
 
     Args:
         cluster: the connection to the actors.
@@ -283,8 +285,8 @@ class Dispatcher:
         self._free = [list(of_worker) for of_worker in stand_ins]
         self._num_each = len(stand_ins[0])
         self._beside = beside
-        self._begun: dict[StandIn, tuple[int, float]] = {}  # tasks its worker had when it claimed, and when; for `Beside`
-        self._back: SimpleQueue[tuple[int, StandIn, float] | None] = SimpleQueue()  # stand-ins that are free again, and since when
+        self._begun: dict[StandIn, tuple[int, float]] = {}  # (tasks of its worker at the claim, time of the claim)
+        self._back: SimpleQueue[tuple[int, StandIn, float] | None] = SimpleQueue()  # free stand-ins, with the time
         self._sent: dict[StandIn, SimpleQueue[None]] = {}
         cluster.when_started.append(lambda: self._back.put(None))
         for place, of_worker in enumerate(stand_ins):
@@ -293,7 +295,7 @@ class Dispatcher:
                 _started(self._serve, place, stand_in)
 
     def run(self) -> None:
-        """Claim until the trainer closes the ring."""
+        """Claim orders until the trainer closes the ring."""
         first = self._free[0][0].ring
         for of_worker in self._free:
             of_worker[0].ring.announce(process_begin_ns())
@@ -343,7 +345,7 @@ class Dispatcher:
             pass
 
     def _wait(self) -> None:
-        """Wait for orders, with the workers that have no task marked as waiting."""
+        """Wait for orders. Meanwhile, workers without a task are marked as waiting."""
         idle = [free[0].ring for free in self._free if len(free) == self._num_each]
         for ring in idle:
             ring.waiting(True)
@@ -357,14 +359,14 @@ class Dispatcher:
             self._sent[stand_in].get()
             stand_in.end()
             self._back.put((place, stand_in, monotonic()))
-            if self._beside is not None:  # its actor may now be idle, and take an order that was left alone
+            if self._beside is not None:  # its actor may now be idle, and take an order that was skipped
                 self._orders.post_up_to(1)
 
 
 def _started(run: Callable[..., None], *args: object) -> threading.Thread:
     """Start a thread that ends the agent if it fails.
 
-    Otherwise a claim would stay open forever; the trainer must see a death.
+    Otherwise its claim would stay open forever. The trainer handles the agent's death.
     """
 
     def run_or_die() -> None:
@@ -399,7 +401,7 @@ def main() -> None:
         memory = open_memory(posts[0].pickled_job_path)
         pickled_job: NDArray[np.uint8] = np.ndarray(posts[0].pickled_job_nbytes, np.uint8, memory)  # type: ignore[arg-type]  # a buffer
     except FileNotFoundError:
-        os._exit(GONE)  # the loader was closed before this process was up
+        os._exit(GONE)  # the loader was closed before this process had started
     rings = [[WorkerRing(control, post.worker_id) for _ in range(briefing.num_ahead)] for post in posts]
     sizes = rings[0][0].text_capacity, rings[0][0].layout_capacity
     settings = [ActorSetting(post, briefing.paths, *sizes, briefing.sample_timeout_s) for post in posts]
@@ -411,7 +413,7 @@ def main() -> None:
             [StandIn(ring, cluster, ready=ready, grants=grants, open_memory=open_memory) for ring in of_worker]
         )
     beside = None
-    if briefing.num_beside and briefing.is_seeded:  # in torch mode no worker may take another's orders
+    if briefing.num_beside and briefing.is_seeded:  # in torch mode, no worker may take another's orders
         processes = range(len(posts), len(posts) + briefing.num_beside)
         beside = Beside(rings[0][0], processes, briefing.num_ordered)
     dispatchers = [Dispatcher(cluster, stand_ins, orders[name], beside) for name, stand_ins in by_bell.items()]
@@ -421,7 +423,7 @@ def main() -> None:
     cluster.watch(lambda: not rings[0][0].is_closing)
     for thread in threads:
         thread.join()
-    os._exit(0)  # Ray cleans up after a driver: an orderly shutdown would only take longer
+    os._exit(0)  # without an orderly shutdown, which takes longer, because Ray cleans up after a driver
 
 
 if __name__ == "__main__":

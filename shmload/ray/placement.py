@@ -1,12 +1,13 @@
-"""The placement of actors on nodes, and the resources they ask Ray for.
+"""Choose the nodes of actors, and the resources that they request from Ray.
 
-An actor asks for one CPU, so that an autoscaler sees the demand and Ray overbooks no node, unless `actor_options` says otherwise.
-As many actors as the nodes have CPUs for are placed explicitly: in proportion to the bytes of the dataset on each node, if the
-dataset reports them; else in proportion to the CPUs, on nodes without a GPU first, because a GPU node's CPUs are needed by a
-trainer. Each such place is a preference: Ray takes another node if it is full or gone. Ray places the rest when a node with free
+Unless `actor_options` changes it, an actor requests one CPU, so that an autoscaler sees the demand and Ray does not overbook a
+node.
+As many actors as there are CPUs on the nodes are placed explicitly: in proportion to the bytes of the dataset on each node, if the
+dataset reports them; otherwise in proportion to the CPUs, on nodes without a GPU first, because a trainer needs the CPUs of a GPU
+node. These places are preferences: Ray takes another node if one is full or gone. Ray places the other actors when a node with free
 CPUs arrives.
 
-Actors that ask for no CPU would be put anywhere by Ray; they are all placed explicitly, and stay there.
+Ray would put actors that request no CPU on any node, so they are all placed explicitly, without another choice.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ def place(nodes: list[Node], num_workers: int, first: int = 0, near: Mapping[str
     Args:
         nodes: the live nodes.
         num_workers: the number of workers.
-        first: the node that the first turn starts with, so that several loaders do not all start with the same one.
+        first: number of the node that gets the first worker, so that several loaders do not all start with the same node.
         near: bytes of the dataset on each node.
     Raises:
-        ValueError: there is no node.
+        ValueError: `nodes` is empty.
     """
     if not nodes:
         raise ValueError("the cluster has no node that is alive")
@@ -79,13 +80,13 @@ def _turns(nodes: list[Node], first: int) -> list[str]:
 def options_of(
     nodes: list[Node], num_workers: int, given: Mapping[str, Any], *, first: int = 0, near: Mapping[str, int] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the options of each worker's actor, as Ray's `.options` takes them.
+    """Return the arguments of Ray's `.options` for each worker's actor.
 
     Args:
         nodes: the live nodes.
         num_workers: the number of workers.
-        given: the user's options; a `scheduling_strategy` or `label_selector` among them replaces the placement here.
-        first: the node that the first turn starts with.
+        given: the user's options; a `scheduling_strategy` or `label_selector` among them replaces this placement.
+        first: number of the node that gets the first worker.
         near: bytes of the dataset on each node.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -96,7 +97,7 @@ def options_of(
     num_cpus = options["num_cpus"]
     places = place(nodes, num_workers, first, near)
     if not num_cpus:
-        # not soft: Ray would put an actor that asks for no CPU anywhere
+        # not soft, because Ray would put an actor that requests no CPU on any node
         return [{**options, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)} for node in places]
     fitting = int(len(seats(nodes, first, near or {})) // num_cpus)
     return [

@@ -123,7 +123,7 @@ def test_a_copy_in_another_process_reads_and_orders_nothing(cache: SampleCache) 
         epoch_of(loader)
     copy = pickle.loads(pickle.dumps(dataset))
     assert sample(2).tolist() == copy[2]["x"].tolist()
-    with pytest.raises(RuntimeError, match="this is a copy of a growing dataset that came from another process: make one here"):
+    with pytest.raises(RuntimeError, match="this is a copy of a growing dataset from another process: make one here"):
         loader_of(copy)
     assert f"GrowingDataset({str(cache.path)!r}, x)" == repr(copy)
 

@@ -36,7 +36,7 @@ from shmload.engine.holders import Holder
 from shmload.engine.tuning_decision import Setting
 from shmload.metrics import EpochCallback
 from shmload.modes.epoch_metrics import EpochWatches, samples_counter
-from shmload.modes.progress_bar import shown
+from shmload.modes.progress_bar import with_progress_bar
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
 from shmload.ray_options import Ray
@@ -434,7 +434,7 @@ class ShmLoader(DataLoader[T]):
             total = None
         done = self.first_step
         count = samples_counter(self._config(), is_final=True)
-        yield from shown(iter(self), total, done, self._recorder, description, console, count)
+        yield from with_progress_bar(iter(self), total, done, self._recorder, description, console, count)
 
     def record_stream(self, batch: Any, stream: Any) -> None:
         """Keep the memory of a batch until the work that is queued on `stream` when the batch dies has finished.

@@ -30,7 +30,7 @@ from shmload.engine.device_feed import DeviceFeed
 from shmload.engine.holders import Holders
 from shmload.engine.options import EngineOptions
 from shmload.engine.outcome import NOTHING, Outcome
-from shmload.engine.process_usage import add_memory
+from shmload.engine.process_usage import add_memory_usage
 from shmload.engine.rank_hook import RankHook
 from shmload.engine.ring import Ring
 from shmload.engine.ring_reader import RingReader
@@ -450,7 +450,7 @@ class Engine:
         self._ring_grants()
 
     def _pack_divided(self) -> None:
-        """Order again, as one packed chunk each, the batches that were divided into rows and that nobody has begun.
+        """Order again, as one packed chunk each, the batches that were divided into chunks and that no worker has begun.
 
         Otherwise each would be packed only when it is the next batch, and its workers would have nothing to do until then.
         """
@@ -472,7 +472,7 @@ class Engine:
         self._death_look = monotonic()
         self._ring.look_again(DEATH_LOOK_S)
         bells = self._ring_parts.order_bells
-        num_taken_back = self._ranks.look()
+        num_taken_back = self._ranks.check_ranks()
         if num_taken_back:
             self._supervisor.num_taken_back += num_taken_back
             bells[0].post_up_to(num_taken_back)
@@ -564,7 +564,7 @@ class Engine:
         pids = self.pool.pids
         for worker, pid in zip(report["workers"], pids, strict=False):  # a closed pool has no pids
             worker["pid"] = worker["pid"] or pid
-        add_memory(report)
+        add_memory_usage(report)
         report |= {"num_repacked": self._publisher.num_repacked, "num_taken_back": self._supervisor.num_taken_back}
         report["num_queued"] = len(self._queue)
         if self.holders is not None:

@@ -39,7 +39,7 @@ class RankHook:
     def after_next(self, *, is_gone: bool) -> None:
         """Called after `next`. `is_gone`: whether the front order was delivered or lost; if not, it is still in the queue."""
 
-    def look(self) -> int:
+    def check_ranks(self) -> int:
         """Check the other ranks, together with the engine's own check for deaths. Return the number of recovered chunks."""
         return 0
 

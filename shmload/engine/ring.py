@@ -11,7 +11,7 @@ from shmload.device.pending_copies import PendingCopies
 from shmload.engine.options import EngineOptions
 from shmload.engine.publisher import Publisher
 from shmload.engine.ring_memory import RingMemory
-from shmload.engine.stage_record import about_bytes
+from shmload.engine.stage_record import dump_stages
 from shmload.engine.worker_set import num_slots
 from shmload.shm.segment import Doorbell, Group, JointBell, Segment
 from shmload.worker.job import Job, PeerRing, Post
@@ -25,7 +25,7 @@ WHOLE_BATCHES = 1 << 30  # rows per claim if a claim is a call to another machin
 
 
 class Ring:
-    """A ring that is ready for orders. `close` gives up all names; live batches stay valid.
+    """A ring that is ready for orders. `close` removes all names; live batches stay valid.
 
     Args:
         job: the work of the workers.
@@ -84,7 +84,7 @@ class Ring:
         sizes = {"order_capacity": order_capacity, "text_capacity": TEXT_CAPACITY, "layout_capacity": LAYOUT_CAPACITY}
         num_records = options.num_workers + options.num_helpers
         nbytes = control_nbytes(self.num_slots, num_records, **sizes)
-        about = about_bytes(options.about)
+        about = dump_stages(options.about)
         self.control_segment = self.group.segment("control", nbytes + len(about))
         os.pwrite(self.control_segment.fd, about, nbytes)
         self.control = Mapping(self.control_segment.fd, nbytes)
@@ -152,7 +152,7 @@ class Ring:
                 bell.post()
 
     def close(self) -> None:
-        """Unmap the payload, except for leases, and give up the names of all segments and doorbells."""
+        """Unmap the payload, except for leases, and remove the names of all segments and doorbells."""
         try:
             self._release_names()
         finally:

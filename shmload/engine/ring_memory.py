@@ -130,7 +130,7 @@ class RingMemory:
             self.nbytes -= old.nbytes
             if old in self._sparse:
                 self._sparse.remove(old)
-            self._group.give_up(old)
+            self._group.close_segment(old)
 
     @property
     def is_sparse(self) -> bool:
@@ -256,7 +256,7 @@ class RingMemory:
             return b""
         old = self._orders.pop(slot, None)
         if old is not None:
-            self._group.give_up(old)
+            self._group.close_segment(old)
         view = memoryview(order).cast("B")
         if view.nbytes <= self._ring.order_capacity:
             return b""

@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 from shmload._core.mapping import Mapping
 from shmload._core.stats_reader import StatsReader
-from shmload.engine.stage_record import About, about_in
+from shmload.engine.stage_record import About, load_stages
 from shmload.engine.stats import Report, describe
 from shmload.engine.time_shares import Snapshot
 from shmload.shm import janitor
@@ -106,7 +106,7 @@ class RingReader:
     @property
     def about(self) -> About | None:
         """Return the stages of the ring's pipeline and where each runs; None if the ring does not belong to a pipeline."""
-        return about_in(memoryview(self.control))
+        return load_stages(memoryview(self.control))
 
     def report(self) -> Report:
         """Return the report of the ring's whole life."""

@@ -157,7 +157,7 @@ class Supervisor:
         return self._poisoned.pop(slot, ((), partial(WorkerDied, "a sample ended its worker twice")))
 
     def _blame(self, slot: int, row: int, number: int) -> tuple[str | None, int, int]:
-        """Count the death of a worker that was reading a row of the slot (-1: the whole batch).
+        """Count the death of a worker that was reading a row of the slot, or the whole batch (-1).
 
         If several threads read rows at once, any of them may have been the cause. The first death then counts for the batch, whose
         rows are read one by one afterwards. A batch that is ordered again without its bad rows has a new order number, so it starts

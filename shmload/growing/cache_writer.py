@@ -22,7 +22,7 @@ from shmload.growing.cache_file import CONTROL, next_generation, own_name
 from shmload.growing.process_report import WriterReport
 from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.reservation import Reservation
-from shmload.storage.room_wait import repeated
+from shmload.storage.room_wait import wait_for_room
 
 
 @dataclass
@@ -211,7 +211,7 @@ class CacheWriter(AtomicWriter):
             num_records, nbytes: size of the file.
         """
         folder = self._folder
-        generation = repeated(lambda: folder.evicting(partial(next_generation, self._control)), self._timeout_s)
+        generation = wait_for_room(lambda: folder.evicting(partial(next_generation, self._control)), self._timeout_s)
         name = own_name(generation, num_records, nbytes, self._compression)
         reservation.publish(name, nbytes=nbytes)
         self.num_files += 1

@@ -19,7 +19,7 @@ from shmload.growing.intake import Intake
 from shmload.growing.samplers import Samplers
 from shmload.schedule.epoch_snapshots import EpochSnapshots
 from shmload.storage.budgeted_folder import BudgetedFolder
-from shmload.storage.ledger import Kept
+from shmload.storage.ledger import PublishedFile
 
 LOOK_S = 0.05  # interval between checks for the first samples, because no bell is rung by writers of other machines
 EXAMINE_S = 0.2  # maximum delay of an epoch's start by the examination of added files
@@ -133,6 +133,6 @@ def is_of_samples(name: str) -> bool:
     return "tfrecord" in name.lower() and not is_beside
 
 
-def are_samples(candidates: Iterator[Kept]) -> Iterator[Kept]:
+def are_samples(candidates: Iterator[PublishedFile]) -> Iterator[PublishedFile]:
     """Return the files that contain samples, in the order of eviction: oldest first."""
     return (kept for kept in candidates if is_of_samples(kept.name))

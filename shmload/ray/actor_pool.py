@@ -68,22 +68,22 @@ class Call(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Briefing:
+class AgentConfig:
     """The agent's settings: the workers' posts, the cluster's address, the program's sys.path.
 
     Attributes:
         is_seeded: whether a task's result depends only on the task, so that another actor may repeat it.
         num_ahead: tasks that each worker may have in progress.
-        num_beside: workers of this machine that claim from the same ring.
+        num_local: workers of this machine that claim from the same ring.
         num_ordered: batches that the trainer orders ahead, over all workers.
         connect_timeout_s: seconds that the cluster may take to answer; sending the dataset afterwards has no limit.
         ship_timeout_s: seconds that an actor may then take to receive the dataset and start; None for no limit.
         actor_options: arguments of Ray's `.options` for the actors.
-        near: bytes of the dataset on each node, if the dataset reports them.
+        node_nbytes: bytes of the dataset on each node, if the dataset reports them.
         sample_timeout_s: seconds that one sample may take before its actor is ended; None for no limit.
-        goes_in_turn: whether a worker repeats a lost batch before all others, because its random streams continue from batch to
+        repeats_in_order: whether a worker repeats a lost batch before all others, because its random streams continue from batch to
             batch.
-        is_again: whether this agent replaces another; then it retries a cluster that does not answer.
+        is_replacement: whether this agent replaces another; then it retries a cluster that does not answer.
     """
 
     posts: tuple[Post, ...]
@@ -91,22 +91,22 @@ class Briefing:
     paths: tuple[str, ...]
     is_seeded: bool
     num_ahead: int
-    num_beside: int
+    num_local: int
     num_ordered: int
     connect_timeout_s: float
     ship_timeout_s: float | None = None
     actor_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    near: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    node_nbytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     sample_timeout_s: float | None = None
-    goes_in_turn: bool = False
-    is_again: bool = False
+    repeats_in_order: bool = False
+    is_replacement: bool = False
 
 
 class Cluster:
     """A connection to Ray, with one actor for each worker.
 
     Args:
-        briefing: the agent's settings.
+        config: the agent's settings.
         pickled_job: the pickled job.
         settings: settings of the actors, by worker.
         wait_for_job: returns once the pickled job has been written.
@@ -115,14 +115,14 @@ class Cluster:
 
     def __init__(
         self,
-        briefing: Briefing,
+        config: AgentConfig,
         pickled_job: NDArray[np.uint8],
         settings: list[ActorSetting],
         wait_for_job: Callable[[], None],
         control: int,
     ) -> None:
-        self._briefing = briefing
-        self.goes_in_turn = briefing.goes_in_turn
+        self._config = config
+        self.repeats_in_order = config.repeats_in_order
         self._pickled_job = pickled_job
         self._wait_for_job = wait_for_job
         self._control = control
@@ -160,19 +160,19 @@ class Cluster:
             self._job = ray.put(self._pickled_job)
             self._introduce(self._settings)
         except Exception as error:
-            self._failure = error if isinstance(error, ClusterUnreachable) else unreachable(self._briefing.address, error)
+            self._failure = error if isinstance(error, ClusterUnreachable) else unreachable(self._config.address, error)
         finally:
             self._pickled_job = NOTHING
             self._is_connected.set()
 
     def _join(self) -> None:
         self._asked_at = monotonic()
-        tries = Retry(RetryPolicy(timeout_s=self._briefing.connect_timeout_s), "join the Ray cluster")
+        tries = Retry(RetryPolicy(timeout_s=self._config.connect_timeout_s), "join the Ray cluster")
         while True:
             try:
-                return join(self._briefing.address, self._briefing.connect_timeout_s)
+                return join(self._config.address, self._config.connect_timeout_s)
             except ClusterUnreachable as error:
-                if not self._briefing.is_again:
+                if not self._config.is_replacement:
                     raise
                 try:
                     tries.failed(TransientError(str(error)))
@@ -183,8 +183,10 @@ class Cluster:
     def _make_actors(self, settings: Iterable[ActorSetting]) -> None:
         import ray
 
-        given, near = self._briefing.actor_options, self._briefing.near
-        options = options_of(alive_nodes(ray.nodes(), draining()), len(self._settings), given, first=os.getpid(), near=near)
+        given, node_nbytes = self._config.actor_options, self._config.node_nbytes
+        options = options_of(
+            alive_nodes(ray.nodes(), draining()), len(self._settings), given, first=os.getpid(), node_nbytes=node_nbytes
+        )
         for setting in settings:
             worker = setting.post.worker_id
             actor = ray.remote(Decoder).options(max_restarts=0, **options[worker])
@@ -229,8 +231,8 @@ class Cluster:
             if is_hopeless and self._actors[worker] is actor:
                 wanted = ", ".join(f"{name} {version}" for name, version in versions().items())
                 self._failure = ClusterUnreachable(
-                    f"the Ray actor of DataLoader worker {worker} cannot start on its node: {how}. Each node needs what the "
-                    f"trainer has ({wanted}), and what actor_options asks for"
+                    f"the Ray actor of DataLoader worker {worker} cannot start on its node: {how}. Each node needs the "
+                    f"trainer's versions ({wanted}) and the resources in actor_options"
                 )
                 self._news.notify_all()
         if is_hopeless:
@@ -246,14 +248,14 @@ class Cluster:
         """Wait until the connection is up or has failed, or until it is no longer wanted.
 
         The cluster has `connect_timeout_s` to answer. Importing Ray before that and sending the dataset after it have no limit:
-        they end with this process, and a log message every LOG_S seconds says which of them is pending.
+        they end with this process, and a log message every LOG_S seconds names the pending one.
         """
         began = logged = monotonic()
         with shown_on_stderr() as show:
             while not self._is_connected.wait(LOOK_S):
                 now = monotonic()
                 asked_at = self._asked_at if self._joined_at is None else None
-                if not is_wanted() or (asked_at is not None and now - asked_at > self._briefing.connect_timeout_s):
+                if not is_wanted() or (asked_at is not None and now - asked_at > self._config.connect_timeout_s):
                     return
                 show(self._waits_for())
                 if now - logged > LOG_S:
@@ -264,9 +266,9 @@ class Cluster:
         if self._asked_at is None:
             return "Ray is being imported"
         if self._joined_at is None:
-            limit = f"connect_timeout_s={self._briefing.connect_timeout_s:g}"
-            return f"the Ray cluster at address={self._briefing.address!r} has not answered yet ({limit})"
-        return f"the dataset, {self._pickled_job_nbytes / 1e6:,.0f} MB, is on its way into Ray's object store"
+            limit = f"connect_timeout_s={self._config.connect_timeout_s:g}"
+            return f"the Ray cluster at address={self._config.address!r} has not answered yet ({limit})"
+        return f"the dataset, {self._pickled_job_nbytes / 1e6:,.0f} MB, is being sent to Ray's object store"
 
     def watch(self, is_wanted: Callable[[], bool]) -> None:
         """Report progress until all actors have started: on one line of a terminal, else in the log at growing intervals."""
@@ -274,13 +276,13 @@ class Cluster:
         with shown_on_stderr() as show, self._news:
             while is_wanted() and self._failure is None and len(self._started) < len(self._settings):
                 self._news.wait(LOOK_S)
-                show(None if self._started and self._briefing.is_seeded else self.progress())
+                show(None if self._started and self._config.is_seeded else self.progress())
                 if len(self._started) < len(self._settings) and monotonic() - logged > pause_s:
                     log.warning("%s", self.progress())
                     logged, pause_s = monotonic(), 2 * pause_s
 
     def progress(self) -> str:
-        """Return a message that says how many actors have started, and on how many nodes."""
+        """Return a message with the number of actors that have started, and of their nodes."""
         with self._lock:
             nodes = {found.place[0] for found in self._started.values()}
             text = f"{len(self._started)} of {len(self._settings)} Ray actors have started"
@@ -289,10 +291,10 @@ class Cluster:
         return f"{text}. The others wait for the dataset, or for {self._resources()}"
 
     def _resources(self) -> str:
-        """Return the resources an actor asks for and the cluster's CPUs, as text."""
+        """Return a text with an actor's requested resources and the cluster's CPUs."""
         import ray
 
-        asked = {"num_cpus": 1, **self._briefing.actor_options}
+        asked = {"num_cpus": 1, **self._config.actor_options}
         wants = ", ".join(
             f"{name}={value!r}" for name, value in asked.items() if name not in ("runtime_env", "scheduling_strategy")
         )
@@ -326,8 +328,8 @@ class Cluster:
     def _check(self, worker: int) -> None:
         if not self._is_connected.is_set():
             raise ClusterUnreachable(
-                f"the Ray cluster at address={self._briefing.address!r} did not answer within "
-                f"{self._briefing.connect_timeout_s:g} s. Is its head running, and does this machine belong to it (`ray status`)? "
+                f"the Ray cluster at address={self._config.address!r} did not answer within "
+                f"{self._config.connect_timeout_s:g} s. Is its head running, and does this machine belong to it (`ray status`)? "
                 "If it is only slow, raise connect_timeout_s"
             )
         if self._failure is not None:
@@ -336,8 +338,8 @@ class Cluster:
             raise WorkerDied(self._ended[worker])
         if self._is_late(worker):
             raise ClusterUnreachable(
-                f"no Ray actor could begin within ship_timeout_s={self._briefing.ship_timeout_s:g}: {self.progress()}. Add nodes, "
-                'ask for less (actor_options={"num_cpus": 0} shares CPUs with whatever runs there), or raise ship_timeout_s'
+                f"no Ray actor could start within ship_timeout_s={self._config.ship_timeout_s:g}: {self.progress()}. Add nodes, "
+                'request less (actor_options={"num_cpus": 0} shares CPUs with other processes), or raise ship_timeout_s'
             )
 
     def may_claim(self, worker: int) -> bool:
@@ -346,14 +348,14 @@ class Cluster:
 
     def _is_late(self, worker: int) -> bool:
         """Return whether the worker's actor is overdue. In seed mode, this is False once any actor has started."""
-        limit_s = self._briefing.ship_timeout_s
+        limit_s = self._config.ship_timeout_s
         with self._lock:
             since = self._waits_since.get(worker)
-            if limit_s is None or since is None or (self._briefing.is_seeded and self._started):
+            if limit_s is None or since is None or (self._config.is_seeded and self._started):
                 return False
         return monotonic() - since > limit_s
 
-    def is_near(self, worker: int) -> bool:
+    def can_write_ring(self, worker: int) -> bool:
         """Return whether the worker's actor can write into the ring."""
         return self._reaches_ring(self._actors.get(worker))
 
@@ -435,7 +437,7 @@ class Cluster:
             if life_lock.wait_until_free(self._control, byte, LOG_S):
                 break
             log.warning(
-                "%s was ended %.0f s ago and still lives: what it had waits until it cannot write into the ring any more",
+                "%s was ended %.0f s ago and still lives: its rows wait until it cannot write into the ring any more",
                 actor,
                 monotonic() - began,
             )
@@ -509,11 +511,11 @@ class Cluster:
 
     def _see_to(self, worker: int, actor: Any, error: Exception) -> None:
         how = _line(error)
-        if not self._briefing.is_seeded:
+        if not self._config.is_seeded:
             self._ended.setdefault(
                 worker,
                 f"the Ray actor of DataLoader worker {worker} has died, and with it the worker's random streams, which torch mode "
-                f"cannot go on without: {how}. Resume from a state_dict, or give a seed: then another actor takes its place",
+                f"cannot continue without: {how}. Resume from a state_dict, or give a seed: then another actor takes its place",
             )
             raise WorkerDied(self._ended[worker])
         self._replace(worker, actor, how)
@@ -530,7 +532,7 @@ class Cluster:
             self._make_actors([self._settings[worker]])
             self._introduce([self._settings[worker]])
         except Exception as error:  # the head is gone, or all nodes are
-            self._failure = unreachable(self._briefing.address, error)
+            self._failure = unreachable(self._config.address, error)
 
 
 def _suspect(argument: Any) -> Any:
@@ -561,7 +563,7 @@ def differing(found: Introduction) -> str | None:
     if not (said := other_versions(found.versions)):
         return None
     return (
-        f"node {found.place[0]} of the Ray cluster ({found.host}) has {said}: what is pickled here may fail or mean something else "
+        f"node {found.place[0]} of the Ray cluster ({found.host}) has {said}: pickles from here may fail or have another meaning "
         f"there. {SAME_VERSIONS}"
     )
 
@@ -624,7 +626,7 @@ def unreachable(address: str, error: Exception) -> ClusterUnreachable:
     )
 
 
-ARRIVED = b"!"  # sent after the briefing, once the pickled job has been written
+ARRIVED = b"!"  # sent after the agent config, once the pickled job has been written
 MAX_AHEAD = 4  # most tasks of a worker: one is decoded, one transferred, one copied, and one is in reserve
 
 
@@ -636,14 +638,14 @@ class RayPool:
     pidfd.
 
     Args:
-        briefing: the agent's settings.
+        config: the agent's settings.
         parcel: the pickled job, which `start` writes to `segment` while the agent starts.
         segment: the shared memory that receives the pickled job.
         control: the ring's control segment, which actors that write into the ring lock.
     """
 
-    def __init__(self, briefing: Briefing, parcel: travel.Parcel, segment: Segment, control: Segment) -> None:
-        self._briefing = briefing
+    def __init__(self, config: AgentConfig, parcel: travel.Parcel, segment: Segment, control: Segment) -> None:
+        self._config = config
         self._parcel, self._segment, self._control = parcel, segment, control
         self._logged = 0.0  # time of the last log message that actors outlive their agent; 0 before the first
         self._agent: Child | None = None
@@ -659,7 +661,7 @@ class RayPool:
     @property
     def pids(self) -> list[int]:
         """Return the agent's PID for each worker."""
-        return [] if self._agent is None else [self._agent.pid] * len(self._briefing.posts)
+        return [] if self._agent is None else [self._agent.pid] * len(self._config.posts)
 
     @property
     def processes(self) -> list[Any]:
@@ -669,15 +671,15 @@ class RayPool:
     def start(self, num_workers: int) -> None:
         """Start the agent without waiting for it, and write the pickled job in the meantime."""
         faults.hit("starting")
-        self._launch(self._briefing, self._write)
+        self._launch(self._config, self._write)
 
     def _write(self) -> None:
         self._segment.reserve(self._segment.nbytes)
         self._parcel.write(self._segment.fd)
         del self._parcel  # frees the memory that pickling used
 
-    def _launch(self, briefing: Briefing, ship: Callable[[], None] = lambda: None) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(briefing.paths), "RAY_USAGE_STATS_ENABLED": "0"}
+    def _launch(self, config: AgentConfig, ship: Callable[[], None] = lambda: None) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(config.paths), "RAY_USAGE_STATS_ENABLED": "0"}
         command = [sys.executable, "-m", "shmload.ray.agent"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         reaper.watch(process.pid)
@@ -687,7 +689,7 @@ class RayPool:
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:  # it has ended already; `deaths` will report it
             with suppress(BrokenPipeError):
-                process.stdin.write(pickle.dumps(briefing))
+                process.stdin.write(pickle.dumps(config))
                 process.stdin.flush()
             ship()
             process.stdin.write(ARRIVED)
@@ -707,7 +709,7 @@ class RayPool:
             if life_lock.is_held(self._control.fd):
                 self._say_that_it_waits()
                 return []
-            self._logged, self._dead = 0.0, set(range(len(self._briefing.posts)))
+            self._logged, self._dead = 0.0, set(range(len(self._config.posts)))
         return [Death(worker, agent.pid, agent.wait()) for worker in sorted(self._dead)]
 
     def _say_that_it_waits(self) -> None:
@@ -727,8 +729,8 @@ class RayPool:
         if self._dead or self._agent is None:
             return
         self._reap(self._agent)
-        posts = tuple(dataclasses.replace(post, resume=b"") for post in self._briefing.posts)
-        self._launch(dataclasses.replace(self._briefing, posts=posts, is_again=True))
+        posts = tuple(dataclasses.replace(post, resume=b"") for post in self._config.posts)
+        self._launch(dataclasses.replace(self._config, posts=posts, is_replacement=True))
 
     def stack(self, worker_id: int) -> str:
         """Return a placeholder, because the stack of a process on another machine is unknown."""
@@ -889,24 +891,24 @@ class OnCluster:
         segment = called.group.segment("pickled_job", parcel.nbytes, num_reserved=0)
         posts = named(called.posts[:num_far], segment)
         locate = package_ability(called.job.dataset, "bytes_by_node")
-        goes_in_turn = called.job.seed is None and called.job.tolerates_bad_samples
-        briefing = Briefing(
+        repeats_in_order = called.job.seed is None and called.job.tolerates_bad_samples
+        config = AgentConfig(
             tuple(posts),
             own_cluster() if self.ray.address == "auto" else self.ray.address,
             tuple(path or os.getcwd() for path in sys.path),
             is_seeded=called.job.seed is not None,
-            num_ahead=1 if goes_in_turn else max(1, min(called.num_ahead, MAX_AHEAD)),
-            num_beside=self.ray.num_local_workers,
+            num_ahead=1 if repeats_in_order else max(1, min(called.num_ahead, MAX_AHEAD)),
+            num_local=self.ray.num_local_workers,
             num_ordered=called.num_ahead * len(called.posts),
             connect_timeout_s=self.ray.connect_timeout_s,
             ship_timeout_s=self.ray.ship_timeout_s,
             actor_options=dict(self.ray.actor_options),
-            near=locate() if locate is not None else {},
+            node_nbytes=locate() if locate is not None else {},
             sample_timeout_s=called.sample_timeout_s,
-            goes_in_turn=goes_in_turn,
+            repeats_in_order=repeats_in_order,
         )
         assert called.group.control is not None
-        actors = RayPool(briefing, parcel, segment, called.group.control)
+        actors = RayPool(config, parcel, segment, called.group.control)
         if not self.ray.num_local_workers:
             return actors
         return JointPool(actors, processes(dataclasses.replace(called, posts=called.posts[num_far:])), num_far)

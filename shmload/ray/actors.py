@@ -363,8 +363,8 @@ def take_failure(actor: Any, task: Task) -> Failure | None:
 
 
 READ_ONLY = (
-    "If this array is the dataset's: one of 1 MiB or more lies in Ray's object store, once for all actors of a node, and is "
-    "read-only there. Copy what is written to (array = array.copy()) in worker_init_fn or at its first use"
+    "If this array is the dataset's: an array of 1 MiB or more is stored in Ray's object store, once for all actors of a node, and "
+    "is read-only there. Copy an array before writing to it (array = array.copy()) in worker_init_fn or at its first use"
 )
 
 

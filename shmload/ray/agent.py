@@ -11,8 +11,8 @@ tasks in progress. In seed mode all workers share one bell and so one dispatcher
 dispatcher. The dispatcher itself sends the claim, so that an actor gets tasks in the order of claims; a thread of the stand-in
 waits for the reply.
 
-`Beside` decides which orders are left to processes of this machine that claim from the same ring. Batches are wanted in order,
-and only a limited number is ordered ahead, so one slow batch delays all others. Therefore:
+`LocalProcesses` decides which orders are left to processes of this machine that claim from the same ring. Batches are wanted in
+order, and only a limited number is ordered ahead, so one slow batch delays all others. Therefore:
 
 * an actor without a task takes the oldest order, like any process; for an actor with tasks, which would start later, the oldest
   orders are skipped, one for each process, because a free process starts at once;
@@ -47,7 +47,7 @@ from shmload._core.rows import copy_from
 from shmload._core.watch import die_with
 from shmload.batch.layout import aligned
 from shmload.processes import private_fds
-from shmload.ray.actor_pool import ARRIVED, Briefing, Call, Cluster
+from shmload.ray.actor_pool import ARRIVED, AgentConfig, Call, Cluster
 from shmload.ray.actors import ActorSetting, Reply, Slot, Task, same_layout
 from shmload.shm.segment import Doorbell, open_segment
 from shmload.worker.failure import Failure
@@ -60,7 +60,7 @@ HALF_LIFE_S = 20.0  # half-life of a measurement; not shorter, because each new 
 WEIGHT = 0.25  # weight of the newest measurement
 
 
-class Beside:
+class LocalProcesses:
     """The processes that claim from the same ring as the actors, and measurements of both.
 
     Args:
@@ -77,7 +77,7 @@ class Beside:
         self._took: dict[tuple[int, int], tuple[float, float]] = {}  # (actor, tasks in progress) -> (seconds, time of measurement)
         self._first_answers: dict[int, float] = {}  # actor -> time of its first answer
 
-    def num_left(self, num_under_way: int) -> int:
+    def num_skipped(self, num_under_way: int) -> int:
         """Return the number of oldest orders that an actor with so many tasks skips."""
         return len(self._processes) if num_under_way else 0
 
@@ -171,7 +171,7 @@ class StandIn:
             if outcome.note is not None and (note := self._note(outcome.note, ring.text_capacity // 2, 0)) is not None:
                 error = Failure.with_worker(error, note)
             ring.write_error(error)
-            ring.is_held_up = self._cluster.goes_in_turn
+            ring.is_held_up = self._cluster.repeats_in_order
             return ERROR
         if outcome.note is not None and outcome.note[1]:  # the iterator has ended without a batch
             return self._send_note(outcome.note)
@@ -204,7 +204,7 @@ class StandIn:
         order = bytes(memoryview(self._memory.open(path.decode()))[: ring.order_nbytes]) if path else ring.order_bytes()
         is_packed = ring.is_packed or (ring.has_layout and ring.is_packed_only)
         slot = None
-        if not is_packed and ring.has_layout and self._cluster.is_near(ring.worker_id):
+        if not is_packed and ring.has_layout and self._cluster.can_write_ring(ring.worker_id):
             _, path, offset, nbytes = ring.payload
             slot = Slot(ring.slot, path.decode(), offset, nbytes, ring.layout_text)
         return Task(ring.epoch, ring.step, ring.first_row, ring.end_row, ring.nrows, order, ring.is_pickled, is_packed, slot)
@@ -276,15 +276,17 @@ class Dispatcher:
         cluster: the connection to the actors.
         stand_ins: the stand-ins of each worker.
         orders: the bell that these workers share.
-        beside: the processes of this machine that claim from the same ring, if there are any.
+        local: the processes of this machine that claim from the same ring, if there are any.
     """
 
-    def __init__(self, cluster: Cluster, stand_ins: list[list[StandIn]], orders: Doorbell, beside: Beside | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, stand_ins: list[list[StandIn]], orders: Doorbell, local: LocalProcesses | None = None
+    ) -> None:
         self._cluster = cluster
         self._orders = orders
         self._free = [list(of_worker) for of_worker in stand_ins]
         self._num_each = len(stand_ins[0])
-        self._beside = beside
+        self._local = local
         self._begun: dict[StandIn, tuple[int, float]] = {}  # (tasks of its worker at the claim, time of the claim)
         self._back: SimpleQueue[tuple[int, StandIn, float] | None] = SimpleQueue()  # free stand-ins, with the time
         self._sent: dict[StandIn, SimpleQueue[None]] = {}
@@ -307,7 +309,7 @@ class Dispatcher:
             stand_in = self._free[place][-1]
             num_under_way = self._num_each - len(self._free[place])
             began_s = monotonic()
-            if stand_in.ring.claim(0 if self._beside is None else self._beside.num_left(num_under_way)):
+            if stand_in.ring.claim(0 if self._local is None else self._local.num_skipped(num_under_way)):
                 self._free[place].pop()
                 self._begun[stand_in] = num_under_way, began_s
                 stand_in.begin()
@@ -326,7 +328,7 @@ class Dispatcher:
             worker = free[-1].ring.worker_id
             if self._cluster.is_repeating(worker) or not self._cluster.may_claim(worker):
                 continue
-            if self._beside is None or self._beside.may_claim(place, self._num_each - len(free)):
+            if self._local is None or self._local.may_claim(place, self._num_each - len(free)):
                 best, most = place, len(free)
         return best
 
@@ -338,8 +340,8 @@ class Dispatcher:
                 if back is not None:
                     place, stand_in, ended_s = back
                     self._free[place].append(stand_in)
-                    if self._beside is not None:
-                        self._beside.answered(place, *self._begun[stand_in], ended_s)
+                    if self._local is not None:
+                        self._local.answered(place, *self._begun[stand_in], ended_s)
                 back = self._back.get_nowait()
         except Empty:
             pass
@@ -359,7 +361,7 @@ class Dispatcher:
             self._sent[stand_in].get()
             stand_in.end()
             self._back.put((place, stand_in, monotonic()))
-            if self._beside is not None:  # its actor may now be idle, and take an order that was skipped
+            if self._local is not None:  # its actor may now be idle, and take an order that was skipped
                 self._orders.post_up_to(1)
 
 
@@ -389,8 +391,8 @@ def wait_for_job() -> None:
 
 def main() -> None:
     """Run the agent until the ring closes or the trainer ends."""
-    briefing: Briefing = pickle.load(sys.stdin.buffer)
-    posts = briefing.posts
+    config: AgentConfig = pickle.load(sys.stdin.buffer)
+    posts = config.posts
     die_with(posts[0].trainer_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a worker
     try:
@@ -402,21 +404,21 @@ def main() -> None:
         pickled_job: NDArray[np.uint8] = np.ndarray(posts[0].pickled_job_nbytes, np.uint8, memory)  # type: ignore[arg-type]  # a buffer
     except FileNotFoundError:
         os._exit(GONE)  # the loader was closed before this process had started
-    rings = [[WorkerRing(control, post.worker_id) for _ in range(briefing.num_ahead)] for post in posts]
+    rings = [[WorkerRing(control, post.worker_id) for _ in range(config.num_ahead)] for post in posts]
     sizes = rings[0][0].text_capacity, rings[0][0].layout_capacity
-    settings = [ActorSetting(post, briefing.paths, *sizes, briefing.sample_timeout_s) for post in posts]
-    cluster = Cluster(briefing, pickled_job, settings, wait_for_job, control_fd)
+    settings = [ActorSetting(post, config.paths, *sizes, config.sample_timeout_s) for post in posts]
+    cluster = Cluster(config, pickled_job, settings, wait_for_job, control_fd)
     del memory, pickled_job
     by_bell: dict[str, list[list[StandIn]]] = {name: [] for name in orders}
     for post, of_worker in zip(posts, rings, strict=True):
         by_bell[post.orders_bell].append(
             [StandIn(ring, cluster, ready=ready, grants=grants, open_memory=open_memory) for ring in of_worker]
         )
-    beside = None
-    if briefing.num_beside and briefing.is_seeded:  # in torch mode, no worker may take another's orders
-        processes = range(len(posts), len(posts) + briefing.num_beside)
-        beside = Beside(rings[0][0], processes, briefing.num_ordered)
-    dispatchers = [Dispatcher(cluster, stand_ins, orders[name], beside) for name, stand_ins in by_bell.items()]
+    local = None
+    if config.num_local and config.is_seeded:  # in torch mode, no worker may take another's orders
+        processes = range(len(posts), len(posts) + config.num_local)
+        local = LocalProcesses(rings[0][0], processes, config.num_ordered)
+    dispatchers = [Dispatcher(cluster, stand_ins, orders[name], local) for name, stand_ins in by_bell.items()]
     threading.Thread(target=cluster.connect, daemon=True).start()
     cluster.wait(lambda: not rings[0][0].is_closing)
     threads = [_started(dispatcher.run) for dispatcher in dispatchers]

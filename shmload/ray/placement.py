@@ -42,7 +42,7 @@ def draining() -> Mapping[str, int]:
     return found
 
 
-def place(nodes: list[Node], num_workers: int, first: int = 0, near: Mapping[str, int] | None = None) -> list[str]:
+def place(nodes: list[Node], num_workers: int, first: int = 0, node_nbytes: Mapping[str, int] | None = None) -> list[str]:
     """Return the node of each worker.
 
     Workers fill nodes with data up to their CPUs, in proportion to the bytes, then CPU-only nodes by turns, then nodes with a
@@ -52,21 +52,23 @@ def place(nodes: list[Node], num_workers: int, first: int = 0, near: Mapping[str
         nodes: the live nodes.
         num_workers: the number of workers.
         first: number of the node that gets the first worker, so that several loaders do not all start with the same node.
-        near: bytes of the dataset on each node.
+        node_nbytes: bytes of the dataset on each node.
     Raises:
         ValueError: `nodes` is empty.
     """
     if not nodes:
         raise ValueError("the cluster has no node that is alive")
-    lap = seats(nodes, first, near or {}) or [node.node_id for node in nodes]
+    lap = seats(nodes, first, node_nbytes or {}) or [node.node_id for node in nodes]
     return [lap[worker % len(lap)] for worker in range(num_workers)]
 
 
-def seats(nodes: list[Node], first: int, near: Mapping[str, int]) -> list[str]:
+def seats(nodes: list[Node], first: int, node_nbytes: Mapping[str, int]) -> list[str]:
     """Return each node once for each of its CPUs, in the order in which workers take them."""
     # by highest averages (D'Hondt): the next seat goes to the node with the most bytes for each actor
-    with_data = [(near[n.node_id] / (seat + 1), n.node_id) for n in nodes if near.get(n.node_id) for seat in range(n.num_cpus)]
-    rest = [node for node in nodes if not near.get(node.node_id)]
+    with_data = [
+        (node_nbytes[n.node_id] / (seat + 1), n.node_id) for n in nodes if node_nbytes.get(n.node_id) for seat in range(n.num_cpus)
+    ]
+    rest = [node for node in nodes if not node_nbytes.get(node.node_id)]
     turns = [_turns([node for node in rest if node.has_gpu is has_gpu], first) for has_gpu in (False, True)]
     return [node_id for _, node_id in sorted(with_data, reverse=True)] + [node_id for part in turns for node_id in part]
 
@@ -78,7 +80,7 @@ def _turns(nodes: list[Node], first: int) -> list[str]:
 
 
 def options_of(
-    nodes: list[Node], num_workers: int, given: Mapping[str, Any], *, first: int = 0, near: Mapping[str, int] | None = None
+    nodes: list[Node], num_workers: int, given: Mapping[str, Any], *, first: int = 0, node_nbytes: Mapping[str, int] | None = None
 ) -> list[dict[str, Any]]:
     """Return the arguments of Ray's `.options` for each worker's actor.
 
@@ -87,7 +89,7 @@ def options_of(
         num_workers: the number of workers.
         given: the user's options; a `scheduling_strategy` or `label_selector` among them replaces this placement.
         first: number of the node that gets the first worker.
-        near: bytes of the dataset on each node.
+        node_nbytes: bytes of the dataset on each node.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -95,11 +97,11 @@ def options_of(
     if "scheduling_strategy" in options or "label_selector" in options:
         return [options] * num_workers
     num_cpus = options["num_cpus"]
-    places = place(nodes, num_workers, first, near)
+    places = place(nodes, num_workers, first, node_nbytes)
     if not num_cpus:
         # not soft, because Ray would put an actor that requests no CPU on any node
         return [{**options, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)} for node in places]
-    fitting = int(len(seats(nodes, first, near or {})) // num_cpus)
+    fitting = int(len(seats(nodes, first, node_nbytes or {})) // num_cpus)
     return [
         {
             **options,

@@ -95,7 +95,7 @@ class Visits:
     def __init__(
         self, peer_rings: tuple[PeerRing, ...], worker_id: int, job: Job, *, orders: Bell, open_memory: Callable[[str], Mapping]
     ) -> None:
-        self._peer_rings: tuple[PeerRing, ...] | None = peer_rings  # None: they have been opened
+        self._peer_rings: tuple[PeerRing, ...] | None = peer_rings  # None once they have been opened
         self._parts: tuple[Any, ...] = (worker_id, job, orders, open_memory)
         self._ticket = own_ticket()
         self._hosts: list[HelpedRank] = []

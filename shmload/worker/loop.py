@@ -70,7 +70,7 @@ class WorkerLoop:
         open_memory: (path) -> mapping of a segment of the trainer's.
         source: the pass through an iterable dataset; None for a map-style dataset.
         snapshots: takes snapshots of this worker; None if the loader needs none.
-        visits: claims chunks of other ranks' rings when this ring has none; None: the worker never helps other ranks.
+        visits: claims chunks of other ranks' rings when this ring has none; None if the worker never helps other ranks.
         is_helper: the ring belongs to another rank.
         init_failure: the error that prevented the worker's start, if any; every order then fails with it.
     """

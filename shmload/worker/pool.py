@@ -135,7 +135,7 @@ class ProcessPool:
         return [self._workers[worker].process for worker in sorted(self._workers)]
 
     def reads_samples(self, worker_id: int) -> bool:
-        """Return True: every worker reads samples."""
+        """Return True, because every worker reads samples."""
         return True
 
     def start(self, num_workers: int) -> None:
@@ -246,7 +246,7 @@ os.register_at_fork(after_in_child=_disown)
 
 
 def context_of(wanted: Any) -> BaseContext:
-    """Return a multiprocessing context, given by name or itself; None: the platform's default."""
+    """Return a multiprocessing context, given by name or itself; for None, the platform's default."""
     if wanted is None or isinstance(wanted, str):
         return multiprocessing.get_context(wanted)
     return wanted  # type: ignore[no-any-return]  # torch has checked it
@@ -263,7 +263,7 @@ class PreparedWorkers:
         multiprocessing_context: as the user gave it.
         stacks: the segment to which each worker writes its Python stack on request; a worker without one cannot be asked.
         num_ahead: batches that are ordered ahead for each worker.
-        sample_timeout_s: seconds that reading a sample may take; None: no limit.
+        sample_timeout_s: seconds that reading a sample may take; None for no limit.
     """
 
     job: Job

@@ -34,8 +34,8 @@ class ReadPlan:
 
     Attributes:
         path: the function that reads samples: "collate_fn", "read_batch_into", "read_into", "__getitems__" or "__getitem__".
-        layout: offsets of the fields, from the schema of a dataset that is read in place; None: the first sample determines it.
-        ragged: how to deliver ragged fields; None: raise an error for samples that torch's collate refuses.
+        layout: offsets of the fields, from the schema of a dataset that is read in place; if None, the first sample determines it.
+        ragged: how to deliver ragged fields; if None, raise an error for samples that torch's collate refuses.
         is_whole: rows have no known offsets, so one worker reads and writes the whole batch. If False, the samples of a batch may
             still differ; the batch is then ordered as packed.
         has_getitems: samples that are not read in place are read by `__getitems__`.
@@ -105,7 +105,7 @@ def plan_of(
 
     Args:
         dataset: the dataset.
-        collate_fn: the user's function; None: torch's default.
+        collate_fn: the user's function; None for torch's default.
         auto_collation: whether samples are collated into batches.
         ragged: the loader's argument.
         is_torch: torch mode.

@@ -1,7 +1,9 @@
 """`ShmLoader`: torch's DataLoader with a ring of shared memory in place of its queues.
 
-Both modes use one engine: torch mode (`modes/torch_mode.py`) does everything that a program can observe as torch does, and seed
-mode (`modes/seed_mode.py`) follows the deterministic schedule. This module has the arguments and what both modes share."""
+Both modes use one engine: torch mode (`modes/torch_mode.py`) behaves exactly like torch in everything that a program can observe,
+and seed mode (`modes/seed_mode.py`) follows the deterministic schedule. This module has the arguments, and the code that both modes
+share.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ from shmload.engine.holders import Holder
 from shmload.engine.tuning_decision import Setting
 from shmload.metrics import EpochCallback
 from shmload.modes.epoch_metrics import EpochWatches, samples_counter
-from shmload.modes.progress_bar import shown
+from shmload.modes.progress_bar import with_progress_bar
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
 from shmload.ray_options import Ray
@@ -64,81 +66,80 @@ class ShmLoader(DataLoader[T]):
     Args (data and order):
         dataset: a map-style dataset or, in torch mode, an iterable one. If it has a `schema` and `read_into(index, out)` or
             `read_batch_into(indices, out)`, it decodes directly into the batch; docs/samples.md.
-        batch_size: samples per batch, of this rank in seed mode. None: yield samples one by one, without a batch dimension.
+        batch_size: samples per batch, of this rank in seed mode. If None, yield samples one by one, without a batch dimension.
         shuffle: use a new random order in each epoch. None means False.
         sampler, batch_sampler: torch mode: as in torch. Seed mode: shmload's samplers (`Mix`, `Weighted`, ...) are divided among
             ranks and resumed in constant time; any other sampler decides what this rank reads, and the seed only keys the
             randomness.
-        collate_fn: makes a batch of a list of samples, in a worker; the samples are then not decoded in place. None: torch's rules,
-            directly into the batch.
+        collate_fn: makes a batch of a list of samples, in a worker; the samples are then not decoded in place. None applies torch's
+            rules, directly into the batch.
         drop_last: leave out the last samples of an epoch that do not fill a batch (in seed mode: a global batch).
         generator: torch mode only: draws the order and the workers' base seed, in place of torch's global generator.
-        in_order: torch mode: False yields batches as they become ready. Seed mode always keeps the order.
+        in_order: torch mode: if False, yield batches as they become ready. Seed mode always keeps the order.
         ragged: how to deliver fields whose rows differ in shape: "list", "pad" (a `Padded`), "nested" (`torch.nested`), "jagged" (a
-            `Jagged`), or a mapping of field names to these. A field is ragged if the schema or the mapping says so; with a single
-            mode other than "list", every array field is; with "list", those that differ. Also makes batches of samples that
-            torch's collate refuses (None, dataclasses, objects). By default, torch mode refuses them and seed mode uses "list".
+            `Jagged`), or a mapping of field names to these. The ragged fields are those of the schema or the mapping; with a single
+            mode other than "list", every array field; with "list", every field whose rows differ. Also makes batches of samples
+            that torch's collate refuses (None, dataclasses, objects). By default, torch mode refuses them and seed mode uses
+            "list".
     Args (workers):
-        num_workers: number of worker processes per rank. 0: the trainer reads, into private memory, without a ring. "auto": in
-            seed mode, the pool grows and shrinks while it runs, and the batches stay the same; in torch mode, a number is chosen
-            once from this machine's CPUs, on which the workers' random numbers then depend; docs/autotune.md.
+        num_workers: number of worker processes per rank. With 0, the trainer reads into private memory, without a ring. With
+            "auto" in seed mode, the pool grows and shrinks while it runs, and the batches stay the same; in torch mode, a number
+            is chosen once from this machine's CPUs, and the workers' random numbers depend on it; docs/autotune.md.
         prefetch_factor: batches ordered ahead per worker; 2 by default, or "auto". With `num_workers` it sets the size of the ring.
         persistent_workers: torch mode: keep the workers after a pass. Seed mode always keeps them.
         threads_per_worker: samples that each worker reads at once, for datasets that wait for disks or networks or release the GIL.
             The dataset must be thread-safe, and draw from `sample_rng()`, because global generators cannot be reseeded per sample
             then. Readers of whole batches and of ragged fields in place use one thread.
         worker_init_fn: called in each worker with its number, after its generators are seeded.
-        multiprocessing_context: how to start workers: "fork", "spawn", "forkserver" or a context. None: Python's default.
-        backend: "process": workers are processes of this machine. "ray", or a `shmload.Ray` with options: they are actors on the
-            nodes of a Ray cluster, which needs the extra `shmload[ray]`; batches are the same. `num_workers` is then the number
-            of actors. Arrays of 1 MiB and more in the dataset are stored once per node and are read-only; docs/cluster.md.
-        share: "node": ranks of this node that are given the same `rank` and `world_size`, as in tensor or pipeline parallelism,
-            read one ring, filled by one worker pool; each sample is decoded once. If no two ranks are given the same, each has a
-            ring of its own, and idle workers help the ranks whose trainers wait. Seed mode only; batches are the same without it;
-            docs/launch.md.
+        multiprocessing_context: how to start workers: "fork", "spawn", "forkserver" or a context. None is Python's default.
+        backend: with "process", workers are processes of this machine. With "ray", or a `shmload.Ray` with options, they are actors
+            on the nodes of a Ray cluster, which needs the extra `shmload[ray]`; batches are the same. `num_workers` is then the
+            number of actors. Arrays of 1 MiB and more in the dataset are stored once per node and are read-only; docs/cluster.md.
+        share: with "node", ranks of this node that have the same `rank` and `world_size`, as in tensor or pipeline parallelism,
+            read one ring, filled by one worker pool; each sample is decoded once. If all ranks differ, each has its own ring, and
+            idle workers help the ranks whose trainers wait. Seed mode only; batches are the same without it; docs/launch.md.
     Args (memory and devices):
-        pin_memory, pin_memory_device: with CUDA and workers the ring itself is pinned. A slot is then reused after the copies have
-            finished that were queued on the stream current when the batch died; pass other streams to `record_stream`. Without
+        pin_memory, pin_memory_device: with CUDA and workers, the ring itself is pinned. A slot is then reused once the copies that
+            were queued on the current stream when the batch died have finished; pass other streams to `record_stream`. Without
             workers, batches are copied to pinned memory, as in torch; docs/gpu.md.
-        device: "cuda", "cuda:1" or a torch.device: copy the batches' tensors there from the pinned ring, on a stream of their
-            own, two batches ahead; the stream current in `next()` waits for them. Other leaves stay as they are. Not with
-            `audit`.
-        after_batch: a function of a batch, called in the trainer with each one before it is yielded (on the device, with
-            `device`); the loop gets what it returns. Use it for data that is cheaper to compute than to transfer: with
+        device: "cuda", "cuda:1" or a torch.device: copy the batches' tensors there from the pinned ring, on a side stream, two
+            batches ahead; the current stream in `next()` waits for them. Other leaves are unchanged. Not with `audit`.
+        after_batch: a function called in the trainer with each batch before it is yielded (on the device, with `device`); its
+            result is yielded instead. Use it for data that is cheaper to compute than to transfer: with
             `shmload.formats.Normalize`, images travel as bytes, a quarter of float32. If it raises, the batch is lost.
-        ring_bytes: maximum size of the ring; RingTooSmall is raised if it needs more. None: as much as `prefetch_factor` needs.
+        ring_bytes: maximum size of the ring; RingTooSmall is raised if it needs more. None allows as much as `prefetch_factor`
+            needs.
     Args (reproducibility and ranks):
-        seed: None: torch mode. An int from 0 to 2**64 - 1: seed mode.
-        seed_samples: seed mode: reseed `random`, numpy and torch before every sample from (seed, epoch, index), as well as
-            generators that the dataset or `collate_fn` keep; a warning names those that cannot be reseeded. None: True with one
+        seed: None for torch mode; an int from 0 to 2**64 - 1 for seed mode.
+        seed_samples: seed mode: reseed `random`, numpy and torch before every sample from (seed, epoch, index), and also the
+            generators that the dataset or `collate_fn` own; a warning names those that cannot be reseeded. None means True with one
             thread per worker.
-        rank, world_size: seed mode: which part of each global batch this rank reads. Default: torch.distributed's, else RANK and
+        rank, world_size: seed mode: the part of each global batch that this rank reads. Default: torch.distributed's, else RANK and
             WORLD_SIZE, else 0 of 1.
         uneven: seed mode, the last global batch without `drop_last`: "pad" repeats samples from the epoch's start so that all ranks
-            get equal batches (`loader.valid` is the number of real rows), "drop" drops it, "exact" delivers what is left.
+            get equal batches (`loader.valid` is the number of real rows), "drop" drops it, "exact" delivers the remaining samples.
         snapshot_every_n_steps: torch mode: interval at which workers and samplers report their states; a resume reads the batches
-            since again. 0 or None: never. Seed mode needs none.
+            after the last report again. 0 or None for never. Seed mode does not need it.
         trust_state: allow pickles in states, which can run any code when they are loaded. A state has pickles only if a dataset,
             iterator or sampler of yours has a state other than numbers, text, bytes, arrays, tensors and containers of these.
     Args (errors):
-        timeout: seconds to wait for a batch before RuntimeError; 0: no limit.
+        timeout: seconds to wait for a batch before RuntimeError; 0 for no limit.
         sample_timeout_s: seconds that one sample may take. Its worker is then killed and replaced, and the sample is bad by
             SampleTimeout, which has the worker's stack. A dataset that reads several samples at once gets this time for all of
             them; they are read one by one afterwards. Needs workers and a map-style dataset; with "ray" also a seed.
-        on_error: what to do about a sample that cannot be read. "raise": raise its error; "skip": make a shorter batch;
-            "substitute": read the next index of the same permutation (without one, of the dataset). Bad samples are listed in
-            `stats()`.
-        max_bad: raise SampleError after more bad samples than this. None: no limit.
-        max_restarts: how many dead workers may be replaced. None: any number in seed mode, none in torch mode.
+        on_error: the policy for a sample that cannot be read. "raise" raises its error; "skip" makes a shorter batch; "substitute"
+            reads the next index of the same permutation (without one, of the dataset). Bad samples are listed in `stats()`.
+        max_bad: raise SampleError after more bad samples than this. None for no limit.
+        max_restarts: number of dead workers that may be replaced. None allows any number in seed mode, and 0 in torch mode.
     Args (observation):
-        audit: a folder in which every rank records what it delivers; `shmload verify` proves from it that each sample was delivered
+        audit: a folder in which every rank records its deliveries; `shmload verify` proves from it that each sample was delivered
             exactly once; docs/audit.md.
     Raises:
-        ValueError, TypeError: as torch's DataLoader, and for arguments that exclude each other or have no effect together.
+        ValueError, TypeError: like torch's DataLoader, and for arguments that exclude each other or have no effect together.
     Cost: about 14 us of the trainer's CPU per batch and 0.7 us per field (benchmarks/trainer_cpu.py); memory for
         `prefetch_factor * num_workers + 2` batches.
-    Thread/process safety: tensors may live and die in any thread. In a forked child a new iteration starts its own workers, and an
-        iteration that was running raises.
+    Thread/process safety: tensors may live and die in any thread. In a forked child, a new iteration starts its own workers, and an
+        iteration that was running raises an error.
     Example:
         >>> from shmload import ShmLoader
         >>> with ShmLoader([(x, -x) for x in range(6)], batch_size=3, shuffle=True, seed=7) as loader:
@@ -193,9 +194,9 @@ class ShmLoader(DataLoader[T]):
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         self.backend, self.share = backend, share
         super().__init__(
-            dataset,  # type: ignore[arg-type]  # torch reads more than it names
+            dataset,  # type: ignore[arg-type]  # torch can read more than its annotation allows
             batch_size,
-            None if package_ability(dataset, "epoch_schedule") else shuffle,  # torch would ask for its length
+            None if package_ability(dataset, "epoch_schedule") else shuffle,  # torch would call its len()
             sampler,
             batch_sampler,
             first_workers,
@@ -225,7 +226,7 @@ class ShmLoader(DataLoader[T]):
         self.trust_state = trust_state
         is_keyed = seed is not None and (isinstance(sampler, KeyedOrder) or isinstance(batch_sampler, KeyedBatches))
         self._has_own_order = not is_keyed and (sampler is not None or batch_sampler is not None)
-        _ = self._config().plan  # raises now if ragged does not fit the dataset
+        _ = self._config().plan  # raises at once if ragged does not fit the dataset
         self._recorder = Recorder(audit, has_indices=not isinstance(dataset, IterableDataset))
         if self.seed_samples and (own := OwnGenerators(dataset, collate_fn).unreachable):
             warnings.warn(
@@ -236,7 +237,7 @@ class ShmLoader(DataLoader[T]):
         self._set_up()
 
     def _set_up(self) -> None:
-        """Make what copies of a loader do not share."""
+        """Make the parts that copies of a loader do not share."""
         config, me = self._config(), weakref.ref(self)  # without a cycle, workers end as soon as the loader is deleted
         self._is_closed = False
         bad_samples = BadSamples(self.on_error, self.max_bad)
@@ -245,7 +246,7 @@ class ShmLoader(DataLoader[T]):
         kind = TorchPasses if self.seed is None else SeedStream
         self._passes: TorchPasses | SeedStream = kind(config, self._builder, self._recorder, self._watches)
         passes = weakref.ref(self._passes)
-        bad_samples.next_index = lambda *place: passes().substitute(*place)  # type: ignore[union-attr]  # alive while anything reads
+        bad_samples.next_index = lambda *place: passes().substitute(*place)  # type: ignore[union-attr]  # set while any code reads
 
     def _config(self) -> LoaderConfig:
         """Return the current arguments; a program may set some of them between passes."""
@@ -256,7 +257,7 @@ class ShmLoader(DataLoader[T]):
 
     @property
     def shuffle(self) -> bool | None:
-        """The argument. Not in `vars(loader)`: programs rebuild loaders from these and add a sampler, which excludes shuffle."""
+        """The argument. Not in `vars(loader)`, from which programs rebuild loaders with a sampler, which excludes shuffle."""
         return self._shuffle
 
     # Iteration
@@ -296,28 +297,28 @@ class ShmLoader(DataLoader[T]):
         return self._passes.state_dict(self._config)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken: the next iteration yields the rest of that epoch.
+        """Continue from a saved position: the next iteration yields the rest of its epoch.
 
         Seed mode: no consumed sample is read again, and the world size may differ if the global batch is the same. Torch mode:
-        torch's order, the workers' seeds and their random streams continue; the trainer's own generators are left alone.
+        torch's order, the workers' seeds and their random streams continue; the trainer's own generators are unchanged.
 
         Args:
-            state: what `state_dict()` returned, also after a round trip through JSON. Loading runs no code unless `trust_state`
+            state: a result of `state_dict()`, also after a round trip through JSON. Loading runs no code unless `trust_state`
                 allows pickles.
         Raises:
-            StateMismatch: the state belongs to another loader, is damaged, or needs `trust_state`; the message says which. The
-                loader is unchanged then.
+            StateMismatch: the state belongs to another loader, is damaged, or needs `trust_state`; the message names the reason.
+                The loader is then unchanged.
         """
         self._passes.config = self._config()
         self._passes.load_state_dict(state)
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
-            iterator._shutdown_workers()  # type: ignore[attr-defined]  # ours, of persistent workers
+            iterator._shutdown_workers()  # type: ignore[attr-defined]  # shmload's iterator, of persistent workers
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch. Rarely needed: in seed mode each iteration is the next epoch.
+        """Set the number of the next epoch. Rarely needed, because in seed mode each iteration is the next epoch.
 
-        In torch mode the number is passed to the sampler's `set_epoch`, if it has one (as a DistributedSampler has).
+        In torch mode, the number is passed to the sampler's `set_epoch`, if it has one (like a DistributedSampler).
 
         Args:
             epoch: at least 0; in seed mode at most 2**62.
@@ -331,7 +332,7 @@ class ShmLoader(DataLoader[T]):
 
     @property
     def first_step(self) -> int:
-        """Step at which the next iteration begins: 0, or where a loaded state continues.
+        """Step at which the next iteration begins: 0, or the position of a loaded state.
 
         A progress bar of a resumed loader begins there: `tqdm(loader, initial=loader.first_step)`.
         """
@@ -347,13 +348,14 @@ class ShmLoader(DataLoader[T]):
         """Indices of the samples in the last batch, row by row; None before the first batch and for an iterable dataset.
 
         An int64 array, or the sampler's list of keys, after skipping and substitution; a list of one key with batch_size=None. It
-        is not a copy, so do not change it."""
+        is not a copy, so do not change it.
+        """
         return self._recorder.last_indices
 
     # Observation
 
     def stats(self) -> dict[str, Any]:
-        """Return what `shmload top` shows of this loader, counted since its newest ring was made; docs/top.md lists every key.
+        """Return the report of `shmload top` on this loader, counted since its newest ring was made; docs/top.md lists every key.
 
         Always present: `num_bad_samples`, `bad_samples` (a list of `epoch`, `step`, `index`, `error`) and `num_irregular` (image
         files that were read although they break a rule of their format), counted since the loader was made. With workers, after
@@ -393,7 +395,7 @@ class ShmLoader(DataLoader[T]):
         return sorted((holder for holders in watched for holder in holders.held()), key=lambda h: -h.age_s)
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
-        """Return a context manager that records what trainer and workers do, and writes it for Perfetto at its end; docs/trace.md.
+        """Return a context manager that records trainer and workers, and writes a file for Perfetto at its end; docs/trace.md.
 
         Args:
             path: JSON file to write. It is also written if the block ends with an exception.
@@ -432,7 +434,7 @@ class ShmLoader(DataLoader[T]):
             total = None
         done = self.first_step
         count = samples_counter(self._config(), is_final=True)
-        yield from shown(iter(self), total, done, self._recorder, description, console, count)
+        yield from with_progress_bar(iter(self), total, done, self._recorder, description, console, count)
 
     def record_stream(self, batch: Any, stream: Any) -> None:
         """Keep the memory of a batch until the work that is queued on `stream` when the batch dies has finished.
@@ -459,18 +461,18 @@ class ShmLoader(DataLoader[T]):
         )
 
     def _rank_text(self) -> str:
-        """Describe which part of the samples this rank reads, if the loader divides them."""
+        """Describe the part of the samples that this rank reads, if the loader divides them."""
         if self.seed is None or self._has_own_order:
             return ""
         try:
             rank, world_size = rank_and_world_size(self.rank, self.world_size)
-        except ValueError:  # iterating raises it
+        except ValueError:  # iterating will raise it
             return ""
         source = "" if self.rank is not None else f" (from {source_of_rank()})"
         return f", rank {rank} of {world_size}{source}" if world_size > 1 else ""
 
     def check_worker_number_rationality(self) -> None:
-        """Warn of more workers than cores, as torch does, but not of actors, nor of a pool that ranks with other cores share."""
+        """Warn of more workers than cores, like torch, but not for actors, nor for a pool that ranks with other cores share."""
         if self.backend == "process" and self.share is None:
             super().check_worker_number_rationality()
 
@@ -516,7 +518,7 @@ _ARGUMENTS = tuple(field.name for field in fields(LoaderConfig) if field.name no
 
 
 def _by_number(dataset: Any, seed: int | None, *ranks: int | None) -> Any:
-    """Return the dataset to read. Seed mode reads by index, so for a package iterable this is its view of items by number.
+    """Return the dataset to read. Seed mode reads by index, so for shmload's iterables this is their view of items by number.
 
     Raises:
         ValueError: the dataset was made for another rank; its items by number are those of all ranks.
@@ -526,14 +528,14 @@ def _by_number(dataset: Any, seed: int | None, *ranks: int | None) -> Any:
     own = package_ability(dataset, "given_rank")
     if own is not None and own != rank_and_world_size(*ranks):
         raise ValueError(
-            f"the dataset is for rank {own[0]} of {own[1]}, and in seed mode the loader divides the samples: give it "
-            f"rank={own[0]}, world_size={own[1]}, too"
+            f"the dataset is for rank {own[0]} of {own[1]}, and in seed mode the loader divides the samples: also give the loader "
+            f"rank={own[0]}, world_size={own[1]}"
         )
     return keyed_items()
 
 
 def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make, dict[str, Any]]:
-    """Return the function that makes this loader's engines, and the engine options that say where its workers run."""
+    """Return the function that makes this loader's engines, and the engine options for the placement of its workers."""
     options: dict[str, Any] = {}
     if config.ray is not None:
         from shmload.ray.actor_pool import OnCluster  # few loaders have a cluster
@@ -548,7 +550,7 @@ def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make,
 
 
 def _set_numbers(loader: ShmLoader[Any] | None, setting: Setting) -> None:
-    """Set the attributes that are "auto" to the current numbers."""
+    """Set the attributes of "auto" arguments to the current numbers."""
     if loader is not None and is_auto(loader.num_workers):
         loader.num_workers = AutoNumber(setting.num_workers)
     if loader is not None and is_auto(loader.prefetch_factor):
@@ -561,8 +563,8 @@ def configure_for_pipeline(
     """Configure the loader that runs a pipeline.
 
     Args:
-        loader: before its first pass.
-        about: (name, where it runs) of each stage, for displays.
+        loader: the loader, before its first pass.
+        about: (name, its place) of each stage, for displays.
         bad_samples: returns the policy for bad samples that replaces the loader's own, which it is given.
     """
     builder = loader._builder

@@ -1,6 +1,6 @@
-"""A worker's end of a ring: claim a chunk of rows, say which row is being decoded, write it, finish.
+"""A worker's end of a ring: claim a chunk of rows, record the row being decoded, write it, finish.
 
-A claim ends in exactly one finish. Everything an order says is read after the claim: only then it cannot change.
+A claim ends in exactly one finish. All fields of an order are read after the claim, because only then they cannot change.
 """
 
 include "ring.pxi"
@@ -19,12 +19,12 @@ import os
 DONE = SHML_DONE
 VOID = SHML_VOID
 ERROR = SHML_ERROR
-# What a worker waits for while it holds a claim.
+# Kinds of waits of a worker with a claim.
 ROOM = SHML_EVENT_ROOM
 LAYOUT = SHML_EVENT_LAYOUT
 
-cdef int64_t num_begun = 0  # samples, by all rings of this process
-cdef uint64_t IDLE_NS = 1_000_000_000  # a wait for orders is reported in pieces of this length, so that a stats reader need not wait, too
+cdef int64_t num_begun = 0  # samples begun by all rings of this process
+cdef uint64_t IDLE_NS = 1_000_000_000  # a wait for orders is reported in parts of this length, so that stats readers see it early
 
 
 cdef class WorkerRing:
@@ -33,18 +33,18 @@ cdef class WorkerRing:
     Between `claim` and `finish` the attributes describe the claim: `slot`, `chunk`, `order`, rows `first_row` to `end_row` of
     `nrows`, `epoch`, `step`, and whether it `is_packed` (then one chunk is the whole batch).
 
-    Of the sample begun last: its `index`, `begun`, a number that no other beginning of this process has (0: none of this claim),
-    and while one sample is being read its `key` and `row` (None, -1).
+    `index` is that of the sample begun last, and `begun` a number that is unique in this process (0 before the first sample of the
+    claim). While one sample is being read, `key` and `row` are the sample's; otherwise None and -1.
 
-    `is_held_up`, once set, has `claim` wait until the trainer has seen to what was claimed last and has failed: its batch comes first,
-    if it is ordered anew.
+    After `is_held_up` was set, `claim` returns False until the trainer has handled the failure of the last claim: if its batch is
+    ordered again, it is claimed first.
     """
 
     cdef shml_ring _ring
     cdef shml_claim _claim
     cdef object _control
     cdef uint64_t _claimed_ns
-    cdef uint64_t _idle_ns  # since when it has waited for orders; 0: it does not
+    cdef uint64_t _idle_ns  # time since which it waits for orders; 0 if it does not wait
     cdef bint _is_claimed
     cdef readonly int worker_id
     cdef readonly int slot, chunk, first_row, end_row, nrows, nchunks
@@ -68,10 +68,10 @@ cdef class WorkerRing:
         shml_view(&self._ring, header)
 
     def announce(self, uint64_t begun_ns=0):
-        """Says that this process is up and ready for orders.
+        """Record that this process has started and is ready for orders.
 
         Args:
-            begun_ns: CLOCK_MONOTONIC when it began, for stats readers; 0: not known. A process is no older than its ring.
+            begun_ns: CLOCK_MONOTONIC at its start, for stats readers; 0 if not known. A process is not older than its ring.
         """
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
         cdef uint64_t now = shml_now_ns()
@@ -88,15 +88,15 @@ cdef class WorkerRing:
 
     @property
     def is_wanted(self):
-        """Whether the trainer wants this worker to go on."""
+        """Whether the trainer wants this worker to continue."""
         return not self._ring.header.is_closing and <uint64_t>self.worker_id < self._ring.header.num_wanted
 
     def request(self, uint64_t ticket):
-        """As a helper: asks to be let in, also while it has asked already. Returns whether it is, and may claim (helpers.h)."""
+        """Request admission as a helper; may be called again. Return whether it is admitted and may claim (helpers.h)."""
         return shml_request(&self._ring, self.worker_id, ticket) == 1
 
     def waiting(self, bint on):
-        """Notes for stats readers whether this worker waits for orders."""
+        """Record for stats readers whether this worker waits for orders."""
         self._ring.workers[self.worker_id].is_waiting = on
         cdef uint64_t now
         if self._idle_ns == 0:
@@ -105,18 +105,18 @@ cdef class WorkerRing:
             now = shml_now_ns()
             if now - self._idle_ns >= IDLE_NS:
                 self._end_idle(now)
-                self._idle_ns = now  # it looks, and most likely waits on
+                self._idle_ns = now  # it checks for orders, and most likely continues to wait
 
     cdef void _end_idle(self, uint64_t now):
         shml_record_of_none(&self._ring, self.worker_id, SHML_EVENT_IDLE, self._idle_ns, now)
         self._idle_ns = 0
 
     def waited(self, uint32_t kind, uint64_t begin_ns):
-        """Notes for stats readers that this worker, holding a claim, has waited from then until now.
+        """Record for stats readers that this worker, with a claim, has waited from `begin_ns` until now.
 
         Args:
             kind: ROOM or LAYOUT.
-            begin_ns: of CLOCK_MONOTONIC.
+            begin_ns: CLOCK_MONOTONIC at the beginning of the wait.
         """
         self._record()
         self._note(kind, begin_ns, shml_now_ns(), 0)
@@ -126,10 +126,10 @@ cdef class WorkerRing:
                             self._claim.chunk, self.end_row - self.first_row, own)
 
     def claim(self, uint32_t num_left=0):
-        """Claims the oldest chunk open to this worker; False if there is none now.
+        """Claim the oldest chunk open to this worker. Return False if there is none now.
 
         Args:
-            num_left: so many of the oldest open orders are left to others.
+            num_left: number of the oldest open orders that are left to others.
         """
         if self._is_claimed:
             raise RuntimeError("a worker holds at most one claim: finish it first")
@@ -149,7 +149,7 @@ cdef class WorkerRing:
         return bool(found)
 
     cdef int _read_claim(self) except -1:
-        """Takes in what the claimed order says."""
+        """Read the fields of the claimed order."""
         cdef shml_slot *record = &self._ring.slots[self._claim.slot]
         self._is_claimed = True
         self.end_sample()
@@ -172,7 +172,7 @@ cdef class WorkerRing:
 
     @property
     def batch(self):
-        """The number of the claimed batch within its epoch, for people: where an order makes the batches, a step is a place in it."""
+        """The number of the claimed batch within its epoch, for messages; with an order of batches, a step counts all ranks' batches."""
         cdef int64_t stride = max(self._ring.header.step_stride, 1)
         return (self.step + stride - 1) // stride
 
@@ -183,7 +183,7 @@ cdef class WorkerRing:
 
     @property
     def order_path(self):
-        """Segment that holds the order's bytes; empty if the order area does."""
+        """Segment that contains the order's bytes; empty if they are in the order area."""
         return <bytes>(<const char *>self._record().order_path)
 
     @property
@@ -192,17 +192,18 @@ cdef class WorkerRing:
         return self._record().order_nbytes
 
     def order_bytes(self):
-        """A copy of the order's bytes: the whole batch's int64 indices, or their pickle."""
+        """Return a copy of the order's bytes: the whole batch's int64 indices, or their pickle."""
         cdef shml_slot *record = self._record()
         return (<const char *>shml_order_area(&self._ring, self._claim.slot))[:record.order_nbytes]
 
     def begin_row(self, int row, key):
-        """Says which row this worker is about to decode: it gets the blame if the process dies.
+        """Record the row that this worker is about to decode, which is blamed if the process dies.
 
         Args:
-            key: of its sample, whose `index` it becomes; -1 if it is no integer of 64 bits.
+            row: the row.
+            key: key of its sample, which becomes `index`; -1 if it is not an integer of 64 bits.
         Returns:
-            whether somebody waits for the claimed order.
+            whether the claimed order is still wanted.
         """
         return self._begin(row, key)
 
@@ -213,30 +214,30 @@ cdef class WorkerRing:
         num_begun += 1
         self.key, self.row, self.begun = key, row, num_begun
         self.index = PyLong_AsLongLongAndOverflow(key, &has_overflown) if PyLong_CheckExact(key) else -1
-        me.index = <uint64_t>self.index  # -1, too, if it has overflown
+        me.index = <uint64_t>self.index  # also -1 if the key has overflown
         me.since_ns = shml_now_ns()
         me.row = <uint64_t>row
         me.now = self._claim.order << 16 | <uint64_t>(row & 0xFFFF)
         return self._ring.header.generation == self._record().generation
 
     def end_sample(self):
-        """Says that no one sample is being read: what goes wrong now is none's in particular."""
+        """Record that no single sample is being read, so that none is blamed for an error."""
         self.key, self.row = None, -1
 
     def end_rows(self):
-        """Says that no row is being decoded: what a death or a delay comes from now is no sample."""
+        """Record that no row is being decoded, so that no sample is blamed for a death or a delay."""
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
         me.since_ns = 0
         me.now = 0
 
     @property
     def is_abandoned(self):
-        """Whether nobody waits for the claimed order any more: finish it with VOID."""
+        """Whether the claimed order is no longer wanted; finish it with VOID."""
         return self._ring.header.generation != self._record().generation
 
     @property
     def is_suspect(self):
-        """Whether a worker has died over the claimed order."""
+        """Whether a worker has died while filling the claimed order."""
         return self._record().num_lost > 0
 
     @property
@@ -247,11 +248,11 @@ cdef class WorkerRing:
 
     @property
     def payload_version(self):
-        """Grows when the claimed slot's payload changes."""
+        """Number that grows when the claimed slot's payload changes."""
         return self._record().payload_version
 
     def need(self, uint64_t nbytes):
-        """Asks the trainer for a payload of this size for the claimed slot."""
+        """Request a payload of this size for the claimed slot from the trainer."""
         self._record().need_nbytes = nbytes
 
     @property
@@ -261,18 +262,18 @@ cdef class WorkerRing:
 
     @property
     def used_nbytes(self):
-        """Payload bytes of the claimed order's packed batch, once it is written; else 0."""
+        """Payload bytes of the claimed order's packed batch, once it is written; otherwise 0."""
         return self._record().used_nbytes
 
     def set_used(self, uint64_t nbytes):
-        """Says how many payload bytes a packed batch takes. The order must be one chunk: the batch has one writer."""
+        """Record the size of a packed batch in payload bytes. The order must be one chunk, because the batch has one writer."""
         cdef shml_slot *record = self._record()
         if record.nchunks != 1:
             raise ValueError(f"a packed batch is written by one worker; this order is divided among {record.nchunks} chunks")
         record.used_nbytes = nbytes
 
     def write_note(self, bytes note):
-        """Sends a note along with the claimed order's batch, at most `text_capacity` bytes. The order must be one chunk."""
+        """Send a note with the claimed order's batch, at most `text_capacity` bytes. The order must be one chunk."""
         cdef shml_slot *record = self._record()
         if record.nchunks != 1 or <uint64_t>len(note) > self._ring.header.text_capacity:
             raise ValueError(f"a note has at most {self._ring.header.text_capacity} bytes and goes with an order of one chunk; "
@@ -281,14 +282,14 @@ cdef class WorkerRing:
         record.note_nbytes = len(note)
 
     def ask_repack(self):
-        """Asks that the claimed order be done again as one packed chunk; finish with VOID then."""
+        """Request that the claimed order is filled again as one packed chunk; then finish with VOID."""
         self._record().repack = self._claim.order
 
     def write_error(self, bytes text):
-        """Leaves the error of the claimed chunk for the trainer if no other chunk's stands there; finish with ERROR then.
+        """Write the error of the claimed chunk for the trainer unless another chunk's error is there; then finish with ERROR.
 
         Returns:
-            whether the text was written; at most the text area's size of it is.
+            whether the text was written. It is cut to the size of the text area.
         """
         cdef shml_slot *record = self._record()
         if not shml_win_error(&self._ring, &self._claim):
@@ -300,11 +301,11 @@ cdef class WorkerRing:
 
     @property
     def text_capacity(self):
-        """Bytes an error text may have."""
+        """Most bytes of an error text."""
         return self._ring.header.text_capacity
 
     def finish(self, uint32_t own, *, uint64_t num_foreign=0, uint64_t num_irregular=0):
-        """Ends the claim with DONE, VOID or ERROR. Returns whether the trainer sleeps for it: its bell must be rung then."""
+        """End the claim with DONE, VOID or ERROR. Return whether the trainer sleeps for it, so that its bell must be rung."""
         self._record()
         cdef uint64_t now = shml_now_ns()
         self._note(SHML_EVENT_CHUNK, self._claimed_ns, now, own)
@@ -312,22 +313,21 @@ cdef class WorkerRing:
                           self.end_row - self.first_row if own == SHML_DONE else 0, num_foreign, num_irregular)
         cdef int all_final = shml_finish(&self._ring, &self._claim, self.worker_id, own)
         if all_final < 0:
-            os.abort()  # someone else owns rows this process was writing: nothing here can be trusted any more
+            os.abort()  # another process owns the rows that this one was writing, so its memory cannot be trusted
         self._is_claimed = False
         if all_final:
             shml_wake(&self._ring)
         return all_final == 1 and shml_is_awaited(&self._ring, self._claim.slot) == 1
 
     def pace_of(self, uint32_t worker_id):
-        """(chunks done so far, nanoseconds they took) of any worker of the ring."""
+        """Return (chunks finished so far, nanoseconds they took) of any worker of the ring."""
         if worker_id >= self._ring.header.num_workers:
             raise ValueError(f"there is no worker {worker_id} of {self._ring.header.num_workers}")
         cdef shml_worker *worker = &self._ring.workers[worker_id]
         return worker.num_chunks, worker.busy_ns
 
     def count_fetch(self, uint64_t nbytes, *, bint is_remote, bytes node, uint32_t num_actors):
-        """Tells stats readers of bytes that a Ray actor has sent: from another node or not, where it is, how many there
-        have been."""
+        """Record for stats readers bytes that a Ray actor has sent, whether from another node, its node, and the number of actors."""
         shml_count_fetch(&self._ring.workers[self.worker_id], nbytes, is_remote, node[:11], num_actors)
 
     # ------------------------------------------------------------ layout
@@ -339,12 +339,12 @@ cdef class WorkerRing:
 
     @property
     def is_packed_only(self):
-        """Whether samples have no fixed rows, so that there is no use in trying."""
+        """Whether samples have no fixed rows, so that workers must not try."""
         return bool(self._ring.header.is_packed)
 
     @property
     def layout_capacity(self):
-        """Bytes a layout text may have."""
+        """Most bytes of a layout text."""
         return self._ring.header.layout_capacity
 
     @property
@@ -353,16 +353,16 @@ cdef class WorkerRing:
         return (<const char *>self._ring.layout)[:self._ring.header.layout_nbytes]
 
     def ask_layout(self):
-        """Asks to be the one who describes the layout; False if another worker is. If True, `propose_layout` must follow."""
+        """Request to describe the layout. Return False if another worker does; if True, `propose_layout` must follow."""
         return bool(shml_ask_layout(&self._ring, self.worker_id))
 
     def give_up_layout(self):
-        """Lets another worker describe the layout, after `ask_layout` has said True and no proposal follows."""
+        """Let another worker describe the layout, after `ask_layout` has returned True, instead of a proposal."""
         if self._ring.header.layout_state == <uint32_t>(SHML_LAYOUT_ASKING + self.worker_id):
             self._ring.header.layout_state = SHML_LAYOUT_NONE
 
     def propose_layout(self, bytes text):
-        """Offers a layout, after `ask_layout` has said True. Ring the trainer's bell then."""
+        """Propose a layout, after `ask_layout` has returned True. Then ring the trainer's bell."""
         if <uint64_t>len(text) > self._ring.header.layout_capacity:
             raise ValueError(f"a layout has at most {self._ring.header.layout_capacity} bytes of text, got {len(text)}")
         if self._ring.header.layout_state != <uint32_t>(SHML_LAYOUT_ASKING + self.worker_id):
@@ -373,21 +373,21 @@ cdef class WorkerRing:
 
 
 cdef class ChunkWriter:
-    """Writes the samples of a claimed chunk into their rows, or gathers them, one after another, and begins the one behind each.
+    """Writes the samples of a claimed chunk into their rows, or gathers them, one after another, and begins the next one of each.
 
-    All of it is one call a sample: for small samples the calls cost more than the bytes.
+    This takes one call for each sample, because for small samples calls cost more than bytes.
 
     Args:
-        part: of the rows; None: samples are only gathered.
-        keys: of the batch's samples.
-        row: of the sample that has been begun.
-        begin: begins a sample, as `WorkerRing.begin_row`; None: this does.
-        reseeder: seeds the global generators before a sample; None: nobody does, or `begin`.
-        seed_rest: (left, seed, epoch, index, keys, row), for the generators that `reseeder` has left.
+        part: the rows; None if samples are only gathered.
+        keys: keys of the batch's samples.
+        row: row of the sample that has been begun.
+        begin: begins a sample, like `WorkerRing.begin_row`; None for the ring's own.
+        reseeder: seeds the global generators before a sample; None if they are not seeded, or by `begin`.
+        seed_rest: (left, seed, epoch, index, keys, row) -> None, seeds the generators that `reseeder` has left.
 
     Attributes:
-        row: of the sample that has been begun; the chunk's last, plus 1, once all are written.
-        misfit: the sample of `row`, where it is not of the kind that its place takes; then `fits` is False.
+        row: row of the sample that has been begun; the chunk's end once all are written.
+        misfit: the sample of `row` if it does not fit its place; then `fits` is False.
     """
 
     cdef WorkerRing _ring
@@ -410,11 +410,13 @@ cdef class ChunkWriter:
         self.fits = True
 
     def fill(self, sample, source):
-        """Writes the sample that has been begun, and those behind it as they are read; ends before one that does not fit, or
-        where nobody waits any more.
+        """Write the sample that has been begun, then read and write the following ones.
+
+        Stop before a sample that does not fit, or when the batch is no longer wanted.
 
         Args:
-            source: gives the sample of a key by `source[key]`.
+            sample: the sample that has been begun.
+            source: returns the sample of a key as `source[key]`.
         """
         if self._part is None:
             raise ValueError("there are no rows to write into")
@@ -422,10 +424,11 @@ cdef class ChunkWriter:
             sample = source[self._keys[self.row]]
 
     def gather(self, sample, source):
-        """The sample that has been begun and those behind it, as a list, whether anybody waits or not. Nothing is written.
+        """Return the sample that has been begun and the following ones as a list, even if the batch is no longer wanted.
 
         Args:
-            source: as of `fill`.
+            sample: the sample that has been begun.
+            source: see `fill`.
         """
         cdef list read = [sample]
         self._begin_next()
@@ -435,14 +438,14 @@ cdef class ChunkWriter:
         return read
 
     cdef bint _put(self, object sample) except -1:
-        """Writes the sample that has been begun, and begins the next one. False: that sample does not fit, or nobody waits."""
+        """Write the sample that has been begun, and begin the next one. Return False if it does not fit or is no longer wanted."""
         if not self._part.write(sample, self.row):
             self.fits, self.misfit = False, sample
             return False
         return self._begin_next()
 
     cdef bint _begin_next(self) except -1:
-        """Begins the sample behind the one that has been begun, if there is one. False: nobody waits for it any more."""
+        """Begin the next sample, if there is one. Return False if it is no longer wanted."""
         self.row += 1
         if self.row >= self._end:
             return True

@@ -1,14 +1,14 @@
-# Who has which slot of a ring: free, held, ordered, leased, draining; included by trainer.pyx.
+# The state of each slot of a ring: free, held, ordered, leased, draining; included by trainer.pyx.
 
 
 cdef class LocalRing:
-    """A ring as its trainer sees it: who has which slot, and what it has counted.
+    """The trainer's view of a ring: the states of slots, and the counters.
 
     Args:
-        control: mapping of zeroed memory, `control_nbytes(...)` long; everything else goes in by keyword.
-        num_usable: slots in use at first, the others are parked; 0: all.
+        control: mapping of zeroed memory, `control_nbytes(...)` long; all other arguments are keywords.
+        num_usable: slots that are in use at first, while the others are parked; 0 for all.
         is_static: batch i belongs to one worker, and each worker takes its orders oldest first.
-        threads_per_worker: rows that a worker reads at a time: no chunk is smaller.
+        threads_per_worker: rows that a worker reads at a time, which is the least size of a chunk.
     """
 
     cdef shml_ring _ring
@@ -16,11 +16,11 @@ cdef class LocalRing:
     cdef object _control
     cdef _LocalRing _entry
     cdef int _num_forks
-    cdef Share _shared  # what ranks that read the ring report to each other; None: this one alone reads it
+    cdef Share _shared  # reports between the ranks that read the ring; None if only this one reads it
     cdef object _pid
     cdef uint32_t _threads_per_worker
-    cdef int _delivering  # the slot leased last, until its batch is counted; -1: none
-    cdef uint32_t _most_fillers  # workers that may fill one batch together, as of the newest order
+    cdef int _delivering  # the slot leased last, until its batch is counted; -1 if none is
+    cdef uint32_t _most_fillers  # most workers that may fill one batch together, by the newest order
     cdef readonly int num_slots, num_workers
 
     def __cinit__(self, control, *, uint32_t num_slots, uint32_t num_workers, uint64_t order_capacity,
@@ -74,28 +74,28 @@ cdef class LocalRing:
     # ------------------------------------------------------------ slots
 
     cdef void _collect(self):
-        """Takes in what leases have given back."""
+        """Collect the slots that leases have released."""
         cdef uint32_t first = self._local_ring.num_free, first_pending_copies = self._local_ring.num_pending_copies
         shml_local_ring_collect(self._local_ring)
         if shml_num_forks != self._num_forks:
-            return  # a forked child's copy of all this says nothing about the slots
+            return  # in a forked child, this copy is not the state of the slots
         cdef shml_place *place
         for i in range(first, self._local_ring.num_free):
             slot = self._local_ring.free_list[i]
             place = &self._local_ring.places[slot]
             self._ring.slots[slot].state = SHML_FREE
             self._note(SHML_EVENT_LEASE, place.leased_ns, place.released_ns, slot, 0, 0)
-        for i in range(first_pending_copies, self._local_ring.num_pending_copies):  # to stats readers it is leased until it has cooled
+        for i in range(first_pending_copies, self._local_ring.num_pending_copies):  # stats readers see it as leased until its copies have finished
             place = &self._local_ring.places[self._local_ring.pending_copies[i]]
             self._note(SHML_EVENT_LEASE, place.leased_ns, place.released_ns, self._local_ring.pending_copies[i], 0, 0)
 
     cdef void _note(self, uint32_t kind, uint64_t begin_ns, uint64_t end_ns, int slot, uint32_t place, uint64_t amount):
-        """Leaves an event about a slot's order for stats readers."""
+        """Record an event of a slot's order for stats readers."""
         shml_record_of_slot(&self._ring, self.num_workers, kind, begin_ns, end_ns, self._local_ring.places[slot].order, slot, place,
                             self._ring.slots[slot].nrows, amount)
 
     def hold(self):
-        """Takes the most recently freed slot for publication; -1 if none is free."""
+        """Take the most recently freed slot for publication. Return -1 if none is free."""
         self._guard()
         self._collect()
         if not self._has_free():
@@ -106,7 +106,7 @@ cdef class LocalRing:
         return slot
 
     cdef bint _has_free(self):
-        """Whether a slot is free; puts it on top of the list. Of a shared ring one that no other rank reads any more."""
+        """Return whether a slot is free, and move it to the top of the list. In a shared ring, no other rank may still read it."""
         cdef uint32_t at = self._local_ring.num_free
         cdef int32_t slot
         if self._shared is None:
@@ -131,20 +131,20 @@ cdef class LocalRing:
         self._ring.slots[slot].state = state
 
     def free(self, int slot):
-        """Gives back a slot that was held, or whose order has ended without a delivery."""
+        """Free a slot that was held, or whose order has ended without a delivery."""
         self._slot(slot)
         cdef int state = self._local_ring.places[slot].state
         if state == SHML_FREE or state == SHML_LEASED or state == SHML_PENDING_COPIES:
             raise ValueError(f"slot {slot} is not the trainer's to free: its state is {state}")
         if state != SHML_HELD:
             self._require_final(slot)
-        if self._shared is None:  # else followers are to find that it has failed; no worker of a shared ring waits to hear
+        if self._shared is None:  # otherwise followers must find the failure, and no worker of a shared ring waits for it
             shml_give_up(&self._ring, slot)
         shml_local_ring_push_free(self._local_ring, slot)
         self._ring.slots[slot].state = SHML_FREE
 
     def state(self, int slot):
-        """The slot's private state: 0 free, 1 held, 2 ordered, 3 leased, 4 draining, 5 parked, 6 pending copies."""
+        """Return the slot's private state: 0 free, 1 held, 2 ordered, 3 leased, 4 draining, 5 parked, 6 pending copies."""
         self._slot(slot)
         self._collect()
         return self._local_ring.places[slot].state
@@ -152,12 +152,12 @@ cdef class LocalRing:
     # ------------------------------------------------------------ copies to a device
 
     def cool(self, ended):
-        """From now on slots that come back cool, until `cooled`, before they are free. Once, and before the first lease.
+        """Keep each released slot pending until `cooled`, before it is free. May be called once, before the first lease.
 
         Args:
-            ended: called with a slot when its lease ends, in whatever thread that is, before the slot is back; not where that
-                is none of Python's, nor when the interpreter is at its end, nor in a forked child. What it raises is dropped. It
-                must not hold the ring.
+            ended: called with a slot when its lease ends, in any thread of Python, before the slot is released; not in threads of
+                other code, at the interpreter's exit or in a forked child. Its exceptions are dropped. It must not refer to the
+                ring.
         """
         self._guard()
         if self._local_ring.pending_copies != NULL or self._local_ring.num_leased:
@@ -168,13 +168,13 @@ cdef class LocalRing:
 
     @property
     def pending_copies(self):
-        """The slots that cool, those that came back first in front."""
+        """The slots with pending copies, in the order of their release."""
         self._guard()
         self._collect()
         return [self._local_ring.pending_copies[i] for i in range(self._local_ring.num_pending_copies)]
 
     def cooled(self, int slot):
-        """Frees a slot that cools: nothing reads it any more."""
+        """Free a slot whose pending copies have finished."""
         self._slot(slot)
         if shml_local_ring_cooled(self._local_ring, slot):
             raise ValueError(f"slot {slot} does not cool: its state is {self._local_ring.places[slot].state}")
@@ -183,7 +183,7 @@ cdef class LocalRing:
     # ------------------------------------------------------------ slots in use
 
     def park(self, int slot):
-        """Takes a free slot out of use, and its payload from it."""
+        """Take a free slot out of use, and drop its payload."""
         if self.state(slot) != SHML_FREE:
             raise ValueError(f"slot {slot} is not free to be parked: its state is {self._local_ring.places[slot].state}")
         cdef shml_place *place = &self._local_ring.places[slot]
@@ -199,7 +199,7 @@ cdef class LocalRing:
         record.payload_version += 1
 
     def unpark(self, int slot):
-        """Brings a parked slot back into use."""
+        """Bring a parked slot back into use."""
         if self.state(slot) != SHML_PARKED:
             raise ValueError(f"slot {slot} is not parked: its state is {self._local_ring.places[slot].state}")
         shml_local_ring_push_free(self._local_ring, slot)
@@ -213,7 +213,7 @@ cdef class LocalRing:
 
     @property
     def num_wanted(self):
-        """How many workers there are to be: the first so many. Others leave when they have finished what they hold."""
+        """Number of wanted workers, which are the first ones. Other workers leave when they have finished their claim."""
         return self._ring.header.num_wanted
 
     @num_wanted.setter
@@ -224,9 +224,9 @@ cdef class LocalRing:
         self._ring.header.num_wanted = count
 
     def set_payload(self, int slot, mapping, bytes path, uint64_t offset, uint64_t nbytes):
-        """Points a slot to its bytes: `nbytes` from `offset` of the segment that workers open as `path`.
+        """Set a slot's payload: `nbytes` from `offset` of the segment that workers open as `path`.
 
-        Allowed while nothing reads or writes the slot: it is held or free, or its one claimant waits for `need_nbytes`.
+        Allowed while no process reads or writes the slot: it is held or free, or its only claimant waits for `need_nbytes`.
         """
         self._slot(slot)
         if len(path) >= SHML_PATH_NBYTES:
@@ -248,12 +248,12 @@ cdef class LocalRing:
         record.payload_version += 1
 
     def let_go(self):
-        """Unmaps the payloads of a ring that has ended, as far as no lease is left: this object may be kept for its counters."""
+        """Unmap the payloads of a ring that has ended, except for leases. This object may be kept for its counters."""
         self._guard()
         shml_local_ring_close(self._local_ring)
 
     def payload_nbytes(self, int slot):
-        """Bytes the slot may use; 0 before the layout is known."""
+        """Return the bytes that the slot may use; 0 before the layout is known."""
         self._slot(slot)
         return self._local_ring.places[slot].nbytes
 
@@ -267,8 +267,8 @@ cdef class LocalRing:
     def num_lendable(self):
         """Slots that may be leased at a time. A batch in the last of them is copied out, which leaves slots for the workers.
 
-        Every worker needs a slot to write into: one of its own where a batch is one worker's, a part of one where workers share it.
-        Without that a program that keeps its last batches would keep workers idle.
+        Every worker needs a slot to write into: its own slot if one worker fills a batch, or a part of one if workers share it.
+        Otherwise a program that keeps its last batches would leave workers idle.
         """
         if self._shared is not None:
             return shml_share_lendable(&self._shared._share)
@@ -278,34 +278,34 @@ cdef class LocalRing:
 
     @property
     def num_free(self):
-        """Slots free now."""
+        """Number of slots that are free now."""
         self._collect()
         return self._local_ring.num_free
 
     # ------------------------------------------------------------ what it has counted
 
     def count_restart(self, uint32_t worker):
-        """Adds to the workers replaced: by now another process is this worker."""
+        """Count a replaced worker, when another process has taken its number."""
         self._worker(worker)
         self._ring.header.num_restarts += 1
         self._ring.workers[worker].num_restarts += 1
 
     def forget(self, uint32_t worker):
-        """Says that a worker has left for good: its record shows nobody. Only after its process has ended."""
+        """Clear the record of a worker that has left for good. Only after its process has ended."""
         self._worker(worker)
         self._ring.workers[worker].started_ns = 0
         self._ring.workers[worker].pid = 0
 
     def count_bad_samples(self, uint64_t num_bad):
-        """Says how many samples could not be read so far."""
+        """Set the number of samples that could not be read so far."""
         self._ring.header.num_bad_samples = num_bad
 
     def count_copied_out(self):
-        """Adds to the batches copied to private memory."""
+        """Count a batch copied to private memory."""
         self._ring.header.num_copied_out += 1
 
     def counters(self):
-        """The header's counters, as a dict."""
+        """Return the header's counters as a dict."""
         cdef shml_header *h = self._ring.header
         return {"batches": h.batches, "samples": h.samples, "nbytes": h.nbytes, "wait_s": h.wait_ns / 1e9,
                 "num_waits": h.num_waits, "num_copied_out": h.num_copied_out, "num_grown": h.num_grown,
@@ -314,7 +314,7 @@ cdef class LocalRing:
     # ------------------------------------------------------------ what stats readers see
 
     def introduce(self, *, bytes dataset_name, bytes read_path, uint32_t rank, uint32_t world_size):
-        """Says whose ring this is; a name is cut where its room ends."""
+        """Write the loader's names and rank for stats readers. A name is cut to its capacity."""
         cdef shml_header *h = self._ring.header
         dataset_name, read_path = dataset_name[:SHML_NAME_NBYTES - 1], read_path[:15]
         memcpy(h.dataset_name, <const char *>dataset_name, len(dataset_name))
@@ -322,13 +322,13 @@ cdef class LocalRing:
         h.rank, h.world_size = rank, world_size
 
     def begin_pass(self, uint64_t num_steps, *, uint32_t step_stride=1, int32_t epoch_base=0):
-        """Says how long the pass is that begins now (0: that is not known), and how its orders count steps and epochs."""
+        """Write the length of the pass that begins now (0 if not known), and how its orders count steps and epochs."""
         self._ring.header.num_steps = num_steps
         self._ring.header.step_stride = step_stride
         self._ring.header.epoch_base = <uint32_t>epoch_base
 
     def batch_of(self, int64_t step):
-        """The number of an order's batch within its epoch, for people."""
+        """Return the number of an order's batch within its epoch, for messages."""
         cdef int64_t stride = max(self._ring.header.step_stride, 1)
         return (step + stride - 1) // stride
 
@@ -338,7 +338,7 @@ cdef class LocalRing:
         return self._ring.header.order_capacity
 
     def worker(self, uint32_t worker):
-        """One worker's record, as a dict."""
+        """Return one worker's record as a dict."""
         if worker >= <uint32_t>self.num_workers:
             raise IndexError(f"worker {worker} of a ring with {self.num_workers}")
         cdef shml_worker *r = &self._ring.workers[worker]
@@ -348,7 +348,7 @@ cdef class LocalRing:
 
     @property
     def poison(self):
-        """Debugging: overwrite a slot's bytes the moment it comes back."""
+        """For debugging: overwrite a slot's bytes when it is released."""
         return bool(self._local_ring.poison)
 
     @poison.setter

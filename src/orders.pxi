@@ -1,21 +1,21 @@
-# Orders: what is asked for, and how it comes into a slot; included by trainer.pyx.
+# Orders, and their publication in slots; included by trainer.pyx.
 
 
 cdef class Order:
-    """One batch to be made: which, of which samples, and (in torch mode) by which worker. `slot` is -1 until published.
+    """One batch to be made: its position, its samples, and (in torch mode) its worker. `slot` is -1 until it is published.
 
-    An iterable dataset's order has as many indices as samples are wanted, each of them the pass's shared seed.
+    An iterable dataset's order has one index for each wanted sample, and all of them are the pass's shared seed.
 
     Args:
-        is_given: the indices are a batch sampler's own object, which `__getitems__` gets as it is.
+        is_given: the indices are a batch sampler's own object, which `__getitems__` gets unchanged.
     """
 
     cdef public int64_t epoch, step
     cdef public object indices  # an int64 array, or a sequence of a sampler's keys
     cdef public int worker, slot
     cdef public bint is_given
-    cdef public object origins  # of rows after bad samples: (row they were ordered as, substitutes tried); None: there were none
-    cdef public object ordered  # the indices before bad samples; None: there were none
+    cdef public object origins  # for each row after bad samples: (its original row, substitutes tried); None without bad samples
+    cdef public object ordered  # the indices before bad samples were replaced; None without bad samples
 
     def __init__(self, int64_t epoch, int64_t step, indices, int worker=SHML_ANYONE, *, bint is_given=False):
         self.epoch = epoch
@@ -35,20 +35,20 @@ cdef class Order:
 
 
 cdef class OrderRing(LocalRing):
-    """The ring's way in: orders are written into free slots and opened to workers."""
+    """A ring that writes orders into free slots and opens them to workers."""
 
-    cdef uint64_t _order  # the newest
+    cdef uint64_t _order  # number of the newest order
     cdef uint32_t _expected_nrows
     cdef uint64_t _expected_nbytes
 
     def publish(self, int slot, *, int64_t epoch, int64_t step, uint64_t seq, indices, uint32_t nrows, uint32_t nchunks=1,
                 bint is_packed=False, bint is_pickled=False, int reserved=SHML_ANYONE, bytes order_path=b""):
-        """Writes an order into a held slot, or into one whose order has ended undelivered, and opens it to workers.
+        """Write an order into a held slot, or into one whose order has ended without delivery, and open it to workers.
 
         Args:
-            indices: buffer with the order's bytes: `nrows` int64, or a pickle of them. Empty if `order_path` names a segment
-                that holds them; its used length is then `len(indices)` as given there: pass the buffer anyway.
-            reserved: the one worker that may claim it, or ANYONE.
+            indices: buffer with the order's bytes: `nrows` int64, or a pickle of them. If `order_path` names a segment that contains
+                the bytes, only its length is used.
+            reserved: the only worker that may claim it, or ANYONE.
         Returns:
             the order number.
         """
@@ -86,7 +86,7 @@ cdef class OrderRing(LocalRing):
         return self._open(slot, nrows, nchunks, is_packed, reserved)
 
     cdef uint64_t _open(self, int slot, uint32_t nrows, uint32_t nchunks, bint is_packed, int reserved):
-        """Opens to workers an order that stands in its slot."""
+        """Open an order, which is written in its slot, to workers."""
         cdef shml_slot *record = &self._ring.slots[slot]
         cdef shml_place *place = &self._local_ring.places[slot]
         record.nrows = nrows
@@ -109,17 +109,17 @@ cdef class OrderRing(LocalRing):
         return self._order
 
     def expect(self, uint32_t nrows, uint64_t nbytes):
-        """Says what room batches of up to `nrows` rows take, for `post`; until then it posts packed ones alone."""
+        """Set the payload size of batches of up to `nrows` rows for `post`, which before that only posts packed ones."""
         self._expected_nrows = nrows
         self._expected_nbytes = nbytes
 
     def post(self, Order order, *, bint is_packed):
-        """Publishes an order in a free slot if it is a usual one: int64 indices that fit the order area, a slot that has the room.
+        """Publish an order in a free slot in the usual case: its int64 indices fit the order area, and the slot has the room.
 
-        One call for what `hold` and `publish` and what is asked between them do, which costs a trainer of small batches most.
+        One call in place of `hold`, `publish` and the steps between them, which cost most with small batches.
 
         Returns:
-            the number of its chunks; 0: it is no usual order, or no slot is free, and nothing has happened.
+            the number of its chunks; 0 if the case is another, or no slot is free, and nothing was changed.
         """
         self._guard()
         self._collect()
@@ -152,7 +152,7 @@ cdef class OrderRing(LocalRing):
         return nchunks
 
     def count_batch(self, Order order, uint64_t nbytes):
-        """Adds to what was delivered. Returns whether all that may be leased are now: the next batch might find no slot."""
+        """Count a delivered batch. Return whether all lendable slots are leased, so that the next batch might not find a slot."""
         if self._delivering >= 0:
             self._note(SHML_EVENT_DELIVER, self._local_ring.places[self._delivering].leased_ns, shml_now_ns(), self._delivering, 0, nbytes)
             self._delivering = -1
@@ -161,7 +161,7 @@ cdef class OrderRing(LocalRing):
         return self._local_ring.num_leased >= self.num_lendable
 
     def num_chunks(self, uint32_t nrows):
-        """Chunks for a batch of rows: enough that every worker has a part, none shorter than a claim is worth."""
+        """Return the number of chunks for a batch of rows: enough for all workers, but none with less work than CHUNK_WORK_NS."""
         return self._num_chunks(nrows)
 
     cdef uint32_t _num_chunks(self, uint32_t nrows):

@@ -1,4 +1,4 @@
-/* The slot protocol: how chunks of rows change hands between one trainer and many workers.
+/* The slot protocol: how one trainer and many workers hand over chunks of rows.
  *
  * owner[c] = order << 16 | own, where order (48 bits) counts publications over the life of the ring and is never reused, so
  * that a compare-exchange from an earlier order cannot succeed; and own is
@@ -8,12 +8,12 @@
  *     w + 1        claimed by worker w
  *     DONE, VOID, ERROR, POISON   final
  *
- * Claim and ownership are one compare-exchange: there is no moment in which a kill loses the work. "Ready" is derived from the
- * words, never stored. The trainer alone publishes, voids, recovers and re-opens, and it does so under Python's GIL, each time
- * within one C call, so that nothing can interrupt it between two words. Semaphores only say "look again".
+ * Claim and ownership are one compare-exchange, so a kill cannot lose work at any moment. "Ready" is derived from the words, never
+ * stored. Only the trainer publishes, voids, recovers and re-opens, under Python's GIL and within one C call each, so nothing can
+ * interrupt it between two words. A semaphore only tells its reader to look again.
  *
  * Orderings: publish, re-open and recover store with release; claim acquires; finish and the scan after it are seq_cst, because
- * with less two workers finishing at once can each miss the other and nobody rings (store buffering).
+ * with weaker orderings two workers finishing at the same time could each miss the other, and neither would ring (store buffering).
  */
 #ifndef SHMLOAD_PROTOCOL_H
 #define SHMLOAD_PROTOCOL_H
@@ -52,13 +52,13 @@ typedef struct { /* one process's view of a control block */
     uint8_t *events;
 } shml_ring;
 
-typedef struct { /* what a worker holds between claim and finish */
+typedef struct { /* a worker's claim, between claim and finish */
     uint64_t order;
     uint32_t slot;
     uint32_t chunk;
 } shml_claim;
 
-typedef struct { /* what the owner words of one slot say */
+typedef struct { /* a summary of the owner words of one slot */
     uint32_t num_open;    /* unclaimed */
     uint32_t num_claimed;
     uint32_t num_void;
@@ -81,19 +81,19 @@ static inline uint8_t *shml_text_area(const shml_ring *ring, uint32_t slot) {
     return ring->texts + (uint64_t)slot * ring->header->text_capacity;
 }
 
-/* The recorder of a worker, or, with the number of workers, the trainer's. */
+/* Return the recorder of a worker; the number of workers gives the trainer's. */
 static inline shml_recorder *shml_recorder_of(const shml_ring *ring, uint32_t owner) {
     return (shml_recorder *)(ring->events + owner * shml_recorder_nbytes((uint32_t)ring->header->events_per_ring));
 }
 
-/* Appends to an owner's recorder what concerns no order. */
+/* Append an event that belongs to no order to an owner's recorder. */
 static inline void shml_record_of_none(const shml_ring *ring, uint32_t owner, uint32_t kind, uint64_t begin_ns,
                                        uint64_t end_ns) {
     const uint64_t words[8] = {begin_ns, end_ns, 0, 0, 0, kind, 0, 0};
     shml_record(shml_recorder_of(ring, owner), (uint32_t)ring->header->events_per_ring, words);
 }
 
-/* Appends what concerns the order that stands in a slot, or stood there last; its plain fields must not change meanwhile. */
+/* Append an event of the slot's present or last order, whose plain fields must not change during the call. */
 static inline void shml_record_of_slot(const shml_ring *ring, uint32_t owner, uint32_t kind, uint64_t begin_ns, uint64_t end_ns,
                                        uint64_t order, uint32_t slot, uint32_t place, uint32_t nrows, uint64_t amount) {
     const shml_slot *s = &ring->slots[slot];
@@ -104,7 +104,7 @@ static inline void shml_record_of_slot(const shml_ring *ring, uint32_t owner, ui
     shml_record(shml_recorder_of(ring, owner), (uint32_t)ring->header->events_per_ring, words);
 }
 
-/* First row of a chunk; chunk = nchunks gives the end. Rows are spread as evenly as whole rows allow. */
+/* Return the first row of a chunk; chunk = nchunks gives the end. Rows are spread as evenly as whole rows allow. */
 static inline uint32_t shml_first_row(uint32_t nrows, uint32_t nchunks, uint32_t chunk) {
     return (uint32_t)((uint64_t)nrows * chunk / nchunks);
 }
@@ -113,7 +113,7 @@ static inline uint32_t shml_first_row(uint32_t nrows, uint32_t nchunks, uint32_t
 
 static inline uint64_t shml_round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
-/* Bytes a control block takes; with `header` also writes the offsets. */
+/* Return the size of a control block in bytes; with `header`, also write the offsets. */
 static inline uint64_t shml_plan(shml_header *h, uint32_t num_slots, uint32_t num_workers, uint64_t order_capacity,
                                  uint64_t text_capacity, uint64_t layout_capacity) {
     uint64_t at = sizeof(shml_header);
@@ -161,7 +161,7 @@ static inline void shml_view(shml_ring *ring, void *base) {
     ring->events = b + h->events_offset;
 }
 
-/* Writes a fresh control block into zeroed memory of shml_plan() bytes. Every owner word begins as (0, VOID). */
+/* Write a new control block into zeroed memory of shml_plan() bytes. Every owner word begins as (0, VOID). */
 static inline void shml_create(shml_ring *ring, void *base, uint32_t num_slots, uint32_t num_workers, uint64_t order_capacity,
                                uint64_t text_capacity, uint64_t layout_capacity) {
     shml_header *h = (shml_header *)base;
@@ -178,8 +178,8 @@ static inline void shml_create(shml_ring *ring, void *base, uint32_t num_slots, 
 
 /* ---------------------------------------------------------------- trainer's verbs */
 
-/* Publishes what the caller has already written into the slot's plain fields: all fields before any word.
- * `reserved` names the worker it is for, or SHML_ANYONE. */
+/* Publish the order that the caller has written into the slot's plain fields: all fields before any word.
+ * `reserved` is the only worker that may claim it, or SHML_ANYONE. */
 static inline void shml_publish(shml_ring *ring, uint32_t slot, uint64_t order, int reserved) {
     shml_slot *s = &ring->slots[slot];
     uint64_t own = reserved < 0 ? SHML_OPEN : (uint64_t)(SHML_RESERVED + reserved);
@@ -192,14 +192,14 @@ static inline void shml_publish(shml_ring *ring, uint32_t slot, uint64_t order, 
     for (uint32_t c = 0; c < s->nchunks; c++)
         atomic_store_explicit(&s->owner[c], SHML_WORD(order, own), memory_order_release);
     for (uint32_t c = s->nchunks; c < SHML_MAX_CHUNKS; c++) {
-        /* Left over from an earlier order with more chunks: final, but not this order's. */
+        /* A word of an earlier order with more chunks is final, but not part of this order. */
         atomic_store_explicit(&s->owner[c], SHML_WORD(0, SHML_VOID), memory_order_relaxed);
     }
     atomic_store_explicit(&ring->header->last_order, order, memory_order_release);
 }
 
-/* Reads the slot's words, each with acquire. Words only move towards final (the trainer alone resets them), so reading one
- * after the other is sound. */
+/* Read the slot's words, each with acquire. Words only move towards final (only the trainer resets them), so reading one after the
+ * other is sound. */
 static inline shml_status shml_inspect(const shml_ring *ring, uint32_t slot) {
     const shml_slot *s = &ring->slots[slot];
     shml_status status = {0, 0, 0, -1, 0};
@@ -219,7 +219,7 @@ static inline shml_status shml_inspect(const shml_ring *ring, uint32_t slot) {
     return status;
 }
 
-/* Makes unclaimed chunks final; leaves claimed ones to their workers. A plain store here would wipe out a claim made in between. */
+/* Make unclaimed chunks final, and leave claimed ones to their workers. A plain store would erase a claim made in between. */
 static inline void shml_void(shml_ring *ring, uint32_t slot) {
     shml_slot *s = &ring->slots[slot];
     for (uint32_t c = 0; c < s->nchunks; c++) {
@@ -230,7 +230,8 @@ static inline void shml_void(shml_ring *ring, uint32_t slot) {
     }
 }
 
-/* Makes what ended in ERROR void: it is not ordered anew, and its worker may wait to hear that (shml_take_failed). */
+/* Turn chunks that ended in ERROR into VOID, because they are not ordered again. Their worker may be waiting for that
+ * (shml_take_failed). */
 static inline void shml_give_up(shml_ring *ring, uint32_t slot) {
     shml_slot *s = &ring->slots[slot];
     for (uint32_t c = 0; c < s->nchunks; c++) {
@@ -240,9 +241,9 @@ static inline void shml_give_up(shml_ring *ring, uint32_t slot) {
     }
 }
 
-/* Takes back what worker w had claimed in this slot. Only after its process is dead and reaped: a stopped worker that wakes
- * would write into rows that are someone else's. `own` is what the word becomes: OPEN, a reservation, VOID or POISON.
- * Returns the chunk taken back, or -1. A worker holds at most one claim. */
+/* Recover worker w's claim in this slot. Call this only after its process is dead and reaped, because a stopped worker that wakes
+ * up would write into rows that belong to another. `own` is the new value of the word: OPEN, a reservation, VOID or POISON.
+ * Return the recovered chunk, or -1. A worker holds at most one claim. */
 static inline int32_t shml_recover(shml_ring *ring, uint32_t slot, uint32_t w, uint32_t own) {
     shml_slot *s = &ring->slots[slot];
     for (uint32_t c = 0; c < s->nchunks; c++) {
@@ -250,13 +251,13 @@ static inline int32_t shml_recover(shml_ring *ring, uint32_t slot, uint32_t w, u
         if (SHML_OWN_OF(word) != w + 1) continue;
         uint64_t order = SHML_ORDER_OF(word);
         uint64_t mine = SHML_WORD(order, c + 1);
-        /* Release: whoever wins `err` next, in a chunk claimed long ago, writes over the dead worker's half-written text. */
+        /* Release, because the next winner of `err`, in a chunk claimed long ago, overwrites the dead worker's partial text. */
         atomic_compare_exchange_strong_explicit(&s->err, &mine, 0, memory_order_acq_rel, memory_order_relaxed);
         uint64_t asked = order;
         if (own != SHML_VOID && own != SHML_POISON)
             atomic_compare_exchange_strong_explicit(&s->repack, &asked, 0, memory_order_relaxed, memory_order_relaxed);
         atomic_store_explicit(&s->need_nbytes, 0, memory_order_relaxed);
-        atomic_fetch_add_explicit(&s->num_lost, 1, memory_order_relaxed); /* seen by whoever claims what is released below */
+        atomic_fetch_add_explicit(&s->num_lost, 1, memory_order_relaxed); /* visible to the worker that claims the chunk released below */
         if (atomic_compare_exchange_strong_explicit(&s->owner[c], &word, SHML_WORD(order, own), memory_order_acq_rel,
                                                     memory_order_relaxed))
             return (int32_t)c;
@@ -264,16 +265,16 @@ static inline int32_t shml_recover(shml_ring *ring, uint32_t slot, uint32_t w, u
     return -1;
 }
 
-/* Says for which slot the trainer is about to sleep (SHML_ANY_SLOT: for any, -1: for none, it is awake). It must look at that slot
- * once more before it does: a worker that finished earlier has seen no reason to ring. The fence and the one order of seq_cst in
- * shml_finish and shml_is_awaited make one of the two see the other. */
+/* Announce the slot for which the trainer is about to sleep (SHML_ANY_SLOT for any, -1 when it is awake). The trainer must check the
+ * slot again before it sleeps, because a worker that finished earlier did not ring. The fence, and the total order of seq_cst in
+ * shml_finish and shml_is_awaited, ensure that one of the two sees the other. */
 static inline void shml_await(shml_ring *ring, int64_t slot) {
     uint64_t awaited = slot == SHML_ANY_SLOT ? UINT64_MAX : (uint64_t)(slot + 1);
     atomic_store_explicit(&ring->header->awaited, awaited, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* Opens a chunk that ended in ERROR while the text area has another chunk's error: it will be filled, and fail, again. */
+/* Open a chunk again that ended in ERROR while the text area had another chunk's error, so that it fails again with its own text. */
 static inline void shml_reopen(shml_ring *ring, uint32_t slot, uint32_t chunk, int reserved) {
     shml_slot *s = &ring->slots[slot];
     uint64_t order = SHML_ORDER_OF(atomic_load_explicit(&s->owner[chunk], memory_order_relaxed));
@@ -282,14 +283,14 @@ static inline void shml_reopen(shml_ring *ring, uint32_t slot, uint32_t chunk, i
     atomic_store_explicit(&s->owner[chunk], SHML_WORD(order, own), memory_order_release);
 }
 
-/* Adds to a word that this process alone writes: a load and a store, and no locked instruction. */
+/* Add to a word that only this process writes: a load and a store, without a locked instruction. */
 static inline void shml_count(shml_u64 *counter, uint64_t more) {
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + more, memory_order_relaxed);
 }
 
 /* ---------------------------------------------------------------- worker's verbs */
 
-/* What stats readers see of a claim. Relaxed: the exchange of shml_finish publishes it in any case. */
+/* Record a claim for stats readers. Relaxed, because the exchange of shml_finish publishes it in any case. */
 static inline void shml_count_claim(shml_worker *me, uint64_t now_ns) {
     atomic_store_explicit(&me->since_ns, now_ns, memory_order_relaxed);
     atomic_store_explicit(&me->claimed_ns, now_ns, memory_order_relaxed);
@@ -306,7 +307,7 @@ static inline void shml_count_finish(
     shml_count(&me->num_irregular, num_irregular);
 }
 
-/* What stats readers see of bytes that the worker's Ray actor has sent; `node` has 11 characters at most. */
+/* Record bytes sent by the worker's Ray actor for stats readers; `node` has 11 characters at most. */
 static inline void shml_count_fetch(shml_worker *me, uint64_t nbytes, int is_remote, const char *node, uint32_t num_actors) {
     shml_count(&me->nbytes_fetched, nbytes);
     shml_count(&me->nbytes_remote, is_remote ? nbytes : 0);
@@ -314,11 +315,11 @@ static inline void shml_count_fetch(shml_worker *me, uint64_t nbytes, int is_rem
     strncpy(me->node, node, sizeof me->node);
 }
 
-/* Finds the oldest chunk open to worker w whose order is later than `after`. Returns its word and fills `claim`, or UINT64_MAX.
- * Helpers, whose numbers are beyond the worker pool's, leave alone what has ended a worker: its own worker pool finds out which sample it was, and no
- * sample ends one helper after the other.
- * In a static ring orders newer than `last_order` are ignored: a scan overtaken by two publications would otherwise take the
- * later batch first and break per-worker random streams. */
+/* Find the oldest chunk open to worker w whose order is later than `after`. Return its word and fill `claim`, or return UINT64_MAX.
+ * Helpers, whose numbers follow the worker pool's, skip orders that have ended a worker: the ring's own pool finds the sample that
+ * causes it, so that it does not end one helper after the other.
+ * In a static ring, orders newer than `last_order` are ignored, because a scan overtaken by two publications could take the later
+ * batch first and break per-worker random streams. */
 static inline uint64_t shml_find_open(const shml_ring *ring, uint32_t w, uint64_t after, shml_claim *claim) {
     const shml_header *h = ring->header;
     uint64_t reserved = SHML_RESERVED + (uint64_t)w;
@@ -346,8 +347,8 @@ static inline uint64_t shml_find_open(const shml_ring *ring, uint32_t w, uint64_
     return best;
 }
 
-/* Claims the oldest chunk open to worker w behind the `num_left` oldest open orders, which are left to others. Returns 1 and fills
- * `claim`, or 0 if there is nothing to do now. */
+/* Claim the oldest chunk open to worker w after the `num_left` oldest open orders, which are left to others. Return 1 and fill
+ * `claim`, or return 0 if no chunk is open now. */
 static inline int shml_take_claim_behind(const shml_ring *ring, uint32_t w, uint32_t num_left, shml_claim *claim) {
     for (;;) {
         uint64_t best = shml_find_open(ring, w, 0, claim);
@@ -361,14 +362,14 @@ static inline int shml_take_claim_behind(const shml_ring *ring, uint32_t w, uint
     }
 }
 
-/* Claims the oldest chunk open to worker w, as above. */
+/* Claim the oldest chunk open to worker w, as above. */
 static inline int shml_take_claim(const shml_ring *ring, uint32_t w, shml_claim *claim) {
     return shml_take_claim_behind(ring, w, 0, claim);
 }
 
-/* Claims anew what worker w had claimed and has ended in ERROR, once the trainer has ordered the same batch again in its slot, reserved
- * for w, which alone may claim it: so the plain fields are steady. In torch mode w must do it before the orders behind it, whose
- * numbers are smaller. Returns 1 and fills `claim`, 0 if the trainer has given the batch up, -1 if it has not seen to it yet. */
+/* Claim again worker w's batch that ended in ERROR, once the trainer has ordered the batch again in its slot, reserved for w. Only w
+ * may claim it, so the plain fields do not change. In torch mode, w must fill it before the later batches, whose order numbers are
+ * smaller. Return 1 and fill `claim`, 0 if the trainer has dropped the batch, -1 if it has not handled the error yet. */
 static inline int shml_take_failed(const shml_ring *ring, uint32_t w, int64_t epoch, int64_t step, shml_claim *claim) {
     shml_slot *s = &ring->slots[claim->slot];
     uint64_t word = atomic_load_explicit(&s->owner[claim->chunk], memory_order_acquire);
@@ -382,7 +383,7 @@ static inline int shml_take_failed(const shml_ring *ring, uint32_t w, int64_t ep
     return 1;
 }
 
-/* Before an ERROR finish: returns 1 if this worker may write the slot's text area. */
+/* Call before an ERROR finish: return 1 if this worker may write the slot's text area. */
 static inline int shml_win_error(const shml_ring *ring, const shml_claim *claim) {
     uint64_t none = 0;
     return atomic_compare_exchange_strong_explicit(&ring->slots[claim->slot].err, &none,
@@ -390,11 +391,11 @@ static inline int shml_win_error(const shml_ring *ring, const shml_claim *claim)
                                                    memory_order_relaxed);
 }
 
-/* Ends a claim with DONE, VOID or ERROR. Returns 1 if every chunk of the slot is now final (see shml_is_awaited), 0 if not,
- * -1 if the claim was no longer this worker's, which a live worker never sees: abort. */
+/* End a claim with DONE, VOID or ERROR. Return 1 if every chunk of the slot is now final (see shml_is_awaited), 0 if not, -1 if the
+ * claim no longer belonged to this worker, which cannot happen to a live worker: abort. */
 static inline int shml_finish(const shml_ring *ring, const shml_claim *claim, uint32_t w, uint32_t own) {
     shml_slot *s = &ring->slots[claim->slot];
-    uint32_t nchunks = s->nchunks; /* plain, and steady only until the exchange below */
+    uint32_t nchunks = s->nchunks; /* plain, and unchanged only until the exchange below */
     uint64_t word = SHML_WORD(claim->order, w + 1);
     if (!atomic_compare_exchange_strong_explicit(&s->owner[claim->chunk], &word, SHML_WORD(claim->order, own),
                                                  memory_order_seq_cst, memory_order_relaxed))
@@ -404,14 +405,14 @@ static inline int shml_finish(const shml_ring *ring, const shml_claim *claim, ui
     return 1;
 }
 
-/* Whether the trainer sleeps for this slot, which has just become final: only then must its bell be rung. */
+/* Return whether the trainer sleeps for this slot, which has just become final. Only then must its bell be rung. */
 static inline int shml_is_awaited(const shml_ring *ring, uint32_t slot) {
     uint64_t awaited = atomic_load_explicit((shml_u64 *)&ring->header->awaited, memory_order_seq_cst);
     return awaited == (uint64_t)slot + 1 || awaited == UINT64_MAX;
 }
 
-/* Wakes the ranks that sleep until something of this ring has changed (share.h). A worker does so when it has made a slot final; the
- * one order of seq_cst makes either it see the sleeper, or the sleeper, which looks once more, what was done. */
+/* Wake the ranks that sleep until this ring changes (share.h). A worker calls this when it has made a slot final. The total order of
+ * seq_cst ensures that it sees the sleeper, or that the sleeper, which checks again, sees the change. */
 static inline void shml_wake(const shml_ring *ring) {
     shml_header *header = ring->header;
     if (atomic_load_explicit(&header->num_sleepers, memory_order_seq_cst) == 0) return;
@@ -419,8 +420,8 @@ static inline void shml_wake(const shml_ring *ring) {
     syscall(SYS_futex, (uint32_t *)&header->num_rings, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Before the layout is known, one worker describes it. Returns 1 if w may write the layout text; it then stores
- * SHML_LAYOUT_PROPOSED and waits. A worker that dies while asking is undone by the trainer. */
+/* Before the layout is known, one worker describes it. Return 1 if w may write the layout text; w then stores SHML_LAYOUT_PROPOSED
+ * and waits. If the worker dies in between, the trainer resets the state. */
 static inline int shml_ask_layout(const shml_ring *ring, uint32_t w) {
     uint32_t none = SHML_LAYOUT_NONE;
     return atomic_compare_exchange_strong(&ring->header->layout_state, &none, SHML_LAYOUT_ASKING + w);

@@ -1,7 +1,7 @@
-"""The trainer's end of a ring: publish orders, look at them, lease ready slots, take back what dead workers held.
+"""The trainer's end of a ring: publish orders, check them, lease ready slots, and recover the claims of dead workers.
 
-One process, the one that made the ring, may call it (a forked child is refused), and only with the GIL held, which serves as
-the protocol's private mutex: every step is one C call that nothing interrupts half-way. Waiting is not done here.
+Only the process that made the ring may call it (a forked child is refused), and only with the GIL held, which is the protocol's
+mutex: every step is one C call that cannot be interrupted. This module does not wait.
 """
 
 include "ring.pxi"
@@ -37,12 +37,12 @@ cdef extern from *:
 if shml_watch_forks():
     raise MemoryError
 
-# What `look` answers about an ordered slot.
+# Results of `look` for an ordered slot.
 FILLING = 0   # a chunk is unclaimed or being filled
 READY = 1     # every row is in place
-FAILED = 2    # a chunk ended in an error, or was given up after killing its workers
-REPACK = 3    # its samples have no fixed rows: order it again as one packed chunk
-# What `state` answers, apart from leased and draining.
+FAILED = 2    # a chunk ended in an error, or was dropped after it had ended its workers
+REPACK = 3    # its samples have no fixed rows, so it must be ordered again as one packed chunk
+# Results of `state`, apart from leased and draining.
 FREE = SHML_FREE
 HELD = SHML_HELD
 ORDERED = SHML_ORDERED
@@ -53,12 +53,12 @@ MAX_WORKERS = SHML_MAX_WORKERS
 ANYONE = SHML_ANYONE
 ANY_SLOT = SHML_ANY_SLOT
 
-cdef uint64_t CHUNK_WORK_NS = 300_000  # a chunk worth a claim of its own keeps a worker busy this long
+cdef uint64_t CHUNK_WORK_NS = 300_000  # least work of a chunk, below which claims cost too much
 
 
 def control_nbytes(uint32_t num_slots, uint32_t num_workers, *, uint64_t order_capacity, uint64_t text_capacity,
                    uint64_t layout_capacity):
-    """Bytes of the control block for such a ring."""
+    """Return the size in bytes of the control block for such a ring."""
     return shml_plan(NULL, num_slots, num_workers, order_capacity, text_capacity, layout_capacity)
 
 
@@ -79,7 +79,7 @@ cdef class TrainerRing(HostRing):
     # ------------------------------------------------------------ looking and leasing
 
     def look(self, int slot):
-        """FILLING, READY, FAILED or REPACK, from the owner words. Cost: about 0.1 us."""
+        """Return FILLING, READY, FAILED or REPACK, from the owner words. Cost: about 0.1 us."""
         self._slot(slot)
         if self._local_ring.places[slot].state != SHML_ORDERED:
             raise ValueError(f"slot {slot} is not ordered: its state is {self._local_ring.places[slot].state}")
@@ -93,10 +93,10 @@ cdef class TrainerRing(HostRing):
         return FAILED if status.first_bad >= 0 else READY
 
     def failure(self, int slot):
-        """Of a FAILED slot: (chunk, text), the lowest chunk that failed and the worker's error text.
+        """Return (chunk, text) of a FAILED slot: the lowest chunk that failed and the worker's error text.
 
-        `text` is None if the chunk was poisoned. If the text area has another chunk's error, the chunk is opened again and
-        (chunk, b"") comes back: ring the workers and look again later. So the message does not depend on who failed first.
+        `text` is None if the chunk was poisoned. If the text area has another chunk's error, open the chunk again and return
+        (chunk, b""): ring the workers and look again later. So the message does not depend on the order of failures.
         """
         self._slot(slot)
         cdef shml_status status = shml_inspect(&self._ring, slot)
@@ -115,23 +115,23 @@ cdef class TrainerRing(HostRing):
         return status.first_bad, (<const char *>shml_text_area(&self._ring, slot))[:nbytes]
 
     def rows(self, int slot):
-        """(nrows, nchunks) of the slot's order."""
+        """Return (nrows, nchunks) of the slot's order."""
         self._slot(slot)
         return self._ring.slots[slot].nrows, self._ring.slots[slot].nchunks
 
     def first_row(self, int slot, int chunk):
-        """First row of a chunk of the slot's order."""
+        """Return the first row of a chunk of the slot's order."""
         self._slot(slot)
         return shml_first_row(self._ring.slots[slot].nrows, self._ring.slots[slot].nchunks, chunk)
 
     def note(self, int slot):
-        """What the worker sent along with a READY batch of one chunk; empty if nothing."""
+        """Return the worker's note with a READY batch of one chunk; empty without a note."""
         self._slot(slot)
         cdef uint64_t nbytes = min(self._ring.slots[slot].note_nbytes, self._ring.header.text_capacity)
         return (<const char *>shml_text_area(&self._ring, slot))[:nbytes]
 
     def bytes_at(self, int slot, uint64_t offset, uint64_t nbytes):
-        """A copy of some of a slot's bytes, of a batch that has failed."""
+        """Return a copy of a part of a slot's bytes, for a batch that has failed."""
         self._slot(slot)
         cdef shml_place *place = &self._local_ring.places[slot]
         if place.map == NULL or offset + nbytes > place.nbytes:
@@ -139,12 +139,12 @@ cdef class TrainerRing(HostRing):
         return (<const char *>place.map.base + place.offset)[offset:offset + nbytes]
 
     def need_nbytes(self, int slot):
-        """Payload bytes the slot's claimant waits for; 0: none."""
+        """Return the payload bytes for which the slot's claimant waits; 0 if it does not wait."""
         self._slot(slot)
         return self._ring.slots[slot].need_nbytes
 
     def needy(self):
-        """A slot whose claimant waits for a larger payload; -1: none."""
+        """Return a slot whose claimant waits for a larger payload; -1 if none does."""
         return self._needy()
 
     cdef int _needy(self):
@@ -155,13 +155,13 @@ cdef class TrainerRing(HostRing):
         return -1
 
     def grant(self, int slot):
-        """Tells the claimant that the slot now has the payload it asked for."""
+        """Tell the claimant that the slot now has the requested payload."""
         self._slot(slot)
         self._ring.header.num_grown += 1
         self._ring.slots[slot].need_nbytes = 0
 
     def lease(self, int slot):
-        """Leases a READY slot: it is the holder's until the last tensor made from the lease dies."""
+        """Lease a READY slot. The slot is kept until the last tensor made from the lease dies."""
         self._slot(slot)
         if self.look(slot) != READY:
             raise ValueError(f"slot {slot} is not ready")
@@ -170,13 +170,13 @@ cdef class TrainerRing(HostRing):
         return self._lease(slot, shml_now_ns())
 
     def take(self, Order order, bint has_looked=False):
-        """The lease of an order that is ready, if nothing else asks for the trainer: no death is to be looked for by now, no layout
-        or room to be settled, nothing drains, and no note came with it. Else None: then look at it all, one by one.
+        """Return the lease of a ready order if the trainer has nothing else to do; otherwise None.
+
+        Something else to do is: a check for deaths is due, a layout or more room is requested, a slot drains, or the batch has a
+        note. One call in place of `look`, `lease` and the checks between them.
 
         Args:
-            has_looked: deaths have been looked for.
-
-        One call for what `look` and `lease` and what is asked between them do.
+            has_looked: the check for deaths has been done.
         """
         self._guard()
         cdef int slot = order.slot
@@ -198,11 +198,10 @@ cdef class TrainerRing(HostRing):
         return self._lease(slot, now)
 
     def must_sleep(self, Order order):
-        """Whether nothing is to be done for an order but to sleep until its slot is final; `begin_wait` has been said then.
+        """Return whether the trainer can only sleep until the order's slot is final; if so, `begin_wait` has been called.
 
-        False: it is ready, or something unusual is: look at it all. `end_wait` follows either way.
-
-        One call for what `begin_wait` and the looks before and behind it do.
+        Return False if the order is ready, or if there is anything else to do. Call `end_wait` in both cases. One call in place of
+        `begin_wait` and the checks before and after it.
         """
         self._guard()
         cdef int slot = order.slot
@@ -220,7 +219,7 @@ cdef class TrainerRing(HostRing):
 
     @property
     def must_look(self):
-        """Whether it is time to look for deaths: `take` declines until `look_again`."""
+        """Whether a check for deaths is due. `take` returns None until `look_again`."""
         return shml_now_ns() >= self._look_ns
 
     cdef Lease _lease(self, int slot, uint64_t now):
@@ -238,7 +237,7 @@ cdef class TrainerRing(HostRing):
     # ------------------------------------------------------------ abandoning and recovering
 
     def void(self):
-        """Abandons every order: unclaimed chunks become final, claimed ones are left to their workers. Leases are untouched."""
+        """Abandon every order: unclaimed chunks become final, claimed ones are left to their workers. Leases are unchanged."""
         self._guard()
         cdef uint64_t now = shml_now_ns()
         shml_record_of_none(&self._ring, self.num_workers, SHML_EVENT_ABANDON, now, now)
@@ -250,14 +249,14 @@ cdef class TrainerRing(HostRing):
                 self.is_draining = True
 
     def withdraw(self, int slot):
-        """Makes the unclaimed chunks of an order final, to order it in another way. It is REPACK as soon as no chunk is claimed."""
+        """Make the unclaimed chunks of an order final, to order it in another form. It is REPACK once no chunk is claimed."""
         self._slot(slot)
         if self._local_ring.places[slot].state != SHML_ORDERED:
             raise ValueError(f"slot {slot} is not ordered: its state is {self._local_ring.places[slot].state}")
         shml_void(&self._ring, slot)
 
     def drain(self):
-        """Frees the draining slots that no worker writes into any more. Returns how many still drain."""
+        """Free the draining slots into which no worker writes any more. Return the number of those that still drain."""
         self._guard()
         cdef shml_status status
         cdef int num_left = 0
@@ -274,7 +273,7 @@ cdef class TrainerRing(HostRing):
         return num_left
 
     def held_by(self, uint32_t worker):
-        """(slot, chunk, order, row) claimed by a worker, or None; row is -1 if it had not begun one of this order."""
+        """Return (slot, chunk, order, row) of a worker's claim, or None; row is -1 if it has not begun a row of this order."""
         self._worker(worker)
         cdef uint64_t word, now = self._ring.workers[worker].now
         cdef int64_t row, first, begun = <int64_t>self._ring.workers[worker].row
@@ -287,18 +286,18 @@ cdef class TrainerRing(HostRing):
                 if (word & 0xFFFF) == worker + 1:
                     first = shml_first_row(record.nrows, record.nchunks, chunk)
                     row = -1
-                    if now >> 16 == word >> 16 and <uint64_t>(begun & 0xFFFF) == (now & 0xFFFF):  # else it is about to begin that row
+                    if now >> 16 == word >> 16 and <uint64_t>(begun & 0xFFFF) == (now & 0xFFFF):  # otherwise it is about to begin that row
                         if first <= begun < shml_first_row(record.nrows, record.nchunks, chunk + 1):
-                            row = begun  # else of a chunk of this order that it had done before
+                            row = begun  # otherwise it belongs to a chunk of this order that it finished before
                     return slot, chunk, word >> 16, row
         return None
 
     def recover(self, uint32_t worker, *, bint poison=False):
-        """Takes back what a worker held. Only after its process is dead and reaped.
+        """Recover a worker's claim. Call this only after its process is dead and reaped.
 
         Returns:
-            the slot it held a chunk of, or -1. The chunk is open again (reserved as before), void if its slot drains, or given
-            up for good with `poison=True`.
+            the slot of its claim, or -1. The chunk is open again (reserved as before), void if its slot drains, or dropped for good
+            with `poison=True`.
         """
         self._worker(worker)
         cdef uint32_t own
@@ -328,18 +327,18 @@ cdef class TrainerRing(HostRing):
 
     @property
     def proposal(self):
-        """The layout text a worker has proposed, or None."""
+        """The layout text that a worker has proposed, or None."""
         if self._ring.header.layout_state != SHML_LAYOUT_PROPOSED:
             return None
         return (<const char *>self._ring.layout)[:self._ring.header.layout_nbytes]
 
     @property
     def has_layout(self):
-        """Whether rows have their places."""
+        """Whether the layout is settled."""
         return self._ring.header.layout_state == SHML_LAYOUT_READY
 
     def accept_layout(self, bytes text, *, bint is_packed):
-        """Settles the layout; slots must have their payloads. With `is_packed` no worker tries fixed rows any more."""
+        """Settle the layout; slots must have their payloads. With `is_packed`, workers no longer try fixed rows."""
         self._guard()
         if <uint64_t>len(text) > self._ring.header.layout_capacity:
             raise ValueError(f"a layout has at most {self._ring.header.layout_capacity} bytes of text, got {len(text)}")
@@ -349,33 +348,33 @@ cdef class TrainerRing(HostRing):
         self._ring.header.layout_state = SHML_LAYOUT_READY
 
     def share(self, Share shared):
-        """Has other ranks read this ring, too. Once, before the first order."""
+        """Let other ranks read this ring too. May be called once, before the first order."""
         self._guard()
         if self._order or self._shared is not None:
             raise ValueError("a ring is shared once, before its first order")
         self._shared = shared
 
     def wake(self):
-        """Wakes ranks that sleep until something of this ring has changed."""
+        """Wake ranks that sleep until this ring changes."""
         shml_wake(&self._ring)
 
     def set_closing(self):
-        """Tells workers to leave."""
+        """Tell workers to leave."""
         self._ring.header.is_closing = 1
 
     def look_again(self, double after_s):
-        """From so many seconds on `take` declines: it is time to look for deaths."""
+        """Make the next check for deaths due after so many seconds; `take` then returns None."""
         self._look_ns = shml_now_ns() + <uint64_t>(after_s * 1e9)
 
     cpdef begin_wait(self, int slot):
-        """Says that the trainer is about to sleep until this slot (ANY_SLOT: any) is final. Look once more before it does."""
+        """Announce that the trainer is about to sleep until this slot (or ANY_SLOT) is final. Check the slot again before sleeping."""
         if self._ring.header.waiting_since_ns == 0:
             self._ring.header.waiting_since_ns = shml_now_ns()
         self._awaited = slot
         shml_await(&self._ring, slot)
 
     def end_wait(self):
-        """Says that it is awake, and adds to the time it has waited; does nothing if it had not begun to."""
+        """Announce that the trainer is awake, and count the time it has waited. Do nothing without a `begin_wait`."""
         if self._ring.header.waiting_since_ns == 0:
             return
         shml_await(&self._ring, -1)

@@ -41,14 +41,14 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     for name, choices in _CHOICES.items():
         if given[name] not in choices:
             *others, last = (f'"{choice}"' for choice in choices)
-            raise ValueError(f"{name} is {', '.join(others)} or {last}; got {given[name]!r}")
+            raise ValueError(f"{name} must be {', '.join(others)} or {last}; got {given[name]!r}")
     for name, least, what in _LEAST:
         if given[name] is not None and not given[name] >= least:
-            raise ValueError(f"{name} is {what} or None; got {given[name]}")
+            raise ValueError(f"{name} must be {what} or None; got {given[name]}")
     for name in ("num_workers", "prefetch_factor"):
-        # in torch mode torch says, in its own words, what else is no number
+        # in torch mode, torch raises its own error for anything else
         if given["seed"] is not None and isinstance(given[name], str) and not is_auto(given[name]):
-            raise ValueError(f'{name} is a number or "auto"; got {given[name]!r}')
+            raise ValueError(f'{name} must be a number or "auto"; got {given[name]!r}')
     _check_backend(given)
     _check_seed(given)
     _check_orders(given)
@@ -58,11 +58,11 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     _check_effects(given)
     check_device(given["device"])
     if given["after_batch"] is not None and not callable(given["after_batch"]):
-        raise TypeError(f"after_batch is a function of a batch, or None; got {given['after_batch']!r}")
+        raise TypeError(f"after_batch must be a function of a batch or None; got {given['after_batch']!r}")
     if given["device"] is not None and given["audit"] is not None:
         raise ValueError(
-            "audit and device exclude each other: what is recorded is a digest of the bytes, and those are on the device. Audit a "
-            "pass without device"
+            "audit and device exclude each other: the audit records a digest of bytes on the host, and these are on the device. "
+            "Audit a pass without device"
         )
 
 
@@ -89,17 +89,17 @@ def _check_seed(given: Mapping[str, Any]) -> None:
     has_order = any(package_ability(given["dataset"], name) is not None for name in ("keyed_order", "epoch_schedule"))
     if seed is None and has_order and given["sampler"] is None and given["batch_sampler"] is None:
         raise ValueError(
-            f"a {type(given['dataset']).__name__} says in which order it is read, which only seed mode asks for: give ShmLoader a "
-            "seed, or a sampler of your own"
+            f"a {type(given['dataset']).__name__} defines its own order, which only seed mode uses: give ShmLoader a seed, or a "
+            "sampler of your own"
         )
     if seed is None:
         if given["seed_samples"]:
-            raise ValueError("seed_samples=True needs a seed: without one randomness is torch's, per worker")
+            raise ValueError("seed_samples=True needs a seed: without one, each worker has torch's random numbers")
         return
     if not isinstance(seed, int) or not 0 <= seed < 2**64:
-        raise ValueError(f"seed is an int from 0 to 2**64 - 1; got {seed!r}")
+        raise ValueError(f"seed must be an int from 0 to 2**64 - 1; got {seed!r}")
     if given["generator"] is not None:
-        raise ValueError("seed and generator exclude each other: in seed mode the seed orders everything")
+        raise ValueError("seed and generator exclude each other: in seed mode, the seed decides the order")
     if isinstance(given["dataset"], IterableDataset):
         raise ValueError(
             "seed mode orders samples by index, which an IterableDataset does not have: give it __getitem__ and "
@@ -114,8 +114,8 @@ def _check_orders(given: Mapping[str, Any]) -> None:
         is_ours = isinstance(order, KeyedOrder | KeyedBatches)
         if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedule") is not None:
             raise ValueError(
-                f"a {type(dataset).__name__} that grows says itself what each epoch reads, and {name}={order!r} is an order of "
-                "fixed length: leave it out, and give shuffle=True for a random one"
+                f"a {type(dataset).__name__} that grows defines the samples of each epoch itself, and {name}={order!r} is an order "
+                "of fixed length: leave it out, and give shuffle=True for a random order"
             )
         if not is_ours or order.num_needed is None or isinstance(dataset, IterableDataset):
             continue
@@ -125,7 +125,7 @@ def _check_orders(given: Mapping[str, Any]) -> None:
             continue
         if order.num_needed > num_samples:
             raise ValueError(
-                f"{name}={order!r} names samples up to number {order.num_needed - 1} and needs a dataset of {order.num_needed}; "
+                f"{name}={order!r} has indices up to {order.num_needed - 1} and needs a dataset of {order.num_needed} samples; "
                 f"this {type(dataset).__name__} has {num_samples}"
             )
 
@@ -133,19 +133,19 @@ def _check_orders(given: Mapping[str, Any]) -> None:
 def _check_threads(given: Mapping[str, Any]) -> None:
     num_threads = given["threads_per_worker"]
     kind = getattr(given["multiprocessing_context"], "Process", None)
-    if isinstance(kind, type) and issubclass(kind, threading.Thread):  # MONAI's ThreadDataLoader has such a context
+    if isinstance(kind, type) and issubclass(kind, threading.Thread):  # the context of MONAI's ThreadDataLoader
         raise ValueError(
             f"a {type(given['multiprocessing_context']).__name__} starts threads, and a ShmLoader's workers are processes: leave "
             "multiprocessing_context out, and give threads_per_worker to read several samples at once in each"
         )
     if not isinstance(num_threads, int) or num_threads < 1:
-        raise ValueError(f"threads_per_worker is a whole number from 1 up; got {num_threads!r}")
+        raise ValueError(f"threads_per_worker must be an integer of at least 1; got {num_threads!r}")
     if num_threads == 1:
         return
     if given["num_workers"] == 0:
         raise ValueError(f"threads_per_worker={num_threads} needs num_workers > 0: the trainer reads with its own thread")
     if isinstance(given["dataset"], IterableDataset):
-        raise ValueError(f"threads_per_worker={num_threads} needs a map-style dataset: an iterator has one next sample")
+        raise ValueError(f"threads_per_worker={num_threads} needs a map-style dataset: an iterator returns one sample at a time")
     if given["seed_samples"]:
         raise ValueError(
             f"seed_samples=True and threads_per_worker={num_threads} exclude each other: threads share the global generators. "
@@ -158,15 +158,15 @@ def _check_policies(given: Mapping[str, Any]) -> None:
     is_iterable = isinstance(given["dataset"], IterableDataset)
     if on_error != "raise" and is_iterable:
         raise ValueError(
-            f"on_error={on_error!r} needs a map-style dataset: what an iterable dataset's iterator raised is gone. Catch it in "
-            "the dataset's __iter__"
+            f"on_error={on_error!r} needs a map-style dataset: an iterator ends with its first error. Catch it in the "
+            "dataset's __iter__"
         )
     if limit_s is not None and given["num_workers"] == 0:
-        raise ValueError("sample_timeout_s needs num_workers > 0: nobody can interrupt a sample that the trainer reads itself")
+        raise ValueError("sample_timeout_s needs num_workers > 0: the trainer cannot interrupt a sample that it reads itself")
     if limit_s is not None and is_iterable:
         raise ValueError(
-            f"sample_timeout_s={limit_s} needs a map-style dataset: an iterable one's position is lost with its worker, whose "
-            "successor would begin anew. timeout= bounds a batch"
+            f"sample_timeout_s={limit_s} needs a map-style dataset: an iterable one's position is lost with its worker, and the "
+            "replacement would start over. timeout= limits the time of a batch"
         )
     if max_restarts and is_iterable:
         raise ValueError(
@@ -178,32 +178,32 @@ def _check_share(given: Mapping[str, Any]) -> None:
     if given["share"] is None:
         return
     if given["share"] != "node":
-        raise ValueError(f'share is "node" or None; got {given["share"]!r}')
+        raise ValueError(f'share must be "node" or None; got {given["share"]!r}')
     samplers = [given[name] for name in ("sampler", "batch_sampler") if given[name] is not None]
     for is_refused, name, needed in (
         (
             given["seed"] is None,
             "seed",
-            "a seed: torch mode's order and random streams are each rank's own. Give all ranks the same one",
+            "a seed: in torch mode, order and random streams differ between ranks. Give all ranks the same seed",
         ),
         (
             not all(isinstance(sampler, KeyedOrder | KeyedBatches) for sampler in samplers),
             "sampler" if given["sampler"] is not None else "batch_sampler",
-            "an order that all ranks know: one of shmload's own samplers, or shuffle",
+            "an order that all ranks can compute: one of shmload's samplers, or shuffle",
         ),
         (
             given["num_workers"] == 0 or is_auto(given["num_workers"]) or is_auto(given["prefetch_factor"]),
             "prefetch_factor" if is_auto(given["prefetch_factor"]) else "num_workers",
-            "a fixed size: num_workers as a number above 0, of the one worker pool, and prefetch_factor as a number or None",
+            "a ring of fixed size: num_workers above 0, for the shared worker pool, and prefetch_factor as a number or None",
         ),
         (given["backend"] != "process", "backend", "workers of this machine: leave backend out"),
         (given["device"] is not None, "device", "batches on the host: leave device out, and copy them with pin_memory=True"),
-        (given["on_error"] != "raise", "on_error", 'on_error="raise": what a bad sample means is decided in each rank alone'),
-        (given["audit"] is not None, "audit", "no audit, where each sample stands once: audit a run without share"),
+        (given["on_error"] != "raise", "on_error", 'on_error="raise": each rank would skip or replace bad samples by itself'),
+        (given["audit"] is not None, "audit", "no audit, which contains each sample once: audit a run without share"),
         (
             package_ability(given["dataset"], "epoch_schedule") is not None,
             "dataset",
-            "a dataset of fixed length: one that grows is read by each rank for itself",
+            "a dataset of fixed length: each rank reads a growing one by itself",
         ),
     ):
         if is_refused:
@@ -212,7 +212,7 @@ def _check_share(given: Mapping[str, Any]) -> None:
 
 
 def _divides(order: Any) -> bool:
-    """Return whether a sampler, or one inside it, divides the samples among ranks, as torch's DistributedSampler does."""
+    """Return whether a sampler, or one inside it, divides the samples among ranks, like torch's DistributedSampler."""
     while order is not None:
         if hasattr(order, "num_replicas"):
             return True
@@ -221,9 +221,9 @@ def _divides(order: Any) -> bool:
 
 
 def _check_effects(given: Mapping[str, Any]) -> None:
-    """Refuse arguments of shmload's own that have no effect together with the others.
+    """Raise for shmload's own arguments that have no effect together with the others.
 
-    torch's own arguments are left alone: where they have no effect, torch decides whether that is an error.
+    torch's own arguments are not checked: torch decides whether it is an error that they have no effect.
     """
     is_seeded, has_workers = given["seed"] is not None, given["num_workers"] != 0
     orders = [given[name] for name in ("sampler", "batch_sampler") if given[name] is not None]
@@ -231,7 +231,7 @@ def _check_effects(given: Mapping[str, Any]) -> None:
     is_named = given["audit"] is not None and (
         bool(orders) or isinstance(given["dataset"], IterableDataset)
     )  # by its rank, in records
-    has_ranks = (given["rank"], given["world_size"]) not in ((None, None), (0, 1))  # one of one reads all, in every mode
+    has_ranks = (given["rank"], given["world_size"]) not in ((None, None), (0, 1))  # rank 0 of 1 reads all samples, in every mode
     ranks = f"rank={given['rank']} and world_size={given['world_size']}"
     is_uneven, uneven = given["uneven"] != "pad", f"uneven={given['uneven']!r}"
     for is_idle, what, remedy in (

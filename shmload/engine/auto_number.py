@@ -10,8 +10,9 @@ AUTO = "auto"
 class AutoNumber(int):
     """The current number of workers or prefetched batches of an argument that was given as "auto".
 
-    torch and the frameworks compute with `loader.num_workers`, and create other loaders from one's attributes: passed as an
-    argument, it means "auto" again."""
+    torch and the frameworks compute with `loader.num_workers`, and create other loaders from a loader's attributes. Passed as an
+    argument, this number means "auto" again.
+    """
 
     def __repr__(self) -> str:
         return f"auto ({int(self)})"

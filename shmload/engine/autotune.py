@@ -1,7 +1,7 @@
-"""The autotuner of a running engine: measures windows, decides what to change, changes it, and logs what it did and why.
+"""The autotuner of a running engine: it measures windows, changes a setting if needed, and logs the change with its reason.
 
-It runs in the trainer's `next()`: a batch costs it one count and one look at the clock, and twice a second it reads the ring's own
-counters. A window in which a worker started or was replaced is discarded, because it belongs to neither worker pool.
+It runs in the trainer's `next()`. Each batch costs one count and one reading of the clock, and the ring's counters are read twice a
+second. A window in which a worker started or was replaced is discarded, because it belongs to neither worker pool.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WINDOW_S = 0.5
 WINDOW_BATCHES = 8  # minimum number of batches in a window
 FIRST_PREFETCH = 2
 PREFETCH_MAX = 8
-MOST_AHEAD = 64  # batches in progress, unless 2 per worker are more; workers look at the record of every slot
+MOST_AHEAD = 64  # most batches in progress, or 2 for each worker if that is more; workers read the record of every slot
 NUM_KEPT = 20  # number of decisions in stats()
 
 
@@ -71,7 +71,7 @@ class Autotuner:
         self._least, self._most = least, most
         self._setting = Setting(
             min(given.num_workers, most.num_workers), given.prefetch
-        )  # the loader may have been copied from a larger host
+        )  # the loader may have been unpickled from a larger host
         needed = most.num_workers * max(least.prefetch, min(FIRST_PREFETCH, most.prefetch))
         self._most_ahead = max(needed, min(most.num_ahead, MOST_AHEAD))
         self.num_ahead = self._setting.num_ahead
@@ -81,7 +81,7 @@ class Autotuner:
         self._bottleneck: Bottleneck = "unknown"
         self._limits = Limits(least, most, self._most_ahead, self._most_ahead, 0.0)
         self._engine: weakref.ref[Engine] | None = None
-        self._num_batches = 0  # in this window
+        self._num_batches = 0  # batches in this window
         self._began = 0.0
         self._before = (0.0, 0.0, 0)
 
@@ -130,7 +130,7 @@ class Autotuner:
                 self._bottleneck = judge_ring(trainer_waits=look.waits, workers_busy=min(look.busy, 1.0))
             if decision is not None:
                 self._change(engine, decision)
-            engine.worker_set.make_room(self.num_ahead, allowed)  # slots that were to be parked may be free now
+            engine.worker_set.make_room(self.num_ahead, allowed)  # slots to be parked may be free now
         self._begin(engine)
 
     def _change(self, engine: Engine, decision: Decision) -> None:

@@ -1,8 +1,8 @@
-"""Skip or replace samples that cannot be read, as the loader's `on_error` says.
+"""Skip or replace samples that cannot be read, according to the loader's `on_error`.
 
-A worker reports which rows of its batch it could not read. "raise" raises its error; "skip" orders the batch again without those
+A worker reports the rows of its batch that it could not read. "raise" raises its error; "skip" orders the batch again without these
 rows, "substitute" with other indices in their place. The new order is read by the same code on the same path, so the outcome
-depends on the bad samples alone, not on workers or timing.
+depends only on the bad samples, not on workers or timing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from shmload._core.trainer import Order
 from shmload.errors import SampleError
 from shmload.metrics import irregular_files
 
-LISTED_MAX = 1000  # bad samples that stats() lists singly
+LISTED_MAX = 1000  # most bad samples that stats() lists
 
 
-SUBSTITUTES_MAX = 100  # indices tried in place of one bad sample
+SUBSTITUTES_MAX = 100  # most indices tried in place of one bad sample
 
 
 OnError = Literal["raise", "skip", "substitute"]
@@ -33,6 +33,7 @@ class BadSamples:
     """Counts and replaces the bad samples of one loader, over its whole life.
 
     Args:
+        on_error: "raise", "skip" or "substitute".
         max_bad: more bad samples than this raise SampleError; None allows any number.
         next_index: (order, row, tries) -> the index that replaces a row at that try, counted from 1. Must be set before reading.
 
@@ -50,7 +51,7 @@ class BadSamples:
 
     @contextmanager
     def counting_irregular(self) -> Iterator[None]:
-        """Count the files that this process reads in the block although they break a rule of their format."""
+        """Count the files read in the block that break a rule of their format."""
         before = irregular_files.value
         try:
             yield
@@ -68,6 +69,7 @@ class BadSamples:
         """Return the order's indices without its bad rows, or with other indices in their place.
 
         Args:
+            order: the order.
             bad: rows that could not be read.
             error: returns the worker's error.
         Raises:

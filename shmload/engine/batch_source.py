@@ -24,7 +24,7 @@ class BatchSource(Protocol):
         turns: held by the thread that asks for a batch; the iterator uses the same object.
         num_slots, control: size of the ring, and its control block.
         shared_by: number of ranks that read the ring.
-        on_delivery: called after each batch; None: not called.
+        on_delivery: called after each batch, unless None.
     """
 
     turns: Turns
@@ -55,7 +55,7 @@ class BatchSource(Protocol):
 
     @property
     def holders(self) -> Holders | None:
-        """Who holds batches; None if that is not recorded."""
+        """The record of code that holds batches; None if that is not recorded."""
 
     def submit(self, order: Order) -> None:
         """Queue an order after those submitted before.
@@ -68,7 +68,7 @@ class BatchSource(Protocol):
         """Wait for the oldest order and return its outcome.
 
         Args:
-            in_order: False: take any finished order, the oldest of them first.
+            in_order: if False, take the oldest finished order.
         """
 
     def abandon(self) -> None:
@@ -78,16 +78,16 @@ class BatchSource(Protocol):
         """Publish the length of the pass that begins, for readers of stats.
 
         Args:
-            num_steps: batches of the pass; 0: unknown.
+            num_steps: batches of the pass; 0 if unknown.
             step_stride: difference between the step numbers of successive batches.
             epoch_base: added to the epoch of an order for display.
         """
 
     def leave_pass(self) -> None:
-        """Note that the pass was left before its end."""
+        """Record that the pass was left before its end."""
 
     def counters(self) -> dict[str, Any]:
-        """Return what `shmload top` shows of the ring."""
+        """Return the ring's report for `shmload top`."""
 
     def totals(self) -> dict[str, Any]:
         """Return the ring's counters since it was made, and `busy_s` of all workers."""

@@ -1,7 +1,8 @@
-"""Judge which part of the way from storage to the training step keeps the whole from being faster.
+"""Find the bottleneck between storage and the training step.
 
-`stats()`, `shmload top`, `num_workers="auto"`, `explain()` and `shmload bench` measure different times, but all judge here and use
-these words. Two questions decide: does the trainer wait longer than the workers, and if so, what takes most of the workers' time?
+`stats()`, `shmload top`, `num_workers="auto"`, `explain()` and `shmload bench` measure different times, but all decide by these
+functions and use these words. Two questions decide: does the trainer wait longer than the workers, and if so, which work takes most
+of the workers' time?
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Literal
 
 Bottleneck = Literal["source", "decode", "hand-off", "trainer", "none", "unknown"]
 
-NOTICED = 0.05  # shorter waits, as a share of the time, are no bottleneck
+NOTICED = 0.05  # waits below this share of the time are ignored
 MEANING: dict[Bottleneck, str] = {
     "source": "workers wait for storage",
     "decode": "workers decode and transform samples for most of their time",
@@ -30,7 +31,7 @@ def judge(
         trainer_waits: share of the time, from 0 to 1, in which the trainer waited for a batch.
         workers_wait: share of the time in which the trainer was busy, and workers had nothing to do.
         source: time that batches spend waiting for storage, in any unit that the next two share.
-        decode: time spent decoding and transforming samples, and reading them if that is not measured apart.
+        decode: time spent decoding and transforming samples, and reading them if that is not measured separately.
         hand_off: time spent on copies and coordination.
     """
     if max(trainer_waits, workers_wait) < NOTICED:
@@ -43,7 +44,7 @@ def judge(
 
 
 def judge_ring(*, trainer_waits: float, workers_busy: float, start_up: float = 0.0) -> Bottleneck:
-    """Return the bottleneck of a running ring, which knows when its workers have work but not what they do.
+    """Return the bottleneck of a running ring, which measures when its workers have work but not their kind of work.
 
     A worker that has work counts as decoding. An idle one waits for the trainer while the trainer is busy, and for the hand-off
     while the trainer waits, too.

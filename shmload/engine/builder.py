@@ -1,4 +1,4 @@
-"""Make the engines of one loader: one each time that it starts workers."""
+"""Make the engines of one loader: a new one each time that the loader starts workers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from shmload.engine.tuning_decision import Setting
 from shmload.shm import reaper
 from shmload.worker.job import Job
 
-MANY_ROWS = 1 << 16  # batches up to this size are taken at their word: asking for a length may cost more than the memory
+MANY_ROWS = 1 << 16  # smaller batch sizes are not compared with the dataset's length, because len() may cost more than the memory
 
 
 def max_rows(config: LoaderConfig) -> int:
-    """Return the rows of the largest batch expected; 0: unknown.
+    """Return the rows of the largest batch expected; 0 if unknown.
 
-    A `batch_size` beyond the number of samples, as programs pass to get everything in one batch, reserves no memory for rows that
-    never come.
+    A `batch_size` above the number of samples, which programs pass to get all samples in one batch, reserves no memory for rows
+    that do not exist.
 
     Args:
         config: arguments of the loader.
@@ -66,11 +66,11 @@ class Tracing(Protocol):
     path: Path
 
     def follow(self, engine: BatchSource, *, with_history: bool = True) -> None:
-        """Record an engine, too.
+        """Also record this engine.
 
         Args:
             engine: the engine.
-            with_history: also record what it has done so far.
+            with_history: also record the events so far.
         """
 
 
@@ -80,15 +80,15 @@ class EngineBuilder:
     Args:
         config: arguments of the loader when it was made.
         bad_samples: shared by all engines.
-        kind: (config, builder) -> the function that makes the engine, and the engine options that say where its workers run.
-        on_change: called with the numbers that "auto" stands for, whenever they change.
+        kind: (config, builder) -> the function that makes the engine, and the engine options for the placement of its workers.
+        on_change: called with the current values of "auto" arguments whenever they change.
 
     Attributes:
         engines: engines that are still alive.
         last: the newest engine.
-        tuner: changes the numbers that are "auto"; None if none is.
+        tuner: changes the values of "auto" arguments; None if there are none.
         num_made: engines made so far.
-        trace: records all engines, including those still to be made; None: no trace.
+        trace: records all engines, including later ones; None if there is no trace.
         about: (stage, where it runs) of a pipeline, shown to readers of its rings.
     """
 
@@ -157,7 +157,7 @@ class EngineBuilder:
         return engine
 
     def device(self, device: Any) -> CudaDevice | None:
-        """Return the device to send batches to; None: they stay on the host.
+        """Return the device to send batches to; None if they stay on the host.
 
         Args:
             device: the loader's argument. "cuda" means the device that was current in the first pass.
@@ -169,7 +169,7 @@ class EngineBuilder:
         return self._device[1]
 
     def record_stream(self, device: Any, batch: Any, stream: Any) -> None:
-        """Keep a batch until the work on a stream has finished, as `ShmLoader.record_stream` says.
+        """Keep a batch until the work on a stream has finished; see `ShmLoader.record_stream`.
 
         Args:
             device: the loader's argument.

@@ -1,8 +1,7 @@
 """The arguments of a loader, frozen for one pass.
 
 torch lets programs set some attributes of a loader between passes, so `ShmLoader` makes a `LoaderConfig` of its attributes when a
-pass begins. Everything that serves the loader (modes, builder, audit, autotune, ranks that share) gets this value and not the
-loader.
+pass begins. All parts of the loader (modes, builder, audit, autotune, ranks that share) get this value instead of the loader.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class LoaderConfig:
     Attributes:
         index_sampler: the sampler that torch made of shuffle, sampler and batch_sampler.
         auto_collation: whether samples are collated into batches.
-        has_own_order: in seed mode: a sampler of the user's decides the order, not the schedule.
+        has_own_order: whether a sampler of the user's decides the order in seed mode, instead of the schedule.
     """
 
     dataset: Any
@@ -78,7 +77,7 @@ class LoaderConfig:
 
     @property
     def ray(self) -> Ray | None:
-        """Options of the Ray cluster that the workers run on; None: they are processes of this machine."""
+        """Options of the Ray cluster that the workers run on; None if they are processes of this machine."""
         if self.backend == "process":
             return None
         return Ray() if self.backend == "ray" else self.backend
@@ -90,7 +89,7 @@ class LoaderConfig:
 
     @cached_property
     def plan(self) -> ReadPlan:
-        """How batches are read; decided once."""
+        """The read plan, which is decided once."""
         return plan_of(
             self.dataset,
             collate_fn=self.custom_collate_fn,
@@ -101,7 +100,7 @@ class LoaderConfig:
 
     @property
     def snapshot_every(self) -> int:
-        """Interval in batches at which workers report their positions; 0: never. Out of order, nothing else gives the position."""
+        """Interval in batches at which workers report their positions; 0 for never. Out of order, only they give the position."""
         if self.seed is not None:
             return 0
         return self.snapshot_every_n_steps if self.in_order else min(self.snapshot_every_n_steps, 1)
@@ -130,7 +129,7 @@ class LoaderConfig:
 
     @property
     def reads_inline(self) -> bool:
-        """Whether, without workers, shmload's reader reads the dataset, instead of torch's."""
+        """Whether a loader without workers reads the dataset with shmload's reader instead of torch's."""
         if self.plan.layout is not None or self.on_error != "raise":
             return True
         if self.is_iterable or not self.auto_collation:
@@ -139,7 +138,7 @@ class LoaderConfig:
         return hasattr(self.dataset, "__getitems__") and not self.plan.has_getitems
 
     def job(self) -> Job:
-        """Return what workers do with an order."""
+        """Return the job of the workers."""
         return Job(
             dataset=self.dataset,
             collate_fn=self.custom_collate_fn,

@@ -21,10 +21,10 @@ from shmload._core.trainer import FollowerRing, TrainerRing
 from shmload.shm import fork_copies
 from shmload.world import users_frame
 
-SHARE = 0.005  # of the time since slots first ran out, for collections of the young generations, and as much for full ones
-FIRST_S = 0.001  # that the first collection may take in any case
-OBJECT_S = 1e-7  # cost of a collection for each object, as an estimate
-YOUNG, FULL = 1, 2  # generations, as of gc.collect
+SHARE = 0.005  # share of the time since slots first ran out: for collections of young generations, and as much for full ones
+FIRST_S = 0.001  # the first collection may always take this long
+OBJECT_S = 1e-7  # estimated cost of a collection for each object
+YOUNG, FULL = 1, 2  # generations of gc.collect
 
 
 class CollectionBudget:
@@ -36,13 +36,13 @@ class CollectionBudget:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._began_s = -1.0  # when slots first ran out; -1: never
+        self._began_s = -1.0  # time when slots first ran out; -1 before that
         self._spent_s = {YOUNG: 0.0, FULL: 0.0}
         self._share = {YOUNG: SHARE, FULL: SHARE}
         self._full_s = 0.0  # duration of the newest full collection
 
     def collect(self, has_freed: Callable[[], bool]) -> bool:
-        """Collect garbage as far as the budget allows, the young generations first.
+        """Collect garbage within the budget, the young generations first.
 
         Args:
             has_freed: returns whether a slot is free.
@@ -59,7 +59,7 @@ class CollectionBudget:
         return self._collected(FULL, self._full_s or sys.getallocatedblocks() * OBJECT_S, has_freed)
 
     def _collected(self, generation: int, expected_s: float, has_freed: Callable[[], bool]) -> bool:
-        """Collect a generation if the budget allows the expected time. Return whether that has freed a slot."""
+        """Collect a generation if the budget allows the expected time. Return whether the collection has freed a slot."""
         began_s = self._clock()
         allowed_s = max(FIRST_S if not self._spent_s[generation] else 0, (began_s - self._began_s) * self._share[generation])
         if self._spent_s[generation] + expected_s > allowed_s:

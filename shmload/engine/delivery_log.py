@@ -1,4 +1,4 @@
-"""The protocol of a log that hears of each pass and each batch, in the order in which they reach the program."""
+"""The protocol of a log that records each pass and each batch, in the order in which they reach the program."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from shmload.engine.config import LoaderConfig
 
 
 class DeliveryLog(Protocol):
-    """Records deliveries, as `audit=` asks for.
+    """Records deliveries for `audit=`.
 
     Attributes:
         is_on: whether deliveries are recorded. If not, the methods need not be called.
-        last: order of the batch that was yielded last; set by whoever yields it.
-        num_passes: passes begun in this run, in torch mode, where passes have no other number.
+        last: order of the last yielded batch, set by the code that yields it.
+        num_passes: passes begun in this run; in torch mode, passes have no other number.
     """
 
     is_on: bool
@@ -27,8 +27,8 @@ class DeliveryLog(Protocol):
 
         Args:
             epoch, step: position of the next batch.
-            by: what set it.
-            beyond: later steps that have been delivered already.
+            by: the cause of the resume.
+            beyond: later steps that have already been delivered.
         """
 
     def begins(self, config: LoaderConfig, epoch: int, step: int, *, schedule: Any = None, rank: int = 0) -> None:
@@ -38,7 +38,7 @@ class DeliveryLog(Protocol):
             config: arguments of the loader.
             epoch, step: position of its first batch.
             schedule: the schedule, if the order of samples can be computed.
-            rank: which rank's part of it is read.
+            rank: the rank whose part of the schedule is read.
         """
 
     def delivered(
@@ -50,7 +50,7 @@ class DeliveryLog(Protocol):
             order: its order.
             batch: the batch, or NOTHING.
             valid: rows that are not padding.
-            epoch, step: as the user counts; None: the order's.
+            epoch, step: position in the user's count; None for the order's.
         """
 
     def ended(self, epoch: int, step: int) -> None:

@@ -1,11 +1,11 @@
-"""Copy batches to a device ahead of their turn, on a stream of their own.
+"""Copy batches to a device ahead of their turn, on a side stream.
 
     slot ready ──lease──▶ host batch ──copies on the side stream──▶ device batch ──the consumer's stream waits for them──▶ yielded
                               └── dropped at once: its lease ends with the side stream current, so the slot is kept until then
 
-Each call copies up to `num_sent` ready batches ahead of the one it returns; the host waits neither for workers nor for the device
-to do so. A batch that was sent ahead still counts as ordered and can be abandoned, so the position, the state and torch's pace are
-the same with a device as without.
+Each call copies up to `num_sent` ready batches ahead of the one it returns, and waits neither for workers nor for the device to do
+so. A batch that was sent ahead still counts as ordered and can be abandoned, so the position, the state and torch's pace are the
+same with a device as without.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SentBatch:
     """A batch that was sent ahead.
 
     Attributes:
-        outcome: the outcome to return in its turn.
+        outcome: the outcome that `next` will return.
         tensors: the copies; they are allocated on the side stream.
         event: recorded on the side stream after the copies; None if nothing was copied.
     """
@@ -67,7 +67,7 @@ class DeviceFeed:
     """Sends the batches of an engine to a device.
 
     Args:
-        device: where to.
+        device: the device.
         num_sent: batches to send ahead.
 
     Attributes:
@@ -77,14 +77,14 @@ class DeviceFeed:
     def __init__(self, device: CudaDevice, num_sent: int) -> None:
         self._device, self._num_sent = device, num_sent
         self.ahead: deque[SentBatch] = deque()
-        self._side: Any = None  # made with the first batch, because forked workers must find the device untouched
+        self._side: Any = None  # made with the first batch, because the device must not be used before workers are forked
 
     def next(self, batches: ReadyBatches, in_order: bool) -> Outcome:
         """Return the next outcome; its tensors are on the device, and this thread's current stream waits for them.
 
         Args:
             batches: the engine.
-            in_order: False: take any finished order.
+            in_order: if False, take any finished order.
         Returns:
             an outcome whose error is CopyFailed if the batch could not be copied.
         """
@@ -111,12 +111,12 @@ class DeviceFeed:
         return arrival.outcome
 
     def _send(self, batches: ReadyBatches, order: Order) -> SentBatch:
-        """Take a ready batch and start its copies. An error is kept for the batch's turn."""
+        """Take a ready batch and start its copies. Keep an error for the batch's turn."""
         outcome = batches.deliver(order)
         if outcome.error is not None or outcome.batch is NOTHING:
             return SentBatch(outcome)
         note, batch = outcome.note, outcome.batch
-        del outcome  # the host's batch must die below
+        del outcome  # because the host's batch must die below
         device = self._device
         try:
             if self._side is None:

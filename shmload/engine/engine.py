@@ -2,11 +2,11 @@
 
     submit ──▶ backlog ──publish──▶ slot ──workers──▶ ready ──next──▶ tensors ──last alias dies──▶ free slot ──▶ backlog ...
 
-Orders are delivered in the order in which they were submitted. They queue here, apart from the slots, so that a sampler is asked at
-the pace its user expects whatever the size of the ring. The trainer runs its share of the protocol only inside these calls; there
-is no thread. One round is: collect freed slots, answer the workers' requests, publish orders, look at the next batch, check for
-deaths, and only then sleep, on a doorbell that a worker rings when it completes the awaited slot. In the usual case a batch takes
-two native calls instead, `TrainerRing.post` and `TrainerRing.take`, because with small batches the steps between dominate.
+Orders are delivered in the order in which they were submitted. Their queue is independent of the number of slots, so a sampler is
+read at the pace that its user expects for any size of the ring. The trainer runs its part of the protocol only inside these calls;
+it has no thread. One round is: collect freed slots, answer the workers' requests, publish orders, check the next batch, check for
+deaths, and only then sleep, on a doorbell that a worker rings when it completes the awaited slot. Usually a batch takes two native
+calls instead, `TrainerRing.post` and `TrainerRing.take`, because the other steps would dominate with small batches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shmload.engine.device_feed import DeviceFeed
 from shmload.engine.holders import Holders
 from shmload.engine.options import EngineOptions
 from shmload.engine.outcome import NOTHING, Outcome
-from shmload.engine.process_usage import add_memory
+from shmload.engine.process_usage import add_memory_usage
 from shmload.engine.rank_hook import RankHook
 from shmload.engine.ring import Ring
 from shmload.engine.ring_reader import RingReader
@@ -48,24 +48,24 @@ from shmload.worker.pool import STOP_GRACE_S, PreparedWorkers
 log = logging.getLogger("shmload")
 
 WAIT_S = 0.02  # longest sleep between checks for deaths and lost rings of the doorbell
-DEATH_LOOK_S = 0.02  # interval of checks for deaths while batches keep coming
+DEATH_LOOK_S = 0.02  # interval between checks for deaths while batches are ready
 
 
 class Engine:
     """A ring, its worker pool, and the queue of orders between them.
 
     Args:
-        job: what the workers do with an order.
+        job: the work of the workers.
         options: size and placement.
-        bad_samples: what to do about samples that cannot be read.
-        ranks: other ranks of the node that take part; None: there are none.
+        bad_samples: skips or replaces samples that cannot be read.
+        ranks: hook of the node's other ranks that take part; None without them.
         records_holders: record which code holds batches.
 
     Attributes:
-        on_delivery: called after each batch; None: not called.
+        on_delivery: called after each batch, unless None.
         turns: held by the thread that asks for a batch; the iterator uses the same object.
         shared_by: number of ranks that read the ring.
-        holders: who holds batches; None if that is not recorded.
+        holders: the record of code that holds batches; None if that is not recorded.
         releases: streams to wait for when a lease ends; None if the ring is not pinned.
     """
 
@@ -80,8 +80,8 @@ class Engine:
     ) -> None:
         self._options, self._bad_samples = options, bad_samples
         self._ranks, self._has_ranks = ranks or RankHook(), ranks is not None
-        self._queue: deque[Order] = deque()  # submitted and not delivered
-        self._backlog: deque[Order] = deque()  # the end of the queue: not published yet
+        self._queue: deque[Order] = deque()  # orders that are submitted and not delivered
+        self._backlog: deque[Order] = deque()  # the end of the queue, which is not published yet
         self._death_look = 0.0
         self.on_delivery: Callable[[], None] | None = None
         self._broken: Callable[[], WorkerDied] | None = None
@@ -108,7 +108,7 @@ class Engine:
         self._copy_out = CopyOut(ring.native, is_shared=options.num_ranks > 1)
         self.releases: Releases | None = None if ring.pending_copies is None else ring.pending_copies.releases
         self.holders = Holders(ring.native) if records_holders else None
-        # the device feed makes all copies from the ring itself, on a stream that it knows
+        # with a device feed, all copies from the ring use the feed's own stream
         self._names_streams = options.device is not None and options.num_sent is None
         self._feed = None
         if options.num_sent is not None:
@@ -135,7 +135,7 @@ class Engine:
             self.worker_set.start(options.first_workers or options.num_workers)
 
     def _stop_workers(self, grace_s: float) -> None:
-        """Stop the workers that have been started and give up all names."""
+        """Stop the workers that have been started, and remove the names of all segments and doorbells."""
         ring = self._ring_parts
         try:
             if hasattr(self, "pool"):
@@ -148,10 +148,10 @@ class Engine:
     # Orders
 
     def submit(self, order: Order) -> None:
-        """Queue an order after those submitted before; it is published as soon as a slot is free.
+        """Append an order to the queue; it is published as soon as a slot is free.
 
         Args:
-            order: which samples to read.
+            order: the samples to read.
         """
         if self._is_closed:
             raise self._why_closed()
@@ -194,7 +194,7 @@ class Engine:
         """Wait for the oldest order and return its outcome.
 
         Args:
-            in_order: False: take any finished order, the oldest of them first.
+            in_order: if False, take the oldest finished order.
         Returns:
             the batch, or the error that the dataset raised for one of its samples. The next call returns the next order.
         Raises:
@@ -237,9 +237,9 @@ class Engine:
             raise
 
     def _sleep_and_take(self, order: Order) -> Lease | None:
-        """Wait for an order that needs nothing but time, and lease its slot. Return None if it needs more (`wait_for_next`).
+        """Wait for an order and lease its slot, in the simple case. Return None in all others (`wait_for_next`).
 
-        After a wake-up the code is in no cache, so this does as little as possible: half of what `wait_for_next` does.
+        After a wake-up, the code is not in any cache, so this takes half the steps of `wait_for_next`.
         """
         if self._pending_copies is not None or self._options.timeout_s or self._memory.is_sparse:
             return None
@@ -258,7 +258,7 @@ class Engine:
         """Wait for the next order. Return it with None once it is ready, or with its outcome if it will have no batch.
 
         Args:
-            in_order: False: take any finished order.
+            in_order: if False, take any finished order.
         """
         began = 0.0
         ring = self._ring
@@ -284,7 +284,7 @@ class Engine:
                 self._round()
                 if self._is_done(order if in_order else self._first_done()):
                     continue
-                if self._memory.is_sparse and ring.counters()["batches"]:  # not before: the workers need the CPUs for the first one
+                if self._memory.is_sparse and ring.counters()["batches"]:  # later, because the first batch needs the CPUs
                     self._memory.reserve_more()
                     continue
                 was_rung = self._ready.wait(WAIT_S)
@@ -321,7 +321,7 @@ class Engine:
         return self._deliver(order, lease, load_note(dumped, lease.bytes_at))
 
     def _deliver(self, order: Order, lease: Lease, note: Note | None) -> Outcome:
-        nbytes = lease.used_nbytes  # nonzero if the worker packed the batch, whatever was ordered
+        nbytes = lease.used_nbytes  # nonzero if the worker packed the batch, even if rows were ordered
         try:
             if note is not None and note.has_ended:
                 batch = NOTHING
@@ -337,7 +337,7 @@ class Engine:
             is_last_slot = self._ring.count_batch(order, nbytes)
             if is_last_slot and batch is not NOTHING and self._copy_out.must_copy(self._who_holds):
                 batch = copied(batch)
-        except Exception as error:  # of an object that does not unpickle, say; it would not unpickle the next time either
+        except Exception as error:  # for example of an object that cannot be unpickled, which would fail again
             self._queue.remove(order)
             return Outcome(order, None, note, error)
         self._supervisor.num_vain = 0
@@ -356,7 +356,7 @@ class Engine:
         """Return the next order if it is ready.
 
         Args:
-            in_order: False: take any finished order.
+            in_order: if False, take any finished order.
         """
         if not self._queue:
             return None
@@ -375,11 +375,11 @@ class Engine:
             self._backlog = deque(order for order in self._queue if order.slot < 0)
 
     def _who_holds(self) -> str:
-        """Return what a warning adds about the code that holds slots."""
+        """Return the end of a warning, which names the code that holds slots."""
         return "; shmload.debug.enable() records where they were taken" if self.holders is None else str(self.holders)
 
     def _settle(self, order: Order, found: int) -> Outcome | None:
-        """Order a batch again that cannot become ready by itself, or return its outcome if there will be no batch."""
+        """Order a failed batch again and return None, or return its outcome if there will be no batch."""
         ring, slot = self._ring, order.slot
         if found == REPACK:
             self._publisher.write_packed(order, self._ring.counters()["batches"])
@@ -388,7 +388,7 @@ class Engine:
             return None
         assert found == FAILED
         _, text = ring.failure(slot)
-        if text == b"":  # the text belonged to another chunk, so the chunk was opened again
+        if text == b"":  # the text belonged to another chunk, and this one was opened again
             self._publisher.ring_workers(order, 1)
             return None
         bad: Sequence[int]
@@ -413,7 +413,7 @@ class Engine:
         return None
 
     def _gone(self, order: Order, slot: int, outcome: Outcome) -> Outcome:
-        """Free the slot of an order that will have no batch. In torch mode its worker may wait for that."""
+        """Free the slot of an order that will have no batch. In torch mode, its worker may be waiting for that."""
         self._ring.free(slot)
         if order.worker >= 0:
             self._publisher.ring_workers(order, 1)
@@ -421,7 +421,7 @@ class Engine:
         return outcome
 
     def _round(self) -> None:
-        """Do everything that the trainer can do without waiting, except for handling deaths."""
+        """Do all pending work without waiting, except for handling deaths."""
         ring = self._ring
         if ring.is_draining:
             ring.drain()
@@ -440,7 +440,7 @@ class Engine:
             self._publish()
 
     def _accept_layout(self, text: bytes) -> None:
-        """Use the layout that a worker has proposed; b"": samples do not have rows of one shape."""
+        """Use the layout that a worker has proposed; b"" if samples do not have rows of one shape."""
         nrows = max(self._options.max_rows, *(order.nrows for order in self._queue), 1)
         if not text:
             for order in self._divided():
@@ -456,9 +456,9 @@ class Engine:
         return [order for order in self._queue if order.slot >= 0 and self._ring.rows(order.slot)[1] > 1]
 
     def _pack_divided(self) -> None:
-        """Order again, as one packed chunk each, the divided batches that nobody has begun.
+        """Order again, as one packed chunk each, the batches that were divided into chunks and that no worker has begun.
 
-        Otherwise each would wait for that until it is the next one, and other workers would have nothing to do.
+        Otherwise each would be packed only when it is the next batch, and the other workers would have nothing to do until then.
         """
         for order in self._divided():
             self._ring.withdraw(order.slot)
@@ -477,7 +477,7 @@ class Engine:
         self._death_look = monotonic()
         self._ring.look_again(DEATH_LOOK_S)
         bells = self._ring_parts.order_bells
-        num_taken_back = self._ranks.look()
+        num_taken_back = self._ranks.check_ranks()
         if num_taken_back:
             self._supervisor.num_taken_back += num_taken_back
             bells[0].post_up_to(num_taken_back)
@@ -499,7 +499,7 @@ class Engine:
             bell.post_up_to(1)
 
     def break_off(self, why: Callable[[], WorkerDied]) -> None:
-        """Close the engine because a worker has died that may not be replaced; `next` keeps raising the error.
+        """Close the engine because a worker that may not be replaced has died. `next` raises the error from then on.
 
         Args:
             why: returns the error.
@@ -525,7 +525,7 @@ class Engine:
         self._ranks.abandoned()
 
     def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
-        """Stop the workers and give up all names; live batches stay valid. Idempotent, and does nothing in a forked child.
+        """Stop the workers and remove all names; live batches stay valid. Idempotent, and does nothing in a forked child.
 
         Args:
             grace_s: seconds that a worker gets to finish its claim before it is killed.
@@ -550,7 +550,7 @@ class Engine:
         """Publish the length of the pass that begins, for readers of stats.
 
         Args:
-            num_steps: batches of the pass; 0: unknown.
+            num_steps: batches of the pass; 0 if unknown.
             step_stride: difference between the step numbers of successive batches.
             epoch_base: added to the epoch of an order for display.
         """
@@ -558,18 +558,18 @@ class Engine:
         self._ranks.pass_begins()
 
     def leave_pass(self) -> None:
-        """Note that the pass was left before its end, for the other ranks."""
+        """Tell the other ranks that the pass was left before its end."""
         if not self._is_closed:
             self._ranks.pass_left()
 
     def counters(self) -> dict[str, Any]:
-        """Return what `shmload top` shows of this ring (docs/top.md), and what only the trainer knows."""
+        """Return the report of `shmload top` on this ring (docs/top.md), with the counters of the trainer's process."""
         self._ring.state(0)  # collects released leases, and raises in a forked child
         report = RingReader(self.control).report()
         pids = self.pool.pids
         for worker, pid in zip(report["workers"], pids, strict=False):  # a closed pool has no pids
             worker["pid"] = worker["pid"] or pid
-        add_memory(report)
+        add_memory_usage(report)
         report |= {"num_repacked": self._publisher.num_repacked, "num_taken_back": self._supervisor.num_taken_back}
         report["num_queued"] = len(self._queue)
         if self.holders is not None:

@@ -17,7 +17,7 @@ def enable(on: bool = True) -> None:
     """Record holders and poison released slots, in loaders that start their workers from now on.
 
     Args:
-        on: False: stop doing so.
+        on: if False, stop recording.
     """
     global _is_enabled
     _is_enabled = on
@@ -33,7 +33,7 @@ class Holder(NamedTuple):
 
     Attributes:
         slot: number of the slot in the ring.
-        epoch, step: which batch it is; the step counts from the epoch's start.
+        epoch, step: position of the batch; the step counts from the epoch's start.
         nbytes: size of the slot.
         age_s: seconds since it was yielded.
         where: the line that took it, "file:line in function".
@@ -54,7 +54,7 @@ class Holder(NamedTuple):
 
 
 class Holders:
-    """Records where each batch of one ring is taken; the ring poisons slots that are released."""
+    """Records the line that takes each batch of one ring; the ring poisons released slots."""
 
     def __init__(self, ring: TrainerRing) -> None:
         self._ring = ring

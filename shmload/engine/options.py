@@ -12,26 +12,26 @@ from shmload.worker.pool import Backend, processes
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How to build one engine.
+    """Size and placement of one engine.
 
     Attributes:
         config: arguments of the loader.
         num_workers: largest number of workers.
         num_ordered: largest number of batches in flight.
-        max_rows: rows of the largest batch expected; 0: unknown.
-        timeout_s: seconds that `next` waits for a batch; 0: no limit.
+        max_rows: rows of the largest batch expected; 0 if unknown.
+        timeout_s: seconds that `next` waits for a batch; 0 for no limit.
         base_seed: torch's base seed of the workers.
         resume: one snapshot for each worker to continue from, or empty.
-        first_workers, first_ordered: how many workers and slots to begin with; 0: all of them, and that never changes.
-        device: the device that the ring is pinned for; None: not pinned.
+        first_workers, first_ordered: initial number of workers and of batches in flight; 0 for all of them, without changes later.
+        device: the device that the ring is pinned for; None if it is not pinned.
         num_pending_copies: additional slots for batches whose copies to the device are in flight.
-        num_sent: batches copied to the device ahead of their turn; None: batches stay on the host.
+        num_sent: batches copied to the device ahead of their turn; None if batches stay on the host.
         num_ranks: ranks of this node that read the ring.
         num_helpers: workers of other ranks that may fill chunks of the ring.
-        affinity: CPUs of the workers; empty: those of the trainer.
+        affinity: CPUs of the workers; empty for those of the trainer.
         backend: starts the workers.
-        num_far: how many of the workers, the first ones, run on other machines.
-        about: (stage, where it runs) of a pipeline, shown to readers of the ring.
+        num_far: number of workers, the first ones, that run on other machines.
+        about: (stage, its place) for each stage of a pipeline, shown to readers of the ring.
     """
 
     config: LoaderConfig

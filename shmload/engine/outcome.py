@@ -11,16 +11,16 @@ NOTHING = object()  # the batch of an order that has none: an iterable dataset w
 
 
 class Outcome(NamedTuple):
-    """What became of one order.
+    """The outcome of one order.
 
     The order has left the queue, whether or not it failed. An error of the whole engine (it was closed, a worker died for good, a
-    timeout) is raised instead and leaves the order where it is.
+    timeout) is raised instead and leaves the order in the queue.
 
     Attributes:
         order: the order.
         batch: the batch, whose arrays alias the slot until their last alias dies; `NOTHING` if there is none; None after an error.
-        note: what the worker reported about its position, in torch mode.
-        error: why the batch is lost; None if it is not. Raise it after deleting the outcome, or the traceback keeps both alive.
+        note: the worker's report of its position, in torch mode.
+        error: the error that lost the batch, if any. Raise it after deleting the outcome, or the traceback keeps both alive.
     """
 
     order: Order

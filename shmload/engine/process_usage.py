@@ -11,7 +11,7 @@ _HELPERS = (
     "multiprocessing.spawn",
     "multiprocessing.forkserver",
     "shmload.worker.template",
-)  # these commands say nothing; the parent's is shown
+)  # commands of multiprocessing, for which the parent's is shown
 
 
 class Process(NamedTuple):
@@ -19,7 +19,7 @@ class Process(NamedTuple):
 
     Attributes:
         rss_bytes: resident memory, including the ring that it maps.
-        private_bytes: the part of it that is not shared with a file or a segment.
+        private_bytes: the part of `rss_bytes` that is not shared with a file or a segment.
         is_stopped: whether a signal or a debugger has stopped it.
     """
 
@@ -29,7 +29,7 @@ class Process(NamedTuple):
     private_bytes: int
 
 
-def look(pid: int | None, proc: str = "/proc") -> Process | None:
+def usage_of(pid: int | None, proc: str = "/proc") -> Process | None:
     """Read the usage of a process; None if it has ended or is not readable."""
     if not pid:
         return None
@@ -50,12 +50,12 @@ def command_of(pid: int | None, proc: str = "/proc") -> str:
     except OSError:
         return ""
     if any(helper in word for word in words for helper in _HELPERS):
-        found = look(pid, proc)
+        found = usage_of(pid, proc)
         return command_of(None if found is None else found.parent, proc) or " ".join(words)
     return " ".join(words)
 
 
-def add_memory(report: dict[str, Any], proc: str = "/proc", *, is_known: bool = True) -> None:
+def add_memory_usage(report: dict[str, Any], proc: str = "/proc", *, is_known: bool = True) -> None:
     """Add to a report the memory of the workers' processes and whether one is stopped; None if unknown.
 
     Args:
@@ -65,7 +65,7 @@ def add_memory(report: dict[str, Any], proc: str = "/proc", *, is_known: bool = 
     """
     names = ("is_stopped", "rss_bytes", "private_bytes")
     for worker in report["workers"]:
-        found = look(worker["pid"], proc) if is_known else None
+        found = usage_of(worker["pid"], proc) if is_known else None
         worker.update({name: None if found is None else getattr(found, name) for name in names})
     for name in names[1:]:
         report["memory"][f"workers_{name}"] = sum(worker[name] or 0 for worker in report["workers"]) or None

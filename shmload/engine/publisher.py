@@ -40,7 +40,7 @@ class Publisher:
         self.num_repacked = 0
 
     def accept_layout(self, layout: Layout | None, max_rows: int) -> None:
-        """Use this layout, and give every slot room for `max_rows` rows; None: pack all batches."""
+        """Use this layout, and give every slot room for `max_rows` rows. If it is None, pack all batches."""
         self.layout = layout
         if layout is None:
             self.is_packed = True

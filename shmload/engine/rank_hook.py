@@ -1,4 +1,4 @@
-"""The points at which the other ranks of a node take part in an engine's work (`share="node"`)."""
+"""The hook through which other ranks of a node take part in an engine's work (`share="node"`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shmload.worker.job import PeerRing
 
 
 class RankHook:
-    """Called by an engine whose ring other ranks read or fill. The methods here do nothing.
+    """A hook of an engine whose ring is read or filled by other ranks. In this base class, the methods do nothing.
 
     Attributes:
-        helpers: workers of other ranks that fill chunks of the ring, as a supervisor deals with them; None if there are none.
+        helpers: workers of other ranks that fill chunks of the ring, for the supervisor; None without helpers.
     """
 
     helpers: Any = None
@@ -28,36 +28,36 @@ class RankHook:
         return ()
 
     def started(self, ring: Ring) -> None:
-        """The engine's workers have been started."""
+        """Called when the engine's workers have been started."""
 
     def failed(self, error: BaseException) -> None:
-        """The engine could not be made."""
+        """Called when the engine could not be made."""
 
     def before_next(self, order: Order) -> None:
-        """The program asks for the front order. An exception leaves the order in the queue."""
+        """Called when the program requests the front order. An exception leaves the order in the queue."""
 
     def after_next(self, *, is_gone: bool) -> None:
-        """The front order was delivered or lost (`is_gone`), or is still in the queue."""
+        """Called after `next`. `is_gone`: whether the front order was delivered or lost; if not, it is still in the queue."""
 
-    def look(self) -> int:
-        """Check on the other ranks, along with the engine's own check for deaths. Return how many chunks were taken back."""
+    def check_ranks(self) -> int:
+        """Check the other ranks, together with the engine's own check for deaths. Return the number of recovered chunks."""
         return 0
 
     def abandoned(self) -> None:
-        """All orders were dropped."""
+        """Called when all orders were dropped."""
 
     def pass_begins(self) -> None:
-        """A pass over the loader begins."""
+        """Called when a pass over the loader begins."""
 
     def pass_left(self) -> None:
-        """A pass was left before its end."""
+        """Called when a pass was left before its end."""
 
     def counters(self) -> dict[str, Any]:
-        """Return what to add to `stats()`."""
+        """Return additional entries of `stats()`."""
         return {}
 
     def closing(self, *, is_broken: bool) -> None:
-        """The engine is about to close; `is_broken`: because a worker died for good."""
+        """Called before the engine closes. `is_broken`: whether it closes because a worker may not be replaced."""
 
     def closed(self) -> None:
-        """The engine has closed."""
+        """Called when the engine has closed."""

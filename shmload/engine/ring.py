@@ -11,7 +11,7 @@ from shmload.device.pending_copies import PendingCopies
 from shmload.engine.options import EngineOptions
 from shmload.engine.publisher import Publisher
 from shmload.engine.ring_memory import RingMemory
-from shmload.engine.stage_record import about_bytes
+from shmload.engine.stage_record import dump_stages
 from shmload.engine.worker_set import num_slots
 from shmload.shm.segment import Doorbell, Group, JointBell, Segment
 from shmload.worker.job import Job, PeerRing, Post
@@ -25,12 +25,12 @@ WHOLE_BATCHES = 1 << 30  # rows per claim if a claim is a call to another machin
 
 
 class Ring:
-    """A ring that is ready for orders. `close` gives up all names; live batches stay valid.
+    """A ring that is ready for orders. `close` removes all names; live batches stay valid.
 
     Args:
-        job: what the workers do with an order.
+        job: the work of the workers.
         options: size of the ring.
-        is_reserved: as for `RingMemory`.
+        is_reserved: see `RingMemory`.
         order_bell: (native ring, doorbell of the workers) -> the doorbell to use in its place.
 
     Attributes:
@@ -41,11 +41,11 @@ class Ring:
         num_workers: largest number of workers.
         memory: payload memory of the slots.
         pending_copies: copies to a device that are in flight; None if the ring is not pinned.
-        ready: rung by workers when the trainer should look.
-        grants: rung by the trainer when it has granted what a worker asked for.
-        order_bells: rung by the trainer when there is an order: one for each worker, or one for all.
+        ready: the bell that workers ring to wake the trainer.
+        grants: the bell that the trainer rings when it has granted memory or a layout.
+        order_bells: the bells that the trainer rings for a new order: one for each worker, or one for all.
         publisher: publishes orders in slots.
-        stacks: by worker: the segment to which it can write its Python stack.
+        stacks: the segment to which each worker can write its Python stack, by worker.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Ring:
         sizes = {"order_capacity": order_capacity, "text_capacity": TEXT_CAPACITY, "layout_capacity": LAYOUT_CAPACITY}
         num_records = options.num_workers + options.num_helpers
         nbytes = control_nbytes(self.num_slots, num_records, **sizes)
-        about = about_bytes(options.about)
+        about = dump_stages(options.about)
         self.control_segment = self.group.segment("control", nbytes + len(about))
         os.pwrite(self.control_segment.fd, about, nbytes)
         self.control = Mapping(self.control_segment.fd, nbytes)
@@ -92,14 +92,14 @@ class Ring:
             self.control,
             num_slots=self.num_slots,
             num_workers=num_records,
-            is_static=job.seed is None,  # torch mode: each order belongs to one worker
+            is_static=job.seed is None,  # in torch mode, each order belongs to one worker
             threads_per_worker=WHOLE_BATCHES if options.num_far else job.num_threads,
             num_usable=num_slots(options.first_ordered) + options.num_pending_copies if options.first_ordered else 0,
             **sizes,
         )
         try:
             rank, world_size = rank_and_world_size(options.config.rank, options.config.world_size)
-        except ValueError:  # the rank is unknown; the loader raises where it matters
+        except ValueError:  # the rank is unknown; the loader raises if it needs it
             rank, world_size = 0, 1
         dataset = type(job.dataset).__name__.encode()
         self.native.introduce(dataset_name=dataset, read_path=job.plan.path.encode(), rank=rank, world_size=world_size)
@@ -117,7 +117,7 @@ class Ring:
         self.publisher = Publisher(self.native, self.memory, bells, is_packed=job.plan.is_whole)
 
     def posts(self, options: EngineOptions, neighbours: tuple[PeerRing, ...]) -> list[Post]:
-        """Return what each worker must know to attach to the ring.
+        """Return each worker's post, with which it attaches to the ring.
 
         Args:
             options: the engine's.
@@ -152,7 +152,7 @@ class Ring:
                 bell.post()
 
     def close(self) -> None:
-        """Unmap the payload, except for leases, and give up the names of all segments and doorbells."""
+        """Unmap the payload, except for leases, and remove the names of all segments and doorbells."""
         try:
             self._release_names()
         finally:

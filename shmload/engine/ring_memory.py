@@ -1,15 +1,16 @@
 """The payload memory of a ring's slots.
 
 At first one segment holds the payload of all slots in use. A slot that needs more, or that comes into use later, gets a segment of
-its own and keeps it, so a ring adapts to growing batches slot by slot. The old segment is given up at once; leases and workers that
-still map it keep it until they let go. A ring may have more slots than are in use: the others are *parked* and have no memory.
+its own and keeps it, so a ring adapts to growing batches slot by slot. The old segment is unlinked at once; leases and workers that
+still map it keep its memory until they unmap it. A ring may have more slots than are in use: the others are *parked* and have no
+memory.
 
 A payload of up to 8 MiB is a named segment in /dev/shm and is reserved at once. Reserving a larger one takes 0.25 s per GiB, and
-filling it with zeros and mapping it 0.4 s more, which the first batch would have to wait for. So a larger one is a memfd, because
-unreserved room in /dev/shm can be taken by any process. Workers ask the kernel for pages for the rows that they are about to
-write (MADV_POPULATE_WRITE, which fails where a write would raise SIGBUS), and the trainer reserves the rest from the second batch
-on, while it would sleep anyway. If other programs have taken the memory in the meantime, RingTooSmall is raised. Kernels before
-5.14 and rings that are pinned, shared by ranks, or poisoned for debugging reserve the whole payload at once.
+filling it with zeros and mapping it 0.4 s more, which would delay the first batch. So a larger one is not reserved at once, and is
+a memfd, because any process can take unreserved room in /dev/shm. Workers ask the kernel for pages for the rows that they are about
+to write (MADV_POPULATE_WRITE, which returns an error where a write would raise SIGBUS), and the trainer reserves the rest from the
+second batch on, while it would sleep anyway. If other programs have taken the memory in the meantime, RingTooSmall is raised.
+Kernels before 5.14 and rings that are pinned, shared by ranks, or poisoned for debugging reserve the whole payload at once.
 
 Rejected for parked slots: one sparse segment for all slots, because populating its mappings would fill it; truncating the segment
 of a parked slot, because a late read would raise SIGBUS, where it now reads zeros.
@@ -31,16 +32,16 @@ from shmload.shm.segment import Group, Segment, memfds_work, shm_free_bytes
 ALIGNMENT = mmap.PAGESIZE  # at least 4 KiB; ranks that share a ring refresh it page by page
 
 
-GROWTH = 1.25  # a slot that must grow gets this many times what was asked for
+GROWTH = 1.25  # a slot that must grow gets this many times the requested size
 
 
 RESERVED_NBYTES = 8 << 20  # reserved at a time, 2 ms; larger segments are reserved incrementally, between batches
 
 
-SPARSE_KIND = "memfd"  # of those segments: unreserved room in /dev/shm can be taken by any process
+SPARSE_KIND = "memfd"  # kind of these segments, because any process can take unreserved room in /dev/shm
 
 
-LEAST_SLOTS = 4  # one being filled, one in use by the trainer, and two so that neither waits for the other
+LEAST_SLOTS = 4  # one that is filled, one in use by the trainer, and two so that neither waits for the other
 
 
 SHM_SHARE = 4  # a slot added later takes at most 1/4 of the free room in /dev/shm, because other programs need some
@@ -50,9 +51,11 @@ class RingMemory:
     """The segments with the payload and the oversized orders of one ring.
 
     Args:
-        limit: maximum bytes of all payloads; None: what the machine has.
+        group: the owner of the segments.
+        ring: the trainer's end of the ring.
+        limit: maximum bytes of all payloads; None for all memory of the machine.
         may_park: whether slots may be taken out of use if there is too little memory for all of them.
-        pins: is given the address of each slot; None: nothing is pinned.
+        pins: pins the memory of each slot; None if nothing is pinned.
         is_private: map the payload copy-on-write, so that other ranks do not see what this program writes into a batch.
         is_reserved: reserve the whole memory of a slot before it is filled, because the trainer itself writes to it.
 
@@ -74,12 +77,12 @@ class RingMemory:
         self._group, self._ring, self._limit = group, ring, limit
         # a shared ring is found by its name, which a sparse segment does not have
         self._is_reserved = is_reserved or is_private or pins is not None or not CAN_POPULATE
-        self._sparse: list[Segment] = []  # not reserved to their ends yet
+        self._sparse: list[Segment] = []  # segments that are not reserved to their ends yet
         self._may_park, self._pins, self._is_private = may_park, pins, is_private
         self.nbytes = 0
-        self._slot_nbytes = 0  # of the largest slot so far
+        self._slot_nbytes = 0  # size of the largest slot so far
         self._has_grown = False  # batches vary in size, so the next may be larger
-        self._num_first = 0  # slots in the first segment, which they keep
+        self._num_first = 0  # number of slots in the first segment, which they keep
         self._has_payload = False
         self._own: dict[int, Segment] = {}  # by slot: slots that have grown or were added later
         self._orders: dict[int, Segment] = {}  # by slot: orders larger than the area in the control block
@@ -91,7 +94,7 @@ class RingMemory:
         Args:
             slot_nbytes: bytes per slot.
         Raises:
-            RingTooSmall: that is more than `limit` or than the machine has.
+            RingTooSmall: this exceeds `limit` or the machine's memory.
         """
         slot_nbytes = _aligned(slot_nbytes)
         if len(self._own) == self._ring.num_usable:
@@ -127,11 +130,11 @@ class RingMemory:
             self.nbytes -= old.nbytes
             if old in self._sparse:
                 self._sparse.remove(old)
-            self._group.give_up(old)
+            self._group.close_segment(old)
 
     @property
     def is_sparse(self) -> bool:
-        """Whether a segment is not reserved to its end yet."""
+        """Whether any segment is not reserved to its end yet."""
         return bool(self._sparse)
 
     def reserve_more(self) -> None:
@@ -153,7 +156,7 @@ class RingMemory:
             self.ensure(slot, nbytes)
         elif self._ring.has_layout:
             self.make(nbytes)
-        else:  # a worker writes its snapshot before any batch, and must find it again when the layout is known
+        else:  # a worker writes its snapshot before any batch, and must find it in the slot when the layout is known
             self._put(slot, self._payload_or_park(_aligned(nbytes), lambda: 1))
         self._ring.grant(slot)
 
@@ -179,7 +182,7 @@ class RingMemory:
         return ring.num_usable
 
     def room(self, budget: int) -> int:
-        """Return how many slots can be in use if all payloads may take `budget` bytes."""
+        """Return the number of slots that can be in use if all payloads may take `budget` bytes."""
         if not self._slot_nbytes:
             return self._ring.num_slots
         return max(self._ring.num_usable + (self._share_of(budget) - self.nbytes) // self._slot_nbytes, self._num_first)
@@ -189,7 +192,7 @@ class RingMemory:
         return budget // 2 if self._has_grown else budget
 
     def _reserve(self, slot: int, budget: int) -> bool:
-        """Give a parked slot as many bytes as the largest slot has. Return whether there was enough memory."""
+        """Give a parked slot a payload of the largest slot's size. Return whether there was enough memory."""
         if self.nbytes + self._slot_nbytes > self._share_of(budget):
             return False
         kind = "auto" if shm_free_bytes() >= SHM_SHARE * self._slot_nbytes else "memfd"
@@ -212,7 +215,7 @@ class RingMemory:
             self._pins.remove(slot)
         ring.park(slot)
         if slot in self._own:
-            give_back_pages(self._own[slot].fd, self._own[slot].nbytes)  # workers may keep it mapped for long
+            give_back_pages(self._own[slot].fd, self._own[slot].nbytes)  # workers may keep it mapped for a long time
             self._give_up(slot)
         return True
 
@@ -253,7 +256,7 @@ class RingMemory:
             return b""
         old = self._orders.pop(slot, None)
         if old is not None:
-            self._group.give_up(old)
+            self._group.close_segment(old)
         view = memoryview(order).cast("B")
         if view.nbytes <= self._ring.order_capacity:
             return b""

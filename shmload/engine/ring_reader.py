@@ -1,9 +1,10 @@
-"""Reading a running ring: `shmload top`, `shmload trace` and `loader.stats()` read control blocks through `RingReader`.
+"""Read a running ring's control block for `shmload top`, `shmload trace` and `loader.stats()`.
 
 Other programs must first find a block: by its name in /dev/shm, or in a memfd through /proc/<pid>/fd. The flock on a named block
-shows whether its owner lives. The lock is not tried, because /proc/locks lists who holds it. Only a block whose lock is held by
-no visible process is checked in the way of `shmload clean` (shm/janitor.py): its loader is dead, or belongs to another container
-that shares /dev/shm. A block is mapped read-only, and nothing in it is trusted before its sizes were checked."""
+shows whether its owner lives. The lock is not tried, because /proc/locks lists its holder. Only a block whose lock is held by no
+visible process is checked like in `shmload clean` (shm/janitor.py): its loader is dead, or belongs to another container that shares
+/dev/shm. A block is mapped read-only, and its contents are used only after its sizes were checked.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import NamedTuple, Self
 
 from shmload._core.mapping import Mapping
 from shmload._core.stats_reader import StatsReader
-from shmload.engine.stage_record import About, about_in
+from shmload.engine.stage_record import About, load_stages
 from shmload.engine.stats import Report, describe
 from shmload.engine.time_shares import Snapshot
 from shmload.shm import janitor
@@ -105,7 +106,7 @@ class RingReader:
     @property
     def about(self) -> About | None:
         """Return the stages of the ring's pipeline and where each runs; None if the ring does not belong to a pipeline."""
-        return about_in(memoryview(self.control))
+        return load_stages(memoryview(self.control))
 
     def report(self) -> Report:
         """Return the report of the ring's whole life."""

@@ -1,4 +1,4 @@
-"""The timeline of a ring: what the trainer, the workers and the slots did when, derived from recorded events."""
+"""The timeline of a ring: the activities of the trainer, the workers and the slots, derived from recorded events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Span:
 
     @property
     def name(self) -> str:
-        """The kind, and the batch if it is about one."""
+        """The kind, with the number of the batch if there is one."""
         return f"{self.kind} {self.args['step']}" if "step" in self.args else self.kind
 
 
@@ -38,11 +38,11 @@ class _Life:
     done: dict[int, tuple[int, int]] = field(default_factory=dict)  # chunk -> its end, its rows
     delivered_ns: int = 0
     held_ns: tuple[int, int] | None = None
-    end_ns: int = 0  # when its slot was given up or ordered again
+    end_ns: int = 0  # time when its slot was freed or ordered again
 
     @property
     def ready_ns(self) -> int:
-        """Return when its last row was finished; 0 if some are not."""
+        """Return the time when its last row was finished; 0 if rows are missing."""
         if not self.done or sum(rows for _, rows in self.done.values()) < self.rows:
             return 0
         return max(end for end, _ in self.done.values())
@@ -50,7 +50,7 @@ class _Life:
 
 @dataclass
 class Timeline:
-    """What the processes of one ring did.
+    """The activities of the processes of one ring.
 
     Attributes:
         tracks: activities in order, by name of the process, the trainer first.

@@ -1,4 +1,4 @@
-"""The stages of a pipeline, written in a control block for readers outside the program."""
+"""Write the stages of a pipeline into a control block, for readers outside the program."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 import struct
 from collections.abc import Sequence
 
-About = Sequence[tuple[str, str]]  # stages of a pipeline, and where each runs
+About = Sequence[tuple[str, str]]  # (name, place) of each stage of a pipeline
 
 _ABOUT = struct.Struct("<I8s")  # number of bytes of the text before it, and a mark
 _MARK = b"stages 1"
 _ABOUT_NBYTES = 4000
 
 
-def about_bytes(about: About) -> bytes:
-    """Return the text that is stored after a pipeline's control block; empty for other loaders."""
+def dump_stages(about: About) -> bytes:
+    """Return the bytes that are stored after a pipeline's control block; empty for other loaders."""
     if not about:
         return b""
     num_shown = len(about)
@@ -23,8 +23,8 @@ def about_bytes(about: About) -> bytes:
     return text + _ABOUT.pack(len(text), _MARK)
 
 
-def about_in(block: memoryview) -> About | None:
-    """Parse what `about_bytes` wrote at the end of a block; None if there is nothing."""
+def load_stages(block: memoryview) -> About | None:
+    """Return the stages that `dump_stages` wrote at the end of a block; None if there are none."""
     first = len(block) - _ABOUT.size
     if first < 0:
         return None

@@ -1,4 +1,4 @@
-"""A report of a ring from its control block: rates, waits, and what each worker is doing.
+"""Report on a ring from its control block: rates, waits, and the current work of each worker.
 
 A snapshot (`RingReader.snapshot`) is the words of the block at one moment. `describe` makes a report from one snapshot or from the
 difference of two; docs/top.md lists its keys.
@@ -175,7 +175,7 @@ def _doing(seen: Snapshot, number: int, claim: tuple[dict[str, Any], int, int] |
 
 
 def _cluster(before: Snapshot, seen: Snapshot, interval_s: float) -> Report | None:
-    """Return what Ray actors have sent, and from which nodes; None without Ray, or if they have not sent anything yet."""
+    """Return the counters of batches that Ray actors have sent, and their nodes; None without Ray, or before the first batch."""
     far = [worker for worker in seen["workers"] if worker["node"]]
     if not far:
         return None
@@ -212,7 +212,7 @@ def _awaited(seen: Snapshot) -> dict[str, Any] | None:
     if 0 < awaited <= seen["num_slots"]:
         slot: dict[str, Any] = seen["slots"][awaited - 1]
         return slot if slot["state"] == ORDERED else None
-    # the trainer waits for whichever batch is finished first, or for one that has no slot yet
+    # the trainer waits for any batch, or for one that has no slot yet
     filling = [slot for slot in seen["slots"] if slot["state"] == ORDERED and not _is_ready(slot)]
     return min(filling, key=lambda slot: int(slot["order"]), default=None)
 

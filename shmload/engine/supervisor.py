@@ -1,8 +1,8 @@
 """Handle the deaths of workers: recover their rows, replace them, or end the loader.
 
-In seed mode a worker is replaced as often as needed, but a sample that ends two workers is given up, and so is a loader whose
-workers keep dying with nothing to do. In torch mode the first death ends the loader, as in torch, unless `max_restarts` allows
-more: the dead worker's random stream cannot be recovered.
+In seed mode, a worker is replaced as often as needed, but a sample that ends two workers is bad, and repeated deaths of workers
+with nothing to do end the loader. In torch mode, the first death ends the loader, as in torch, unless `max_restarts` allows more,
+because the dead worker's random stream cannot be recovered.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from shmload.worker.pool import Death, WorkerPool
 
 log = logging.getLogger("shmload")
 
-# rows that must not be read again (none: unknown which), and the error to raise for them
+# rows that must not be read again (empty if they are unknown), and the error to raise for them
 Fatal: TypeAlias = tuple[tuple[int, ...], Callable[[], ShmloadError]]
 
 
-VAIN_DEATHS = 10  # in a row, of workers without a claim and with no batch between: the next worker would die, too
+VAIN_DEATHS = 10  # successive deaths of workers without a claim, and without a batch between, after which the loader ends
 
 
 class Supervisor:
     """Handles the deaths and timeouts of one worker pool.
 
     Args:
-        workers: which workers are wanted and which are leaving.
+        workers: knows the workers that are wanted, and those that are leaving.
         order_in: returns the order in a slot, if there is one.
         helpers: workers of other ranks, numbered after the pool's own (sharing/balancing.py); None if there are none. It has the
             methods `stack`, `kill` and `replace` of a pool.
@@ -60,19 +60,19 @@ class Supervisor:
         self._sample_timeout_s, self._num_threads = config.sample_timeout_s, config.threads_per_worker
         self._tolerates_bad_samples = config.on_error != "raise"
         self._helpers = helpers
-        self._kills: Counter[tuple[str, int]] = Counter()  # deaths by what the worker was reading, in words, and its order number
+        self._kills: Counter[tuple[str, int]] = Counter()  # number of deaths by (description of the sample or batch, order number)
         self._poisoned: dict[int, Fatal] = {}  # by slot
-        self._unbegun: dict[int, int] = {}  # by worker that has timed out: the order of which it had begun no row at the last check
+        self._unbegun: dict[int, int] = {}  # by timed-out worker: the order of which it had begun no row at the last check
         self._num_restarts = 0
         self._last_pid = 0  # pid of the process that died last
         self.num_vain = 0
         self.num_taken_back = 0
 
     def handle(self, death: Death) -> Callable[[], WorkerDied] | None:
-        """Recover a dead worker's rows and replace it. Return the error to end the loader with if it may not be replaced.
+        """Recover a dead worker's rows and replace it. If it may not be replaced, return the error that ends the loader.
 
         Args:
-            death: which worker, and how it died.
+            death: the worker, and its exit code.
         """
         held = self._ring.held_by(death.worker_id)
         if held is None and death.worker_id in self._workers.leaving:
@@ -84,7 +84,7 @@ class Supervisor:
         work, row, num_kills = (None, row, 0) if is_idle else self._blame(slot, row, number)
         if self._max_restarts is not None and self._num_restarts >= self._max_restarts:
             return _verdict(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
-        if is_idle and death.pid != self._last_pid:  # several workers may share a process, which dies once
+        if is_idle and death.pid != self._last_pid:  # workers may share a process, which dies once
             self.num_vain += 1
             if self.num_vain >= VAIN_DEATHS:
                 return _verdict(f"{death}; it is the {self.num_vain}th worker in a row to die with nothing to do", death, None)
@@ -111,14 +111,14 @@ class Supervisor:
             return False
         held = self._ring.held_by(worker)
         since_ns = self._ring.worker(worker)["since_ns"]
-        # 0: it is reading no sample, but waits for the trainer or collates
+        # 0 if it is not reading a sample, but waits for the trainer or collates
         has_timed_out = held is not None and since_ns and (monotonic_ns() - since_ns) / 1e9 > (self._sample_timeout_s or 0)
         if held is None or not has_timed_out:
             self._unbegun.pop(worker, None)
             return False
         slot, _, number, row = held
         if row < 0 and self._unbegun.get(worker) != number:
-            self._unbegun[worker] = number  # the time may be of an earlier claim, so check again
+            self._unbegun[worker] = number  # the time may belong to an earlier claim, so check again later
             return False
         order = self._order_in(slot)
         if row < 0:
@@ -131,17 +131,17 @@ class Supervisor:
         stack = owner.stack(worker)
         death = owner.kill(worker)
         text = timeout_text(what, self._sample_timeout_s, worker, death.pid, stack)
-        if row >= 0:  # else it hung before its first sample or among several, which are read one by one from now on
+        if row >= 0:  # otherwise it hung before its first sample or among several, which are read one by one from now on
             text += REMEDY
             self._poisoned[slot] = (row,), partial(SampleTimeout, text)
-        is_raised = row >= 0 and not self._tolerates_bad_samples  # the error has the same text
+        is_raised = row >= 0 and not self._tolerates_bad_samples  # the error has the text of the warning
         log.log(logging.DEBUG if is_raised else logging.WARNING, "%s", text)
         self._ring.recover(worker, poison=row >= 0)
         self._replace(worker)
         return True
 
     def _replace(self, worker: int) -> None:
-        """Start a successor of a worker that has ended, unless it was about to leave."""
+        """Replace a worker that has ended, unless it was about to leave."""
         if worker in self._workers.leaving:
             self._workers.forget(worker)
         else:
@@ -149,22 +149,22 @@ class Supervisor:
         self._ring.count_restart(worker)
 
     def _owner_of(self, worker: int) -> Any:
-        """Return the pool or the helpers, whichever the worker belongs to."""
+        """Return the pool or the helpers, to which the worker belongs."""
         return self._pool if self._helpers is None or worker < self._ring.num_wanted else self._helpers
 
     def death_over(self, slot: int) -> Fatal:
-        """Return the bad rows and the error of a slot that was given up."""
+        """Return the bad rows and the error of a slot whose rows must not be read again."""
         return self._poisoned.pop(slot, ((), partial(WorkerDied, "a sample ended its worker twice")))
 
     def _blame(self, slot: int, row: int, number: int) -> tuple[str | None, int, int]:
-        """Count the death of a worker that was reading a row of the slot (-1: the whole batch).
+        """Count the death of a worker that was reading a row of the slot, or the whole batch (-1).
 
         If several threads read rows at once, any of them may have been the cause. The first death then counts for the batch, whose
         rows are read one by one afterwards. A batch that is ordered again without its bad rows has a new order number, so it starts
         over with its rows read together.
 
         Returns:
-            what the worker was reading, in words; the row, -1 if unknown; deaths over it so far.
+            description of the sample or batch; the row, -1 if unknown; deaths so far while reading it.
         """
         order = self._order_in(slot)
         if order is None:
@@ -203,4 +203,4 @@ def _verdict(text: str, death: Death, work: str | None) -> Callable[[], WorkerDi
             made.add_note(f"shmload: it was reading {work}")
         return made
 
-    return error  # makes a new error each time, because a raised error keeps its frames alive
+    return error  # a function, because a raised error keeps its frames alive

@@ -1,7 +1,8 @@
-"""A copy of the events that a ring's recorders hold, taken before they are overwritten.
+"""Copy the events of a ring's recorders before they are overwritten.
 
-A recorder keeps the last few hundred events of its owner (src/events.h). Events that were missed are counted, so a reader that
-needs all of them must read often enough."""
+A recorder keeps the last few hundred events of its owner (src/events.h). Missed events are counted, and a reader that needs all of
+them must read often enough.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +12,23 @@ from numpy.typing import NDArray
 from shmload._core.events import EVENT_NBYTES, Recorders
 from shmload._core.mapping import Mapping
 
-# One event, like shml_event in src/events.h. `place` is a chunk, or the number of chunks if an order was published.
+# One event: shml_event in src/events.h. `place` is a chunk, or the number of chunks of a published order.
 _WORDS = ("begin_ns", "end_ns", "order", "epoch", "step", "kind", "slot", "place", "rows", "amount")
 EVENT = np.dtype(list(zip(_WORDS, ["<u8", "<u8", "<u8", "<i8", "<i8", "<u4", "<u4", "<u4", "<u4", "<u8"], strict=True)))
 assert EVENT.itemsize == EVENT_NBYTES
 
-FULL_SHARE = 4  # a recorder is read when one quarter of its places is taken
+FULL_SHARE = 4  # a recorder is read when 1/4 of its places are full
 
 
 class Tape:
-    """The events of one ring's recorders since some moment.
+    """The events of one ring's recorders since the tape was made, or since the oldest recorded event.
 
     Args:
         control: mapping of the ring's control block.
         with_history: whether to begin with the events that the recorders already hold.
     Attributes:
+        owner_pid: process id of the trainer.
+        num_workers, capacity: number of workers, and of events that a recorder holds.
         num_lost: number of events that were overwritten before they were read.
     """
 
@@ -46,7 +49,7 @@ class Tape:
         return self._recorders.pids()
 
     def drain_if_due(self) -> None:
-        """Read the recorders if one is filling up. Cost: about 50 ns, and 10 ns per worker, if none is."""
+        """Read the recorders if one is filling up. Cost if not: about 50 ns, and 10 ns for each worker."""
         if self._recorders.most_unread(self._next) >= self._due:
             self.drain()
 
@@ -63,5 +66,5 @@ class Tape:
         return most
 
     def events(self, owner: int) -> NDArray[np.void]:
-        """Return the recorded events of one owner, in order; the last owner is the trainer. The fields are those of EVENT."""
+        """Return the recorded events of one owner, in order, with the fields of EVENT. The last owner is the trainer."""
         return np.frombuffer(b"".join(self._raw[owner]), EVENT)

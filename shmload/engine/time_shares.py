@@ -1,4 +1,4 @@
-"""Shares of time between two snapshots: how long the trainer waited, and how long the workers were busy."""
+"""Compute shares of time between two snapshots, such as waiting of the trainer and work of the workers."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import Any, NamedTuple
 
 from shmload.engine.bottleneck import Bottleneck, judge_ring
 
-Snapshot = dict[str, Any]  # what StatsReader.snapshot returns
+Snapshot = dict[str, Any]  # the result of StatsReader.snapshot
 
 
 def waited_ns(seen: Snapshot) -> int:
-    """Return how long the trainer has slept in `next()` up to the snapshot."""
+    """Return the time that the trainer has slept in `next()` up to the snapshot."""
     since: int = seen["waiting_since_ns"]
     return int(seen["wait_ns"]) + (max(seen["time_ns"] - since, 0) if since else 0)
 
 
 def busy_ns(worker: dict[str, Any], time_ns: int) -> int:
-    """Return how long a worker has held claims up to this time."""
+    """Return the time that a worker has held claims up to `time_ns`."""
     claimed: int = worker["claimed_ns"]
     return int(worker["busy_ns"]) + (max(time_ns - claimed, 0) if claimed else 0)
 
 
 def beginning(seen: Snapshot) -> Snapshot:
-    """Return the snapshot that the trainer could have taken when it made the ring, before anything was counted."""
+    """Return the snapshot of the moment when the trainer made the ring, with all counters 0."""
     compared = ("batches", "samples", "nbytes", "wait_ns", "waiting_since_ns")
     workers = [dict.fromkeys(worker, 0) for worker in seen["workers"]]
     return {"time_ns": seen["owner_start_ns"], "workers": workers, **dict.fromkeys(compared, 0)}

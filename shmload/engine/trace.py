@@ -1,8 +1,8 @@
-"""Tracing a loader from within the program: `with loader.trace("trace.json"):`.
+"""Trace a loader from within the program: `with loader.trace("trace.json"):`.
 
-The recorders are read after each delivery, without a thread, if one of them is filling up: between two deliveries workers can only
-process what is ordered, which fits in a recorder unless a worker has hundreds of chunks on order. `shmload trace` does the same
-from outside.
+The recorders are read after each delivery, without a thread, if one of them is filling up. Between two deliveries, workers can only
+fill the published orders, whose events fit in a recorder unless one worker has hundreds of chunks. `shmload trace` records from
+another process.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Trace:
         return self
 
     def follow(self, engine: BatchSource, *, with_history: bool = True) -> None:
-        """Record another ring of the loader, too."""
+        """Also record another ring of the loader."""
         tape = Tape(engine.control, with_history=with_history)
         self._tapes.append(tape)
         self._engines.add(engine)

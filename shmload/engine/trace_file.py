@@ -1,4 +1,4 @@
-"""Trace files, which Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
+"""Write trace files for Perfetto (https://ui.perfetto.dev) and chrome://tracing.
 
 Each ring appears as two processes: its trainer and workers as threads, and its slots. Times count from the first event.
 
@@ -42,7 +42,7 @@ def write(timelines: Sequence[Timeline], path: Path) -> None:
 
 
 def begin_of(timelines: Sequence[Timeline]) -> int:
-    """Return when the first event began, in ns of CLOCK_MONOTONIC; 0 if there are none."""
+    """Return the beginning of the first event, in ns of CLOCK_MONOTONIC; 0 without events."""
     every = [
         span for timeline in timelines for track in (timeline.spans, timeline.moments, *timeline.slots.values()) for span in track
     ]

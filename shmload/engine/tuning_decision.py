@@ -1,20 +1,20 @@
-"""Deciding what to change, from the measurements of the last windows: a pure function whose memory is in its argument and result.
+"""Decide which setting to change, from the measurements of the last windows. A pure function: its memory is an argument and result.
 
-Two figures describe a pipeline that does not interfere with itself. A batch takes `step_s` of the trainer and `work_s` of a
-worker, so work_s / step_s workers keep up, and further ones are idle. In practice workers slow each other down, or wait for the
-same disk. So the formula proposes, and the number of batches per second decides:
+If workers did not slow each other down, two figures would describe a pipeline: a batch takes `step_s` of the trainer and `work_s`
+    of a worker, so work_s / step_s workers keep up, and further ones are idle. In practice they do, or wait for the same disk. So
+    the formula proposes a number, and the measured batches per second decide:
 
-    the trainer waits, workers are busy  ->  more workers, as the formula says, but at most twice as many at once
+    the trainer waits, workers are busy  ->  the formula's number of workers, but at most twice as many at once
     the trainer waits, workers are idle  ->  more batches ordered ahead, which evens out bursts
     the trainer never waits              ->  fewer workers, if the remaining ones would still have time to spare
     memory is short                      ->  fewer batches ordered ahead
 
-Batches arrive unevenly, so slightly more workers than the formula says are needed: by its square root, as for any pool that
+Batches arrive unevenly, so slightly more workers than the formula's number are needed: its square root more, as for any pool that
 serves random arrivals. Every change is on trial for one look. A change without a gain is reverted, and not tried again before the
 load has changed. Changes that are not urgent must be confirmed by two looks. This, the gap between the thresholds for growing and
-shrinking, and medians over several windows keep it stable under a steady load.
+shrinking, and medians over several windows keep the settings stable under a steady load.
 
-Ancestry: utilization law (D. Menasce et al., Performance by Design, 2004, ch. 3), square-root staffing (S. Halfin, W. Whitt,
+Sources: utilization law (D. Menasce et al., Performance by Design, 2004, ch. 3), square-root staffing (S. Halfin, W. Whitt,
 Operations Research 29, 1981). Additive increase and multiplicative decrease were rejected, because they never settle.
 """
 
@@ -31,7 +31,7 @@ LOOK = 4  # windows whose medians make a look
 WAITS = 0.04  # share of the time above which the trainer waits too much
 WAITS_NOT = 0.01  # share of the time below which the trainer does not wait
 WAITS_LONG = 0.12  # share of the time above which one look is enough
-BUSY = 0.75  # share of the time above which workers have none to spare
+BUSY = 0.75  # share of the time above which workers count as busy
 
 GROW, SHRINK = 0.25, 0.5  # a pool grows, or shrinks, to the formula's number plus this many times its square root
 
@@ -58,8 +58,8 @@ class RateWindow(NamedTuple):
     """Measurements over an interval without changes."""
 
     seconds: float
-    wait_s: float  # of the trainer
-    busy_s: float  # sum over all workers
+    wait_s: float  # waiting time of the trainer
+    busy_s: float  # working time, summed over all workers
     num_batches: int
 
 
@@ -67,7 +67,8 @@ class Limits(NamedTuple):
     """The allowed settings.
 
     `room` is the number of batches for which there is or can be memory, and `start_s` the time that a new worker takes to start.
-    A setting whose least and most values are equal must not be changed."""
+    A setting whose least and most values are equal must not be changed.
+    """
 
     least: Setting
     most: Setting
@@ -77,7 +78,7 @@ class Limits(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The cost of a batch: seconds of the trainer without waiting, and of a worker."""
+    """The cost of a batch: seconds of the trainer, without waiting, and seconds of a worker."""
 
     step_s: float
     work_s: float
@@ -107,7 +108,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class LookMemory:
-    """Memory between windows: the windows since the last change, the change on trial, and changes without a gain."""
+    """The memory between windows: the windows since the last change, the change on trial, and changes without a gain."""
 
     windows: tuple[RateWindow, ...] = ()
     trial: Trial | None = None
@@ -126,7 +127,7 @@ class Decision(NamedTuple):
 
 
 def decide(now: Setting, memory: LookMemory, window: RateWindow, limits: Limits) -> tuple[LookMemory, Decision | None]:
-    """Take in one more window and decide.
+    """Decide with the measurements of one more window.
 
     Args:
         now: the current settings.

@@ -1,12 +1,13 @@
 """Limits of "auto": the processors and bytes that a loader may take.
 
-The processors are those that this process may run on, by affinity and cgroup quota, divided by the number of ranks on this node
-as the launcher reports it, because ranks share them. They are not divided if our own launcher, or Slurm by --cpus-per-task, has
-given each rank its own. SHMLOAD_MAX_WORKERS overrides the number for one loader: a smaller one if several loaders run side by
-side, a larger one if samples wait for a network more than they compute.
+The processors are those that this process may use by affinity and cgroup quota, divided by the launcher's number of ranks on this
+node, because ranks share them. They are not divided if shmload's launcher, or Slurm by --cpus-per-task, has given each rank its
+own. SHMLOAD_MAX_WORKERS overrides the number for one loader: a smaller one if several loaders run side by side, a larger one if
+samples wait for a network more than they compute.
 
-The bytes are `ring_bytes`, or a quarter of what free memory and cgroups leave to a rank, including the ring's own. /dev/shm is
-not a limit, because slots that are added later are in memfds if it has little room."""
+The bytes are `ring_bytes`, or a quarter of the memory that is free for a rank within its cgroups, including the ring's own.
+/dev/shm is not a limit, because slots that are added later are in memfds if it has little room.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from shmload.world import OWN_CPUS, launched_place
 
 LIMIT = "SHMLOAD_MAX_WORKERS"
 MEMORY_SHARE = 4  # the ring takes at most this fraction of the memory
-FIXED_MAX = 16  # workers in torch mode, in which measurements cannot show whether more would help
+FIXED_MAX = 16  # most workers in torch mode, because the number is fixed there and cannot be tuned
 
 
 def num_cpus(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
@@ -48,7 +49,7 @@ def most_workers(root: Path = Path("/"), environ: Mapping[str, str] = os.environ
     if not given:
         return num_cpus(root, environ)
     if not given.isdecimal() or int(given) < 1:
-        raise ValueError(f'{LIMIT} is a whole number from 1 up, the most workers that num_workers="auto" takes; got {given!r}')
+        raise ValueError(f'{LIMIT} must be an integer of at least 1, the most workers that num_workers="auto" takes; got {given!r}')
     return int(given)
 
 
@@ -67,7 +68,7 @@ def ring_budget(limit: int | None, taken: int, root: Path = Path("/"), environ: 
     """Return the maximum total size of a ring in bytes.
 
     Args:
-        limit: `ring_bytes`; None is a share of the available memory.
+        limit: `ring_bytes`; None for a share of the available memory.
         taken: bytes that the ring already uses.
         root: root of the file system, for tests.
         environ: the environment.

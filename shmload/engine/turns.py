@@ -1,8 +1,8 @@
 """Mutual exclusion for the callers of one iterator.
 
 Several threads may call `next` on one iterator: each gets its own batch, one thread after the other. A second call in the thread
-that is already inside (from a signal handler, a sampler or a callback) would wait for itself, so it raises. Waiting does not block
-KeyboardInterrupt.
+that is already inside (from a signal handler, a sampler or a callback) would wait for itself, so it raises an error. Waiting does
+not block KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from threading import RLock
 from typing import Any
 from weakref import WeakSet
 
-LEAVE_S = 1.0  # that a caller inside gets to return before the iterator is closed
+LEAVE_S = 1.0  # seconds that a caller inside gets to return before the iterator is closed
 
 
 class Turns:
-    """A lock that refuses to be taken twice by one thread: `with turns: ...`.
+    """A lock that a thread cannot take twice: `with turns: ...`.
 
-    Loaders write the same out, because method calls would double the cost of the lock:
+    Loaders contain the same code inline, because method calls would double the cost of the lock:
 
     with turns.lock:
         if turns.is_taken:
@@ -36,7 +36,7 @@ class Turns:
 
     def __init__(self) -> None:
         self.lock: Any = RLock()
-        self.is_taken = False  # by the thread that holds the lock
+        self.is_taken = False  # True while the thread that holds the lock is inside
         _all.add(self)
 
     def __enter__(self) -> None:
@@ -51,11 +51,11 @@ class Turns:
         self.lock.release()
 
     def __reduce__(self) -> Any:
-        return Turns, ()  # a copy gets a lock of its own
+        return Turns, ()  # a copy gets its own lock
 
     @contextmanager
     def others_out(self) -> Iterator[None]:
-        """Wait until no other thread is inside, at most `LEAVE_S` because one may be running the user's code."""
+        """Wait until no other thread is inside, for at most `LEAVE_S`, because it may be running the user's code."""
         is_mine = self.lock.acquire(timeout=LEAVE_S)
         try:
             yield

@@ -1,8 +1,8 @@
 """Start, stop and replace the workers of one engine, and adjust how many workers and slots are in use.
 
-A ring has records for the largest worker pool; its header says how many workers are wanted, and those are the first ones. A worker
-whose number is not below that reads the header between two chunks and leaves. Its finished chunks stay valid, so no batch changes.
-The set remembers which workers are leaving until their processes have ended, because only those exits are not deaths.
+A ring has records for the largest worker pool. Its header contains the number of wanted workers, which are the first ones. The
+other workers read the header between two chunks and leave. Their finished chunks stay valid, so no batch changes. The set remembers
+the workers that are leaving until their processes have ended, because only their exits are not deaths.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class WorkerSet:
 
     Attributes:
         leaving: workers that were asked to leave; the end of their processes is not a death.
-        start_s: seconds from the start of the newest worker to its first look for work; 0 before any has started.
+        start_s: seconds from the start of the newest worker to its first claim attempt; 0 before any worker has started.
     """
 
     def __init__(self, ring: TrainerRing, pool: WorkerPool, memory: RingMemory, num_pending_copies: int) -> None:
         self._ring, self._pool, self._memory = ring, pool, memory
         self._num_spare = num_pending_copies + 2
-        self._called_ns: dict[int, int] = {}  # by worker: when it was started
+        self._called_ns: dict[int, int] = {}  # worker -> time when it was started
         self.leaving: set[int] = set()
         self.start_s = 0.0
 
@@ -40,7 +40,7 @@ class WorkerSet:
         """Start the first workers.
 
         Args:
-            num_workers: how many.
+            num_workers: number of workers to start.
         """
         self._ring.num_wanted = num_workers
         now = monotonic_ns()
@@ -53,7 +53,7 @@ class WorkerSet:
         Args:
             num_wanted: the new number.
         Returns:
-            whether all new workers could be started. If not, the others stay.
+            whether all new workers could be started. If not, those that were started stay.
         """
         with interrupts_held():
             self.leaving |= {worker for worker in self._called_ns if worker >= num_wanted}
@@ -67,13 +67,13 @@ class WorkerSet:
             num_ordered: wanted number of batches in flight.
             budget: maximum bytes of all payloads after adding slots.
         Returns:
-            number of batches in flight that there are slots for.
+            number of batches in flight for which there are slots.
         """
         with interrupts_held():
             return self._memory.use(num_slots(num_ordered) + self._num_spare - 2, budget) - self._num_spare
 
     def room(self, budget: int) -> int:
-        """Return how many batches can be in flight if all payloads may take `budget` bytes."""
+        """Return the number of batches that can be in flight if all payloads may take `budget` bytes."""
         return self._memory.room(budget) - self._num_spare
 
     @property
@@ -82,7 +82,7 @@ class WorkerSet:
         return self._memory.nbytes
 
     def forget(self, worker: int) -> None:
-        """Forget a worker that has left, and start it again if it is wanted again."""
+        """Reap a worker that has left, and start it again if it is wanted again."""
         self._pool.reap(worker)
         self._ring.forget(worker)
         self.leaving.discard(worker)
@@ -96,7 +96,7 @@ class WorkerSet:
             began = monotonic_ns()
             try:
                 self._pool.start_worker(worker)
-            except OSError as error:  # the system has no process or memory for it
+            except OSError as error:  # no processes or memory are left
                 log.warning("worker %d could not be started (%s); the loader continues with fewer workers", worker, error)
                 return False
             self._called_ns[worker] = began
@@ -116,5 +116,5 @@ class WorkerSet:
 
 
 def num_slots(num_ordered: int) -> int:
-    """Return the number of slots for `num_ordered` batches in flight: one more is the user's, and one more is free meanwhile."""
+    """Return the number of slots for `num_ordered` batches in flight: one more for the user's batch, and one that is free."""
     return max(num_ordered + 2, LEAST_SLOTS)

@@ -1,11 +1,11 @@
 """The files of a growing cache, and the meaning of their names.
 
     g<generation>-<records>-<bytes>.tfrecord[.gz|.zz]   published by a writer; damaged if its size differs from that in its name
-    .growing/                                           what processes write for each other; a listing does not need it
+    .growing/                                           files that processes write for each other; a listing does not need them
     .<anything>                                         ignored
-    <anything else>                                     dropped in by somebody, and examined before it is read (intake.py)
+    <anything else>                                     added by another program, and examined before it is read (intake.py)
 
-Each published file has a generation of its own, greater than those of earlier files.
+Each published file has its own generation, greater than those of earlier files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OWN = re.compile(r"g(\d{12})-(\d+)-(\d+)\.tfrecord(?:\.gz|\.zz)?")
 
 
 class CacheFile(NamedTuple):
-    """A file of samples, as a listing or a snapshot describes it."""
+    """The description of a file of samples in a listing or a snapshot."""
 
     name: str
     num_records: int
@@ -32,14 +32,14 @@ class CacheFile(NamedTuple):
 
     @property
     def generation(self) -> int:
-        """The number of a file that a writer published; -1 for a file that somebody dropped in."""
+        """The generation of a file that a writer published; -1 for a file that another program added."""
         return -1 if (found := _OWN.fullmatch(self.name)) is None else int(found[1])
 
     def is_replaced(self, status: os.stat_result) -> bool:
-        """Return whether another file has its name now. Files of writers never do, because no name is given twice.
+        """Return whether another file has its name now. This never happens to writers' files, because no name is used twice.
 
         Args:
-            status: of the file that has the name now.
+            status: the status of the file that has the name now.
         """
         return self.generation < 0 and (self.nbytes, self.mtime_ns) != (status.st_size, status.st_mtime_ns)
 
@@ -50,7 +50,7 @@ def own_name(generation: int, num_records: int, nbytes: int, compression: str | 
 
 
 def read_own_name(name: str) -> tuple[int, int] | None:
-    """Return the records and bytes that a writer's file has, or None if the name is not a writer's."""
+    """Return the numbers of records and bytes in a writer's file name, or None if the name is not a writer's."""
     found = _OWN.fullmatch(name)
     return None if found is None else (int(found[2]), int(found[3]))
 
@@ -58,7 +58,7 @@ def read_own_name(name: str) -> tuple[int, int] | None:
 def next_generation(control: Path) -> int:
     """Return a number greater than any returned before, in any process.
 
-    A writer that is killed here leaves a gap, or the number that it was about to take.
+    If a writer is killed in this function, its number is skipped, or used by the next call.
     """
     with locked(control / "generation") as fd:
         generation = int(os.pread(fd, 20, 0) or b"0") + 1
@@ -67,7 +67,7 @@ def next_generation(control: Path) -> int:
 
 
 def newest_generation(control: Path) -> int:
-    """Return how many files have been published since the cache was created."""
+    """Return the number of files that have been published since the cache was created."""
     try:
         return int((control / "generation").read_bytes() or b"0")
     except FileNotFoundError:

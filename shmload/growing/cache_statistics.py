@@ -1,4 +1,4 @@
-"""The statistics of a growing cache, for its own process and for readers in others."""
+"""The statistics of a growing cache, for its own process and for other processes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ RATE_S = 60.0  # the time window of the rates
 
 @dataclass(frozen=True)
 class CacheStatistics:
-    """A growing cache at one moment.
+    """The state of a growing cache at one moment.
 
     Attributes:
         nbytes: the size of all files; files being written count with their reservation.
-        num_leased: files that running epochs keep from being evicted.
-        generation: how many files writers have published so far.
-        num_evicted: how many of those are gone.
-        bytes_per_s, samples_per_s: published in the last minute.
-        bad: files that are left out, and why.
-        writers: the living ones.
-        samplers: those under supervision, of any process of this machine.
+        num_leased: number of files that running epochs keep from being evicted.
+        generation: number of files that writers have published so far.
+        num_evicted: number of published files that are gone.
+        bytes_per_s, samples_per_s: rates of publication in the last minute.
+        bad: ignored files, and the reason for each.
+        writers: the running writers.
+        samplers: the supervised samplers, of any process of this machine.
     """
 
     capacity_bytes: int

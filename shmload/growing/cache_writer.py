@@ -1,7 +1,7 @@
-"""Write samples into a growing cache: TFRecord files of a bounded size, with room reserved before a byte is written.
+"""Write samples into a growing cache: TFRecord files of a bounded size, whose room is reserved before they are written.
 
-A file is invisible until it is published, which is one rename. A writer that is killed leaves a reservation without an owner, which
-is removed when the next process needs room. Writing waits while the budget is full of files that epochs read.
+A file is invisible until a rename publishes it. If a writer is killed, its reservation is removed when the next process needs room.
+Writing waits while the budget is full of files that epochs read.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from shmload.growing.cache_file import CONTROL, next_generation, own_name
 from shmload.growing.process_report import WriterReport
 from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.reservation import Reservation
-from shmload.storage.room_wait import repeated
+from shmload.storage.room_wait import wait_for_room
 
 
 @dataclass
 class WriterStatistics:
-    """What a living writer reports of itself.
+    """The report of a running writer.
 
     Attributes:
-        pid: its process.
+        pid: its process id.
         role: its name in `stats()`.
-        num_files, num_records, nbytes: what it has published.
+        num_files, num_records, nbytes: totals of its published files.
         waited_s: seconds that it has waited for room, without a wait in progress.
-        is_waiting: whether it waits for room now.
+        is_waiting: whether it is waiting for room.
     """
 
     pid: int
@@ -49,19 +49,19 @@ class WriterStatistics:
 class CacheWriter(AtomicWriter):
     """A writer of samples into a cache, created by `SampleCache.writer`. A context manager.
 
-    A file is published when it has `file_nbytes`, or with the first sample that comes `publish_s` after its first one; `close`
-    publishes the last file. If the block raises, what is not published yet is dropped.
+    A file is published when it has `file_nbytes`, or by the first sample written at least `publish_s` after the file's first one;
+    `close` publishes the last file. If the block raises, unpublished samples are dropped.
 
     Args:
-        folder: the cache's.
+        folder: the cache's folder.
         file_nbytes: approximate size of a file.
         publish_s: seconds after a file's first sample from which the next sample publishes the file.
         raw, compression: see TFRecordWriter.
-        timeout_s: seconds to wait for room; None: as long as it takes.
-        role: what `stats()` calls this writer.
+        timeout_s: seconds to wait for room; None for no limit.
+        role: the name of this writer in `stats()`.
     Raises:
         ValueError: `compression` is unknown.
-    Cost: one copy of each value, and its checksum; per file one reservation and one rename.
+    Cost: one copy of each value, and its checksum; one reservation and one rename for each file.
     Thread/process safety: one thread at a time; any number of writers.
     """
 
@@ -83,9 +83,9 @@ class CacheWriter(AtomicWriter):
         self._file_nbytes, self._publish_s, self._timeout_s = file_nbytes, publish_s, timeout_s
         self._raw, self._compression = frozenset(raw), compression
         self._file: TFRecordWriter | None = None
-        self._is_due = False  # to be published first, because there was no room for its end
+        self._is_due = False  # the file must be published before the next sample, because it had no room for its end
         self._began = 0.0  # time of the file's first sample
-        self._slack = 0  # the most bytes that a record exceeded its file by
+        self._slack = 0  # the most bytes by which a record exceeded its file
         self._is_closed = False
         self._statistics = WriterStatistics(os.getpid(), role)
         self._report = WriterReport(self._control, "writers")
@@ -101,8 +101,8 @@ class CacheWriter(AtomicWriter):
         Args:
             record: see TFRecordWriter.write. The memory of a numpy array becomes a raw record without an extra copy.
         Raises:
-            CacheFull: there was no room within `timeout_s`, or none for earlier samples, which are kept until there is; this sample
-                was not written. Or it is larger than the cache, and was dropped with its file.
+            CacheFull: there was no room within `timeout_s` for this sample, or for earlier samples, which are kept until there is
+                room; this sample was not written. Or it is larger than the cache, and was dropped with its file.
             TypeError, ValueError: see TFRecordWriter.write.
         """
         file = self._opened()
@@ -138,7 +138,7 @@ class CacheWriter(AtomicWriter):
         """Reserve more room for a record that exceeds its file.
 
         Args:
-            reservation: the file's.
+            reservation: the reservation of the file.
             nbytes: additional bytes.
         """
         self._slack = max(self._slack, reservation.nbytes + nbytes - self._file_nbytes)
@@ -150,12 +150,12 @@ class CacheWriter(AtomicWriter):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for room now."""
+        """Whether this writer is waiting for room."""
         return self._statistics.is_waiting
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Report inside the block that the writer waits for room."""
+        """Report that the writer waits for room while the block runs."""
         statistics, since = self._statistics, monotonic()
         statistics.is_waiting = True
         self._report.write(asdict(statistics))
@@ -167,10 +167,10 @@ class CacheWriter(AtomicWriter):
             self._report.write(asdict(statistics))
 
     def publish(self) -> None:
-        """Publish what has been written so far, so that the next epoch reads it.
+        """Publish the samples written so far, so that the next epoch reads them.
 
         Raises:
-            CacheFull: there was no room within `timeout_s`. It can be called again, unless the file is larger than the cache.
+            CacheFull: there was no room within `timeout_s`. Call `publish` again, unless the file is larger than the cache.
         """
         file = self._file
         if file is None:
@@ -182,7 +182,7 @@ class CacheWriter(AtomicWriter):
                 self._reserved_file.settle()
             except BaseException as error:
                 if not isinstance(error, CacheFull) or self._reserved_file.needed > self._folder.capacity_bytes:
-                    self._file, self._is_due = None, False  # there will be no room later either
+                    self._file, self._is_due = None, False  # the file will never fit
                     file.abandon()
                 raise
         self._file, self._is_due = None, False
@@ -195,7 +195,7 @@ class CacheWriter(AtomicWriter):
         """Publish the current file if it is due.
 
         Returns:
-            seconds until the current file is due; None: there is no file.
+            seconds until the current file is due; None without a file.
         Raises:
             CacheFull: see `publish`.
         """
@@ -207,11 +207,11 @@ class CacheWriter(AtomicWriter):
         """Publish a complete file under its name.
 
         Args:
-            reservation: the file's.
-            num_records, nbytes: what was written.
+            reservation: the reservation of the file.
+            num_records, nbytes: size of the file.
         """
         folder = self._folder
-        generation = repeated(lambda: folder.evicting(partial(next_generation, self._control)), self._timeout_s)
+        generation = wait_for_room(lambda: folder.evicting(partial(next_generation, self._control)), self._timeout_s)
         name = own_name(generation, num_records, nbytes, self._compression)
         reservation.publish(name, nbytes=nbytes)
         self.num_files += 1
@@ -225,7 +225,7 @@ class CacheWriter(AtomicWriter):
         """Publish the rest. Idempotent.
 
         Raises:
-            CacheFull: see `publish`. The writer stays open until there is room, or until `abandon`.
+            CacheFull: see `publish`. The writer stays open until `close` succeeds or `abandon` is called.
         """
         if not self._is_closed:
             try:
@@ -236,7 +236,7 @@ class CacheWriter(AtomicWriter):
                     self._report.close()
 
     def abandon(self) -> None:
-        """Drop what is not published, and close."""
+        """Drop the unpublished samples, and close."""
         self._is_closed = True
         file, self._file = self._file, None
         if file is not None:
@@ -248,7 +248,7 @@ class CacheWriter(AtomicWriter):
 
 
 class _ReservedFile(os.PathLike[str]):
-    """A reservation, as the file of a TFRecordWriter. Bytes beyond its end are kept in memory until there is room."""
+    """A reservation that a TFRecordWriter writes like a file. Bytes beyond its end are kept in memory until there is room."""
 
     def __init__(self, owner: CacheWriter, reservation: Reservation) -> None:
         self._owner, self._reservation = owner, reservation
@@ -278,7 +278,7 @@ class _ReservedFile(os.PathLike[str]):
         """Reserve room for the bytes in memory, and write them.
 
         Raises:
-            CacheFull: there is no room for it.
+            CacheFull: the room could not be reserved.
         """
         if (beyond := self.needed - self._reservation.nbytes) > 0:
             self._owner.grow(self._reservation, beyond)

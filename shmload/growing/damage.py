@@ -1,6 +1,6 @@
-"""Files that turned out to be damaged while an epoch read them.
+"""Reports of files that an epoch found damaged.
 
-.growing/bad/<checksum of the name>.json   which file, and what is wrong. Later snapshots of all runs leave it out until it changes
+.growing/bad/<checksum of the name>.json   the file and its damage. Later snapshots of all runs omit the file until it changes
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def report_bad(folder: Path, name: str, text: str, ctime_ns: int) -> None:
     Args:
         folder: the cache.
         name: the file.
-        text: what is wrong.
-        ctime_ns: when the file last changed. Its modification time would not do, because a copy of a good file may keep it.
+        text: description of the damage.
+        ctime_ns: time of the file's last change. Its modification time is not used, because a copy of a good file may keep it.
     """
     path = folder / CONTROL / BAD / f"{crc32c(name.encode()):08x}.json"
     if name not in reported_bad(folder):
@@ -35,7 +35,7 @@ def report_bad(folder: Path, name: str, text: str, ctime_ns: int) -> None:
 
 
 def reported_bad(folder: Path) -> dict[str, str]:
-    """Return the files that were found damaged and have not changed since, and what is wrong with each."""
+    """Return the files that were found damaged and have not changed since, and the damage of each."""
     found = {}
     for path in (folder / CONTROL / BAD).glob("*.json"):
         with suppress(OSError, ValueError, KeyError):

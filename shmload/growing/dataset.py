@@ -1,7 +1,7 @@
-"""The dataset of a growing cache, which ShmLoader reads: samples by (snapshot, record), in any process.
+"""The dataset of a growing cache for ShmLoader: samples by (snapshot, record), in any process.
 
-A worker opens a snapshot at the first order of its epoch: it reads the frozen list, maps the files that it has not mapped yet,
-and unmaps those that are no longer listed. So an epoch's start costs a worker only its new files.
+A worker opens a snapshot at the first order of its epoch: it reads the list of files, maps the new ones, and unmaps those that are
+no longer listed. So the start of an epoch costs a worker only its new files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GrowingDataset:
         folder: the cache.
         joined: the run.
         make_epochs: makes one loader's epochs, in the trainer.
-        records: reads records of any files by a schema.
+        records: reads records of any file by a schema.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class GrowingDataset:
 
     @property
     def run_path(self) -> Path:
-        """The folder of this run's snapshots."""
+        """The folder that contains this run's snapshots."""
         if self._joined is not None:
             return self._joined.run.path
         assert self._run_path is not None
@@ -84,13 +84,13 @@ class GrowingDataset:
         """Return the schedule of each epoch's samples by rank and step, which ShmLoader uses in place of a length.
 
         Args:
-            seed, world_size, batch_size, shuffle, uneven: as in ShmLoader.
+            seed, world_size, batch_size, shuffle, uneven: see ShmLoader.
         Raises:
-            RuntimeError: this copy of the dataset came from another process.
+            RuntimeError: this is a copy of the dataset from another process.
         """
         if self._joined is None:
             raise RuntimeError(
-                "this is a copy of a growing dataset that came from another process: make one here, SampleCache(folder, "
+                "this is a copy of a growing dataset from another process: make one here, SampleCache(folder, "
                 'capacity_bytes).dataset(..., run="name"), with the same name in all ranks'
             )
         self._joined.world_size = world_size
@@ -99,8 +99,8 @@ class GrowingDataset:
 
     def __len__(self) -> int:
         raise TypeError(
-            "a growing dataset has another length in each epoch: read it with ShmLoader(dataset, seed=...), whose len() is the "
-            "next epoch's, without a sampler of your own"
+            "a growing dataset has another length in each epoch: read it with ShmLoader(dataset, seed=...), whose len() is that of "
+            "the next epoch, without a sampler of your own"
         )
 
     def where(self, index: int) -> tuple[str, int]:
@@ -120,7 +120,7 @@ class GrowingDataset:
 
     @property
     def read_batch_into(self) -> Callable[[Any, Any], None] | None:
-        """Read samples of one epoch into rows; None if a decoder must do part of that."""
+        """A function that reads samples of one epoch into rows; None if a decoder is needed."""
         return None if self._records.read_batch_into is None else self._read_batch_into
 
     def _read_batch_into(self, indices: Any, out: Any) -> None:
@@ -169,7 +169,7 @@ class GrowingDataset:
         snapshot = read_snapshot(path)
         if snapshot is None:
             raise IndexError(
-                f"epoch {epoch} has no snapshot at {path}: indices of a growing dataset are given by its own order, so read it "
+                f"epoch {epoch} has no snapshot at {path}: the indices of a growing dataset come from its own order, so read it "
                 "with ShmLoader(dataset, seed=...), without a sampler of your own"
             )
         files: dict[CacheFile, _Opened] = {}
@@ -187,19 +187,19 @@ class GrowingDataset:
 
 
 class _Opened:
-    """A cached file, mapped on first use and kept while a snapshot names it. If it is gone or torn, none of it can be read."""
+    """A cached file, mapped on first use and kept while a snapshot contains it. If it is gone or torn, its samples are lost."""
 
     def __init__(self, folder: Path, expected: CacheFile) -> None:
         self.path = os.fspath(folder / expected.name)
         self.nbytes = 0
         self.data: Any = b""
         self.state: tuple[Any, ...] | None = None
-        self._status: os.stat_result | None = None  # None: not the file that the snapshot was taken of
+        self._status: os.stat_result | None = None  # None: the file differs from the snapshot's
         self._offsets = np.zeros(expected.num_records + 1, np.int64)
         try:
             status = os.stat(self.path)
             if expected.is_replaced(status):
-                log.warning("%s has been replaced since its epoch was frozen, which can read none of it", self.path)
+                log.warning("%s has been replaced since its epoch was frozen, so the epoch cannot read it", self.path)
                 return
             self._status = status
             file = WalkedFile(self.path, "auto", MAX_INFLATED_BYTES)
@@ -209,7 +209,7 @@ class _Opened:
                     f"{self.path}: has {num_records} records in {nbytes} bytes, and had {expected.num_records} in "
                     f"{expected.nbytes} when the epoch was frozen"
                 )
-        except FileNotFoundError:  # evicted before a resume: the order contains none of its records
+        except FileNotFoundError:  # evicted before a resume, and the order contains none of its records
             return
         except ShardCorrupt as error:
             self.report(error)
@@ -217,14 +217,14 @@ class _Opened:
         self.nbytes, self.data, self.state, self._offsets = file.nbytes, file.data, file.state, file.offsets()
 
     def report(self, error: ShardCorrupt) -> None:
-        """Report that the file is damaged, unless another file, which may be good, has its name by now."""
+        """Report that the file is damaged, unless another file, which may be good, has its name now."""
         folder, name = os.path.split(self.path)
         with suppress(FileNotFoundError):
             if self.is_there():
                 report_bad(Path(folder), name, str(error), os.stat(self.path).st_ctime_ns)
 
     def is_there(self) -> bool:
-        """Return whether it is still the file under its name."""
+        """Return whether its name still refers to this file."""
         then = self._status
         with suppress(FileNotFoundError):
             now = os.stat(self.path)
@@ -232,7 +232,7 @@ class _Opened:
         return False
 
     def offsets(self) -> NDArray[np.int64]:
-        """Return the offsets of its records; of an unreadable file, an array of the same length."""
+        """Return the offsets of its records; for an unreadable file, an array of the same length."""
         return self._offsets
 
 

@@ -1,7 +1,7 @@
-"""The files that an epoch reads.
+"""The snapshot of an epoch: the files that it reads.
 
-The index of a sample is `epoch << EPOCH_SHIFT | record`, where records are counted through the snapshot's files. So an order alone
-tells which snapshot it belongs to, and a sample's randomness is new in each epoch.
+The index of a sample is `epoch << EPOCH_SHIFT | record`, where records are counted through the snapshot's files. So an index
+identifies its snapshot, and a sample's random numbers differ between epochs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The files of an epoch, oldest first, as they were when it was settled."""
+    """The files of an epoch, oldest first, with their state when the epoch was settled."""
 
     epoch: int
     files: tuple[CacheFile, ...]
@@ -47,7 +47,7 @@ class Snapshot:
 
     @cached_property
     def digest(self) -> str:
-        """A digest that differs between snapshots."""
+        """A digest of the snapshot, which differs between snapshots."""
         return hashlib.blake2b(self.dumps(), digest_size=8).hexdigest()
 
     def place(self, record: int) -> tuple[str, int]:
@@ -79,4 +79,4 @@ def read_snapshot(path: Path) -> Snapshot | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise ShardCorrupt(f"{path}: is no snapshot of a growing cache: {error}") from error
+        raise ShardCorrupt(f"{path}: is not a snapshot of a growing cache: {error}") from error

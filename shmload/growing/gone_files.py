@@ -1,4 +1,4 @@
-"""A snapshot with missing files, and how a resume replaces their samples."""
+"""A snapshot with missing files, and the replacement of their samples in a resume."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shmload.growing.epoch_snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Gone:
-    """A snapshot without some of its files, and the samples that replace theirs."""
+    """A snapshot of which some files are gone, and the samples that replace the lost ones."""
 
     snapshot: Snapshot
     is_gone: tuple[bool, ...]  # [file]
@@ -31,7 +31,7 @@ class Gone:
         return gone, np.cumsum(lost) - lost, np.cumsum(counts - lost)
 
     def mask(self, records: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which records are gone."""
+        """Return a mask of the records that are gone."""
         gone: NDArray[np.bool_] = self._counts[0][np.searchsorted(self.snapshot.ends, records, "right")]
         return gone
 

@@ -1,7 +1,7 @@
-"""The epochs of one loader: which snapshot each epoch reads, and the lease on its files while it is read.
+"""The epochs of one loader: the snapshot of each epoch, and the lease on its files.
 
-An epoch's snapshot is written when its first batch is ordered, while the last batches of the epoch before are still in progress, so
-no worker waits for it. Its files are leased from then until a later epoch begins, the loader closes or the process ends.
+An epoch's snapshot is written when its first batch is ordered, while the last batches of the previous epoch are still in progress,
+so no worker waits for it. Its files are leased from then until a later epoch begins, the loader closes or the process ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shmload.storage.file_lease import Leases
 log = logging.getLogger("shmload")
 
 Missing = Literal["error", "skip", "substitute"]
-NAMED = 5  # files that are gone that an error names
+NAMED = 5  # most missing files that an error names
 _REMEDY = (
     'cache.dataset(missing="skip") reads the rest, missing="substitute" other samples of that epoch in their place; or begin '
     "the next epoch with set_epoch"
@@ -37,15 +37,15 @@ _REMEDY_ALL = "begin the next epoch with set_epoch: nothing of this one is left 
 
 
 class GrowingEpochs(EpochSnapshots[Snapshot]):
-    """The epochs of one loader in its run. Each loader of a dataset is in an epoch of its own, and leases the files of that epoch.
+    """The epochs of one loader in its run. Each loader of a dataset has its own epoch, and leases the files of that epoch.
 
     Args:
         library: the cache's files.
         joined: the run.
         min_samples: samples that an epoch waits for.
-        timeout_s: seconds that it waits at most.
-        missing: what a resume does about samples that were evicted.
-        smallest: samples without which an epoch has no step.
+        timeout_s: most seconds that it waits.
+        missing: the policy of a resume for evicted samples.
+        smallest: least number of samples for an epoch with a step.
     """
 
     identity = "growing cache"
@@ -70,7 +70,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
         return self._library.folder.evicting(lambda: self._joined.run)
 
     def named(self, snapshot: Snapshot) -> dict[str, Any]:
-        """Return what a state says of a snapshot."""
+        """Return a snapshot's entries in a state."""
         return {"run": self.run.name, "n": snapshot.n, "digest": snapshot.digest}
 
     def restart(self, epoch: int) -> None:
@@ -81,14 +81,14 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
         """
         if epoch > MAX_EPOCH:
             raise StateMismatch(
-                f"a growing dataset's epoch is at most {MAX_EPOCH}, the state's is {epoch}: load what state_dict() returned"
+                f"a growing dataset's epoch is at most {MAX_EPOCH}, the state's is {epoch}: load a result of state_dict()"
             )
 
     def resume(self, named: Mapping[str, Any], epoch: int) -> None:
         """Read the snapshot that a state names in its epoch.
 
         Raises:
-            StateMismatch: the snapshot is not kept any more, samples of it are gone and that is an error, or the state names none.
+            StateMismatch: the snapshot is no longer kept, samples of it are gone and `missing` is "error", or the state has none.
         """
         is_dict = isinstance(named, Mapping) and isinstance(named.get("digest"), str)
         if not is_dict or not is_run_name(named.get("run")) or epoch > MAX_EPOCH:
@@ -99,7 +99,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
             held = "is not there" if snapshot is None else "is another"
             raise StateMismatch(
                 f"the state names the snapshot {named['digest']} of epoch {epoch}, which {held} in {path}: resume "
-                "with the folder that the state was saved with, or begin this epoch anew with a state of its start"
+                "with the folder that the state was saved with, or restart this epoch with a state of its start"
             )
         before = self._holds, self._gone
         self._holds, self._gone = {}, {}
@@ -120,7 +120,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
 
         Args:
             epoch: the epoch.
-            is_ahead: wait for no samples, and evict none.
+            is_ahead: do not wait for samples, and do not evict any.
 
         Raises:
             TimeoutError: too few samples have been collected.
@@ -157,7 +157,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
         return found
 
     def _take(self, snapshot: Snapshot, *, is_named: bool) -> bool:
-        """Lease those of a snapshot's files that are there, and deal with the others as `missing` says.
+        """Lease the files of a snapshot that exist, and handle the others according to `missing`.
 
         Args:
             snapshot: the snapshot.
@@ -191,7 +191,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
     def keys(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the indices of an epoch's records, without those that are gone.
 
-        At least one, because other ranks have a batch at this step.
+        Return at least one, because other ranks have a batch at this step.
         """
         gone = self._gone.get(epoch)
         if gone is not None:
@@ -202,7 +202,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
     # ------------------------------------------------------------ holds
 
     def begins(self, epoch: int) -> None:
-        """Read an epoch from now on; files of earlier ones may be evicted.
+        """Begin reading an epoch; files of earlier ones may be evicted from now on.
 
         Args:
             epoch: the epoch.
@@ -212,13 +212,13 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
         self._gone = {each: gone for each, gone in self._gone.items() if each >= epoch - 1}
 
     def opened(self, epoch: int, snapshot: Snapshot) -> None:
-        """Lease the files again if the loader was closed since, and keep other ranks from replacing the snapshot."""
+        """Lease the files again if the loader was closed in the meantime, and keep other ranks from replacing the snapshot."""
         if epoch not in self._holds:
             self._take(snapshot, is_named=True)
         self._library.folder.evicting(partial(self.run.begin, epoch))
 
     def ended(self) -> None:
-        """Release all files, because no epoch is read any more."""
+        """Release all files after the last epoch."""
         self._release(MAX_EPOCH + 1)
 
     def _release(self, epoch: int) -> None:

@@ -2,12 +2,13 @@
 
     .growing/runs/<name>/epoch-<e>.json   written once by the first rank to need it, visible when complete
     .growing/runs/<name>/epoch-<e>.begun  a rank has begun to read the snapshot; until then it may be replaced
-    .growing/runs/<name>/spare            reserved disk space, which becomes the next snapshot if the disk is full by then
-    .growing/runs/<name>/attending        each rank of the run holds a shared lock on it while it lives
+    .growing/runs/<name>/spare            reserved disk space, which becomes the next snapshot if the disk is full
+    .growing/runs/<name>/attending        each rank of the run holds a shared lock on it until it ends
     .growing/runs/<name>/gate             locked by a rank that joins the run or writes a snapshot to a full disk
 
-A rank that joins a run without living ranks, and resumes nothing, is the first of a new run: snapshots of an earlier run of the
-same name are deleted. A rank that resumes keeps those up to its epoch, and so reads the very samples that it would have read.
+A rank that joins a run without living ranks, and does not resume, is the first of a new run: snapshots of an earlier run of the
+    same name are deleted. A rank that resumes keeps the snapshots up to its epoch, so it reads the same samples as without the
+    interruption.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ log = logging.getLogger("shmload")
 
 SPARE = "spare"
 SPARE_NBYTES = 4096  # the unit of reservation
-KEPT_SNAPSHOTS = 64  # in each run: older epochs cannot be resumed
+KEPT_SNAPSHOTS = 64  # number kept in each run; older epochs cannot be resumed
 
 
 def run_name(given: str | None, world_size: int) -> str:
-    """Return the name that a run's ranks share and no other run has: as given, else from what their launcher has set.
+    """Return the name that a run's ranks share and no other run has: the given one, else one from their launcher's variables.
 
     Args:
-        given: the user's name; None: for one rank, a random name.
+        given: the user's name; if None, a single rank gets a random name.
         world_size: the number of ranks.
     """
     if given is None and world_size == 1:
@@ -51,7 +52,7 @@ def run_name(given: str | None, world_size: int) -> str:
 
 
 def is_run_name(name: object) -> bool:
-    """Return whether it is a valid name of a run: it becomes part of a path, and a state may contain anything."""
+    """Return whether an object is a valid name of a run, because it becomes part of a path, and a state may contain anything."""
     return isinstance(name, str) and re.fullmatch("[0-9a-f]{12}", name) is not None
 
 
@@ -66,7 +67,7 @@ class GrowingRun:
     Args:
         folder: the cache.
         name: the name of the run.
-        resumed: the epoch that is resumed; None: the run begins.
+        resumed: the epoch that is resumed; None if the run begins.
     """
 
     def __init__(self, folder: Path, name: str, resumed: int | None) -> None:
@@ -97,7 +98,7 @@ class GrowingRun:
         return read_snapshot(snapshot_path(self.path, epoch))
 
     def freeze(self, snapshot: Snapshot) -> bool:
-        """Write the epoch's snapshot, unless another rank was first; return whether this one was. Only the newest are kept."""
+        """Write the epoch's snapshot unless another rank was first. Return whether it was written. Only the newest are kept."""
         path, data = snapshot_path(self.path, snapshot.epoch), snapshot.dumps()
         try:
             is_ours = write_whole(path, data, is_new=True)
@@ -137,7 +138,7 @@ class GrowingRun:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(self.path))
 
     def _reserve(self, nbytes: int) -> None:
-        """Reserve disk space for the next epoch's snapshot if possible, because samplers may fill the disk until then."""
+        """Reserve disk space for the next epoch's snapshot if possible, because samplers may fill the disk before it."""
         with suppress(OSError), locked(self.path / "gate"), open(self.path / SPARE, "ab") as spare:
             os.posix_fallocate(spare.fileno(), 0, -(-nbytes // SPARE_NBYTES) * SPARE_NBYTES)
 
@@ -148,7 +149,7 @@ class GrowingRun:
     def take_back(self, snapshot: Snapshot) -> bool:
         """Delete a snapshot unless a rank has started reading it. Return whether it was deleted.
 
-        A rank that wrote it ahead of time and was killed no longer holds its files, which may be gone before another rank comes.
+        If the rank that wrote it ahead of time was killed, its files are no longer leased and may be gone.
         """
         with locked(self.path / "gate"):
             if self._mark(snapshot.epoch).exists():
@@ -186,7 +187,7 @@ class JoinedRun:
 
     Args:
         folder: the cache.
-        name: the name of the run; None: random, or derived from the launcher's environment.
+        name: the name of the run; None for a random name, or one derived from the launcher's environment.
 
     Attributes:
         world_size: set with the schedule of the first loader, before any epoch is requested.
@@ -205,7 +206,7 @@ class JoinedRun:
         return self._run
 
     def go_on_in(self, name: str, epoch: int) -> None:
-        """Join the run and epoch that a state names."""
+        """Join the run of a state, at its epoch."""
         if self._run is not None and self._run.name != name:
             self._run.leave()
             self._run = None

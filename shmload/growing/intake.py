@@ -1,10 +1,10 @@
-"""Files that somebody dropped into the folder: whether they are complete TFRecord files, and how many records each has.
+"""Examine files that other programs add to the folder: whether each is a complete TFRecord file, and its number of records.
 
 A file that is still being written waits for the next epoch. If a process has it open for writing, Linux refuses a read lease
-(fcntl(2), F_SETLEASE). Where leases are unknown (a network file system, another owner's file), the file must have been unchanged
-for SETTLE_S instead. A file that turns out to be torn or damaged is left out until it changes.
+(fcntl(2), F_SETLEASE). Without leases (on a network file system, or for another owner's file), the file must have been unchanged
+for SETTLE_S instead. A torn or damaged file is ignored until it changes.
 
-Every checksum is verified once here, so no damaged byte gets into an epoch. The result is kept for other processes and later runs,
+Every checksum is verified once here, so no damaged byte gets into an epoch. The result is saved for other processes and later runs,
 by name, size and time.
 """
 
@@ -28,46 +28,46 @@ from shmload.formats.tfrecord.record_file import Offsets, RecordFile
 
 MAX_INFLATED_BYTES = 1 << 34
 SETTLE_S = 5.0
-_LONG = 16384  # bytes; a survey does not check the sums of longer records
+_LONG = 16384  # bytes of a record above which a survey does not check its sum
 _AT_ONCE = 8192  # records surveyed together
 _FIELDS = fields_of({"bytes": bytes}, {}, None)
-Found = int | str  # number of records in a file, or why it cannot be used
+Found = int | str  # number of records in a file, or the reason why it cannot be used
 
 
 class WalkedFile(RecordFile):
-    """A file whose records each process finds by itself, which costs less than an index beside each file of a budget."""
+    """A file whose records each process finds by itself, which costs less than an index file for each file of a budget."""
 
     _offsets: Offsets | None = None
 
     def offsets(self) -> Offsets:
-        """Return where records begin."""
+        """Return the offsets of the records."""
         if self._offsets is None:
             self._offsets = self._walked()
         return self._offsets
 
 
 class Intake:
-    """What is known of the files that no writer has published.
+    """The examination results of the files that no writer has published.
 
     Args:
-        path: the file in which this is kept.
+        path: the file in which the results are saved.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known: dict[str, tuple[int, int, Found]] = {}  # name -> size, time, what was found
+        self._known: dict[str, tuple[int, int, Found]] = {}  # name -> size, time, result
         self._kept = b""
 
     def load(self) -> None:
-        """Load what other processes and earlier runs have found."""
-        with suppress(OSError, ValueError, TypeError):  # nothing is kept yet, or the file is not ours
+        """Load the results of other processes and earlier runs."""
+        with suppress(OSError, ValueError, TypeError):  # no file yet, or not a file of results
             kept = self._path.read_bytes()
             if kept != self._kept:
                 self._known.update({name: (size, at, found) for name, (size, at, found) in json.loads(kept).items()})
                 self._kept = kept
 
     def keep(self, names: set[str]) -> None:
-        """Save what is known of these files for other processes, and forget all other files."""
+        """Save the results for these files, and forget all other files."""
         self._known = {name: known for name, known in self._known.items() if name in names}
         kept = json.dumps(self._known, sort_keys=True).encode()
         if kept != self._kept and (self._known or self._kept):
@@ -76,11 +76,11 @@ class Intake:
 
     @property
     def bad(self) -> dict[str, str]:
-        """Files that cannot be used, and why not."""
+        """Files that cannot be used, and the reason for each."""
         return {name: found for name, (_, _, found) in self._known.items() if isinstance(found, str)}
 
     def known(self, name: str, status: os.stat_result) -> Found | None:
-        """Return what was found in a file, or None if it has changed since or was never examined."""
+        """Return the result for a file, or None if it has changed since or was never examined."""
         size, at, found = self._known.get(name, (-1, -1, 0))
         return found if (size, at) == (status.st_size, status.st_mtime_ns) else None
 

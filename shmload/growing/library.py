@@ -19,10 +19,10 @@ from shmload.growing.intake import Intake
 from shmload.growing.samplers import Samplers
 from shmload.schedule.epoch_snapshots import EpochSnapshots
 from shmload.storage.budgeted_folder import BudgetedFolder
-from shmload.storage.ledger import Kept
+from shmload.storage.ledger import PublishedFile
 
-LOOK_S = 0.05  # interval between looks for the first samples; other machines' writers ring no bell
-EXAMINE_S = 0.2  # maximum delay of an epoch's start by the examination of files that others dropped in
+LOOK_S = 0.05  # interval between checks for the first samples, because no bell is rung by writers of other machines
+EXAMINE_S = 0.2  # maximum delay of an epoch's start by the examination of added files
 
 
 class Library:
@@ -30,11 +30,11 @@ class Library:
 
     Args:
         folder: the cache's folder.
-        file_nbytes, headroom: as in SampleCache.
-        samplers: those that this process has started; may change.
+        file_nbytes, headroom: see SampleCache.
+        samplers: the samplers that this process has started; may change.
 
     Attributes:
-        readers: the loaders' epochs, as long as they last.
+        readers: the epochs of loaders that are alive.
     """
 
     def __init__(self, folder: BudgetedFolder, *, file_nbytes: int, headroom: float, samplers: list[Samplers]) -> None:
@@ -48,7 +48,7 @@ class Library:
         self._is_first = True
 
     def collected(self, at_least: int, timeout_s: float) -> Sequence[CacheFile]:
-        """Return the files that an epoch may read, oldest first: all that fit beside the headroom.
+        """Return the files that an epoch may read, oldest first: all files outside the headroom.
 
         Args:
             at_least: the minimum number of samples in them.
@@ -68,15 +68,15 @@ class Library:
             left = deadline - monotonic()
             if left <= 0:
                 are_done = self._samplers and all(samplers.are_done for samplers in self._samplers)
-                done = " Its samplers have come to their end." if are_done else ""
+                done = " Its samplers have ended." if are_done else ""
                 raise TimeoutError(
                     f"{self.path} holds {there} samples after {timeout_s} s, an epoch needs {at_least}.{done} Wait longer "
-                    "(timeout_s), begin with fewer (min_samples), or see in cache.stats() what its writers do"
+                    "(timeout_s), begin with fewer (min_samples), or inspect its writers in cache.stats()"
                 )
             sleep(min(left, LOOK_S))
 
     def _readable(self) -> list[CacheFile]:
-        """Return the files that fit beside the headroom."""
+        """Return the files outside the headroom."""
         files = self.files()
         kept: list[CacheFile] = []
         nbytes = 0
@@ -88,7 +88,7 @@ class Library:
         return kept[::-1]
 
     def files(self) -> list[CacheFile]:
-        """Return the files that an epoch could read now without headroom, oldest first. Examine files that others dropped in."""
+        """Return the files that an epoch could read now without headroom, oldest first. Examine added files."""
         self.folder.refresh()
         self._intake.load()
         bad = reported_bad(self.path)
@@ -118,7 +118,7 @@ class Library:
         return found
 
     def bad(self) -> dict[str, str]:
-        """Return the files that are left out, and why."""
+        """Return the ignored files, and the reason for each."""
         found = {}
         for kept in self.folder.files():
             own = read_own_name(kept.name)
@@ -133,6 +133,6 @@ def is_of_samples(name: str) -> bool:
     return "tfrecord" in name.lower() and not is_beside
 
 
-def are_samples(candidates: Iterator[Kept]) -> Iterator[Kept]:
+def are_samples(candidates: Iterator[PublishedFile]) -> Iterator[PublishedFile]:
     """Return the files that contain samples, in the order of eviction: oldest first."""
     return (kept for kept in candidates if is_of_samples(kept.name))

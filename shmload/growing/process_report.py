@@ -1,4 +1,4 @@
-"""The reports of processes that `stats()` reads in other processes."""
+"""Reports of processes, which `stats()` reads in other processes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from shmload.processes.file_lock import FileLock, is_locked
 class WriterReport:
     """The report of one process, .growing/<kind>/<pid>-<word>.json, rewritten at each change.
 
-    It is valid while its process holds a lock on the file beside it, .../<pid>-<word>.lock. A process id would not do: it means
-    another process in another container, and later.
+    It is valid while its process holds a lock on .../<pid>-<word>.lock. The process id would not be enough, because it may belong
+    to another process in another container, or later.
     """
 
     def __init__(self, control: Path, kind: str) -> None:
         self._pid = os.getpid()
         self.path = control / kind / f"{self._pid}-{secrets.token_hex(4)}.json"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        unlocked = self.path.with_name(f".{self.path.name}")  # under its final name, an unlocked file is taken for a dead process's
+        unlocked = self.path.with_name(f".{self.path.name}")  # under its final name, an unlocked file means a dead process
         self._lock = FileLock.open(unlocked, os.O_CREAT)
         self._lock.try_acquire()
         unlocked.rename(self.path.with_suffix(".lock"))
 
     def write(self, what: Any) -> None:
-        """Report this. Do nothing in a forked child."""
+        """Replace the report. Do nothing in a forked child."""
         if self._pid == os.getpid():
             write_if_possible(self.path, json.dumps(what).encode())
 
@@ -48,7 +48,7 @@ def reports(control: Path, kind: str) -> Iterator[tuple[int, Any]]:
     for lock in sorted((control / kind).glob("[!.]*.lock")):
         path = lock.with_suffix(".json")
         if is_locked(lock):
-            with suppress(FileNotFoundError):  # it has just ended, or has reported nothing yet
+            with suppress(FileNotFoundError):  # it has just ended, or has not reported yet
                 yield int(path.name.split("-")[0]), json.loads(path.read_bytes())
         else:
             path.unlink(missing_ok=True)

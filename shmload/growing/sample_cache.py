@@ -22,22 +22,22 @@ from shmload.growing.sampler_process import Sampler
 from shmload.growing.samplers import Samplers
 from shmload.storage.budgeted_folder import BudgetedFolder
 
-BUDGET = "budget"  # for readers of statistics
+BUDGET = "budget"  # name of the file with the budget, for readers of statistics
 
 
 class SampleCache:
     """A folder of samples that grows while you train on it, within a budget.
 
-    Any number of processes write into it; each epoch reads what is there when it begins. The oldest files are evicted for new
-    ones, but never one that a running epoch reads. The folder contains true TFRecord files and no other needed data, so a cache
-    is opened again by its path, and other programs may read it or put files (named *tfrecord*) there.
+    Any number of processes write into it; each epoch reads the samples that are there when it begins. The oldest files are evicted
+    for new ones, but never a file that a running epoch reads. The folder contains plain TFRecord files and no other needed data, so
+    a cache is opened again by its path, and other programs may read it or add files (named *tfrecord*).
 
     Args:
-        folder: created if missing. On a local disk; all its users must give the same budget.
-        capacity_bytes: the size of all files together, including those being written.
-        file_nbytes: the approximate size of the files that writers write; default 64 MB, or a 16th of the cache.
+        folder: a folder on a local disk, created if missing. All its users must give the same budget.
+        capacity_bytes: the total size of all files, including those being written.
+        file_nbytes: the approximate size of a file; by default 64 MB, or a 16th of the cache.
         headroom: the share of the budget that no epoch reads once the cache is full: its oldest files, which may then be evicted
-            while the epoch runs. More makes the cache renew itself faster, less makes epochs larger.
+            while the epoch runs. A larger share renews the cache faster, a smaller one makes epochs larger.
     Raises:
         ValueError: a number is out of range, or others use the folder with another budget.
     Thread/process safety: picklable; any number of processes.
@@ -59,7 +59,7 @@ class SampleCache:
     ) -> None:
         if not 4 <= capacity_bytes < 1 << 63:
             raise ValueError(f"capacity_bytes is a number of bytes, at least 4; got {capacity_bytes!r}")
-        capacity_bytes = int(capacity_bytes)  # 1e9 is accepted, too
+        capacity_bytes = int(capacity_bytes)  # a float such as 1e9 is accepted
         if not 0 < headroom < 1:
             raise ValueError(f"headroom is a share of the budget, between 0 and 1; got {headroom}")
         self.file_nbytes = min(64_000_000, max(capacity_bytes // 16, 1)) if file_nbytes is None else int(file_nbytes)
@@ -97,10 +97,10 @@ class SampleCache:
         """Return a writer of samples from this process. Close it, or use it as a context manager.
 
         Args:
-            raw, compression: as in TFRecordWriter.
-            publish_s: the first sample written so many seconds after a file's first publishes the file, so that an epoch can have
-                it; `publish()` does so at once.
-            timeout_s: seconds to wait while the budget is full of samples that epochs read; None: no limit.
+            raw, compression: see TFRecordWriter.
+            publish_s: seconds after a file's first sample from which the next sample publishes the file, so that epochs can read
+                it; `publish()` publishes it at once.
+            timeout_s: seconds to wait while the budget is full of samples that epochs read; None for no limit.
         """
         return self._writer("writer", raw=tuple(raw), compression=compression, publish_s=publish_s, timeout_s=timeout_s)
 
@@ -118,7 +118,7 @@ class SampleCache:
         max_restarts: int = 8,
         multiprocessing_context: Any = None,
     ) -> Samplers:
-        """Run a sampler in processes of its own, until it ends, the cache is closed, or this process ends in any way.
+        """Run a sampler in separate processes, until it ends, the cache is closed, or this process ends for any reason.
 
         A sampler that fails or is killed is restarted, after a pause that doubles from 0.1 s to 30 s with each failure in a row;
         the samples it has written are kept. While the budget is full of samples that epochs read, samplers wait.
@@ -128,13 +128,13 @@ class SampleCache:
                 reseeded in each process.
             num_processes: the number of processes that run it.
             raw, compression: as in `writer`.
-            publish_s: the longest time that a sample waits for others before an epoch can have it.
-            max_restarts: failures in a row, without a file published between, after which a sampler is given up. Once all are
-                given up, the next epoch's start raises WorkerDied with the traceback.
-            multiprocessing_context: how their supervisor is started: "fork", "spawn", "forkserver" or a context. None: Python's
+            publish_s: the longest time that a sample waits for others before its file is published.
+            max_restarts: successive failures, without a published file between, after which a sampler is not restarted. Once this
+                is true of all, the next epoch's start raises WorkerDied with the traceback.
+            multiprocessing_context: how the supervisor is started: "fork", "spawn", "forkserver" or a context. None is Python's
                 default.
         Returns:
-            their handle: `states`, `stop()`.
+            a handle with `states` and `stop()`.
         Raises:
             ValueError: `num_processes` or `max_restarts` is out of range.
         """
@@ -169,17 +169,17 @@ class SampleCache:
         missing: Missing = "error",
         run: str | None = None,
     ) -> GrowingDataset:
-        """Return the samples as a dataset for ShmLoader in seed mode: each epoch has those that are there when it begins.
+        """Return the samples as a dataset for ShmLoader in seed mode: each epoch has the samples that are there when it begins.
 
         Args:
-            schema, records, verify, defaults, decode: as in TFRecordDataset.
-            min_samples: an epoch begins once there are so many.
+            schema, records, verify, defaults, decode: see TFRecordDataset.
+            min_samples: least number of samples with which an epoch begins.
             timeout_s: seconds to wait for them before TimeoutError.
-            missing: what a resume does about samples of its epoch that were evicted or replaced. "error": raises StateMismatch,
-                which names them; "skip": leaves them out, so batches are shorter (never empty); "substitute": uses other samples
-                of that epoch in their place. The decision is logged.
-            run: the name of this training run, the same in all its ranks and in no other run. None: a random name for one rank;
-                for several, derived from what their launcher sets (torchrun, Slurm, or their common parent).
+            missing: the policy of a resume for samples of its epoch that were evicted or replaced. "error" raises StateMismatch
+                with their files; "skip" omits them, so batches are shorter (never empty); "substitute" uses other samples of that
+                epoch in their place. The decision is logged.
+            run: the name of this training run, the same in all its ranks and in no other run. If None, a single rank gets a random
+                name, and several ranks one that is derived from their launcher (torchrun, Slurm, or their common parent).
         Raises:
             ValueError: an argument is out of range.
         """
@@ -197,9 +197,9 @@ class SampleCache:
         return GrowingDataset(self.path, joined, make, reader)
 
     def files(self) -> list[CacheFile]:
-        """Return the files that could be read now, oldest first.
+        """Return the files that can be read now, oldest first.
 
-        If the cache is full, no epoch begins to read the oldest ones, the headroom.
+        If the cache is full, new epochs do not read the oldest of them, the headroom.
         """
         return self._library.files()
 
@@ -212,7 +212,7 @@ class SampleCache:
     # ------------------------------------------------------------ ends
 
     def close(self) -> None:
-        """End the samplers that this process has started, and release its files. The contents of the folder stay."""
+        """End the samplers that this process has started, and release its files. The folder keeps its contents."""
         for samplers in self._samplers:
             samplers.stop()
         self._samplers.clear()

@@ -1,4 +1,4 @@
-"""The process of one sampler, from its fork to its end."""
+"""Run one sampler in its process, from the fork to the end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shmload.growing.timely_publisher import TimelyPublisher
 
 Sampler = Callable[[int, int], Iterable[Any]]
 MakeWriter = Callable[[str], CacheWriter]
-TEXT_NBYTES = 65536  # the most that is kept of a traceback
+TEXT_NBYTES = 65536  # most bytes of a traceback that are kept
 
 
 class AskedToEnd(BaseException):
-    """The supervisor, or the sampler, is asked to end."""
+    """Raised in a supervisor or sampler that is asked to end."""
 
 
-is_asked_to_end = False  # kept, because an exception raised while a finalizer runs is lost
+is_asked_to_end = False  # set in addition, because an exception raised while a finalizer runs is lost
 _writing: CacheWriter | None = None  # in a sampler, while it writes a record
 
 
@@ -30,7 +30,7 @@ def stop(number: int, frame: Any) -> None:
     """Handle SIGTERM in a supervisor or sampler."""
     global is_asked_to_end
     is_asked_to_end = True
-    if _writing is None or _writing.is_waiting:  # within a record, the exception would leave one that is written and not counted
+    if _writing is None or _writing.is_waiting:  # within a record, the exception would leave it written but not counted
         raise AskedToEnd
 
 
@@ -39,10 +39,10 @@ def run_sampler(supervisor: int, sampler: Sampler, worker_id: int, num_workers: 
 
     Args:
         supervisor: the id of the parent process.
-        sampler: what to run.
+        sampler: the sampler.
         worker_id: its number.
-        num_workers: how many there are.
-        text: a descriptor; gets "1" once a file is published, then the traceback of a failure.
+        num_workers: number of samplers.
+        text: a descriptor, to which "1" is written once a file is published, then the traceback of a failure.
         make_writer: opens the cache under a role.
     """
     global _writing
@@ -66,7 +66,7 @@ def run_sampler(supervisor: int, sampler: Sampler, worker_id: int, num_workers: 
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             with in_time.turn:
-                writer.close()  # what it has collected is kept
+                writer.close()  # publishes the samples so far
         code = 0
     except AskedToEnd:
         code = 0

@@ -1,10 +1,10 @@
-"""The process that starts samplers, replaces those that die, and ends with the trainer.
+"""The supervisor process: it starts samplers, replaces those that die, and ends with the trainer.
 
     trainer ── one pipe ──▶ supervisor ── fork ──▶ sampler 0, sampler 1, ...
 
-It only waits in one poll, so it sees a death at once, while the trainer may compute for minutes. It has one thread, so its forks
-are safe whatever threads the trainer has. It watches the trainer's pidfd, and each sampler watches the supervisor (`die_with`), so
-no kill leaves a process behind.
+It only waits in one poll, so it detects a death at once, while the trainer may compute for minutes. It has one thread, so its forks
+are safe for any threads of the trainer. It watches the trainer's pidfd, and each sampler watches the supervisor (`die_with`), so
+all of them end after any kill.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from shmload.processes.restarts import RestartPolicy
 
 log = logging.getLogger("shmload")
 
-PAUSE_S, MAX_PAUSE_S = 0.1, 30.0  # before a restart: doubled with each failure in a row
-GRACE_S = 5.0  # how long samplers may take to publish what they have when the cache closes
+PAUSE_S, MAX_PAUSE_S = 0.1, 30.0  # pause before a restart, doubled with each successive failure
+GRACE_S = 5.0  # time for samplers to publish their samples when the cache closes
 
 
 @dataclass
 class _Place:
-    """One sampler's place.
+    """The supervisor's record of one sampler.
 
     Attributes:
         restarts: counts its failures since it last published a file.
         child: its process, or None if it does not run.
-        text: a memfd for what the process reports: whether it has published a file, then its traceback.
+        text: a memfd for the report of the process: whether it has published a file, then its traceback.
         due: time of the monotonic clock at which it is started.
-        state: what the trainer reads.
+        state: the sampler's state, which the trainer reads.
     """
 
     worker_id: int
@@ -57,12 +57,12 @@ class SamplerSupervisor:
     """The supervisor's loop.
 
     Args:
-        trainer_pid: the process that it ends with.
+        trainer_pid: the process id of the trainer; the supervisor ends with it.
         commands: the reading end of a pipe; any input asks the supervisor to end.
         report: the file for the samplers' states.
-        sampler: what each process runs.
-        num_processes: how many.
-        max_restarts: failures in a row after which a sampler is given up.
+        sampler: the sampler that each process runs.
+        num_processes: number of processes.
+        max_restarts: successive failures after which a sampler is not restarted.
         make_writer: opens the cache in a sampler, under a role.
     """
 
@@ -84,7 +84,7 @@ class SamplerSupervisor:
         """Supervise the samplers until the trainer ends or asks for the end."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, sampler_process.stop)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the trainer ignores it, the samplers' exit codes would be lost
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the trainer ignores SIGCHLD, the samplers' exit codes would be lost
         try:
             self._trainer = os.pidfd_open(self.trainer_pid)
         except ProcessLookupError:
@@ -126,7 +126,7 @@ class SamplerSupervisor:
         one.state |= {"state": "running", "pid": pid}
 
     def _ended(self, one: _Place) -> None:
-        """Record the end of a sampler: it is finished, restarted after a pause, or given up."""
+        """Handle the end of a sampler: mark it as finished, restart it after a pause, or give it up."""
         code, text, has_published = self._reap(one)
         one.state |= {"state": "finished", "pid": 0}
         one.due = float("inf")
@@ -152,7 +152,7 @@ class SamplerSupervisor:
         return code, data[1:].decode(errors="replace"), data[:1] == b"1"
 
     def _end(self) -> None:
-        """End the samplers. If the trainer lives, let them publish what they have."""
+        """End the samplers. If the trainer is alive, let them publish their samples."""
         for one in self._places:
             if one.child is not None:
                 one.child.ask_to_end()

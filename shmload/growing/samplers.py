@@ -1,7 +1,7 @@
-"""The trainer's handle on its samplers: starts their supervisor, reads their states, ends them.
+"""The trainer's handle on its samplers: it starts their supervisor, reads their states, and ends them.
 
 The supervisor writes the samplers' states into the trainer's report at each change. When an epoch begins, the trainer checks that
-the supervisor still runs.
+the supervisor is still running.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("shmload")
 class Samplers:
     """Processes that run a sampler and write its samples into a cache. `SampleCache.start` creates them.
 
-    They end with `stop`, with the cache, or with the process that started them, however that ends.
+    They end with `stop`, with the cache, or with the process that started them, for whatever reason it ends.
 
     Args:
         folder: the cache's folder.
@@ -63,7 +63,7 @@ class Samplers:
         self._start()
 
     def _start(self) -> None:
-        self._report = WriterReport(self._control, "samplers")  # of one supervisor, whose end removes it
+        self._report = WriterReport(self._control, "samplers")  # the report of one supervisor, removed at its end
         reader, writer = self._context.Pipe(duplex=False)
         process = self._context.Process(  # type: ignore[attr-defined]  # every concrete context has it
             target=SamplerSupervisor(os.getpid(), reader, self._report.path, *self._job).run, daemon=True, name="shmload supervisor"
@@ -78,7 +78,7 @@ class Samplers:
 
     @property
     def states(self) -> list[dict[str, Any]]:
-        """Each sampler's worker_id, pid (0 if it does not run), state, restarts, and newest error."""
+        """The worker_id, pid (0 if it does not run), state, restarts, and newest error of each sampler."""
         with suppress(FileNotFoundError):  # the supervisor has not started yet, or has ended
             self._newest = json.loads(self._report.path.read_bytes())
         return self._newest
@@ -106,12 +106,12 @@ class Samplers:
 
     @property
     def are_done(self) -> bool:
-        """Whether every sampler has finished, or was given up."""
+        """Whether every sampler has finished or was given up."""
         states = self.states
         return bool(states) and all(state["state"] in ("finished", "given up") for state in states)
 
     def stop(self) -> None:
-        """End the samplers, which publish what they have collected. Idempotent."""
+        """End the samplers, which publish their samples first. Idempotent."""
         self._newest = self.states
         self._end()
 
@@ -121,7 +121,7 @@ def _end(child: Child, process: Any, commands: Any, report: WriterReport, pid: i
         return
     with suppress(OSError):  # it has ended
         commands.send_bytes(b"end")
-    if not has_ended(child.pidfd, 2 * GRACE_S):  # it is stopped, for example; its samplers end with it
+    if not has_ended(child.pidfd, 2 * GRACE_S):  # for example because it is stopped; its samplers end with it
         child.kill()
     child.reap()
     reaper.forget(child.pid)

@@ -1,4 +1,4 @@
-"""Publish a sampler's file in time, by a thread."""
+"""Publish a sampler's file in time, in a thread."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from time import sleep
 
 from shmload.growing.cache_writer import CacheWriter
 
-_LONGEST_S = 3600.0  # of one sleep, because `publish_s` may be infinite
+_LONGEST_S = 3600.0  # longest single sleep, because `publish_s` may be infinite
 
 
 class TimelyPublisher:
     """A thread that publishes a sampler's file when it is due, however long the next sample takes.
 
     Args:
-        writer: the sampler's. It has one user at a time, the holder of `turn`.
+        writer: the sampler's writer. It has one user at a time, the holder of `turn`.
     """
 
     def __init__(self, writer: CacheWriter) -> None:
@@ -24,7 +24,7 @@ class TimelyPublisher:
         Thread(target=self._run, daemon=True).start()
 
     def written(self) -> None:
-        """Note that a sample was written.
+        """Record that a sample was written.
 
         Raises:
             Exception: an earlier sample could not be published.

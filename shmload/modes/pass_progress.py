@@ -118,7 +118,7 @@ class PassProgress:
         self.num_delivered, self._counts = num_delivered, counts
 
     @property
-    def num_behind(self) -> int:
+    def num_complete(self) -> int:
         """Number of complete orders that a record counts: of an iterable dataset, without those that ended an iterator."""
         return sum(self._counts) if self._is_iterable else self.done.first
 

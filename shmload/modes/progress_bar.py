@@ -21,7 +21,7 @@ LOOK_S = 0.1  # between two updates of the bar
 NUM_LOOKS = 30  # updates over which samples/s and the share of waiting are averaged
 
 
-def shown(
+def with_progress_bar(
     batches: Iterator[T],
     total: int | None,
     done: int,

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from shmload.errors import StateMismatch
-from shmload.modes.sampler_reader import SamplerReader, not_once, state_before
+from shmload.modes.sampler_reader import SamplerReader, reusable_keys, state_before
 from shmload.schedule import state as states
 from shmload.schedule import state_checksum
 from shmload.schedule.state import STATE_VERSION
@@ -37,7 +37,7 @@ class _SamplerPass:
         """Return the keys of a batch, or None after the last batch."""
         if step - self.first < len(self.given):  # its order was abandoned
             return self.given[step - self.first]
-        keys = not_once(next(self.batches, None))
+        keys = reusable_keys(next(self.batches, None))
         if keys is not None:
             self.given.append(keys)
         return keys

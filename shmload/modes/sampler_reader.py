@@ -25,7 +25,7 @@ from shmload.world import is_stateful
 SamplerState = dict[str, Any]
 
 
-def not_once(keys: Any) -> Any:
+def reusable_keys(keys: Any) -> Any:
     """Return a batch's keys as a list if they are an iterator, so that they can be counted and read twice."""
     return list(keys) if hasattr(keys, "__next__") else keys
 

@@ -33,7 +33,7 @@ from shmload.modes.default_collate import collated
 from shmload.modes.epoch_metrics import EpochWatch, EpochWatches
 from shmload.modes.inline_reader import InlineReader
 from shmload.modes.pass_progress import PassProgress, fresh_state
-from shmload.modes.sampler_reader import SamplerReader, not_once
+from shmload.modes.sampler_reader import SamplerReader, reusable_keys
 from shmload.modes.substitute import next_of_dataset
 from shmload.modes.torch_samplers import is_endless, is_torchs_own
 from shmload.modes.torch_state import DATASET, TorchState, check_torch_state, has_own_states, order_kind, packed_state
@@ -150,9 +150,9 @@ class TorchPasses:
         if self._loaded is not None and "passes" in self._loaded:
             is_finished = self._loaded["is_finished"]
             self.log.num_passes = self._loaded["passes"] - (not is_finished)
-            num_behind = sum(self._loaded["counts"]) if "counts" in self._loaded else self._loaded["done"]
+            num_complete = sum(self._loaded["counts"]) if "counts" in self._loaded else self._loaded["done"]
             beyond = () if is_finished else self._loaded["beyond"]
-            self.log.resumed(self.log.num_passes, 0 if is_finished else num_behind, beyond=beyond)
+            self.log.resumed(self.log.num_passes, 0 if is_finished else num_complete, beyond=beyond)
 
     def state_of_copy(self) -> TorchState | None:
         """Return the state from which a copy of the loader continues."""
@@ -222,7 +222,7 @@ class _Iterator(BaseIterator):
         except StopIteration:
             self.progress.is_finished = True
             if self._recorder is not None and self._recorder.is_on:
-                self._recorder.ended(self._pass, self.progress.num_behind)
+                self._recorder.ended(self._pass, self.progress.num_complete)
             raise
         progress = self.progress
         progress.num_delivered += 1
@@ -245,7 +245,7 @@ class _Iterator(BaseIterator):
         self._after_batch = passes.config.after_batch
         self._pass, log.num_passes = log.num_passes, log.num_passes + 1
         if log.is_on:
-            log.begins(passes.config, self._pass, self.progress.num_behind)
+            log.begins(passes.config, self._pass, self.progress.num_complete)
         if passes.watches.callbacks:
             self._watch = passes.watches.begin(passes.config, passes.builder, log, self._pass)
 
@@ -266,7 +266,7 @@ class _Iterator(BaseIterator):
 
     def _recorded_step(self, order: Order) -> int:
         """Return the step of the order just completed. With an iterable dataset a resumed pass numbers its orders differently."""
-        return self.progress.num_behind - 1 if self._dataset_kind == DatasetKind.Iterable else int(order.step)
+        return self.progress.num_complete - 1 if self._dataset_kind == DatasetKind.Iterable else int(order.step)
 
     def _read_again_to(self, done: int) -> None:
         """Read batches after the last snapshot again, without yielding them, up to this order."""
@@ -439,7 +439,7 @@ class TorchIterator(_Iterator):
             self._send(engine, index, worker)
 
     def _send(self, engine: Engine, index: Any, worker: int) -> None:
-        index = not_once(index)
+        index = reusable_keys(index)
         if self._dataset_kind == DatasetKind.Iterable:
             index = [self._shared_seed or 0] * len(index) if self._auto_collation else self._shared_seed or 0
         keys = index if self._auto_collation else [index]
@@ -583,7 +583,7 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
         while self._sampler_iter.num_taken - 1 in self.progress.done:  # of a resumed pass
             keys = next(self._sampler_iter)
         self.progress.ended(self._sampler_iter.num_taken - 1, 0)
-        keys = not_once(keys)
+        keys = reusable_keys(keys)
         if self._reader is None:
             self._order = Order(0, self._sampler_iter.num_taken - 1, keys if self._auto_collation else [keys])
         return keys.tolist() if self._sampler_iter.is_sliced else keys

@@ -1,10 +1,10 @@
 """A worker pool of Ray actors: the agent's connection to the cluster, and the trainer's `RayPool`.
 
 The agent (`Cluster`) joins Ray, puts the dataset into the object store, creates one actor for each worker, and replaces actors
-that die. The trainer (`RayPool`) sees one child process, the agent, which represents all workers.
+that die. The trainer (`RayPool`) has one child process, the agent, which represents all workers.
 
-An actor has started once it has the dataset and has reported its node's versions; it gets no task before. So an actor that waits
-for a CPU, or for a node that an autoscaler is still adding, delays no batch: the other actors take its share.
+An actor has started once it has the dataset and has reported its node's versions, and gets tasks only then. So an actor that waits
+for a CPU, or for a node that an autoscaler is still adding, delays no batch, because the other actors take its share.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from shmload.world import package_ability
 log = logging.getLogger("shmload")
 
 HEAD_S = 10.0  # the timeout of a connection to the head; Ray itself retries for two minutes
-LOG_S = 5.0  # interval of log messages about what is still pending
+LOG_S = 5.0  # interval of log messages about pending steps
 LOOK_S = 0.1  # interval at which a wait checks whether it is still needed
-MAX_DEATHS = 3  # actors that may die over one task alone before the task is blamed
-MAX_STARTS = 10  # actors of one worker that may end before they have started; then the cluster is blamed
-OWN_S = 2.0  # how long a dead actor's task waits for the replacement before another worker's actor gets it
+MAX_DEATHS = 3  # deaths of actors while reading one task alone, after which the task is blamed
+MAX_STARTS = 10  # actors of one worker that end before they have started, after which the cluster is blamed
+OWN_S = 2.0  # time that a dead actor's task waits for the replacement before another worker's actor gets it
 
 
 class Call(NamedTuple):
@@ -68,22 +68,22 @@ class Call(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Briefing:
-    """Everything the agent is started with: the workers' posts, the cluster's address, the program's sys.path.
+class AgentConfig:
+    """The agent's settings: the workers' posts, the cluster's address, the program's sys.path.
 
     Attributes:
-        is_seeded: whether a task's result depends on the task alone, so that another actor may repeat it.
+        is_seeded: whether a task's result depends only on the task, so that another actor may repeat it.
         num_ahead: tasks that each worker may have in progress.
-        num_beside: workers of this machine that claim from the same ring.
+        num_local: workers of this machine that claim from the same ring.
         num_ordered: batches that the trainer orders ahead, over all workers.
-        connect_timeout_s: how long the cluster may take to answer; sending the dataset afterwards has no limit.
-        ship_timeout_s: how long an actor may then take to receive the dataset and start; None: no limit.
-        actor_options: options of the actors, as Ray's `.options` takes them.
-        near: bytes of the dataset on each node, if the dataset reports them.
-        sample_timeout_s: how long one sample may take before its actor is ended; None: no limit.
-        goes_in_turn: whether a worker repeats a lost batch before it does any other, because its random streams continue from
-            batch to batch.
-        is_again: whether this agent replaces another; then it retries a cluster that does not answer.
+        connect_timeout_s: seconds that the cluster may take to answer; sending the dataset afterwards has no limit.
+        ship_timeout_s: seconds that an actor may then take to receive the dataset and start; None for no limit.
+        actor_options: arguments of Ray's `.options` for the actors.
+        node_nbytes: bytes of the dataset on each node, if the dataset reports them.
+        sample_timeout_s: seconds that one sample may take before its actor is ended; None for no limit.
+        repeats_in_order: whether a worker repeats a lost batch before all others, because its random streams continue from batch to
+            batch.
+        is_replacement: whether this agent replaces another; then it retries a cluster that does not answer.
     """
 
     posts: tuple[Post, ...]
@@ -91,21 +91,22 @@ class Briefing:
     paths: tuple[str, ...]
     is_seeded: bool
     num_ahead: int
-    num_beside: int
+    num_local: int
     num_ordered: int
     connect_timeout_s: float
     ship_timeout_s: float | None = None
     actor_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    near: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    node_nbytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     sample_timeout_s: float | None = None
-    goes_in_turn: bool = False
-    is_again: bool = False
+    repeats_in_order: bool = False
+    is_replacement: bool = False
 
 
 class Cluster:
     """A connection to Ray, with one actor for each worker.
 
     Args:
+        config: the agent's settings.
         pickled_job: the pickled job.
         settings: settings of the actors, by worker.
         wait_for_job: returns once the pickled job has been written.
@@ -114,29 +115,29 @@ class Cluster:
 
     def __init__(
         self,
-        briefing: Briefing,
+        config: AgentConfig,
         pickled_job: NDArray[np.uint8],
         settings: list[ActorSetting],
         wait_for_job: Callable[[], None],
         control: int,
     ) -> None:
-        self._briefing = briefing
-        self.goes_in_turn = briefing.goes_in_turn
+        self._config = config
+        self.repeats_in_order = config.repeats_in_order
         self._pickled_job = pickled_job
         self._wait_for_job = wait_for_job
         self._control = control
-        self._bytes: dict[Any, int] = {}  # for each actor that has not ended: the byte of the control segment that it locks
+        self._bytes: dict[Any, int] = {}  # actor that has not ended -> the byte of the control segment that it locks
         self._pickled_job_nbytes = pickled_job.nbytes
         self._settings = settings
         self._is_connected = threading.Event()  # `connect` has finished or failed
-        self._asked_at: float | None = None  # when the cluster was first asked, after Ray was imported
+        self._asked_at: float | None = None  # time of the first request to the cluster, after Ray was imported
         self._joined_at: float | None = None
         self._failure: Exception | None = None
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)  # an actor has started, or none will
         self._actors: dict[int, Any] = {}
-        self._started: dict[int, Introduction] = {}  # by worker: the introduction of its newest actor, once that has started
-        self._waits_since: dict[int, float] = {}  # by worker: since when its newest actor has been starting
+        self._started: dict[int, Introduction] = {}  # worker -> the introduction of its newest actor, once that has started
+        self._waits_since: dict[int, float] = {}  # worker -> time since which its newest actor has been starting
         self._restarts = [RestartPolicy(MAX_STARTS - 1) for _ in settings]  # counts actors that end before they have started
         self.when_started: list[Callable[[], None]] = []  # called when an actor has started, from any thread
         # held while a worker's new actor repeats one task alone
@@ -159,19 +160,19 @@ class Cluster:
             self._job = ray.put(self._pickled_job)
             self._introduce(self._settings)
         except Exception as error:
-            self._failure = error if isinstance(error, ClusterUnreachable) else unreachable(self._briefing.address, error)
+            self._failure = error if isinstance(error, ClusterUnreachable) else unreachable(self._config.address, error)
         finally:
             self._pickled_job = NOTHING
             self._is_connected.set()
 
     def _join(self) -> None:
         self._asked_at = monotonic()
-        tries = Retry(RetryPolicy(timeout_s=self._briefing.connect_timeout_s), "join the Ray cluster")
+        tries = Retry(RetryPolicy(timeout_s=self._config.connect_timeout_s), "join the Ray cluster")
         while True:
             try:
-                return join(self._briefing.address, self._briefing.connect_timeout_s)
+                return join(self._config.address, self._config.connect_timeout_s)
             except ClusterUnreachable as error:
-                if not self._briefing.is_again:
+                if not self._config.is_replacement:
                     raise
                 try:
                     tries.failed(TransientError(str(error)))
@@ -182,8 +183,10 @@ class Cluster:
     def _make_actors(self, settings: Iterable[ActorSetting]) -> None:
         import ray
 
-        given, near = self._briefing.actor_options, self._briefing.near
-        options = options_of(alive_nodes(ray.nodes(), draining()), len(self._settings), given, first=os.getpid(), near=near)
+        given, node_nbytes = self._config.actor_options, self._config.node_nbytes
+        options = options_of(
+            alive_nodes(ray.nodes(), draining()), len(self._settings), given, first=os.getpid(), node_nbytes=node_nbytes
+        )
         for setting in settings:
             worker = setting.post.worker_id
             actor = ray.remote(Decoder).options(max_restarts=0, **options[worker])
@@ -228,8 +231,8 @@ class Cluster:
             if is_hopeless and self._actors[worker] is actor:
                 wanted = ", ".join(f"{name} {version}" for name, version in versions().items())
                 self._failure = ClusterUnreachable(
-                    f"the Ray actor of DataLoader worker {worker} cannot start on its node: {how}. Each node needs what the "
-                    f"trainer has ({wanted}), and what actor_options asks for"
+                    f"the Ray actor of DataLoader worker {worker} cannot start on its node: {how}. Each node needs the "
+                    f"trainer's versions ({wanted}) and the resources in actor_options"
                 )
                 self._news.notify_all()
         if is_hopeless:
@@ -245,14 +248,14 @@ class Cluster:
         """Wait until the connection is up or has failed, or until it is no longer wanted.
 
         The cluster has `connect_timeout_s` to answer. Importing Ray before that and sending the dataset after it have no limit:
-        they end with this process, and a log message every LOG_S seconds says which of them is pending.
+        they end with this process, and a log message every LOG_S seconds names the pending one.
         """
         began = logged = monotonic()
         with shown_on_stderr() as show:
             while not self._is_connected.wait(LOOK_S):
                 now = monotonic()
                 asked_at = self._asked_at if self._joined_at is None else None
-                if not is_wanted() or (asked_at is not None and now - asked_at > self._briefing.connect_timeout_s):
+                if not is_wanted() or (asked_at is not None and now - asked_at > self._config.connect_timeout_s):
                     return
                 show(self._waits_for())
                 if now - logged > LOG_S:
@@ -263,9 +266,9 @@ class Cluster:
         if self._asked_at is None:
             return "Ray is being imported"
         if self._joined_at is None:
-            limit = f"connect_timeout_s={self._briefing.connect_timeout_s:g}"
-            return f"the Ray cluster at address={self._briefing.address!r} has not answered yet ({limit})"
-        return f"the dataset, {self._pickled_job_nbytes / 1e6:,.0f} MB, is on its way into Ray's object store"
+            limit = f"connect_timeout_s={self._config.connect_timeout_s:g}"
+            return f"the Ray cluster at address={self._config.address!r} has not answered yet ({limit})"
+        return f"the dataset, {self._pickled_job_nbytes / 1e6:,.0f} MB, is being sent to Ray's object store"
 
     def watch(self, is_wanted: Callable[[], bool]) -> None:
         """Report progress until all actors have started: on one line of a terminal, else in the log at growing intervals."""
@@ -273,13 +276,13 @@ class Cluster:
         with shown_on_stderr() as show, self._news:
             while is_wanted() and self._failure is None and len(self._started) < len(self._settings):
                 self._news.wait(LOOK_S)
-                show(None if self._started and self._briefing.is_seeded else self.progress())
+                show(None if self._started and self._config.is_seeded else self.progress())
                 if len(self._started) < len(self._settings) and monotonic() - logged > pause_s:
                     log.warning("%s", self.progress())
                     logged, pause_s = monotonic(), 2 * pause_s
 
     def progress(self) -> str:
-        """Return a message that says how many actors have started, and on how many nodes."""
+        """Return a message with the number of actors that have started, and of their nodes."""
         with self._lock:
             nodes = {found.place[0] for found in self._started.values()}
             text = f"{len(self._started)} of {len(self._settings)} Ray actors have started"
@@ -288,10 +291,10 @@ class Cluster:
         return f"{text}. The others wait for the dataset, or for {self._resources()}"
 
     def _resources(self) -> str:
-        """Return the resources an actor asks for and the cluster's CPUs, as text."""
+        """Return a text with an actor's requested resources and the cluster's CPUs."""
         import ray
 
-        asked = {"num_cpus": 1, **self._briefing.actor_options}
+        asked = {"num_cpus": 1, **self._config.actor_options}
         wants = ", ".join(
             f"{name}={value!r}" for name, value in asked.items() if name not in ("runtime_env", "scheduling_strategy")
         )
@@ -309,7 +312,7 @@ class Cluster:
         If the actor has died and its replacement has not started, nothing is sent yet; `result` sends it.
 
         Raises:
-            ClusterUnreachable: there is no connection, or not yet.
+            ClusterUnreachable: there is no connection yet, or it has failed.
             WorkerDied: the actor is dead and may not be replaced.
         """
         self._check(worker)
@@ -325,8 +328,8 @@ class Cluster:
     def _check(self, worker: int) -> None:
         if not self._is_connected.is_set():
             raise ClusterUnreachable(
-                f"the Ray cluster at address={self._briefing.address!r} did not answer within "
-                f"{self._briefing.connect_timeout_s:g} s. Is its head running, and does this machine belong to it (`ray status`)? "
+                f"the Ray cluster at address={self._config.address!r} did not answer within "
+                f"{self._config.connect_timeout_s:g} s. Is its head running, and does this machine belong to it (`ray status`)? "
                 "If it is only slow, raise connect_timeout_s"
             )
         if self._failure is not None:
@@ -335,8 +338,8 @@ class Cluster:
             raise WorkerDied(self._ended[worker])
         if self._is_late(worker):
             raise ClusterUnreachable(
-                f"no Ray actor could begin within ship_timeout_s={self._briefing.ship_timeout_s:g}: {self.progress()}. Add nodes, "
-                'ask for less (actor_options={"num_cpus": 0} shares CPUs with whatever runs there), or raise ship_timeout_s'
+                f"no Ray actor could start within ship_timeout_s={self._config.ship_timeout_s:g}: {self.progress()}. Add nodes, "
+                'request less (actor_options={"num_cpus": 0} shares CPUs with other processes), or raise ship_timeout_s'
             )
 
     def may_claim(self, worker: int) -> bool:
@@ -344,15 +347,15 @@ class Cluster:
         return worker in self._started or self._failure is not None or not self._is_connected.is_set() or self._is_late(worker)
 
     def _is_late(self, worker: int) -> bool:
-        """Return whether the worker's actor is overdue. In seed mode, none is once any actor has started."""
-        limit_s = self._briefing.ship_timeout_s
+        """Return whether the worker's actor is overdue. In seed mode, this is False once any actor has started."""
+        limit_s = self._config.ship_timeout_s
         with self._lock:
             since = self._waits_since.get(worker)
-            if limit_s is None or since is None or (self._briefing.is_seeded and self._started):
+            if limit_s is None or since is None or (self._config.is_seeded and self._started):
                 return False
         return monotonic() - since > limit_s
 
-    def is_near(self, worker: int) -> bool:
+    def can_write_ring(self, worker: int) -> bool:
         """Return whether the worker's actor can write into the ring."""
         return self._reaches_ring(self._actors.get(worker))
 
@@ -361,17 +364,17 @@ class Cluster:
         return byte is not None and life_lock.is_held(self._control, byte)
 
     def is_repeating(self, worker: int) -> bool:
-        """Return whether the worker's actor is a replacement that repeats a task alone that may have ended its predecessor."""
+        """Return whether the worker's actor is a replacement that repeats, alone, a task that may have ended its predecessor."""
         return self._repeats[worker].locked()
 
     def result(self, worker: int, call: Call) -> Any:
         """Return the result of a call. In seed mode, if its actor has died, another actor repeats it.
 
-        There is no timeout: giving up an object in transfer would restart its transfer.
+        There is no timeout, because a timeout would restart the transfer of an object.
 
         Raises:
-            WorkerDied: the actor is dead and may not be replaced, or `MAX_DEATHS` actors died over this task alone, but none over
-                a single sample of it.
+            WorkerDied: the actor is dead and may not be replaced, or `MAX_DEATHS` actors died while reading this task alone, but
+                none while reading a single sample of it.
         """
         from ray import exceptions
 
@@ -382,7 +385,7 @@ class Cluster:
             exceptions.WorkerCrashedError,
             exceptions.OutOfMemoryError,  # Ray has killed it because its node ran out of memory
         )
-        reason: Exception | None = None  # why the previous actor has ended
+        reason: Exception | None = None  # the error that ended the previous actor
         if call.actor is not None:
             try:
                 return self._answer(call.actor, call.ref)
@@ -390,15 +393,15 @@ class Cluster:
                 reason = error
             if (timed_out := self._timed_out(worker, call)) is not None:
                 return timed_out
-        num_deaths = 0.0  # the first actor may have died of another task
-        with self._repeats[worker]:  # alone, because other tasks in progress would be blamed, too
+        num_deaths = 0.0  # the first death may have been caused by another task
+        with self._repeats[worker]:  # alone, because other tasks in progress could be the cause of a death
             while True:
                 if reason is not None:
                     self._see_to(worker, call.actor, reason)
                     if num_deaths >= MAX_DEATHS:
                         return self._blamed(worker, call, reason, died)
                 actor = self._actor_for(worker)
-                is_own = actor is self._actors[worker]  # another worker's actor has other tasks, which it may die of
+                is_own = actor is self._actors[worker]  # another worker's actor has other tasks, which may cause its death
                 call = self._ask(actor, call.method, tuple(map(_suspect, call.argument)))
                 try:
                     return self._answer(call.actor, call.ref)
@@ -408,7 +411,7 @@ class Cluster:
                     return timed_out
 
     def _answer(self, actor: Any, ref: Any) -> Any:
-        """Return an actor's answer to a call. Unless the actor itself reported the error, it has ended before this raises."""
+        """Return an actor's answer to a call. If this raises an error that the actor did not report, the actor has ended."""
         import ray
         from ray.exceptions import RayTaskError
 
@@ -421,7 +424,7 @@ class Cluster:
             raise
 
     def _end(self, actor: Any) -> None:
-        """End an actor. After this it cannot write into the ring, and its rows may be given to another."""
+        """End an actor. Afterward it cannot write into the ring, and another actor may get its rows."""
         import ray
 
         if (byte := self._bytes.get(actor)) is None:
@@ -434,7 +437,7 @@ class Cluster:
             if life_lock.wait_until_free(self._control, byte, LOG_S):
                 break
             log.warning(
-                "%s was ended %.0f s ago and still lives: what it had waits until it cannot write into the ring any more",
+                "%s was ended %.0f s ago and still lives: its rows wait until it cannot write into the ring any more",
                 actor,
                 monotonic() - began,
             )
@@ -443,7 +446,7 @@ class Cluster:
     def _actor_for(self, worker: int) -> Any:
         """Return the worker's newest actor once it has started, or another worker's if that takes longer than OWN_S.
 
-        A replacement takes long if, say, its CPU was lost with a node.
+        A replacement takes long, for example, if its CPU was lost with a node.
 
         Raises:
             ClusterUnreachable: no actor has started within `ship_timeout_s`.
@@ -461,7 +464,7 @@ class Cluster:
                 self._news.wait(LOOK_S)
 
     def num_actors(self, worker: int, place: tuple[str, int]) -> int:
-        """Record that the worker's newest answer came from `place`. Return the number of its actors so far."""
+        """Record the place of the worker's newest answer. Return the number of its actors so far."""
         with self._lock:
             newest, number = self._newest.get(worker, (None, 0))
             if newest != place:
@@ -469,7 +472,7 @@ class Cluster:
             return self._newest[worker][1]
 
     def _timed_out(self, worker: int, call: Call) -> Reply | None:
-        """Return the failure of a task whose sample timed out, and replace the actor; None if no sample is known to have."""
+        """If a sample of the task is known to have timed out, replace the actor and return the failure; otherwise return None."""
         task = call.argument[0]
         if self._settings[worker].sample_timeout_s is None or not isinstance(task, Task):
             return None
@@ -484,7 +487,7 @@ class Cluster:
         """Return the failure of the task's first sample that also ends its actor when it is read alone.
 
         Raises:
-            WorkerDied: no sample does.
+            WorkerDied: no single sample ends its actor.
         """
         task, text_capacity = call.argument[0], self._settings[worker].text_capacity
         how = f"{MAX_DEATHS} Ray actors of DataLoader worker {worker} died over the same rows: {_line(reason)}"
@@ -508,18 +511,18 @@ class Cluster:
 
     def _see_to(self, worker: int, actor: Any, error: Exception) -> None:
         how = _line(error)
-        if not self._briefing.is_seeded:
+        if not self._config.is_seeded:
             self._ended.setdefault(
                 worker,
                 f"the Ray actor of DataLoader worker {worker} has died, and with it the worker's random streams, which torch mode "
-                f"cannot go on without: {how}. Resume from a state_dict, or give a seed: then another actor takes its place",
+                f"cannot continue without: {how}. Resume from a state_dict, or give a seed: then another actor takes its place",
             )
             raise WorkerDied(self._ended[worker])
         self._replace(worker, actor, how)
 
     def _replace(self, worker: int, actor: Any, how: str) -> None:
         with self._lock:
-            if self._actors[worker] is not actor:  # it has been replaced already, after another task
+            if self._actors[worker] is not actor:  # it has already been replaced, after another task
                 return
             self._actors[worker] = None
             self._started.pop(worker, None)
@@ -529,7 +532,7 @@ class Cluster:
             self._make_actors([self._settings[worker]])
             self._introduce([self._settings[worker]])
         except Exception as error:  # the head is gone, or all nodes are
-            self._failure = unreachable(self._briefing.address, error)
+            self._failure = unreachable(self._config.address, error)
 
 
 def _suspect(argument: Any) -> Any:
@@ -547,7 +550,7 @@ SAME_VERSIONS = (
 
 
 def other_versions(theirs: Mapping[str, str]) -> str:
-    """Return the versions of a node that differ from this machine's, as text; empty if none does."""
+    """Return a text with the versions of a node that differ from this machine's; empty if all agree."""
     return ", ".join(
         f"{name} {theirs[name] or 'missing'} where the trainer has {version or 'none'}"
         for name, version in versions().items()
@@ -560,7 +563,7 @@ def differing(found: Introduction) -> str | None:
     if not (said := other_versions(found.versions)):
         return None
     return (
-        f"node {found.place[0]} of the Ray cluster ({found.host}) has {said}: what is pickled here may fail or mean something else "
+        f"node {found.place[0]} of the Ray cluster ({found.host}) has {said}: pickles from here may fail or have another meaning "
         f"there. {SAME_VERSIONS}"
     )
 
@@ -584,9 +587,10 @@ def join(given: str, timeout_s: float = HEAD_S) -> None:
     """Make this process a driver of a cluster.
 
     Args:
-        timeout_s: how long the head may take to accept a connection, at most HEAD_S.
+        given: the address of the head, or "auto".
+        timeout_s: seconds that the head may take to accept a connection, at most HEAD_S.
     Raises:
-        ClusterUnreachable: there is no cluster at this address.
+        ClusterUnreachable: no cluster answers at this address.
     """
     import ray
 
@@ -601,7 +605,7 @@ def join(given: str, timeout_s: float = HEAD_S) -> None:
 
 
 def own_cluster() -> str:
-    """Return the address of the cluster that this process already belongs to, as a worker of Ray Train does; else "auto"."""
+    """Return the address of the cluster that this process already belongs to, like a worker of Ray Train; otherwise "auto"."""
     ray: Any = sys.modules.get("ray")
     return str(ray.get_runtime_context().gcs_address) if ray is not None and ray.is_initialized() else "auto"
 
@@ -622,60 +626,60 @@ def unreachable(address: str, error: Exception) -> ClusterUnreachable:
     )
 
 
-ARRIVED = b"!"  # sent after the briefing, once the pickled job has been written
-MAX_AHEAD = 4  # tasks of a worker: one is decoded, one transferred, one copied, and one is in reserve
+ARRIVED = b"!"  # sent after the agent config, once the pickled job has been written
+MAX_AHEAD = 4  # most tasks of a worker: one is decoded, one transferred, one copied, and one is in reserve
 
 
 class RayPool:
     """A worker pool of Ray actors: one child process, the agent, represents all of them.
 
-    If the agent ends, all of its workers have ended; a new agent starts once the rows of all workers have been taken back. An
-    actor is no child process: Ray starts it, on any machine, so the agent learns of its death from Ray and from its file lock
-    (life_lock.py), and not from a pidfd.
+    If the agent ends, all of its workers have ended; a new agent starts once the rows of all workers have been recovered. Ray
+    starts actors on any machine, so the agent learns of an actor's death from Ray and from its file lock (life_lock.py), not from a
+    pidfd.
 
     Args:
-        briefing: what the agent is started with.
+        config: the agent's settings.
         parcel: the pickled job, which `start` writes to `segment` while the agent starts.
         segment: the shared memory that receives the pickled job.
         control: the ring's control segment, which actors that write into the ring lock.
     """
 
-    def __init__(self, briefing: Briefing, parcel: travel.Parcel, segment: Segment, control: Segment) -> None:
-        self._briefing = briefing
+    def __init__(self, config: AgentConfig, parcel: travel.Parcel, segment: Segment, control: Segment) -> None:
+        self._config = config
         self._parcel, self._segment, self._control = parcel, segment, control
-        self._logged = 0.0  # when it was last logged that actors outlive their agent; 0 if none does
+        self._logged = 0.0  # time of the last log message that actors outlive their agent; 0 before the first
         self._agent: Child | None = None
         self._children: Children[Child] = Children()  # the agent, until it is reaped
         self._ending: Any = None  # the finalizer that ends the agent
-        self._dead: set[int] = set()  # workers of an agent that has ended, whose rows have not been taken back yet
+        self._dead: set[int] = set()  # workers of an agent that has ended, whose rows have not been recovered yet
         self._pid = os.getpid()
 
     def reads_samples(self, worker_id: int) -> bool:
-        """Return False: actors read the samples, not this machine's processes."""
+        """Return False, because actors read the samples, not this machine's processes."""
         return False
 
     @property
     def pids(self) -> list[int]:
-        """Return one PID for each worker: the agent's."""
-        return [] if self._agent is None else [self._agent.pid] * len(self._briefing.posts)
+        """Return the agent's PID for each worker."""
+        return [] if self._agent is None else [self._agent.pid] * len(self._config.posts)
 
     @property
     def processes(self) -> list[Any]:
-        """Return no process: the agent is not multiprocessing's."""
+        """Return an empty list, because the agent is not a multiprocessing process."""
         return []
 
     def start(self, num_workers: int) -> None:
         """Start the agent without waiting for it, and write the pickled job in the meantime."""
         faults.hit("starting")
-        self._launch(self._briefing, self._write)
+        self._launch(self._config, self._write)
 
     def _write(self) -> None:
         self._segment.reserve(self._segment.nbytes)
         self._parcel.write(self._segment.fd)
         del self._parcel  # frees the memory that pickling used
 
-    def _launch(self, briefing: Briefing, ship: Callable[[], None] = lambda: None) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(briefing.paths), "RAY_USAGE_STATS_ENABLED": "0"}
+    def _launch(self, config: AgentConfig, ship: Callable[[], None] = lambda: None) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(config.paths), "RAY_USAGE_STATS_ENABLED": "0"}
         command = [sys.executable, "-m", "shmload.ray.agent"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         reaper.watch(process.pid)
@@ -685,13 +689,13 @@ class RayPool:
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:  # it has ended already; `deaths` will report it
             with suppress(BrokenPipeError):
-                process.stdin.write(pickle.dumps(briefing))
+                process.stdin.write(pickle.dumps(config))
                 process.stdin.flush()
             ship()
             process.stdin.write(ARRIVED)
 
     def start_worker(self, worker_id: int) -> None:
-        """Raise NotImplementedError: the loader refuses a Ray worker pool whose size changes."""
+        """Raise NotImplementedError, because a Ray worker pool does not change its size."""
         raise NotImplementedError("a worker pool of Ray actors keeps its size")
 
     reap = start_worker
@@ -705,7 +709,7 @@ class RayPool:
             if life_lock.is_held(self._control.fd):
                 self._say_that_it_waits()
                 return []
-            self._logged, self._dead = 0.0, set(range(len(self._briefing.posts)))
+            self._logged, self._dead = 0.0, set(range(len(self._config.posts)))
         return [Death(worker, agent.pid, agent.wait()) for worker in sorted(self._dead)]
 
     def _say_that_it_waits(self) -> None:
@@ -720,16 +724,16 @@ class RayPool:
             log.warning("the agent has ended, and some of its Ray actors still live: the loader waits until Ray has ended them")
 
     def replace(self, worker_id: int) -> None:
-        """Start a new agent once every dead worker's rows have been taken back. An earlier one would claim for those workers."""
+        """Start a new agent once every dead worker's rows have been recovered, because it claims for all workers."""
         self._dead.discard(worker_id)
         if self._dead or self._agent is None:
             return
         self._reap(self._agent)
-        posts = tuple(dataclasses.replace(post, resume=b"") for post in self._briefing.posts)
-        self._launch(dataclasses.replace(self._briefing, posts=posts, is_again=True))
+        posts = tuple(dataclasses.replace(post, resume=b"") for post in self._config.posts)
+        self._launch(dataclasses.replace(self._config, posts=posts, is_replacement=True))
 
     def stack(self, worker_id: int) -> str:
-        """Return a placeholder: the stack of a process on another machine is unknown."""
+        """Return a placeholder, because the stack of a process on another machine is unknown."""
         return "(unknown: it is decoded on another machine)"
 
     def kill(self, worker_id: int) -> Death:
@@ -741,9 +745,9 @@ class RayPool:
         return ended
 
     def stop(self, grace_s: float) -> None:
-        """Wait for the agent to leave, then kill it. Ray ends its actors either way. Idempotent.
+        """Wait for the agent to leave, then kill it. Ray ends its actors in both cases. Idempotent.
 
-        Actors are not waited for, because their rows are not reused. They keep the ring's memory until they end.
+        This does not wait for actors, because their rows are not reused. They keep the ring's memory until they end.
 
         Args:
             grace_s: seconds to wait.
@@ -791,7 +795,7 @@ def pickled_by_value(job: Job) -> travel.Parcel:
         Pickler(pickled, protocol=5, buffer_callback=take).dump(value)
         return pickled.getbuffer()
 
-    # the program's name in a process that it has spawned, for instance a rank; elsewhere __main__ is known by another name
+    # the name of the program in a process that it has spawned, for example a rank; elsewhere __main__ has another name
     if (program := sys.modules.get("__mp_main__")) is not None and program.__name__ == "__mp_main__":
         cloudpickle.register_pickle_by_value(program)
     try:
@@ -804,7 +808,7 @@ def pickled_by_value(job: Job) -> travel.Parcel:
 
 
 class JointPool:
-    """Two worker pools on one ring; a worker's number says which pool it belongs to.
+    """Two worker pools on one ring; a worker's number determines its pool.
 
     Args:
         actors: the pool of the workers with the lowest numbers.
@@ -820,7 +824,7 @@ class JointPool:
 
     @property
     def pids(self) -> list[int]:
-        """Return the workers' PIDs: the agent's for each actor, then those of the processes."""
+        """Return the workers' PIDs: the agent's for each actor, then the processes' own."""
         return self._actors.pids + self._processes.pids
 
     @property
@@ -833,7 +837,7 @@ class JointPool:
         return self._pool_of(worker_id).reads_samples(worker_id)
 
     def start(self, num_workers: int) -> None:
-        """Start both pools: the processes first, so that a fork inherits nothing of the agent."""
+        """Start both pools, the processes first, so that a fork inherits nothing of the agent."""
         self._processes.start(num_workers)
         self._actors.start(num_workers)
 
@@ -858,7 +862,7 @@ class JointPool:
         return self._pool_of(worker_id).stack(worker_id)
 
     def kill(self, worker_id: int) -> Death:
-        """End one worker at once; for an actor, its agent and all other actors, too."""
+        """End one worker at once. For an actor, also end its agent and all other actors."""
         return self._pool_of(worker_id).kill(worker_id)
 
     def stop(self, grace_s: float) -> None:
@@ -887,24 +891,24 @@ class OnCluster:
         segment = called.group.segment("pickled_job", parcel.nbytes, num_reserved=0)
         posts = named(called.posts[:num_far], segment)
         locate = package_ability(called.job.dataset, "bytes_by_node")
-        goes_in_turn = called.job.seed is None and called.job.tolerates_bad_samples
-        briefing = Briefing(
+        repeats_in_order = called.job.seed is None and called.job.tolerates_bad_samples
+        config = AgentConfig(
             tuple(posts),
             own_cluster() if self.ray.address == "auto" else self.ray.address,
             tuple(path or os.getcwd() for path in sys.path),
             is_seeded=called.job.seed is not None,
-            num_ahead=1 if goes_in_turn else max(1, min(called.num_ahead, MAX_AHEAD)),
-            num_beside=self.ray.num_local_workers,
+            num_ahead=1 if repeats_in_order else max(1, min(called.num_ahead, MAX_AHEAD)),
+            num_local=self.ray.num_local_workers,
             num_ordered=called.num_ahead * len(called.posts),
             connect_timeout_s=self.ray.connect_timeout_s,
             ship_timeout_s=self.ray.ship_timeout_s,
             actor_options=dict(self.ray.actor_options),
-            near=locate() if locate is not None else {},
+            node_nbytes=locate() if locate is not None else {},
             sample_timeout_s=called.sample_timeout_s,
-            goes_in_turn=goes_in_turn,
+            repeats_in_order=repeats_in_order,
         )
         assert called.group.control is not None
-        actors = RayPool(briefing, parcel, segment, called.group.control)
+        actors = RayPool(config, parcel, segment, called.group.control)
         if not self.ray.num_local_workers:
             return actors
         return JointPool(actors, processes(dataclasses.replace(called, posts=called.posts[num_far:])), num_far)

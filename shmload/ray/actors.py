@@ -1,12 +1,12 @@
 """The Ray actor: a worker's loop over a private ring of one slot, called once for each task.
 
-A `WorkerLoop` needs a ring and a trainer. `LocalRing` is both, in private memory: when the loop rings a bell because it wants a
-layout settled or more memory, the local ring grants that before the bell's `post` returns. `Task` and `Reply` are what the agent
-and an actor exchange.
+A `WorkerLoop` needs a ring and a trainer. `LocalRing` is both, in private memory: when the loop rings a bell to settle a layout or
+to get more memory, the local ring grants the request before the bell's `post` returns. The agent sends a `Task` to an actor, which
+returns a `Reply`.
 
-A sample that takes too long ends its actor: `SampleTimer`, a thread beside the loop, stores the failure in Ray's key-value store,
-because a dead actor can return nothing, and the agent reads it there. The thread needs the GIL, so a sample that blocks in C code
-and holds it goes unnoticed.
+A sample that takes too long ends its actor: `SampleTimer`, a second thread, stores the failure in Ray's key-value store, because a
+dead actor cannot return it, and the agent reads it there. The thread needs the GIL, so a sample that blocks in C code and holds the
+GIL is not detected.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from shmload.worker.note import END, load_note
 from shmload.worker.process import prepare
 
 GROWTH = 1.25  # the same as in ring_memory
-ORDER_CAPACITY = 4096  # larger orders get a memory of their own
+ORDER_CAPACITY = 4096  # bytes; larger orders get their own memory
 _ORDER = "order"
 
 
@@ -52,11 +52,11 @@ class LocalRing:
     Attributes:
         ring: the worker's end.
         trainer: the trainer's end.
-        layout: the settled layout; None if there is none yet, or if samples have no fixed rows.
+        layout: the settled layout; None before it is settled, or if samples have no fixed rows.
         nrows: the rows of the order.
     Args:
         worker_id: the worker's number in the real ring, which its messages to users contain.
-        text_capacity, layout_capacity: those of the real ring.
+        text_capacity, layout_capacity: capacities of the real ring.
     """
 
     def __init__(self, worker_id: int, *, text_capacity: int, layout_capacity: int) -> None:
@@ -74,16 +74,16 @@ class LocalRing:
         self.is_borrowed = False  # whether the payload is the batch's own slot in the trainer's ring
         self.layout: Layout | None = None
         self.nrows = 1
-        self._lease: Lease | None = None  # of the latest batch
+        self._lease: Lease | None = None  # the lease of the latest batch
 
     # ------------------------------------------------------------ the worker loop's interface
 
     def open(self, path: str) -> Mapping:
-        """Return the memory of this name."""
+        """Return the memory with this name."""
         return self._memory[path]
 
     def post(self) -> None:
-        """Grant what the worker loop has asked for."""
+        """Grant the worker loop's request."""
         ring = self.trainer
         text = ring.proposal
         if text is not None:
@@ -120,8 +120,8 @@ class LocalRing:
         """Publish an order in the slot, whose previous batch is no longer needed, and claim it.
 
         Args:
-            borrowed: memory in which to make the batch, if it is large enough; None: this process's own.
-            is_suspect: whether an actor has died over this order; then its samples are read one by one.
+            borrowed: memory for the batch, used if it is large enough; None for this process's own memory.
+            is_suspect: whether an actor died while reading this order; its samples are then read one by one.
         """
         ring = self.trainer
         self._lease = None
@@ -132,7 +132,7 @@ class LocalRing:
             self._memory = {path: memory}
             self._payload, self._offset, self.is_borrowed = path, offset, True
             ring.set_payload(0, memory, path.encode(), offset, nbytes)
-        elif self.is_borrowed:  # the slot belongs to another batch by now
+        elif self.is_borrowed:  # the slot belongs to another batch now
             self._renew(1 << 16)
         self.nrows = nrows
         if self.layout is not None and not is_packed:
@@ -158,7 +158,7 @@ class LocalRing:
         self.ring.claim()
 
     def lease(self) -> int:
-        """Keep the finished batch until the next order. Return its bytes if it is packed, 0 if it consists of rows."""
+        """Keep the finished batch until the next order. Return its size in bytes if it is packed, 0 if it consists of rows."""
         self._lease = self.trainer.lease(0)
         return self._lease.used_nbytes
 
@@ -223,15 +223,15 @@ class Task(NamedTuple):
     step: int
     first: int
     end: int
-    nrows: int  # of the whole order
-    order: bytes  # the whole order, as encoded in the ring
+    nrows: int  # number of rows of the whole order
+    order: bytes  # the whole order, encoded as in the ring
     is_pickled: bool
     is_packed: bool
-    slot: Slot | None = None  # where the actor may write rows directly; None: it sends them back
-    is_suspect: bool = False  # an actor died over it: its samples are read one by one, so that the next death names one
+    slot: Slot | None = None  # slot for direct writes; if None, the actor sends its rows back
+    is_suspect: bool = False  # an actor died while reading it, so its samples are read one by one to find the cause
 
     def key(self, row: int) -> Any:
-        """Return the key that the order has for a row of the whole batch."""
+        """Return the order's key for a row of the whole batch."""
         if self.is_pickled:
             return list(pickle.loads(self.order))[row]  # pickled by the trainer
         return int.from_bytes(self.order[8 * row : 8 * row + 8], sys.byteorder, signed=True)
@@ -243,8 +243,8 @@ NOTHING = np.empty(0, np.uint8)
 class Reply(NamedTuple):
     """The result of a task.
 
-    `own` is DONE or ERROR. `row_nbytes` has the bytes of one row for each field if the payload holds rows, and is None if the
-    payload holds a packed batch or is empty. `layout` is the text of the actor's own layout: b"" if its samples have no fixed
+    `own` is DONE or ERROR. `row_nbytes` contains the size of one row of each field if the payload contains rows, and is None if the
+    payload contains a packed batch or is empty. `layout` is the text of the actor's own layout: b"" if its samples have no fixed
     rows, None if it is not known yet. `note` is a worker's snapshot and whether its iterator has ended. `place` is the actor's
     node, by Ray's id, and its pid there; None if no actor has answered.
     """
@@ -258,11 +258,11 @@ class Reply(NamedTuple):
     num_foreign: int = 0
     num_irregular: int = 0
     place: tuple[str, int] | None = None
-    num_written: int = 0  # bytes of rows that are in the slot already
+    num_written: int = 0  # bytes of rows that are already in the slot
 
 
 class Introduction(NamedTuple):
-    """An actor's message that it has started, and so has the dataset."""
+    """An actor's message that it has started and loaded the dataset."""
 
     place: tuple[str, int]
     host: str
@@ -270,7 +270,7 @@ class Introduction(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must agree between trainer and actor, because code and pickles depend on them."""
+    """Return the package versions that trainer and actor must share, because code and pickles depend on them."""
     found = {"Python": "{}.{}".format(*sys.version_info)}
     for name in ("shmload", "torch"):
         try:
@@ -280,18 +280,18 @@ def versions() -> dict[str, str]:
     return found
 
 
-LOOKS = 8  # checks within the time that a sample may take
+LOOKS = 8  # number of checks within the time limit of a sample
 NAMESPACE = b"shmload"
 
 
 class SampleTimer:
-    """A thread that watches how long the worker loop takes for a sample.
+    """A thread that limits the time of the worker loop for a sample.
 
     Args:
-        ring: the loop's ring, which knows since when it has been reading which row.
+        ring: the loop's ring, which records the current row and the time of its start.
         worker: the worker's number.
-        limit_s: how long a sample may take.
-        leave_word: (bytes) -> None, called before the actor is ended.
+        limit_s: the longest time that a sample may take.
+        leave_word: (bytes) -> None, stores the failure; called before the actor is ended.
     """
 
     def __init__(self, ring: Any, worker: int, limit_s: float, leave_word: Any) -> None:
@@ -301,11 +301,11 @@ class SampleTimer:
         self._thread = threading.main_thread().ident
 
     def begin(self, task: Task) -> None:
-        """Record that the worker loop starts on this task."""
+        """Record that the worker loop starts this task."""
         self._task, self._began_ns = task, monotonic_ns()
 
     def look(self) -> bool:
-        """Return whether the current sample has timed out; if so, its failure has been stored."""
+        """Check the current sample. If it has timed out, store its failure and return True."""
         held, since_ns = self._ring.held_by(self._worker), self._ring.worker(self._worker)["since_ns"]
         task = self._task
         if task is None or held is None or not since_ns:
@@ -332,9 +332,9 @@ class SampleTimer:
 
 
 def failure_in(word: bytes | None, task: Task) -> Failure | None:
-    """Return the failure of this task, or None if `word` is absent or about another task.
+    """Return the failure of this task, or None if `word` is absent or belongs to another task.
 
-    The failure names no rows if any of several samples may be the cause.
+    The failure has no rows if any of several samples may be the cause.
     """
     if word is None:
         return None
@@ -343,7 +343,7 @@ def failure_in(word: bytes | None, task: Task) -> Failure | None:
 
 
 def leave_word(word: bytes) -> None:
-    """Store the failure that this actor dies of."""
+    """Store the failure for which this actor will be ended."""
     import ray
     from ray.experimental import internal_kv
 
@@ -352,7 +352,7 @@ def leave_word(word: bytes) -> None:
 
 
 def take_failure(actor: Any, task: Task) -> Failure | None:
-    """Return and delete the failure of this task that an actor has stored; None if there is none."""
+    """Return and delete the failure of this task that an actor has stored; None without one."""
     from ray.experimental import internal_kv
 
     name = f"timeout-{actor._actor_id.hex()}".encode()
@@ -363,13 +363,13 @@ def take_failure(actor: Any, task: Task) -> Failure | None:
 
 
 READ_ONLY = (
-    "If this array is the dataset's: one of 1 MiB or more lies in Ray's object store, once for all actors of a node, and is "
-    "read-only there. Copy what is written to (array = array.copy()) in worker_init_fn or at its first use"
+    "If this array is the dataset's: an array of 1 MiB or more is stored in Ray's object store, once for all actors of a node, and "
+    "is read-only there. Copy an array before writing to it (array = array.copy()) in worker_init_fn or at its first use"
 )
 
 
 def same_layout(one: bytes, other: bytes) -> bool:
-    """Return whether two texts describe the same layout. Texts can differ, because pickle records which strings are one object."""
+    """Return whether two texts describe the same layout. Texts can differ, because pickle records identities of strings."""
     try:
         ours, theirs = Layout.loads(one), Layout.loads(other)
     except Exception:  # a class that only the trainer's program has
@@ -378,14 +378,14 @@ def same_layout(one: bytes, other: bytes) -> bool:
 
 
 class Decoder:
-    """One worker of a loader, on any node. It starts without the dataset, which is put into the object store in the meantime."""
+    """One worker of a loader, on any node. It starts without the dataset, which is meanwhile put into the object store."""
 
     def __init__(self, setting: ActorSetting) -> None:
         post = setting.post
         self._setting = setting
-        self._equal: dict[bytes, bool] = {}  # by text of a layout: whether it is this actor's
-        self._segments: dict[str, Mapping] = {}  # of the trainer's ring, by path
-        self._used: dict[int, str] = {}  # slot of that ring -> its segment, as last seen
+        self._equal: dict[bytes, bool] = {}  # text of a layout -> whether it equals this actor's layout
+        self._segments: dict[str, Mapping] = {}  # segments of the trainer's ring, by path
+        self._used: dict[int, str] = {}  # slot of the trainer's ring -> its last known segment
         self._local_ring = LocalRing(post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
 
@@ -395,8 +395,8 @@ class Decoder:
         The dataset's large arrays stay in Ray's memory, shared by all actors of the node.
 
         Args:
-            parcel: a list with a reference to the pickled job. For a direct argument Ray would transfer the bytes itself, and if
-                the actor ended during that, leave them on the node until their memory is needed.
+            parcel: a list with a reference to the pickled job. For a direct argument, Ray would transfer the bytes itself, and
+                leave them on the node until their memory is needed if the actor ended during the transfer.
         """
         post = self._setting.post
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
@@ -420,7 +420,7 @@ class Decoder:
             init_failure=failure,
         )
         self._place = (_node_id(), os.getpid())
-        if (rows := job.plan.rows) is not None:  # the dataset declares its rows: the trainer has settled the same layout
+        if (rows := job.plan.rows) is not None:  # the dataset declares its rows, and the trainer has settled the same layout
             self._local_ring.settle(rows.dumps())
         self._sample_timer: SampleTimer | None = None
         if (limit_s := self._setting.sample_timeout_s) is not None:
@@ -442,7 +442,7 @@ class Decoder:
         after = ring.worker(worker_id)
         counted = {name: int(after[name]) - int(before[name]) for name in ("num_foreign", "num_irregular")}
         if ring.look(0) == FAILED and (text := ring.failure(0)[1]):
-            said = Failure.loads(text).worker  # the agent writes it again, after its own part
+            said = Failure.loads(text).worker  # the agent writes it again, into its own note
             error = _shifted(text, task.first, local_ring.ring.text_capacity // (2 if said else 1) - 64)
             return self._outcome(ERROR, error=error, note=(_snapshot(said, local_ring), False) if said else None)
         dumped = ring.note(0)
@@ -460,7 +460,7 @@ class Decoder:
         return self._outcome(DONE, payload=payload, row_nbytes=row_nbytes, note=note, **counted)
 
     def _borrowed(self, task: Task) -> Borrowed | None:
-        """Return the slot of the task's batch, if its rows may be written there and this process can reach it.
+        """Return the slot of the task's batch if its rows may be written there and this process can reach it.
 
         Raises:
             OSError: the slot cannot be mapped.
@@ -478,19 +478,19 @@ class Decoder:
                 self._segments[slot.path] = Mapping(fd, os.fstat(fd).st_size, inherit=False)
             finally:
                 os.close(fd)
-            for stale in self._segments.keys() - set(self._used.values()):  # a slot has got more memory elsewhere
+            for stale in self._segments.keys() - set(self._used.values()):  # its slot now has another segment
                 del self._segments[stale]
         return self._segments[slot.path], slot
 
     def _is_ours(self, text: bytes) -> bool:
         if text not in self._equal:
-            if self._local_ring.layout is None:  # not known yet
+            if self._local_ring.layout is None:  # it is not known yet
                 return False
             self._equal[text] = same_layout(self._local_ring.ring.layout_text, text)
         return self._equal[text]
 
     def pack_rows(self, made: Reply, nrows: int) -> Reply:
-        """Return the rows of another reply of this worker as a packed batch: the trainer's ring has no places for such rows."""
+        """Return the rows of another reply as a packed batch, because the trainer's ring has another layout."""
         assert made.layout is not None
         memory = private(made.payload.nbytes)
         memoryview(memory)[:] = memoryview(made.payload)  # type: ignore[arg-type]  # a buffer
@@ -521,7 +521,7 @@ def _snapshot(dumped: bytes, local_ring: LocalRing) -> bytes:
 
 
 def _shifted(text: bytes, first: int, capacity: int) -> bytes:
-    """Return a failure's text with row numbers of the whole batch, plus the remedy if it wrote to a read-only shared array."""
+    """Return a failure's text with row numbers of the whole batch. Add the remedy if code wrote to a read-only shared array."""
     failure = Failure.loads(text)
     if failure.kind is ValueError and "read-only" in failure.text:
         failure = failure._replace(text=failure.text + READ_ONLY)
@@ -529,7 +529,7 @@ def _shifted(text: bytes, first: int, capacity: int) -> bytes:
 
 
 def _fetched(reference: Any) -> Any:
-    """Return the bytes of an object, in the memory that all actors of this node share."""
+    """Return the bytes of an object, in memory that all actors of this node share."""
     import ray
 
     return ray.get(reference)
@@ -541,7 +541,7 @@ def _node_id() -> str:
 
 
 def _name_classes_of_main() -> None:
-    """Register classes of the trainer's program, which were pickled by value, in `__main__`, so that replies can name them."""
+    """Add classes of the trainer's program, which were pickled by value, to `__main__`, so that replies can refer to them."""
     from ray.cloudpickle import cloudpickle
 
     main = sys.modules["__main__"]

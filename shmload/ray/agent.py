@@ -1,10 +1,9 @@
 """The agent process: it claims batches from the ring, sends them to Ray actors, and writes their replies into the ring.
 
-The agent is started with `python -m` and reads its briefing from standard input, so that the user's program is not imported
-again.
+The agent is started with `python -m` and reads its settings from standard input, so that the user's program is not imported again.
 
-Each worker of the ring has several stand-ins. A `StandIn` carries one task at a time: it sends a claim to the actor, copies the
-reply into the claim's rows, and ends the claim. Because there are several, an actor decodes one batch while the one before is
+Each worker of the ring has several stand-ins. A `StandIn` handles one task at a time: it sends a claim to the actor, copies the
+reply into the claim's rows, and ends the claim. With several of them, an actor decodes one batch while the previous one is
 transferred or copied.
 
 A `Dispatcher` is the thread that claims for all workers that share a bell, and gives each claim to the worker with the fewest
@@ -12,19 +11,19 @@ tasks in progress. In seed mode all workers share one bell and so one dispatcher
 dispatcher. The dispatcher itself sends the claim, so that an actor gets tasks in the order of claims; a thread of the stand-in
 waits for the reply.
 
-`Beside` decides which orders are left to processes of this machine that claim from the same ring. Batches are wanted in order,
-and only a limited number is ordered ahead, so one slow batch delays all others. Therefore:
+`LocalProcesses` decides which orders are left to processes of this machine that claim from the same ring. Batches are wanted in
+order, and only a limited number is ordered ahead, so one slow batch delays all others. Therefore:
 
-* an actor without a task takes the oldest order, like any process; for an actor with tasks, which would start later, as many of
-  the oldest orders are left alone as there are processes, because a free process starts at once;
-* an actor gets no task while the processes would finish everything ordered ahead before the actor finished that batch.
+* an actor without a task takes the oldest order, like any process; for an actor with tasks, which would start later, the oldest
+  orders are skipped, one for each process, because a free process starts at once;
+* an actor gets no task while the processes would finish all orders in progress before the actor finished that batch.
 
-The time an actor takes is measured, separately for each number of tasks it already has in progress. Measurements decay, so that
-an actor that was slow once is tried again. Tasks sent before an actor's first answer do not count, because the actor was still
+The time that an actor takes is measured, separately for each number of tasks that it already has in progress. Measurements decay,
+so an actor that was slow once is tried again. Tasks sent before an actor's first answer do not count, because the actor was still
 starting.
 
 Rejected: giving everyone the oldest order. The batches queued at a slow actor are then the ones that are needed next: with actors
-four times slower, both kinds together did half of what the processes do alone (benchmarks/local_workers.py).
+four times slower, both kinds together reached half of the processes' throughput (benchmarks/local_workers.py).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from shmload._core.rows import copy_from
 from shmload._core.watch import die_with
 from shmload.batch.layout import aligned
 from shmload.processes import private_fds
-from shmload.ray.actor_pool import ARRIVED, Briefing, Call, Cluster
+from shmload.ray.actor_pool import ARRIVED, AgentConfig, Call, Cluster
 from shmload.ray.actors import ActorSetting, Reply, Slot, Task, same_layout
 from shmload.shm.segment import Doorbell, open_segment
 from shmload.worker.failure import Failure
@@ -57,15 +56,15 @@ from shmload.worker.note import dump_note
 from shmload.worker.process import GONE, open_memory
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 
-HALF_LIFE_S = 20.0  # half-life of a measurement: each new attempt with a slow actor delays all batches
+HALF_LIFE_S = 20.0  # half-life of a measurement; not shorter, because each new attempt with a slow actor delays all batches
 WEIGHT = 0.25  # weight of the newest measurement
 
 
-class Beside:
+class LocalProcesses:
     """The processes that claim from the same ring as the actors, and measurements of both.
 
     Args:
-        ring: a view of the ring, which counts the chunks its workers have done.
+        ring: a view of the ring, which counts the chunks that its workers have finished.
         processes: the worker numbers of the processes.
         num_ordered: batches that the trainer orders ahead.
         clock: returns seconds.
@@ -73,24 +72,24 @@ class Beside:
 
     def __init__(self, ring: WorkerRing, processes: range, num_ordered: int, clock: Callable[[], float] = monotonic) -> None:
         self._ring, self._processes, self._num_ordered, self._clock = ring, processes, num_ordered, clock
-        self._last = (0, 0)  # chunks and nanoseconds of all processes, when last measured
-        self._process_s = 0.0  # seconds that a batch takes a process; 0 if not known
-        self._took: dict[tuple[int, int], tuple[float, float]] = {}  # by actor and tasks in progress: seconds, and when measured
-        self._first_answers: dict[int, float] = {}  # by actor: when it first answered
+        self._last = (0, 0)  # chunks and nanoseconds of all processes at the last measurement
+        self._process_s = 0.0  # seconds of a process for a batch; 0 if not known
+        self._took: dict[tuple[int, int], tuple[float, float]] = {}  # (actor, tasks in progress) -> (seconds, time of measurement)
+        self._first_answers: dict[int, float] = {}  # actor -> time of its first answer
 
-    def num_left(self, num_under_way: int) -> int:
-        """Return how many of the oldest orders are left alone for an actor with so many tasks."""
+    def num_skipped(self, num_under_way: int) -> int:
+        """Return the number of oldest orders that an actor with so many tasks skips."""
         return len(self._processes) if num_under_way else 0
 
     def may_claim(self, actor: int, num_under_way: int) -> bool:
-        """Return whether an actor with so many tasks would finish another one in time."""
+        """Return whether an actor with so many tasks in progress would finish another one in time."""
         self._look()
         took_s, when = self._took.get((actor, num_under_way), (0.0, 0.0))
         faded_s = took_s * 0.5 ** ((self._clock() - when) / HALF_LIFE_S)
         return not self._process_s or faded_s * len(self._processes) <= self._num_ordered * self._process_s
 
     def answered(self, actor: int, num_under_way: int, began_s: float, ended_s: float) -> None:
-        """Record how long a task took an actor that had so many tasks when it got this one."""
+        """Record the time that a task took an actor which had so many tasks in progress when it got this one."""
         if began_s < self._first_answers.setdefault(actor, ended_s):
             return
         took_s = ended_s - began_s
@@ -107,11 +106,14 @@ class Beside:
 
 
 class StandIn:
-    """The part of a worker in the ring for one claim, whose samples an actor decodes.
+    """A worker's representative in the ring for one claim, whose samples an actor decodes.
 
     Args:
-        ring: a view of its own, with the worker's number.
-        open_memory: (path) -> mapping of a segment that the trainer has made.
+        ring: its own view of the ring, with the worker's number.
+        cluster: the connection to the actors.
+        ready: the bell that wakes the trainer.
+        grants: the bell that the trainer rings when it has granted memory or a layout.
+        open_memory: (path) -> mapping of a segment of the trainer's.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class StandIn:
         self._num_foreign = self._num_irregular = 0
         self._equal: set[bytes] = set()  # texts of layouts that equal the ring's
         self._call: Call | None = None  # the claim's call, if it needs one
-        self._error: Exception | None = None  # why there is no call
+        self._error: Exception | None = None  # the error that prevented the call
 
     def begin(self) -> None:
         """Send the claim to the worker's actor.
@@ -169,9 +171,9 @@ class StandIn:
             if outcome.note is not None and (note := self._note(outcome.note, ring.text_capacity // 2, 0)) is not None:
                 error = Failure.with_worker(error, note)
             ring.write_error(error)
-            ring.is_held_up = self._cluster.goes_in_turn
+            ring.is_held_up = self._cluster.repeats_in_order
             return ERROR
-        if outcome.note is not None and outcome.note[1]:  # the iterator has ended: there is no batch
+        if outcome.note is not None and outcome.note[1]:  # the iterator has ended without a batch
             return self._send_note(outcome.note)
         if not ring.is_packed and not ring.has_layout and not self._memory.settle(outcome.layout or b""):
             return VOID
@@ -202,7 +204,7 @@ class StandIn:
         order = bytes(memoryview(self._memory.open(path.decode()))[: ring.order_nbytes]) if path else ring.order_bytes()
         is_packed = ring.is_packed or (ring.has_layout and ring.is_packed_only)
         slot = None
-        if not is_packed and ring.has_layout and self._cluster.is_near(ring.worker_id):
+        if not is_packed and ring.has_layout and self._cluster.can_write_ring(ring.worker_id):
             _, path, offset, nbytes = ring.payload
             slot = Slot(ring.slot, path.decode(), offset, nbytes, ring.layout_text)
         return Task(ring.epoch, ring.step, ring.first_row, ring.end_row, ring.nrows, order, ring.is_pickled, is_packed, slot)
@@ -235,7 +237,7 @@ class StandIn:
         return DONE
 
     def _place(self, payload: NDArray[np.uint8], row_nbytes: tuple[int, ...]) -> None:
-        """Copy rows, which are dense field by field, to their places in the batch; both are laid out by `Layout.place`."""
+        """Copy rows, which are dense field by field, to their places in the batch. `Layout.place` defines both layouts."""
         ring = self.ring
         num_rows = ring.end_row - ring.first_row
         slot = self._memory.room(sum(aligned(ring.nrows * nbytes) for nbytes in row_nbytes))
@@ -256,7 +258,7 @@ class StandIn:
         return DONE
 
     def _note(self, note: tuple[bytes, bool], capacity: int, used_nbytes: int) -> bytes | None:
-        """Return the text of a note, as in WorkerLoop; None if there is no memory for the snapshot."""
+        """Return a note as bytes, like WorkerLoop; None if the snapshot does not get memory."""
         snapshot, has_ended = note
         dumped = dump_note(snapshot, has_ended=has_ended)
         if len(dumped) > capacity:
@@ -268,23 +270,25 @@ class StandIn:
 
 
 class Dispatcher:
-    """A thread that claims for workers which share a bell.
+    """A thread that claims orders for workers which share a bell.
 
     Args:
         cluster: the connection to the actors.
         stand_ins: the stand-ins of each worker.
         orders: the bell that these workers share.
-        beside: the processes of this machine that claim from the same ring, if there are any.
+        local: the processes of this machine that claim from the same ring, if there are any.
     """
 
-    def __init__(self, cluster: Cluster, stand_ins: list[list[StandIn]], orders: Doorbell, beside: Beside | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, stand_ins: list[list[StandIn]], orders: Doorbell, local: LocalProcesses | None = None
+    ) -> None:
         self._cluster = cluster
         self._orders = orders
         self._free = [list(of_worker) for of_worker in stand_ins]
         self._num_each = len(stand_ins[0])
-        self._beside = beside
-        self._begun: dict[StandIn, tuple[int, float]] = {}  # tasks its worker had when it claimed, and when; for `Beside`
-        self._back: SimpleQueue[tuple[int, StandIn, float] | None] = SimpleQueue()  # stand-ins that are free again, and since when
+        self._local = local
+        self._begun: dict[StandIn, tuple[int, float]] = {}  # (tasks of its worker at the claim, time of the claim)
+        self._back: SimpleQueue[tuple[int, StandIn, float] | None] = SimpleQueue()  # free stand-ins, with the time
         self._sent: dict[StandIn, SimpleQueue[None]] = {}
         cluster.when_started.append(lambda: self._back.put(None))
         for place, of_worker in enumerate(stand_ins):
@@ -293,7 +297,7 @@ class Dispatcher:
                 _started(self._serve, place, stand_in)
 
     def run(self) -> None:
-        """Claim until the trainer closes the ring."""
+        """Claim orders until the trainer closes the ring."""
         first = self._free[0][0].ring
         for of_worker in self._free:
             of_worker[0].ring.announce(process_begin_ns())
@@ -305,7 +309,7 @@ class Dispatcher:
             stand_in = self._free[place][-1]
             num_under_way = self._num_each - len(self._free[place])
             began_s = monotonic()
-            if stand_in.ring.claim(0 if self._beside is None else self._beside.num_left(num_under_way)):
+            if stand_in.ring.claim(0 if self._local is None else self._local.num_skipped(num_under_way)):
                 self._free[place].pop()
                 self._begun[stand_in] = num_under_way, began_s
                 stand_in.begin()
@@ -324,7 +328,7 @@ class Dispatcher:
             worker = free[-1].ring.worker_id
             if self._cluster.is_repeating(worker) or not self._cluster.may_claim(worker):
                 continue
-            if self._beside is None or self._beside.may_claim(place, self._num_each - len(free)):
+            if self._local is None or self._local.may_claim(place, self._num_each - len(free)):
                 best, most = place, len(free)
         return best
 
@@ -336,14 +340,14 @@ class Dispatcher:
                 if back is not None:
                     place, stand_in, ended_s = back
                     self._free[place].append(stand_in)
-                    if self._beside is not None:
-                        self._beside.answered(place, *self._begun[stand_in], ended_s)
+                    if self._local is not None:
+                        self._local.answered(place, *self._begun[stand_in], ended_s)
                 back = self._back.get_nowait()
         except Empty:
             pass
 
     def _wait(self) -> None:
-        """Wait for orders, with the workers that have no task marked as waiting."""
+        """Wait for orders. Meanwhile, workers without a task are marked as waiting."""
         idle = [free[0].ring for free in self._free if len(free) == self._num_each]
         for ring in idle:
             ring.waiting(True)
@@ -357,14 +361,14 @@ class Dispatcher:
             self._sent[stand_in].get()
             stand_in.end()
             self._back.put((place, stand_in, monotonic()))
-            if self._beside is not None:  # its actor may now be idle, and take an order that was left alone
+            if self._local is not None:  # its actor may now be idle, and take an order that was skipped
                 self._orders.post_up_to(1)
 
 
 def _started(run: Callable[..., None], *args: object) -> threading.Thread:
     """Start a thread that ends the agent if it fails.
 
-    Otherwise a claim would stay open forever; the trainer must see a death.
+    Otherwise its claim would stay open forever. The trainer handles the agent's death.
     """
 
     def run_or_die() -> None:
@@ -387,8 +391,8 @@ def wait_for_job() -> None:
 
 def main() -> None:
     """Run the agent until the ring closes or the trainer ends."""
-    briefing: Briefing = pickle.load(sys.stdin.buffer)
-    posts = briefing.posts
+    config: AgentConfig = pickle.load(sys.stdin.buffer)
+    posts = config.posts
     die_with(posts[0].trainer_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a worker
     try:
@@ -399,29 +403,29 @@ def main() -> None:
         memory = open_memory(posts[0].pickled_job_path)
         pickled_job: NDArray[np.uint8] = np.ndarray(posts[0].pickled_job_nbytes, np.uint8, memory)  # type: ignore[arg-type]  # a buffer
     except FileNotFoundError:
-        os._exit(GONE)  # the loader was closed before this process was up
-    rings = [[WorkerRing(control, post.worker_id) for _ in range(briefing.num_ahead)] for post in posts]
+        os._exit(GONE)  # the loader was closed before this process had started
+    rings = [[WorkerRing(control, post.worker_id) for _ in range(config.num_ahead)] for post in posts]
     sizes = rings[0][0].text_capacity, rings[0][0].layout_capacity
-    settings = [ActorSetting(post, briefing.paths, *sizes, briefing.sample_timeout_s) for post in posts]
-    cluster = Cluster(briefing, pickled_job, settings, wait_for_job, control_fd)
+    settings = [ActorSetting(post, config.paths, *sizes, config.sample_timeout_s) for post in posts]
+    cluster = Cluster(config, pickled_job, settings, wait_for_job, control_fd)
     del memory, pickled_job
     by_bell: dict[str, list[list[StandIn]]] = {name: [] for name in orders}
     for post, of_worker in zip(posts, rings, strict=True):
         by_bell[post.orders_bell].append(
             [StandIn(ring, cluster, ready=ready, grants=grants, open_memory=open_memory) for ring in of_worker]
         )
-    beside = None
-    if briefing.num_beside and briefing.is_seeded:  # in torch mode no worker may take another's orders
-        processes = range(len(posts), len(posts) + briefing.num_beside)
-        beside = Beside(rings[0][0], processes, briefing.num_ordered)
-    dispatchers = [Dispatcher(cluster, stand_ins, orders[name], beside) for name, stand_ins in by_bell.items()]
+    local = None
+    if config.num_local and config.is_seeded:  # in torch mode, no worker may take another's orders
+        processes = range(len(posts), len(posts) + config.num_local)
+        local = LocalProcesses(rings[0][0], processes, config.num_ordered)
+    dispatchers = [Dispatcher(cluster, stand_ins, orders[name], local) for name, stand_ins in by_bell.items()]
     threading.Thread(target=cluster.connect, daemon=True).start()
     cluster.wait(lambda: not rings[0][0].is_closing)
     threads = [_started(dispatcher.run) for dispatcher in dispatchers]
     cluster.watch(lambda: not rings[0][0].is_closing)
     for thread in threads:
         thread.join()
-    os._exit(0)  # Ray cleans up after a driver: an orderly shutdown would only take longer
+    os._exit(0)  # without an orderly shutdown, which takes longer, because Ray cleans up after a driver
 
 
 if __name__ == "__main__":

@@ -1,23 +1,23 @@
-"""File locks that show which Ray actors can write into the ring, and whether an actor that is believed dead still can.
+"""File locks that show whether a Ray actor can write into the ring, even if Ray has reported its death.
 
-An actor that reaches the trainer's memory decodes into the slot of its batch. Ray's report that it has died is then not enough:
-it may only be unreachable or stopped, and write later, into rows that belong to another batch by then. So each actor takes an OFD
+An actor that reaches the trainer's memory decodes into the slot of its batch. Ray's report of its death is then not enough: the
+actor may only be unreachable or stopped, and later write into rows that belong to another batch by then. So each actor takes an OFD
 lock (fcntl(2), F_OFD_SETLK) on one byte of the control segment's file when it starts. The kernel releases it once the last thread
-of its process has left its memory, however it ends. An actor's rows are reused only after that.
+of its process has released its memory, for any kind of end. An actor's rows are reused only after that.
 
 * Each actor has its own byte, at an offset that the agent draws; the file need not be that long. The trainer queries all of them.
-* The lock tells the agent that an actor reaches *this* segment, and not another machine's or a copy: the agent sees the byte
-  locked through its own descriptor, in the one kernel that both share. No other actor is given a slot.
-* The byte after an actor's is the agent's, which locks it for as long as the actor may live. The actor waits for it in a thread;
-  when it gets the lock, the agent has ended, or wants the actor ended. Then Ray has GRACE_S to end the actor, which otherwise
-  ends itself: where its raylet has been killed, Ray lets the actor continue until its sample is done. The thread needs the GIL;
-  an actor that is stopped must be ended by Ray or the user.
-* processes/file_lock.py cannot serve here: a flock covers a whole file and can only be tested by taking it. The owner's flock on
-  the same file and these locks do not affect each other.
+* The lock proves that an actor reaches *this* segment, not that of another machine or a copy, because the agent sees the byte
+  locked through its own descriptor, in the kernel that both share. Other actors do not get a slot.
+* The byte after an actor's byte belongs to the agent, which locks it for as long as the actor may live. The actor waits for it in a
+  thread; when it gets the lock, the agent has ended, or wants the actor to end. Then Ray has GRACE_S to end the actor, which
+  otherwise ends itself: if its raylet has been killed, Ray lets the actor continue until its sample is finished. The thread needs
+  the GIL; an actor that is stopped must be ended by Ray or the user.
+* processes/file_lock.py cannot be used here, because a flock covers a whole file and can only be tested by taking it. The owner's
+  flock on the same file and these locks do not affect each other.
 * An OFD lock lives as long as any copy of its descriptor. Children that the user's code forks close theirs (`private_fds.keep`),
-  and exec closes it (CLOEXEC). A child that is forked in C without exec holds it, and then its actor's rows wait for that child,
-  too. None of them has the ring mapped (Mapping's `inherit`).
-* If the kernel has no such lock (a sandbox), no actor gets it, and batches come through Ray's store.
+  and exec closes it (CLOEXEC). A child that is forked in C without exec keeps it, so its actor's rows also wait for that child.
+  None of them has the ring mapped (Mapping's `inherit`).
+* If the kernel does not have such locks (in a sandbox), no actor gets one, and batches come through Ray's store.
 
 Rejected: the actor's pid, which means nothing in another PID namespace; POSIX locks, which are dropped whenever the process
 closes the file; host names and Ray's node ids, because containers of one node may each have their own /dev/shm, and two Ray nodes
@@ -38,19 +38,19 @@ from time import monotonic
 from shmload.processes import private_fds
 from shmload.shm.segment import open_segment
 
-GRACE_S = 5.0  # for Ray to end an actor, which may then clean up
+GRACE_S = 5.0  # time for Ray to end an actor, which may then clean up
 LOOK_S = 0.02  # polling interval while waiting for a lock
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 _ALL = (0, 0)  # from the first byte to the last possible one
 
 
 def draw() -> int:
-    """Return the byte of a new actor; the byte after it is the agent's."""
+    """Return the byte of a new actor. The byte after it belongs to the agent."""
     return 2 * secrets.randbelow(1 << 61)
 
 
 def let_live(fd: int, byte: int) -> None:
-    """Let the actor of this byte, which has not been created yet, live until `let_end`, or until this process ends.
+    """Let the actor of this byte, which is not created yet, live until `let_end` or until this process ends.
 
     Args:
         fd: the descriptor of the control segment.
@@ -67,8 +67,11 @@ def let_end(fd: int, byte: int) -> None:
 
 
 def hold(path: str, byte: int) -> bool:
-    """Take the lock for the rest of this process, which ends when the agent tells it to, or ends itself.
+    """Take the lock for the rest of this process. The process ends when the agent releases its byte or ends.
 
+    Args:
+        path: the path of the control segment.
+        byte: the actor's byte.
     Returns:
         False if the segment cannot be reached from here or cannot be locked.
     """
@@ -100,7 +103,7 @@ def is_held(fd: int, byte: int | None = None) -> bool:
 
     Args:
         fd: the descriptor of the control segment.
-        byte: the actor's byte; None: any actor's.
+        byte: the actor's byte; None for any actor.
     """
     begin, length = _ALL if byte is None else (byte, 1)
     try:

@@ -1,12 +1,13 @@
-"""The placement of actors on nodes, and the resources they ask Ray for.
+"""Choose the nodes of actors, and the resources that they request from Ray.
 
-An actor asks for one CPU, so that an autoscaler sees the demand and Ray overbooks no node, unless `actor_options` says otherwise.
-As many actors as the nodes have CPUs for are placed explicitly: in proportion to the bytes of the dataset on each node, if the
-dataset reports them; else in proportion to the CPUs, on nodes without a GPU first, because a GPU node's CPUs are needed by a
-trainer. Each such place is a preference: Ray takes another node if it is full or gone. Ray places the rest when a node with free
+Unless `actor_options` changes it, an actor requests one CPU, so that an autoscaler sees the demand and Ray does not overbook a
+node.
+As many actors as there are CPUs on the nodes are placed explicitly: in proportion to the bytes of the dataset on each node, if the
+dataset reports them; otherwise in proportion to the CPUs, on nodes without a GPU first, because a trainer needs the CPUs of a GPU
+node. These places are preferences: Ray takes another node if one is full or gone. Ray places the other actors when a node with free
 CPUs arrives.
 
-Actors that ask for no CPU would be put anywhere by Ray; they are all placed explicitly, and stay there.
+Ray would put actors that request no CPU on any node, so they are all placed explicitly, without another choice.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def draining() -> Mapping[str, int]:
     return found
 
 
-def place(nodes: list[Node], num_workers: int, first: int = 0, near: Mapping[str, int] | None = None) -> list[str]:
+def place(nodes: list[Node], num_workers: int, first: int = 0, node_nbytes: Mapping[str, int] | None = None) -> list[str]:
     """Return the node of each worker.
 
     Workers fill nodes with data up to their CPUs, in proportion to the bytes, then CPU-only nodes by turns, then nodes with a
@@ -50,22 +51,24 @@ def place(nodes: list[Node], num_workers: int, first: int = 0, near: Mapping[str
     Args:
         nodes: the live nodes.
         num_workers: the number of workers.
-        first: the node that the first turn starts with, so that several loaders do not all start with the same one.
-        near: bytes of the dataset on each node.
+        first: number of the node that gets the first worker, so that several loaders do not all start with the same node.
+        node_nbytes: bytes of the dataset on each node.
     Raises:
-        ValueError: there is no node.
+        ValueError: `nodes` is empty.
     """
     if not nodes:
         raise ValueError("the cluster has no node that is alive")
-    lap = seats(nodes, first, near or {}) or [node.node_id for node in nodes]
+    lap = seats(nodes, first, node_nbytes or {}) or [node.node_id for node in nodes]
     return [lap[worker % len(lap)] for worker in range(num_workers)]
 
 
-def seats(nodes: list[Node], first: int, near: Mapping[str, int]) -> list[str]:
+def seats(nodes: list[Node], first: int, node_nbytes: Mapping[str, int]) -> list[str]:
     """Return each node once for each of its CPUs, in the order in which workers take them."""
     # by highest averages (D'Hondt): the next seat goes to the node with the most bytes for each actor
-    with_data = [(near[n.node_id] / (seat + 1), n.node_id) for n in nodes if near.get(n.node_id) for seat in range(n.num_cpus)]
-    rest = [node for node in nodes if not near.get(node.node_id)]
+    with_data = [
+        (node_nbytes[n.node_id] / (seat + 1), n.node_id) for n in nodes if node_nbytes.get(n.node_id) for seat in range(n.num_cpus)
+    ]
+    rest = [node for node in nodes if not node_nbytes.get(node.node_id)]
     turns = [_turns([node for node in rest if node.has_gpu is has_gpu], first) for has_gpu in (False, True)]
     return [node_id for _, node_id in sorted(with_data, reverse=True)] + [node_id for part in turns for node_id in part]
 
@@ -77,16 +80,16 @@ def _turns(nodes: list[Node], first: int) -> list[str]:
 
 
 def options_of(
-    nodes: list[Node], num_workers: int, given: Mapping[str, Any], *, first: int = 0, near: Mapping[str, int] | None = None
+    nodes: list[Node], num_workers: int, given: Mapping[str, Any], *, first: int = 0, node_nbytes: Mapping[str, int] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the options of each worker's actor, as Ray's `.options` takes them.
+    """Return the arguments of Ray's `.options` for each worker's actor.
 
     Args:
         nodes: the live nodes.
         num_workers: the number of workers.
-        given: the user's options; a `scheduling_strategy` or `label_selector` among them replaces the placement here.
-        first: the node that the first turn starts with.
-        near: bytes of the dataset on each node.
+        given: the user's options; a `scheduling_strategy` or `label_selector` among them replaces this placement.
+        first: number of the node that gets the first worker.
+        node_nbytes: bytes of the dataset on each node.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -94,11 +97,11 @@ def options_of(
     if "scheduling_strategy" in options or "label_selector" in options:
         return [options] * num_workers
     num_cpus = options["num_cpus"]
-    places = place(nodes, num_workers, first, near)
+    places = place(nodes, num_workers, first, node_nbytes)
     if not num_cpus:
-        # not soft: Ray would put an actor that asks for no CPU anywhere
+        # not soft, because Ray would put an actor that requests no CPU on any node
         return [{**options, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)} for node in places]
-    fitting = int(len(seats(nodes, first, near or {})) // num_cpus)
+    fitting = int(len(seats(nodes, first, node_nbytes or {})) // num_cpus)
     return [
         {
             **options,

@@ -47,7 +47,7 @@ from shmload.storage.cache import Cache
 from shmload.storage.file_lease import Lease
 from shmload.storage.filesystem_store import FilesystemStore
 from shmload.storage.outage import Outage
-from shmload.storage.room_wait import repeated
+from shmload.storage.room_wait import wait_for_room
 from shmload.storage.web_reader import WebReader
 
 __all__ = ["Fetched", "LocalShards", "Prefetcher", "PrivateFolder"]
@@ -296,7 +296,7 @@ class LocalShards:
                 return None
             self._let_go(self._copies.keys() - set(self._wanted))  # it must be decompressed whole, and replaces another one
         try:  # a fetcher is alive, or the copy would be ours; never wait for space: its holder may wait for this reader
-            return repeated(lambda: self._obtain(number, 0), None, (TimeoutError,))
+            return wait_for_room(lambda: self._obtain(number, 0), None, (TimeoutError,))
         except CacheFull:
             return None
         except (FileNotFoundError, StoreError):

@@ -48,7 +48,7 @@ class Helpers:
         self._watched: dict[int, tuple[int, int]] = {}  # (pidfd, pid) by record
         self._poll = select.poll()
 
-    def look(self) -> int:
+    def check(self) -> int:
         """Admit waiting helpers, and recover the chunks of those that have ended. Return how many chunks. Cost: one poll."""
         num_taken_back = 0
         for pidfd, _ in self._poll.poll(0):
@@ -211,11 +211,11 @@ class Balancer(RankHook):
             self._rank_group.announce({"failed": f"{type(error).__name__}: {error}"})
         self.closed()
 
-    def look(self) -> int:
+    def check_ranks(self) -> int:
         """Admit helpers, recover the chunks of those that have ended, and forget neighbors that have ended."""
         assert self.helpers is not None
         with interrupts_held():
-            num_taken_back = self.helpers.look()
+            num_taken_back = self.helpers.check()
         ended = {pidfd for pidfd, _ in self._poll.poll(0)}
         for number, pidfd in self._rank_group.pidfds.items():
             if number in self._peer_pools and (pidfd in ended or self._peer_pools[number].neighbour.is_closing):

@@ -159,7 +159,7 @@ class FollowingEngine:
             began = began or monotonic()
             self._sleep(order)
             self._check_open()  # another thread may have closed it
-            self._rank_sync.look()
+            self._rank_sync.check_ranks()
             self._nudge()
             if self._options.timeout_s and monotonic() - began > self._options.timeout_s:
                 raise RuntimeError(f"DataLoader timed out after {self._options.timeout_s} seconds")

@@ -271,14 +271,14 @@ class RankSync(RankHook):
         """
         if self._begins:
             self._begin(order)
-        self.look()
+        self.check_ranks()
 
     def _see_ended(self) -> None:
         """Check for ranks that have ended. Cost: one poll."""
         for pidfd, _ in self._poll.poll(0):
             self._ended.add(next(rank for rank, fd in self._rank_group.pidfds.items() if fd == pidfd))
 
-    def look(self) -> int:
+    def check_ranks(self) -> int:
         """Check the other ranks.
 
         Raises:

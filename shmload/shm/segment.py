@@ -578,8 +578,8 @@ class Group:
         self._owned.append(bell)
         return bell
 
-    def give_up(self, segment: Segment) -> None:
-        """Close one segment before the others."""
+    def close_segment(self, segment: Segment) -> None:
+        """Close one segment before the group is closed."""
         self._owned.remove(segment)
         segment.close()
 

@@ -28,13 +28,13 @@ from shmload.processes.file_lock import FileLock
 from shmload.storage.file_lease import Lease, Leases
 from shmload.storage.folder_session import Session
 from shmload.storage.fork_reset import reset_after_fork
-from shmload.storage.ledger import Kept, Ledger, unlink
+from shmload.storage.ledger import Ledger, PublishedFile, unlink
 from shmload.storage.reservation import Reservation, check_name
-from shmload.storage.room_wait import T, repeated
+from shmload.storage.room_wait import T, wait_for_room
 
 __all__ = ["BudgetedFolder", "FolderStatistics"]
 
-Order = Callable[[Iterator[Kept]], Iterable[Kept]]
+Order = Callable[[Iterator[PublishedFile]], Iterable[PublishedFile]]
 """Maps the unleased files, oldest first, to those that may be evicted, in the order of eviction."""
 
 _CONTROL_NBYTES = 4096  # approximate disk space of a lease or a control file
@@ -201,7 +201,7 @@ class BudgetedFolder:
 
         return self.evicting(try_once)
 
-    def files(self) -> list[Kept]:
+    def files(self) -> list[PublishedFile]:
         """Return the published files, oldest first."""
         session = self._session()
         with session.locked() as ledger:
@@ -282,7 +282,7 @@ class BudgetedFolder:
                 self._make_room(session, ledger, nbytes, order)
                 return session.begin_writing(temporary, nbytes)
 
-        found = repeated(lambda: self.evicting(try_once, order=order), timeout_s)
+        found = wait_for_room(lambda: self.evicting(try_once, order=order), timeout_s)
         if isinstance(found, Lease):
             return found
         reservation = Reservation(
@@ -317,7 +317,7 @@ class BudgetedFolder:
                 self._make_room(session, ledger, more, self.order)
                 set_nbytes(ledger, nbytes + more)
 
-        repeated(try_once, timeout_s)
+        wait_for_room(try_once, timeout_s)
         try:
             self._allocate(fd, nbytes, more, timeout_s, self.order)
         except BaseException:
@@ -358,7 +358,7 @@ class BudgetedFolder:
             f"budget larger, hold fewer files at once, or wait longer"
         )
 
-    def _remove(self, ledger: Ledger, kept: Kept) -> None:
+    def _remove(self, ledger: Ledger, kept: PublishedFile) -> None:
         ledger.changing()
         unlink(f"{self.path}/{kept.name}")
         ledger.remove(kept.name)
@@ -371,7 +371,7 @@ class BudgetedFolder:
         def allocate() -> None:
             os.posix_fallocate(fd, start, nbytes)
 
-        repeated(lambda: self.evicting(allocate, nbytes, order), timeout_s)
+        wait_for_room(lambda: self.evicting(allocate, nbytes, order), timeout_s)
 
     def evicting(self, write: Callable[[], T], nbytes: int = _CONTROL_NBYTES, order: Order | None = None) -> T:
         """Call `write` and return its result. While the disk is full, evict unleased files and call it again.

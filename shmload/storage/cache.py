@@ -25,7 +25,7 @@ from shmload.errors import StoreError
 from shmload.storage.budgeted_folder import BudgetedFolder, FolderStatistics
 from shmload.storage.file_lease import Lease
 from shmload.storage.fork_reset import reset_after_fork
-from shmload.storage.ledger import Kept
+from shmload.storage.ledger import PublishedFile
 from shmload.storage.reservation import Reservation
 
 __all__ = ["Cache", "LocalCacheStatistics"]
@@ -154,13 +154,13 @@ class Cache:
                     f"or the length belongs to another version than the etag {etag!r}"
                 )
 
-    def _order(self, digest: str, candidates: Iterable[Kept]) -> Iterator[Kept]:
+    def _order(self, digest: str, candidates: Iterable[PublishedFile]) -> Iterator[PublishedFile]:
         """Yield the files that may be evicted for the one with this digest, in order. Requires the folder's lock."""
         needed = {each: number for number, each in reversed(list(enumerate(self._coming)))}  # the first use of each
         files = list(candidates)
         newest = {kept.name[:DIGEST_DIGITS]: kept.name for kept in files}  # the last of several versions of an object
-        expected: list[tuple[int, Kept]] = []
-        others: list[tuple[int, Kept]] = []
+        expected: list[tuple[int, PublishedFile]] = []
+        others: list[tuple[int, PublishedFile]] = []
         for kept in files:
             number = needed.get(kept.name[:DIGEST_DIGITS])
             if number is not None and newest[kept.name[:DIGEST_DIGITS]] == kept.name:

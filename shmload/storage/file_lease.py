@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from shmload.storage.ledger import Kept
+from shmload.storage.ledger import PublishedFile
 
 __all__ = ["Lease", "Leases"]
 
@@ -26,7 +26,7 @@ class Leases:
         files: the leased files, oldest first.
     """
 
-    def __init__(self, folder: str, files: tuple[Kept, ...], release: Release) -> None:
+    def __init__(self, folder: str, files: tuple[PublishedFile, ...], release: Release) -> None:
         self.folder = folder
         self.files = files
         self._release: Release | None = release

@@ -32,7 +32,7 @@ from typing_extensions import Buffer
 from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.keys import checked_key, checked_prefix
 from shmload.storage.outage import Outage
-from shmload.storage.partial_files import HALF
+from shmload.storage.partial_files import PARTIAL_PREFIX
 from shmload.storage.retry import Retry, RetryPolicy, TransientError
 from shmload.storage.store import StoredObject
 from shmload.storage.transport import describe
@@ -166,7 +166,7 @@ class FilesystemStore:
             objects = []
             for path, info in found.items():
                 key = path.removeprefix(root).lstrip("/")
-                if info["type"] == "file" and key.startswith(folder) and HALF not in key:
+                if info["type"] == "file" and key.startswith(folder) and PARTIAL_PREFIX not in key:
                     objects.append(_object(key, info))
             return sorted(objects, key=lambda each: each.key)
 
@@ -188,7 +188,7 @@ class FilesystemStore:
             else:
                 folder = path.rpartition("/")[0]
                 system.makedirs(folder, exist_ok=True)
-                half = f"{folder}/{HALF}{secrets.token_hex(8)}"
+                half = f"{folder}/{PARTIAL_PREFIX}{secrets.token_hex(8)}"
                 try:
                     write(system, half)
                     system.mv(half, path)
@@ -217,9 +217,9 @@ class FilesystemStore:
         if key is None:
             return root
         path = f"{root}/{key}"
-        if key.rpartition("/")[2].startswith(HALF):
+        if key.rpartition("/")[2].startswith(PARTIAL_PREFIX):
             raise StoreError(
-                f"{key!r} cannot be a key of {self.url}: names that begin with {HALF!r} belong to files that are being written"
+                f"{key!r} cannot be a key of {self.url}: names that begin with {PARTIAL_PREFIX!r} belong to unfinished files"
             )
         if system._strip_protocol(path) != path:
             raise StoreError(f"{key!r} cannot be a key of {self.url}: its library interprets part of it differently")

@@ -30,7 +30,7 @@ OURS = stat.S_ISVTX  # marks a published file; on Linux the bit has no other mea
 _HEADER = struct.Struct("<Q8sq")  # dirty, token of the last change, the folder's time of change
 
 
-class Kept(NamedTuple):
+class PublishedFile(NamedTuple):
     """A published file of the folder.
 
     Attributes:
@@ -61,7 +61,7 @@ class Ledger:
 
     def __init__(self, folder: str, *, adopts: bool) -> None:
         self.folder = folder
-        self.files: OrderedDict[str, Kept] = (
+        self.files: OrderedDict[str, PublishedFile] = (
             OrderedDict()
         )  # not a dict, in which finding the first entry takes longer the more were removed before it
         self.writing: dict[str, int] = {}
@@ -101,7 +101,7 @@ class Ledger:
                     raise
             self._is_changing = True
 
-    def add(self, kept: Kept) -> None:
+    def add(self, kept: PublishedFile) -> None:
         self.files[kept.name] = kept
         self.nbytes += kept.nbytes
 
@@ -131,7 +131,7 @@ class Ledger:
                     continue
                 status = _status(entry)
                 if stat.S_ISREG(status.st_mode) and (self._adopts or status.st_mode & OURS) and status.st_nlink:
-                    found.append(Kept(entry.name, status.st_size, status.st_mtime_ns, status.st_ino))
+                    found.append(PublishedFile(entry.name, status.st_size, status.st_mtime_ns, status.st_ino))
         found.sort(key=lambda kept: (kept.published_ns, kept.name))
         self.files = OrderedDict((kept.name, kept) for kept in found)
         with os.scandir(f"{self.folder}/{NEW}") as entries:

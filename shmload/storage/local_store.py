@@ -24,7 +24,7 @@ from typing_extensions import Buffer
 
 from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.keys import checked_key, checked_prefix, is_key
-from shmload.storage.partial_files import HALF, remove_abandoned
+from shmload.storage.partial_files import PARTIAL_PREFIX, remove_abandoned
 from shmload.storage.store import StoredObject
 
 __all__ = ["LocalStore"]
@@ -84,9 +84,9 @@ class LocalStore:
 
     def _path(self, key: str) -> Path:
         path = self.root / checked_key(key, self.url)
-        if path.name.startswith(HALF):
+        if path.name.startswith(PARTIAL_PREFIX):
             raise StoreError(
-                f"{key!r} cannot be a key of {self.url}: names that begin with {HALF!r} belong to files that are being written"
+                f"{key!r} cannot be a key of {self.url}: names that begin with {PARTIAL_PREFIX!r} belong to unfinished files"
             )
         return path
 
@@ -124,7 +124,7 @@ class LocalStore:
                 if str(path.parent) not in _tidied:
                     _tidied.add(str(path.parent))
                     remove_abandoned(path.parent)
-                beside = f"{path.parent}/{HALF}{secrets.token_hex(8)}"
+                beside = f"{path.parent}/{PARTIAL_PREFIX}{secrets.token_hex(8)}"
                 with open(beside, "xb") as file:  # buffered, because a single write() call may write less
                     half = beside
                     write(file)
@@ -145,7 +145,7 @@ class LocalStore:
         with _named("list", folder), contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
             found = sorted((entry.name + "/" * entry.is_dir(), entry.path) for entry in entries)
         for name, path in found:
-            if name.startswith(HALF) or not is_key(name.removesuffix("/")):
+            if name.startswith(PARTIAL_PREFIX) or not is_key(name.removesuffix("/")):
                 continue
             if name.endswith("/"):
                 yield from self._walk(Path(path), prefix + name)

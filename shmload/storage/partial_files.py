@@ -7,9 +7,9 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["HALF", "remove_abandoned"]
+__all__ = ["PARTIAL_PREFIX", "remove_abandoned"]
 
-HALF = ".half-"  # prefix of the names of files that are being written
+PARTIAL_PREFIX = ".half-"  # prefix of the names of files that are being written
 _ABANDONED_S = 86_400  # age after which a partial file counts as abandoned
 
 
@@ -18,5 +18,5 @@ def remove_abandoned(folder: Path) -> None:
     with os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # it has been renamed meanwhile, or belongs to another user
-                if entry.name.startswith(HALF) and entry.stat().st_mtime < time.time() - _ABANDONED_S:
+                if entry.name.startswith(PARTIAL_PREFIX) and entry.stat().st_mtime < time.time() - _ABANDONED_S:
                     os.unlink(entry.path)

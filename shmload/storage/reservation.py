@@ -10,7 +10,7 @@ from shmload.errors import StoreError
 from shmload.processes.file_lock import FileLock
 from shmload.storage.file_lease import Lease, Release
 from shmload.storage.folder_session import Session
-from shmload.storage.ledger import NEW, OURS, Kept
+from shmload.storage.ledger import NEW, OURS, PublishedFile
 
 __all__ = ["Reservation"]
 
@@ -77,7 +77,7 @@ class Reservation:
         self._grow(self.nbytes, nbytes, timeout_s)
         self.nbytes += nbytes
 
-    def publish(self, name: str, *, nbytes: int | None = None) -> Kept:
+    def publish(self, name: str, *, nbytes: int | None = None) -> PublishedFile:
         """Give the file its name. From then on it is visible to all processes, complete, and may be evicted.
 
         Args:
@@ -125,7 +125,7 @@ class Reservation:
             os.rename(self.path, f"{folder}/{name}")
             faults.hit("after_publish")
             status = os.fstat(fd)
-            kept = Kept(name, status.st_size, status.st_mtime_ns, status.st_ino)
+            kept = PublishedFile(name, status.st_size, status.st_mtime_ns, status.st_ino)
             ledger.end_writing(self.name)
             ledger.add(kept)
             session.process_leases.hold([kept.ino])

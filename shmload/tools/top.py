@@ -19,7 +19,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from shmload.engine.process_usage import Process, add_memory, command_of, look
+from shmload.engine.process_usage import Process, add_memory_usage, command_of, usage_of
 from shmload.engine.ring_reader import ControlBlock, Found, RingReader
 from shmload.engine.stage_record import About
 from shmload.engine.stats import Report, describe
@@ -55,7 +55,7 @@ class Watch:
         found = self._found
         reports, unreadable = [], []
         for block in found.blocks:
-            process = look(block.pid)
+            process = usage_of(block.pid)
             if self._pids and self._pids.isdisjoint({block.pid, process and process.parent}):
                 continue
             try:
@@ -86,7 +86,7 @@ class Watch:
         last, history, command = known or (None, deque(maxlen=HISTORY), command_of(block.pid))
         report = describe(seen, last)
         # elsewhere the workers' pids belong to another PID namespace, and mean other processes here
-        add_memory(report, is_known=block.pid == seen["owner_pid"])
+        add_memory_usage(report, is_known=block.pid == seen["owner_pid"])
         history.append(report["samples_per_s"])
         self._known[block.stem] = seen, history, command
         return {

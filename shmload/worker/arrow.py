@@ -1,9 +1,9 @@
-"""Hugging Face's datasets, read from their arrow table straight into the batch.
+"""Read Hugging Face's datasets from their Arrow table directly into the batch.
 
-`datasets` makes a Python object, or a little array, of every value, and torch's collate joins these again. Where it is certain what
-comes out, this copies the bytes instead, from the mapped file to the slot: numbers, fixed lists and arrays of them, text, and lists
-of different lengths if the loader has a rule for these. What a format does to a column is written down in `_field_of`, and the
-tests compare every batch with torch's DataLoader. Anything else, a single column with a null in it even, goes the plain way.
+`datasets` makes a Python object or a small array of every value, and torch's collate joins these again. If the result is certain,
+this module copies the bytes from the mapped file to the slot instead: numbers, fixed lists and arrays of numbers, text, and lists
+of different lengths if the loader has a rule for them. `_field_of` defines the effect of a format on a column, and the tests
+compare every batch with torch's DataLoader. All other datasets, even one with a single null in a column, are read sample by sample.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shmload.formats.arrow.arrow_column import ArrowColumn, column_of
 from shmload.formats.row_numbers import Indices
 from shmload.worker.in_place_dataset import InPlace
 
-_FORMATTERS = {  # the only ones whose results are known here
+_FORMATTERS = {  # the only formatters whose results are known here
     None: "datasets.formatting.formatting.PythonFormatter",
     "torch": "datasets.formatting.torch_formatter.TorchFormatter",
     "numpy": "datasets.formatting.np_formatter.NumpyFormatter",
@@ -30,7 +30,7 @@ Read = Callable[[Indices, Any], None]
 
 
 class _View:
-    """What of a dataset decides how it is read; its columns are looked at once."""
+    """The properties of a dataset that decide how it is read. Its columns are checked once."""
 
     def __init__(self, dataset: Any) -> None:
         self.format = dataset.format
@@ -38,11 +38,11 @@ class _View:
         self.columns = self._known_columns(dataset)
 
     def is_of(self, dataset: Any) -> bool:
-        """Whether the dataset is still as it was."""
+        """Return whether the dataset still has these properties."""
         return dataset._data is self.data and dataset._indices is self.indices and bool(dataset.format == self.format)
 
     def _known_columns(self, dataset: Any) -> list[ArrowColumn] | None:
-        """The columns that samples have, in their order; None if they are not all known."""
+        """Return the columns of a sample, in order; None if one of them is of an unknown kind."""
         kind, kwargs = self.format["type"], self.format["format_kwargs"]
         if not len(dataset) or kind not in _FORMATTERS or set(kwargs) - ({"dtype"} if kind else set()):
             return None
@@ -68,8 +68,11 @@ _VIEWS: WeakKeyDictionary[Any, _View] = WeakKeyDictionary()
 
 
 def arrow_in_place(dataset: Any, ragged: Ragged | None) -> InPlace | None:
-    """The way of a Hugging Face dataset into rows; None if it has to go the plain way.
+    """Return the in-place reader of a Hugging Face dataset; None if the dataset must be read sample by sample.
 
+    Args:
+        dataset: any dataset.
+        ragged: the loader's rule for lists of different lengths.
     Raises:
         TypeError: it is a dict of datasets.
     """
@@ -88,7 +91,7 @@ def arrow_in_place(dataset: Any, ragged: Ragged | None) -> InPlace | None:
     if view.columns is None:
         return None
     if ragged is not None and not set(ragged.of_field) <= {c.name for c in view.columns if c.extents}:
-        return None  # the plain way says which name it does not know
+        return None  # reading sample by sample raises an error with the unknown name
     fields = [_field_of(column, view.format, ragged) for column in view.columns]
     if any(field is None for field in fields):
         return None
@@ -96,10 +99,10 @@ def arrow_in_place(dataset: Any, ragged: Ragged | None) -> InPlace | None:
 
 
 class ArrowRows(InPlace):
-    """The rows of a dataset's table.
+    """Reads rows of a dataset's table in place.
 
-    A batch of datasets' own has other types than a row has by itself (numpy's scalars keep their width there), so these do not join
-    a ConcatDataset, which reads row by row.
+    A batch of `datasets` has other types than a single row (numpy's scalars keep their width there), so a ConcatDataset, which
+    reads row by row, cannot contain these rows.
     """
 
     reads_rows_alike = False
@@ -117,7 +120,7 @@ class ArrowRows(InPlace):
         self._readers = [_reader(column, schema[column.name], view.format["type"]) for column in view.columns]
 
     def takes(self, keys: Any) -> bool:
-        """Return whether the user has left it as it was how torch collates samples."""
+        """Return whether torch's collate has its own rules, without functions of the user."""
         return collates_as_shipped()
 
     def _read(self, indices: Any, out: Any) -> None:
@@ -126,7 +129,7 @@ class ArrowRows(InPlace):
             read(rows, out)
 
     def _stored(self, rows: Indices) -> Indices:
-        """Which rows of the table these are."""
+        """Return the table's row numbers for row numbers of the dataset."""
         _check_indices(rows, self._num_rows)
         rows = np.where(rows < 0, rows + self._num_rows, rows)
         if self._mapping is None:
@@ -140,17 +143,17 @@ class ArrowRows(InPlace):
 
 def _check_indices(rows: Indices, size: int) -> None:
     for index in (int(rows.max()), int(rows.min())):
-        if not -size <= index < size:  # as datasets says it
+        if not -size <= index < size:  # the message of `datasets`
             raise IndexError(f"Invalid key: {index} is out of bounds for size {size}")
 
 
 def _reader(column: ArrowColumn, spec: tuple[Any, tuple[int | None, ...]], kind: str | None) -> Read:
-    """What writes a column's rows into a batch."""
+    """Return a function that writes a column's rows into a batch."""
     name, (dtype, shape) = column.name, spec
     if dtype in (str, bytes):
 
         def read_text(rows: Indices, out: Any) -> None:
-            out[name] = column.text(rows, strips_nul=kind == "torch")  # whose formatter takes text through an array
+            out[name] = column.text(rows, strips_nul=kind == "torch")  # torch's formatter passes text through an array
 
         return read_text
     if shape and shape[0] is None:
@@ -159,7 +162,7 @@ def _reader(column: ArrowColumn, spec: tuple[Any, tuple[int | None, ...]], kind:
 
 
 def _field_of(column: ArrowColumn, form: dict[str, Any], ragged: Ragged | None) -> tuple[str, tuple[Any, Any]] | None:
-    """The field that a format and torch's collate make of a column: (name, (dtype, shape)); None if that is not certain."""
+    """Return the field that a format and torch's collate make of a column, (name, (dtype, shape)); None if it is not certain."""
     dtype = _dtype_in(column.dtype, form["type"], form["format_kwargs"].get("dtype"))
     if dtype is None:
         return None
@@ -169,12 +172,12 @@ def _field_of(column: ArrowColumn, form: dict[str, Any], ragged: Ragged | None) 
         is_flat = len(column.extents) == 1
         return (column.name, (dtype, (None, *column.extents[1:]))) if is_flat or form["type"] else None
     if form["type"] is None or None in column.extents or 0 in column.extents:
-        return None  # lists become lists of columns; or there is no rule
+        return None  # either lists become lists of columns, or there is no rule for these lists
     return column.name, (dtype, column.extents)
 
 
 def _is_ragged(column: ArrowColumn, ragged: Ragged | None, *, is_python: bool) -> bool:
-    """Whether a column of lists is delivered by the rule: named in it, of lists without a length, or of different ones."""
+    """Return whether the rule applies to a column of lists: it names the column, or the lists have no or different lengths."""
     if ragged is None:
         return False
     if column.name in ragged.of_field or column.extents[0] is None:
@@ -183,10 +186,10 @@ def _is_ragged(column: ArrowColumn, ragged: Ragged | None, *, is_python: bool) -
 
 
 def _dtype_in(stored: Any, kind: str | None, asked: Any) -> Any:
-    """The dtype that a format gives values; None if that is not certain.
+    """Return the dtype that a format gives to values; None if it is not certain.
 
-    Python's numbers become int64 and float64 in torch's collate. The formatters of datasets make int64 and float32 of them unless
-    they were given a dtype. Text stays text, but for numpy's, whose samples hold numpy's own str.
+    Python's numbers become int64 and float64 in torch's collate. The formatters of `datasets` convert them to int64 and float32
+    unless they are given a dtype. Text stays text, except in numpy's format, whose samples contain numpy's own str.
     """
     if stored in (str, bytes):
         return None if kind == "numpy" else stored
@@ -195,7 +198,7 @@ def _dtype_in(stored: Any, kind: str | None, asked: Any) -> Any:
     default = {"i": np.int64, "u": np.int64, "f": np.float32 if kind else np.float64, "b": np.bool_}[stored.kind]
     if asked is None:
         return np.dtype(default)
-    if (type(asked).__module__ == "torch") != (kind == "torch"):  # torch takes no other's name for a dtype
+    if (type(asked).__module__ == "torch") != (kind == "torch"):  # torch accepts only its own dtypes
         return None
     try:
         wanted = of_any(asked).numpy

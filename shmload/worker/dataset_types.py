@@ -1,7 +1,7 @@
-"""Types of what may be given as a dataset.
+"""Types of objects that a loader accepts as a dataset.
 
-torch annotates its loader's dataset with its Dataset class and so refuses a list, whose samples it reads all the same. These types
-describe what is read, so that a typed program may pass it.
+torch annotates its loader's dataset with its Dataset class, so type checkers refuse a list although torch can read it. These types
+describe every object that a loader can read, so a typed program may pass it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Samples(Protocol[T_co]):
-    """Has samples by index: a list, a range, shmload's formats, torch's map-style datasets."""
+    """Returns samples by index: a list, a range, shmload's formats, torch's map-style datasets."""
 
     def __getitem__(self, index: int, /) -> T_co: ...
 

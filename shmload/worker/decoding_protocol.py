@@ -16,7 +16,7 @@ log = logging.getLogger("shmload")
 
 
 def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
-    """Return how a dataset decodes in place, also through Subset, ConcatDataset, Mix and pipelines; None if it does not.
+    """Return a dataset's in-place reader, also through Subset, ConcatDataset, Mix and pipelines; None if it has none.
 
     Args:
         dataset: the dataset.
@@ -50,7 +50,7 @@ def declares_decoding(dataset: Any) -> bool:
     """Return whether a dataset has the whole decoding protocol: a valid schema, and `read_into` or `read_batch_into`.
 
     A program may use attributes of these names for something else; its dataset is then read by `__getitem__`. If it has no
-    `__getitem__`, return True, so that what is wrong with its schema becomes an error.
+    `__getitem__`, return True, so that the flaw in its schema becomes an error.
     """
     schema = ability_of(dataset, "schema")
     readers = [found for name in ("read_into", "read_batch_into") if (found := ability_of(dataset, name)) is not None]
@@ -67,7 +67,7 @@ def declares_decoding(dataset: Any) -> bool:
 
 
 def flaw_of_schema(schema: Any, batch_type: Any = None) -> str:
-    """Return what is wrong with a schema; empty if nothing is."""
+    """Return a description of the flaw in a schema; empty if it is valid."""
     try:
         layout_of_schema(schema, batch_type)
     except Exception as error:  # the attribute may be anything
@@ -76,7 +76,7 @@ def flaw_of_schema(schema: Any, batch_type: Any = None) -> str:
 
 
 def _has_getitem(dataset: Any) -> bool:
-    """Return whether it has a `__getitem__` of its own. That of torch's Dataset only raises."""
+    """Return whether a dataset has its own `__getitem__`. The one of torch's Dataset only raises."""
     found = getattr(type(dataset), "__getitem__", None)
     return found is not None and (found.__module__, found.__qualname__) != ("torch.utils.data.dataset", "Dataset.__getitem__")
 

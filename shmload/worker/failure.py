@@ -1,7 +1,7 @@
-"""A worker's exception on its way to the trainer: type, text, traceback, and which sample it was.
+"""Send a worker's exception to the trainer: its type, text, traceback, and the sample that raised it.
 
-The text is that of torch's loader, so that code that searches it keeps working. If the sample is known, the exception has it as a
-note.
+The text equals that of torch's loader, so code that searches it keeps working. If the sample is known, the exception has a note
+with it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 
 class Failure(NamedTuple):
-    """An error without the exception itself, which would keep frames alive or not pickle.
+    """An error without the exception itself, which would keep frames alive or might not pickle.
 
     Attributes:
         kind: type of the exception.
         text: the formatted traceback.
         where: "in DataLoader worker process 0" or similar; empty: the text is complete.
-        note: added to the exception, for example which sample it was.
+        note: added to the exception, for example the sample.
         rows: rows of the batch that could not be read; empty: unknown, or the batch failed as a whole.
-        worker: state of the worker after the batch in torch mode, a dumped `Note`; empty: none is due.
+        worker: state of the worker after the batch in torch mode, a dumped `Note`; empty if none is due.
     """
 
     kind: type[BaseException]
@@ -43,7 +43,7 @@ class Failure(NamedTuple):
         except Exception:
             kind = pickle.dumps(RuntimeError)
         text = self.text
-        dumped = pickle.dumps((kind, *self[1:]))  # the type apart, because a Ray agent opens this without being able to import it
+        dumped = pickle.dumps((kind, *self[1:]))  # the type separately, because a Ray agent opens this and cannot import it
         while len(dumped) > capacity:
             keep = max(len(text) - (len(dumped) - capacity) - 100, 200) // 2
             text = f"{text[:keep]}\n... {len(self.text) - 2 * keep} characters left out ...\n{text[-keep:]}"
@@ -64,7 +64,7 @@ class Failure(NamedTuple):
         return pickle.dumps((*pickle.loads(dumped)[:-1], note))
 
     def exception(self) -> BaseException:
-        """Return the exception to raise in the trainer: of the original type, with torch's text."""
+        """Return the exception to raise in the trainer, of the original type and with torch's text."""
         message = f"Caught {self.kind.__name__} {self.where}.\nOriginal {self.text}" if self.where else self.text
         error: BaseException
         try:
@@ -82,11 +82,11 @@ class Failure(NamedTuple):
 
 
 def no_end(error: StopIteration, who: str) -> RuntimeError:
-    """Return the error for a StopIteration of a user's function, which would silently end the loop if it came out of next().
+    """Return the error for a StopIteration of a user's function, which would silently end the loop if next() raised it.
 
     Args:
         error: the StopIteration.
-        who: the function that raised it, in words.
+        who: description of the function that raised it.
     """
     made = RuntimeError(
         f"{who} raised StopIteration, which would have ended the pass early without an error: catch it there, or call "
@@ -98,7 +98,7 @@ def no_end(error: StopIteration, who: str) -> RuntimeError:
 
 
 class _Readable(str):
-    """A string whose repr is itself, because KeyError shows the repr of its argument, in which a traceback is one line."""
+    """A string whose repr is itself, because KeyError shows the repr of its argument, which puts a traceback on one line."""
 
     __slots__ = ()
 

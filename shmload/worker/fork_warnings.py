@@ -1,8 +1,8 @@
-"""Warn of what workers cannot use after a fork.
+"""Warn before a fork of CUDA and of other threads, which forked workers cannot use.
 
-CUDA cannot be used in a forked child, so a dataset that touches the GPU fails there: a warning. A lock that another thread holds
-during the fork stays held in the child forever. That is rare, so it is logged once; daemon threads do not count, because almost
-every program has some (progress bars, loggers).
+CUDA cannot be used in a forked child, so a dataset that touches the GPU would fail there: this gives a warning. A lock that another
+thread holds during the fork stays held in the child forever. That is rare, so it is logged once. Daemon threads do not count,
+because almost every program has some (progress bars, loggers).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _has_told_of_threads = False
 
 
 def warn_of_fork() -> None:
-    """Says what workers forked now cannot use."""
+    """Warn if CUDA is in use, and log once if other threads run."""
     global _has_told_of_threads
     cuda = sys.modules.get("torch.cuda")
     if cuda is not None and cuda.is_initialized():

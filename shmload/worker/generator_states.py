@@ -1,9 +1,8 @@
 """Compact states of a worker's global generators, and their restoration.
 
-random, numpy and torch all use a Mersenne Twister: 624 words and a position among them. Written out, that is 2.5 KB for each
-generator of each worker. But a worker's words follow from its seed by a number of whole renewals ("blocks") of the 624 words, so
-the number is enough. If a dataset seeds a generator itself, its words no longer follow from the worker's seed, and are written
-out.
+random, numpy and torch all use a Mersenne Twister: 624 words and a position among them, 2.5 KB for each generator of each worker.
+But a worker's words follow from its seed by a number of whole renewals ("blocks") of the 624 words, so the number is enough. If a
+dataset seeds a generator itself, its words no longer follow from the worker's seed, and the state contains all of them.
 
 Source: M. Matsumoto, T. Nishimura, Mersenne Twister (1998). All three renew their words by its recurrence.
 """
@@ -23,7 +22,7 @@ import numpy as np
 log = logging.getLogger("shmload")
 
 NUM_WORDS = 624
-BLOCKS_MAX = 4096  # maximum number of renewals searched between two looks: 2.5 million draws, 12 ms
+BLOCKS_MAX = 4096  # maximum number of renewals searched between two states: 2.5 million draws, 12 ms
 REPLAY_MAX = 1 << 20  # maximum number of renewals that a resume may replay, in 1.5 seconds
 
 Rest = list[Any]  # state of a generator besides its words, JSON-able
@@ -37,7 +36,7 @@ def _view_of(generator: np.random.MT19937) -> np.ndarray[Any, np.dtype[np.uint32
 
 
 class _Line:
-    """The words that follow from initial ones, block by block."""
+    """The sequence of words that follow from the initial words, block by block."""
 
     def __init__(self, words: bytes) -> None:
         self._twister = np.random.MT19937()
@@ -50,7 +49,7 @@ class _Line:
         self.is_left = False
 
     def follow(self, words: bytes) -> None:
-        """Advance to these words, or note that they are not on this line."""
+        """Advance to these words, or record that the sequence does not contain them."""
         limit = self.num_blocks + BLOCKS_MAX
         while self.words != words and not self.is_left:
             self.skip(1)
@@ -70,7 +69,7 @@ def _numpys_own() -> Any:
 
 
 class _Random:
-    """Python's random. Its words are read in place, after the object's head, because asking for them takes 6 us."""
+    """Python's random. Its words are read in place, after the object's head, because `getstate` takes 6 us."""
 
     def __init__(self) -> None:
         self._generator: Any = random.seed.__self__  # type: ignore[attr-defined]  # a method of the global generator
@@ -108,7 +107,7 @@ class _Numpy:
         return np.asarray(words, np.uint32).tobytes(), [int(place), int(has_gauss), float(gauss)]
 
     def has_moved(self, words: bytes, rest: Rest) -> bool:
-        # rest[1]: the other half of a pair of gaussians would be drawn without using a word
+        # rest[1] is the flag of a cached gaussian, which would be drawn without using a word
         return (
             bool(rest[1]) or int(self._view[NUM_WORDS]) != rest[0] or int(self._view[0]) != int.from_bytes(words[:4], sys.byteorder)
         )
@@ -157,7 +156,7 @@ class Streams:
             self._lines[name] = _Line(self._seen[name][0])
 
     def positions(self) -> dict[str, dict[str, Any]]:
-        """Return their positions, JSON-able: one entry per generator that was drawn from. Takes about 10 us if none was."""
+        """Return the positions, JSON-able: one entry for each generator that was drawn from. Takes about 10 us if none was."""
         for name, generator in self._generators.items():
             if generator.has_moved(*self._seen[name]):
                 words, rest = self._seen[name] = generator.read()
@@ -172,7 +171,7 @@ class Streams:
         return self._positions
 
     def go_to(self, positions: dict[str, dict[str, Any]]) -> None:
-        """Restore positions. A generator whose line began with other words is left unchanged, with a warning."""
+        """Restore positions. A generator whose initial words are others is left unchanged, with a warning."""
         for name, entry in positions.items():
             line = self._lines[name]
             if "words" in entry:

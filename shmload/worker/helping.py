@@ -1,4 +1,4 @@
-"""Let a worker whose own ring has no open chunk fill chunks of the rings of other ranks of the node.
+"""Let a worker whose own ring has no open chunk fill chunks of rings that belong to other ranks of the node.
 
 A helper reads with its own dataset, and claims and finishes chunks as the ring's own workers do. It must not wait for that ring's
 trainer, which may itself be waiting, in an all-reduce, for a batch that this worker owes its own trainer. So it helps only once the
@@ -24,11 +24,11 @@ from shmload.worker.job import Job, PeerRing
 from shmload.worker.loop import WorkerLoop
 from shmload.worker.slot_memory import Bell
 
-LOOK_S = 1.0  # interval at which a busy worker checks whether a neighbor has ended, whose memory it keeps until then
+LOOK_S = 1.0  # interval at which a busy worker checks whether a neighbor has ended, to release its memory
 
 
 class HelperRing(WorkerRing):
-    """A neighbor's ring, in which the worker has a record of another number than its own."""
+    """A neighbor's ring, in which the worker's record has another number than in its own ring."""
 
     _own_id: int
 
@@ -45,7 +45,7 @@ class HelperRing(WorkerRing):
 
 
 class HelpedRank:
-    """A neighbor, and what this worker has mapped of its ring.
+    """A neighbor, and the parts of its ring that this worker has mapped.
 
     Raises:
         FileNotFoundError: the rank has ended.
@@ -76,26 +76,26 @@ class HelpedRank:
         return self.neighbour.is_closing or bool(self._poll.poll(0))
 
     def claims(self, ticket: int) -> bool:
-        """Claim a chunk, if a helper may have one and the trainer has admitted this helper. Return whether it was claimed."""
+        """Claim a chunk, if helpers may and the trainer has admitted this one. Return whether a chunk was claimed."""
         ring = self._ring
         return ring.request(ticket) and ring.has_layout and ring.claim()
 
 
 class Visits:
-    """The other ranks of the node, as one worker helps them.
+    """The other ranks of the node, which one worker helps.
 
     Args:
         peer_rings: rings of these ranks, in the order in which they are tried if no trainer waits.
         worker_id: number of the worker.
-        job: what workers do.
+        job: the work.
         orders: the doorbell that wakes this worker.
-        open_memory: maps a segment of a trainer's, given its path.
+        open_memory: (path) -> mapping of a trainer's segment.
     """
 
     def __init__(
         self, peer_rings: tuple[PeerRing, ...], worker_id: int, job: Job, *, orders: Bell, open_memory: Callable[[str], Mapping]
     ) -> None:
-        self._peer_rings: tuple[PeerRing, ...] | None = peer_rings  # None: they have been opened
+        self._peer_rings: tuple[PeerRing, ...] | None = peer_rings  # None once they have been opened
         self._parts: tuple[Any, ...] = (worker_id, job, orders, open_memory)
         self._ticket = own_ticket()
         self._hosts: list[HelpedRank] = []
@@ -131,4 +131,4 @@ class Visits:
         gone = [host for host in self._hosts if host.has_gone]
         for host in gone:
             os.close(host.pidfd)
-            self._hosts.remove(host)  # and with it all that was mapped
+            self._hosts.remove(host)  # unmaps all its memory

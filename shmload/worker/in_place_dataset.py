@@ -23,7 +23,7 @@ class InPlace:
         schema: the fields of a row.
         batch_type: type of a batch, if it is not a dict.
         read_into, read_batch_into: decode one sample, or several; one of them may be None.
-        reads_rows_alike: whether a row that is read alone is the same as in a batch.
+        reads_rows_alike: whether a row that is read alone equals the same row read in a batch.
         takes_all: whether `takes` is true for all keys.
         draws_nothing: whether no code of the user runs, so that samples may be read together with any others.
     """
@@ -54,7 +54,7 @@ class InPlace:
             keys: indices of the samples.
             rows: the rows to write.
             begin: called with each row before it is read; reading stops if it returns False.
-            is_suspect: a worker died over one of them, so read them one by one.
+            is_suspect: a worker died while reading one of them, so read them one by one.
         Returns:
             whether all were read.
         """
@@ -104,7 +104,7 @@ class InPlaceConcat(InPlace):
     def __init__(self, members: list[InPlace], ends: Sequence[int], *, is_cyclic: bool) -> None:
         self.schema, self.batch_type = members[0].schema, members[0].batch_type
         for member in members:
-            if getattr(member.schema, "zero_fill", False):  # it does not write all of its rows
+            if getattr(member.schema, "zero_fill", False):  # it does not write every byte of its rows
                 self.schema = member.schema
         self.takes_all = all(m.takes_all for m in members)
         self._members, self._ends, self._is_cyclic = members, ends, is_cyclic
@@ -156,7 +156,7 @@ class InPlaceConcat(InPlace):
             index %= ends[-1]
         elif index < 0:
             if -index > ends[-1]:
-                raise ValueError("absolute value of index should not exceed dataset length")  # torch's words
+                raise ValueError("absolute value of index should not exceed dataset length")  # torch's message
             index += ends[-1]
         which = bisect_right(ends, index)
         return which, index - (ends[which - 1] if which else 0)
@@ -173,7 +173,7 @@ def are_integers(keys: Any) -> bool:
 
 
 def _as_array(keys: list[Any]) -> Any:
-    """Return integers, also those of a tensor, as `read_batch_into` takes them; return anything else unchanged."""
+    """Return integers, also those of a tensor, as the array that `read_batch_into` takes; return anything else unchanged."""
     try:
         return np.array(list(map(operator.index, keys)), np.int64)
     except (TypeError, OverflowError):

@@ -1,6 +1,6 @@
-"""Read an IterableDataset in a worker: one iterator per pass, made when the first order of the pass is taken.
+"""Read an IterableDataset in a worker: one iterator for each pass, made with the first order of the pass.
 
-The dataset itself gives each worker different samples (`get_worker_info`); an order only says how many are wanted.
+The dataset itself gives each worker different samples (`get_worker_info`); an order contains only their number.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ class IterablePass:
     """The present pass through an iterable dataset.
 
     Args:
+        dataset: the dataset.
         has_ended: the first pass has already ended, and no iterator is made for it.
         iterator_state: loaded into the first pass's iterator, unless None.
         is_over: the dataset's state was saved at the end of a pass, and the first pass is the one after it.
@@ -28,12 +29,13 @@ class IterablePass:
         """Begin the pass of this number, unless it is the present one.
 
         Args:
+            epoch: number of the pass.
             shared_seed: seeds the shufflers of a DataPipe, in all workers and ranks.
         """
         if epoch == self._epoch:
             return
         if self._epoch is None and self.has_ended:
-            if self._iterator_state is not None:  # it may have changed more than itself
+            if self._iterator_state is not None:  # loading it may also change the dataset
                 iter(self.dataset).load_state_dict(self._iterator_state)
             self._epoch, self._iterator_state = epoch, None
             return
@@ -63,10 +65,10 @@ class IterablePass:
 
 
 class BeginsAgain:
-    """An iterator over a dataset, which begins again if it turns out to be at its end at once.
+    """An iterator over a dataset, which starts again if the first iterator is empty.
 
-    A dataset whose state was saved at the end of a pass may make of that state an iterator with nothing left, though its next pass
-    is whole. Another dataset begins its next pass by itself; then this is an ordinary iterator.
+    A dataset whose state was saved at the end of a pass may first return an iterator that is already at its end, although the next
+    pass is whole. Other datasets begin the next pass by themselves; for them, this is an ordinary iterator.
     """
 
     def __init__(self, dataset: Any) -> None:

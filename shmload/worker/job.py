@@ -1,4 +1,4 @@
-"""What a worker gets at its start: the job, which is the same for all workers of a loader, and its post."""
+"""A worker's arguments: the job, which is the same for all workers of a loader, and its post."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from shmload.worker.read_plan import PLAIN, ReadPlan
 
 @dataclass(frozen=True)
 class Job:
-    """What the workers of one loader do: read samples of a dataset and make batches of them.
+    """The work of one loader's workers: read samples of a dataset and make batches of them.
 
     Attributes:
         dataset: the dataset.
-        collate_fn: the user's function; None: torch's default.
+        collate_fn: the user's function; None for torch's default.
         worker_init_fn: called in each worker with its number.
         auto_collation: whether samples are collated into batches.
-        seed: None in torch mode.
+        seed: the loader's seed; None in torch mode.
         seed_samples: reseed generators before each sample.
         is_iterable: the dataset is an IterableDataset.
-        drop_last: for iterable datasets, whose last batch only the worker knows.
-        shared_seed: for DataPipes.
-        snapshot_every: interval in batches at which a worker's state travels with a batch; 0: never.
-        num_steps: length of a pass, if it is known and workers stay for the next; its last batches have a state in any case.
+        drop_last: drop an incomplete last batch; only used for iterable datasets, because only the worker finds their end.
+        shared_seed: seeds the shufflers of DataPipes.
+        snapshot_every: interval in batches at which a worker's state travels with a batch; 0 for never.
+        num_steps: length of a pass, if it is known and workers stay for the next one. Its last batches always carry a state.
         tolerates_bad_samples: find all bad rows of a batch instead of failing at the first.
         plan: how batches are read.
         num_threads: samples that a worker reads at once.
@@ -72,19 +72,19 @@ class PeerRing:
 
 @dataclass(frozen=True)
 class Post:
-    """What distinguishes one worker from the others, and what it shares with the trainer.
+    """One worker's number, and the memory and bells that it shares with the trainer.
 
     Attributes:
-        worker_id, num_workers: number of the worker, and how many there are.
-        trainer_pid: the trainer, with which the worker ends.
+        worker_id, num_workers: number of the worker, and number of workers.
+        trainer_pid: process id of the trainer; the worker ends with it.
         control_path, control_nbytes: segment of the control block.
         ready_bell, orders_bell, grants_bell: names of doorbells.
         base_seed: torch's base seed.
-        affinity: CPUs.
-        pickled_job_path, pickled_job_nbytes: segment with the pickled job; empty: it is inherited.
-        stack_path: segment to which the worker writes its Python stack on request; empty: not possible.
+        affinity: the CPUs on which the worker may run.
+        pickled_job_path, pickled_job_nbytes: segment with the pickled job; empty if the job is inherited.
+        stack_path: segment to which the worker writes its Python stack on request; empty if it cannot.
         neighbours: rings of other ranks in which the worker helps.
-        resume: pickled snapshot to continue from; empty: begin anew.
+        resume: pickled snapshot to continue from; empty to start from the beginning.
     """
 
     worker_id: int

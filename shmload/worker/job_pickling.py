@@ -20,7 +20,7 @@ _PLAIN = {getattr(reduction, name) for name in ("_reduce_method", "_reduce_metho
 
 
 class _Sources(travel.LocalPickler):
-    """Pickles for all workers, and notes the modules of what it pickles.
+    """A pickler for all workers, which records the modules of the pickled objects.
 
     Attributes:
         needs_process: something in it has to be pickled by multiprocessing while a process starts: shared memory, a socket, or an
@@ -52,7 +52,7 @@ def _is_shared(value: Any) -> bool:
 
 
 class _Trial:
-    """Stands for a process that is being started, while it is tried whether multiprocessing can pickle something."""
+    """Replaces the process that is being started, to find out whether multiprocessing can pickle an object."""
 
     DupFd = staticmethod(int)
 
@@ -61,8 +61,8 @@ class _Trial:
 
 
 def _refusal(value: Any) -> Exception | None:
-    """Return why multiprocessing cannot send an object to a process that it starts; None: it can."""
-    spawning.set_spawning_popen(_Trial())  # type: ignore[arg-type]  # has what reducers ask for
+    """Return why multiprocessing cannot send an object to a process that it starts; None if it can."""
+    spawning.set_spawning_popen(_Trial())  # type: ignore[arg-type]  # it has the methods that reducers call
     try:
         reduction.ForkingPickler.dumps(value)
     except Exception as error:
@@ -73,12 +73,13 @@ def _refusal(value: Any) -> Exception | None:
 
 
 def pickled_once(job: Job, modules: set[str]) -> bytes | None:
-    """The job as bytes for all workers; None if only multiprocessing can pickle it, process by process.
+    """Return the job as bytes for all workers; None if only multiprocessing can pickle it, process by process.
 
     Args:
-        modules: gets those that a worker imports to unpickle it.
+        job: the job.
+        modules: the modules that a worker imports to unpickle the job are added to this set.
     Raises:
-        TypeError: no pickle of it is possible; names the attribute.
+        TypeError: the job cannot be pickled; the message names the attributes.
     """
     pickled = io.BytesIO()
     pickler = _Sources(pickled, modules)
@@ -89,7 +90,7 @@ def pickled_once(job: Job, modules: set[str]) -> bytes | None:
         error = _refusal(job)
         if error is None:
             return None
-        # attribute paths of what neither plain pickle nor multiprocessing's takes, deepest first: ("dataset.fn", <lambda>)
+        # (attribute path, object) that neither pickle nor multiprocessing can pickle, deepest first: ("dataset.fn", <lambda>)
         culprits = [found for part in dataclasses.fields(job) for found in _refused(getattr(job, part.name), part.name, set())]
         where = "; ".join(f"{path} ({type(value).__qualname__})" for path, value in culprits) or "the dataset"
         raise TypeError(

@@ -1,7 +1,8 @@
-"""The worker's loop: claim rows of an ordered slot, decode them into place, mark them as finished; again, until the trainer closes.
+"""The worker's loop: claim rows of an ordered slot, decode them in place, mark them as finished, until the trainer closes the ring.
 
 The loop keeps no position: its orders are in the slots, so a killed worker loses nothing, and a row that is read twice gives the
-same bytes."""
+same bytes.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +35,9 @@ from shmload.worker.snapshot import Snapshots
 
 
 def process_begin_ns() -> int:
-    """CLOCK_MONOTONIC at the start of this process, to a clock tick (10 ms); 0 where /proc does not say.
+    """Return CLOCK_MONOTONIC at the start of this process, to a clock tick (10 ms); 0 if /proc does not show it.
 
-    The kernel counts from boot, suspended time included.
+    The kernel counts from boot and includes suspended time.
     """
     ticks = start_of("self")
     if not ticks:
@@ -44,11 +45,11 @@ def process_begin_ns() -> int:
     return int(ticks) * 1_000_000_000 // os.sysconf("SC_CLK_TCK") - (clock_gettime_ns(CLOCK_BOOTTIME) - monotonic_ns())
 
 
-MISFITS_MAX = 2  # batches of a worker that may begin as rows in vain
+MISFITS_MAX = 2  # batches that a worker may begin as rows and repack before it packs all batches from the start
 
 
 class Visiting(Protocol):
-    """How the loop asks for chunks of other ranks' rings (helping.py)."""
+    """Claims chunks of other ranks' rings for the loop (helping.py)."""
 
     def claim(self) -> WorkerLoop | None:
         """Claim a chunk of another rank's ring. Return the loop that fills it; None if there is nothing to do."""
@@ -61,12 +62,17 @@ class WorkerLoop:
     """One worker's loop over its view of the ring.
 
     Args:
-        open_memory: (path) -> mapping of a segment the trainer has made.
-        source: the way through the dataset, if it is an iterable one.
-        snapshots: what takes them, if the loader wants any.
-        visits: chunks of other ranks' rings to fill when its own ring has none; None: the worker never helps other ranks.
-        is_helper: the ring is another rank's.
-        init_failure: what went wrong before the first order, if anything did: every order then fails with it.
+        ring: the worker's end of the ring.
+        job: how samples are read and batches are made.
+        ready: the bell that wakes the trainer.
+        orders: the bell that wakes this worker for a new order.
+        grants: the bell that wakes this worker when the trainer has granted memory or a layout.
+        open_memory: (path) -> mapping of a segment of the trainer's.
+        source: the pass through an iterable dataset; None for a map-style dataset.
+        snapshots: takes snapshots of this worker; None if the loader needs none.
+        visits: claims chunks of other ranks' rings when this ring has none; None if the worker never helps other ranks.
+        is_helper: the ring belongs to another rank.
+        init_failure: the error that prevented the worker's start, if any; every order then fails with it.
     """
 
     def __init__(
@@ -89,14 +95,14 @@ class WorkerLoop:
         self._source, self._snapshots, self._visits, self._init_failure = source, snapshots, visits, init_failure
         self._plan = job.plan
         self._in_place = self._plan.in_place(job.dataset)
-        self._has_ended = False  # the iterable dataset, at the claimed order
+        self._has_ended = False  # the iterable dataset has ended at the claimed order
         self._reader = SampleReader(ring, job, self._in_place, open_memory)
         self._num_misfits = 0  # batches begun as rows whose samples turned out to differ
         self._arenas = Arenas()
         self._num_foreign = 0
 
     def run(self) -> None:
-        """Works until the trainer closes the ring, or does not want this worker any more."""
+        """Fill orders until the trainer closes the ring or no longer wants this worker."""
         ring = self._ring
         ring.announce(process_begin_ns())
         while ring.is_wanted:
@@ -108,12 +114,12 @@ class WorkerLoop:
                     self._visits.look_at_times()
             else:
                 self._wait_or_visit()
-        self._orders.post()  # the ring that woke this one may have been meant for another
+        self._orders.post()  # pass on the wake-up, which may have been meant for another worker
         faults.hit("leaving")
 
     def _wait_or_visit(self) -> None:
-        """Waits for an order of its own, or fills one chunk of a neighbour's."""
-        self._ring.waiting(True)  # before the neighbours are looked at: who publishes after that sees it, and rings
+        """Wait for an order of this ring, or fill one chunk of a neighbor's ring."""
+        self._ring.waiting(True)  # before visiting the neighbors, so that a rank which publishes later rings this worker's bell
         body = None if self._visits is None else self._visits.claim()
         if body is None:
             self._orders.wait(LOOK_AGAIN_S)
@@ -122,7 +128,7 @@ class WorkerLoop:
             body.work()
 
     def work(self) -> None:
-        """Does what has been claimed."""
+        """Fill the claimed chunk, and report its end or its error to the trainer."""
         ring = self._ring
         self._num_foreign, num_irregular = 0, irregular_files.value
         begin_reading(self._reader)
@@ -133,7 +139,7 @@ class WorkerLoop:
             except StopIteration:
                 if self._source is None:
                     raise
-                self._has_ended = self._source.has_ended = True  # as torch, which takes a collate_fn's for the iterator's
+                self._has_ended = self._source.has_ended = True  # torch also takes a collate_fn's StopIteration as the end
                 own = DONE
             if own == DONE and self._snapshots is not None:
                 own = self._send_note(self._snapshots)
@@ -144,7 +150,7 @@ class WorkerLoop:
         faults.hit("before_finish")
         must_ring = ring.finish(own, num_foreign=self._num_foreign, num_irregular=irregular_files.value - num_irregular)
         faults.hit("after_finish")
-        if must_ring or faults.armed:  # a point must be reached, whether or not the trainer sleeps
+        if must_ring or faults.armed:  # an armed fault point must be reached even if the trainer does not sleep
             faults.hit("before_post")
             self._ready.post()
 
@@ -158,7 +164,7 @@ class WorkerLoop:
             failure = Failure.of(error, f"in DataLoader worker process {self._ring.worker_id}", note)
             if self._job.tolerates_bad_samples and not isinstance(error, RingTooSmall):
                 failure = failure._replace(rows=self._reader.bad_rows())
-                # in torch mode streams go on from one batch to the next, so which comes first is not up to time
+                # in torch mode, random streams continue from batch to batch, so the next order must wait for this one's repair
                 self._ring.is_held_up = self._job.seed is None and bool(failure.rows)
             if self._snapshots is not None:
                 failure = failure._replace(worker=self._note_of_failed(self._snapshots))
@@ -211,10 +217,10 @@ class WorkerLoop:
         return self._ask_repack(keys, read)
 
     def _place_all(self, keys: list[Any], batch: Any) -> int:
-        """Write what was read for the claimed rows into them, if it is one sample for each; else the whole batch."""
+        """Write the samples into the claimed rows if there is one for each; else write or order a packed batch."""
         ring = self._ring
         samples = samples_in(batch)
-        if not ring.has_layout:  # settled before anything is written, because the slot gets its memory with it
+        if not ring.has_layout:  # before anything is written, because the slot gets its memory with the layout
             is_settled = self._memory.find_layout(samples[0]) if samples else self._memory.settle(b"")
             if not is_settled:
                 return VOID
@@ -230,7 +236,7 @@ class WorkerLoop:
         return DONE
 
     def _repack_all(self, batch: Any) -> int:
-        """Write the batch packed if its samples are all the claimed rows'; else ask the trainer to order it so."""
+        """Write a packed batch if this worker has claimed all its rows; else ask the trainer to order it as packed."""
         if self._ring.nchunks == 1:
             return self._write(self.packed(batch))
         self._ring.ask_repack()
@@ -283,7 +289,7 @@ class WorkerLoop:
     # ------------------------------------------------------------ packed batches
 
     def _ask_repack(self, keys: Any, samples: list[Any]) -> int:
-        """Fills the batch packed if it is all this worker's; else asks the trainer to order it so."""
+        """Fill a packed batch if this worker has claimed all its rows; else ask the trainer to order it as packed."""
         if self._ring.nchunks == 1:
             return self._fill_packed(keys, samples)
         if samples:
@@ -292,7 +298,7 @@ class WorkerLoop:
         return VOID
 
     def _fill_packed(self, keys: Any, samples: list[Any]) -> int:
-        """Reads what is not in `samples` yet, collates, and writes the whole batch."""
+        """Read the samples that `samples` lacks, collate all, and write the whole batch."""
         plan = self._plan
         if self._in_place is not None and plan.layout is not None and plan.is_whole and self._in_place.takes(keys):
             return self._read_ragged(plan.layout, keys)
@@ -315,9 +321,9 @@ class WorkerLoop:
     # ------------------------------------------------------------ iterable datasets
 
     def _fill_from(self, source: IterablePass, keys: list[Any]) -> int:
-        """Makes a batch of what comes next; at the end of the iterator only a note is sent."""
+        """Make a batch of the next samples; at the end of the iterator, send only a note."""
         ring, job = self._ring, self._job
-        ring.end_rows()  # making the iterator is no sample
+        ring.end_rows()  # the time to make the iterator belongs to no sample
         source.enter(ring.epoch, keys[0])
         if not job.auto_collation:
             for sample in self._up_to(source, 1):
@@ -356,7 +362,7 @@ class WorkerLoop:
             yield sample
 
     def _send_note(self, snapshots: Snapshots) -> int:
-        """Tells the trainer, along with the batch, where this worker stands."""
+        """Send this worker's snapshot with the batch, if one is due."""
         ring = self._ring
         note = self._note(snapshots, ring.text_capacity, has_batch=not self._has_ended)
         if note is None:
@@ -366,10 +372,11 @@ class WorkerLoop:
         return DONE
 
     def _note(self, snapshots: Snapshots, capacity: int, *, has_batch: bool) -> bytes | None:
-        """Where this worker stands; empty if that is not due, None if nobody wants the batch any more.
+        """Return the note with this worker's snapshot; empty if none is due, None if the batch is no longer wanted.
 
         Args:
-            capacity: what is longer lies in the payload, behind the batch if there is one.
+            capacity: bytes of the longest note; a longer snapshot is written into the payload.
+            has_batch: the payload holds a batch, and the snapshot is written after it.
         """
         ring = self._ring
         if not (self._has_ended or snapshots.is_due(ring.step)):
@@ -385,7 +392,7 @@ class WorkerLoop:
         return note
 
     def _note_of_failed(self, snapshots: Snapshots) -> bytes:
-        """The same behind a batch that failed; it goes with the error, which is not to be lost if this fails, too."""
+        """Return the note for a failed batch, which travels with the error; empty if the note fails, so that the error is kept."""
         try:
             note = self._note(snapshots, self._ring.text_capacity // 2, has_batch=False)
         except Exception:
@@ -395,7 +402,7 @@ class WorkerLoop:
         return note or b""
 
     def _convert(self, sample: Any) -> Any:
-        self._ring.end_rows()  # what comes now is no sample's doing
+        self._ring.end_rows()  # the time from here on belongs to no sample
         if self._job.collate_fn is not None:
             return self._job.collate_fn(sample)
         from torch.utils.data import default_convert
@@ -406,7 +413,7 @@ class WorkerLoop:
         """Collate some samples by the user's collate_fn or torch's rules.
 
         Args:
-            samples: a list; or what the dataset's `__getitems__` returned.
+            samples: a list, or the result of the dataset's `__getitems__`.
         """
         self._ring.end_rows()  # as in _convert
         job = self._job

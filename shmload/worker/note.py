@@ -1,8 +1,8 @@
-"""The note that travels with a batch in torch mode: the worker's snapshot, and whether its iterable dataset has ended.
+"""The note that a worker sends with a batch in torch mode: its snapshot, and whether its iterable dataset has ended.
 
     one byte of flags | the snapshot, or its place in the payload if it is longer than a note may be
 
-A worker whose snapshot has not changed sends the flags alone.
+A worker whose snapshot has not changed sends only the flags.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _NO_NEWS = bytes([0])  # NO_NEWS as bytes
 
 
 class Note(NamedTuple):
-    """What a worker sent with a batch.
+    """A note, decoded.
 
     Attributes:
-        snapshot: the worker's, pickled; SAME: it equals its last one.
-        has_ended: no batch came, because the worker's iterator has ended.
+        snapshot: the worker's pickled snapshot; SAME if it equals the last one.
+        has_ended: there is no batch, because the worker's iterator has ended.
     """
 
     snapshot: bytes
     has_ended: bool
 
 
-END = bytes([_ENDED])  # the beginning of a note that comes without a batch and without a payload
+END = bytes([_ENDED])  # the first byte of a note without a batch or a payload
 
 NO_NEWS = Note(SAME, has_ended=False)
 
-AFRESH = Note(pickle.dumps({}), has_ended=False)  # of a worker that has just replaced another
+AFRESH = Note(pickle.dumps({}), has_ended=False)  # the state of a worker that has just replaced another
 
 
 def dump_note(snapshot: bytes | tuple[int, int], *, has_ended: bool) -> bytes:
     """Return a note as bytes.
 
     Args:
-        snapshot: itself, or (offset, nbytes) of its place in the payload.
+        snapshot: the snapshot, or (offset, nbytes) of its place in the payload.
         has_ended: the worker's iterator has ended.
     """
     flags = _ENDED * has_ended
@@ -55,7 +55,7 @@ def load_note(dumped: bytes, payload_bytes: Callable[[int, int], bytes] | None) 
     """Return the note that `dump_note` made; None if the bytes are empty.
 
     Args:
-        dumped: what `dump_note` returned.
+        dumped: the result of `dump_note`.
         payload_bytes: (offset, nbytes) -> that part of the payload; may be None if the note begins with END.
     """
     if dumped == _NO_NEWS:

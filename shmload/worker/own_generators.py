@@ -1,18 +1,18 @@
-"""Generators that a dataset keeps for itself, keyed anew before each sample, as the global ones are.
+"""Reseed the generators that a dataset owns before each sample, like the global generators.
 
-Augmentations keep some: albumentations' pipelines, MONAI's, an `rng` of one's own. In seed mode each begins every sample at a
-stream of its own, keyed by (seed, epoch, index, where it is kept), so that what is drawn from it does not depend on the worker
-either. It is done in place, by setting the state of the generator that is there: whoever else holds it goes on holding it.
-Without workers they are the trainer's own objects, and stay as the last sample has left them, as with torch's loader.
+Augmentations own generators: albumentations' pipelines, MONAI's transforms, a user's `rng` attribute. In seed mode, each of them
+starts every sample at its own stream, keyed by (seed, epoch, index, path of the generator), so its numbers do not depend on the
+worker. The state is set in place: other references to the generator stay valid. Without workers, the generators are the trainer's
+own objects, and keep the state that the last sample left, as with torch's loader.
 
-Looked at are the dataset and a `collate_fn` (which draws on from where the last sample of its batch has come to), their attributes,
-those of their classes that are generators, items of lists, tuples and dicts, arguments of partial functions, what functions have
-enclosed; the first fifty items of a container, two thousand objects in all. "Where" is the shortest way to it, and of several the
-first by name: the same in every worker, for every start method, in every run.
+The search covers the dataset and its `collate_fn` (which continues from the state that the last sample of its batch left), their
+attributes, generators among the attributes of their classes, items of lists, tuples and dicts, arguments of partial functions, and
+closures of functions: the first fifty items of a container, two thousand objects in all. The path of a generator is the shortest
+one to it, and the first by name if there are several: the same in every worker, for every start method, in every run.
 
-Not covered is what is not there yet, or not to be found: a generator made while a sample is read (one that replaces another in the
-same attribute is), those in modules' global variables, or within compiled objects. What is found and cannot be keyed is named when
-the loader is made: a SystemRandom, a generator of a GPU, one of a kind unknown here, one in a set, which has no order.
+Not covered: generators made while a sample is read (except those that replace another in the same attribute), generators in global
+variables of modules or inside compiled objects. When the loader is made, it names the generators that were found and cannot be
+seeded: a SystemRandom, a generator of a GPU, one of an unknown kind, one in a set, because a set has no order.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ import numpy as np
 from shmload._core.twister import rekey_philox, reseed_congruences, reseed_pythons, sample_words, seeded
 from shmload.worker.reseeding import python_offset
 
-OBJECTS_MAX = 2000  # looked at before giving up: a dataset may hold millions
-ITEMS_MAX = 50  # of one container: transforms stand in short lists
+OBJECTS_MAX = 2000  # objects visited before the search ends, because a dataset may hold millions
+ITEMS_MAX = 50  # items visited in one container; lists of transforms are short
 _NUMPYS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _ATOMS = (str, bytes, bytearray, int, float, complex, bool, type(None), np.ndarray, np.generic, type, types.ModuleType)
-_NO_ORDER = "{}"  # in the path of what a set holds
+_NO_ORDER = "{}"  # in the path of an item of a set
 _ZEROS = np.zeros(4, np.uint64)
 Words = tuple[int, int, int, int]
 
 
 class OwnGenerators:
-    """Those of one loader's dataset and collate_fn, in one process.
+    """The generators of one loader's dataset and collate_fn, in one process.
 
     Attributes:
-        unreachable: where those are that cannot be keyed, ["dataset.transform.rng"].
+        unreachable: paths of the generators that cannot be seeded, like ["dataset.transform.rng"].
     """
 
     unreachable: list[str]
@@ -56,18 +56,18 @@ class OwnGenerators:
         self._look()
 
     def __bool__(self) -> bool:
-        """Whether there is one that can be keyed."""
+        """Return whether any generator can be seeded."""
         return bool(self._all)
 
     def _look(self) -> None:
-        """Finds them where they are now."""
+        """Find the generators at their present places."""
         self._places: list[tuple[dict[str, Any], str, Any]] = []
         self._puts: list[tuple[Callable[[Words], None], int]] = []
         self._pythons: list[random.Random] = []
         self._python_streams: list[int] = []
         self._congruences: list[tuple[int, int]] = []
         self._congruence_streams: list[int] = []
-        self._all: list[Any] = []  # kept alive, too, as long as their addresses
+        self._all: list[Any] = []  # keeps the generators alive as long as their addresses are used
         self.unreachable = []
         offset = python_offset()
         for path, generator, holder, name in _found(self._roots):
@@ -88,7 +88,7 @@ class OwnGenerators:
                 self._puts.append((put, _stream(path)))
 
     def begin(self, seed: int, epoch: int, index: int) -> None:
-        """Puts each at the start of the sample's stream."""
+        """Set each generator to the start of its stream for the sample."""
         for holder, name, generator in self._places:
             if holder.get(name) is not generator:
                 self._look()
@@ -101,17 +101,17 @@ class OwnGenerators:
             put(sample_words(seed, epoch, index, stream))
 
     def states(self) -> list[Any]:
-        """Where they stand, as what can be compared."""
+        """Return the states of all generators, in a form that can be compared."""
         return [_state_of(generator) for generator in self._all]
 
 
 def _stream(path: str) -> int:
-    """A stream of sample keys for what is kept there."""
+    """Return the number of the stream of sample keys for the generator at `path`."""
     return int.from_bytes(hashlib.blake2b(path.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
 
 def _found(roots: dict[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
-    """Each generator: where it is, itself, and what holds it under which name."""
+    """Yield (path, generator, the container that holds it, its name there) for each generator."""
     torch = sys.modules.get("torch")
     kinds = (random.Random, *_NUMPYS, *((torch.Generator,) if torch else ()))
     numpys = np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, but missing in numpy's stubs
@@ -137,7 +137,7 @@ def _found(roots: dict[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
 
 
 def _parts_of(value: Any, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any, Any, str]]:
-    """What an object holds: the step to it, itself, what holds it under which name."""
+    """Yield (step of the path, part, the container that holds it, its name there) for each part of an object."""
     if isinstance(value, dict):
         for number, (key, part) in enumerate(islice(list(value.items()), ITEMS_MAX)):
             yield f"[{key!r}]" if isinstance(key, (str, int)) else f"[{number}.]", part, value, key
@@ -151,7 +151,7 @@ def _parts_of(value: Any, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any, A
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             try:
                 yield f".{name}", cell.cell_contents, None, ""
-            except ValueError:  # nothing in it yet
+            except ValueError:  # the cell is still empty
                 continue
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         yield from ((f".__defaults__[{i}]", part, None, "") for i, part in enumerate(defaults))
@@ -165,7 +165,7 @@ def _parts_of(value: Any, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any, A
 
 
 def _of_classes(value: Any, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
-    """What an object keeps in slots, and the generators among its classes' attributes."""
+    """Yield (name, part) for each slot of an object, and for each generator among the attributes of its classes."""
     for kind in type(value).__mro__:
         for name, part in list(vars(kind).items()):
             if isinstance(part, types.MemberDescriptorType) and hasattr(value, name):
@@ -175,7 +175,7 @@ def _of_classes(value: Any, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]
 
 
 def _put_of(generator: Any) -> Callable[[Words], None] | None:
-    """What sets a generator's state from words; None: nothing can."""
+    """Return a function that sets a generator's state from words; None if it cannot be set."""
     if isinstance(generator, random.SystemRandom):
         return None
     if isinstance(generator, random.Random):
@@ -184,7 +184,7 @@ def _put_of(generator: Any) -> Callable[[Words], None] | None:
         if isinstance(_bits_of(generator), np.random.MT19937):
             return lambda words: generator.seed(words[0] & 0xFFFFFFFF)
         states = _STATES.get(type(_bits_of(generator)))
-        return None if states is None else lambda words: generator.set_state(states(words))  # forgets a gaussian, too
+        return None if states is None else lambda words: generator.set_state(states(words))  # also discards a gaussian
     if isinstance(generator, (np.random.Generator, np.random.BitGenerator)):
         bits: Any = _bits_of(generator)
         state_of = _STATES.get(type(bits))
@@ -195,7 +195,7 @@ def _put_of(generator: Any) -> Callable[[Words], None] | None:
 
 
 def _bits_of(generator: Any) -> Any:
-    """A numpy generator's bit generator, which may be itself."""
+    """Return a numpy generator's bit generator, which may be the generator itself."""
     return (
         generator
         if isinstance(generator, np.random.BitGenerator)
@@ -204,13 +204,13 @@ def _bits_of(generator: Any) -> Any:
 
 
 def _congruence(generator: Any) -> tuple[int, int] | None:
-    """Where a PCG64, the kind that numpy makes, keeps its state, and half a word that may be left; None: not known."""
+    """Return the addresses of a PCG64's state and of its buffered half word; None if unknown. numpy's default is PCG64."""
     bits = _bits_of(generator)
     return _congruence_place(bits) if type(bits) is np.random.PCG64 and _knows_congruences() else None
 
 
 def _congruence_place(bits: np.random.PCG64) -> tuple[int, int] | None:
-    """The same, unproven: numpy's `state_address` holds the address of the state, in the same object, and behind it the rest."""
+    """Return these addresses untested: `state_address` holds the address of the state in the same object; the rest follows it."""
     first, end = id(bits), id(bits) + type(bits).__basicsize__
     address: Any = bits.ctypes.state_address
     if not first <= address <= end - 16:
@@ -221,7 +221,7 @@ def _congruence_place(bits: np.random.PCG64) -> tuple[int, int] | None:
 
 @functools.cache
 def _knows_congruences() -> bool:
-    """Whether a PCG64 is written where it is thought to be."""
+    """Return whether writing to the presumed addresses of a PCG64 sets its state."""
     bits = np.random.PCG64(1)
     place = _congruence_place(bits) if sys.implementation.name == "cpython" else None
     expected = bits.state["state"]
@@ -229,14 +229,14 @@ def _knows_congruences() -> bool:
         int(expected[n]).to_bytes(16, "little") for n in ("state", "inc")
     ):
         return False
-    np.random.Generator(bits).integers(9, dtype=np.uint32)  # leaves half a word
+    np.random.Generator(bits).integers(9, dtype=np.uint32)  # buffers half a word
     reseed_congruences(1, 2, 3, [place], [4])
     return bits.state == _STATES[np.random.PCG64](sample_words(1, 2, 3, 4))
 
 
 @functools.cache
 def _knows_philox() -> bool:
-    """Whether a Philox is written where it is thought to be."""
+    """Return whether writing to the presumed address of a Philox sets its state."""
     bits = np.random.Philox(1)
     place = _philox_place(bits) if sys.implementation.name == "cpython" else 0
     if not place:
@@ -244,13 +244,13 @@ def _knows_philox() -> bool:
     (key,) = struct.unpack("<Q", ctypes.string_at(place + 8, 8))
     if ctypes.string_at(key, 16) != bits.state["state"]["key"].tobytes():
         return False
-    np.random.Generator(bits).integers(9, size=3, dtype=np.uint32)  # moves the counter, fills the buffer and leaves half a word
+    np.random.Generator(bits).integers(9, size=3, dtype=np.uint32)  # moves the counter, fills the buffer and keeps half a word
     rekey_philox(place, 2, 3)
     return repr(bits.state) == repr(np.random.Philox(key=np.array([2, 3], np.uint64)).state)
 
 
 def _philox_place(bits: np.random.Philox) -> int:
-    """What `rekey_philox` takes, unproven: numpy's `state_address`, with addresses within the same object; 0: it has others."""
+    """Return numpy's `state_address` for `rekey_philox`, untested; 0 if the pointers there lead out of the object."""
     first, end = id(bits), id(bits) + type(bits).__basicsize__
     place: Any = bits.ctypes.state_address
     if not first <= place <= end - 64:
@@ -259,12 +259,12 @@ def _philox_place(bits: np.random.Philox) -> int:
 
 
 def philox_place(bits: np.random.Philox) -> int:
-    """Where a Philox keeps what it holds, for `rekey_philox`; 0: not known."""
+    """Return the address of a Philox's state for `rekey_philox`; 0 if it is not known."""
     return _philox_place(bits) if _knows_philox() else 0
 
 
 def _state_of(generator: Any) -> Any:
-    """Where a generator stands, as what can be compared."""
+    """Return the state of a generator, in a form that can be compared."""
     if isinstance(generator, random.Random):
         return generator.getstate()
     if isinstance(generator, np.random.RandomState):
@@ -276,7 +276,7 @@ def _state_of(generator: Any) -> Any:
 
 def _of_congruences(name: str) -> Callable[[Words], dict[str, Any]]:
     def state_of(words: Words) -> dict[str, Any]:
-        state = {"state": words[0] << 64 | words[1], "inc": words[2] << 64 | words[3] | 1}  # which has to be odd
+        state = {"state": words[0] << 64 | words[1], "inc": words[2] << 64 | words[3] | 1}  # inc must be odd
         return {"bit_generator": name, "state": state, "has_uint32": 0, "uinteger": 0}
 
     return state_of
@@ -290,7 +290,7 @@ def _philox(words: Words) -> dict[str, Any]:
 def _sfc(words: Words) -> dict[str, Any]:
     return {
         "bit_generator": "SFC64",
-        "state": {"state": np.array([*words[:3], 1], np.uint64)},  # the last one counts
+        "state": {"state": np.array([*words[:3], 1], np.uint64)},  # the last word is a counter
         "has_uint32": 0,
         "uinteger": 0,
     }

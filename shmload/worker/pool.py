@@ -34,9 +34,9 @@ STACK_NBYTES = 65536
 
 log = logging.getLogger("shmload")
 
-STACK_LOOKS, STACK_LOOK_MS = 100, 5  # a worker is given half a second to write its stack
+STACK_LOOKS, STACK_LOOK_MS = 100, 5  # a worker has half a second to write its stack
 
-STOP_GRACE_S = 1.0  # how long a worker may take over the sample it is on when the loader closes
+STOP_GRACE_S = 1.0  # a worker's time to finish its sample when the loader closes
 
 
 class Death(NamedTuple):
@@ -51,42 +51,42 @@ class Death(NamedTuple):
 
 
 class WorkerPool(Protocol):
-    """What the engine needs of workers, whatever they run on."""
+    """The worker pool that the engine uses, of processes of this machine or others."""
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that are the workers now, in worker order."""
+        """The process ids of the current workers, in worker order."""
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """Those that are multiprocessing's, in worker order."""
+        """The workers' multiprocessing processes, in worker order; a worker of another kind is left out."""
 
     def reads_samples(self, worker_id: int) -> bool:
-        """Whether the worker's own process does: then its death may be a sample's fault, and a sample of its can time out."""
+        """Return whether the worker's own process reads samples, so that a sample can end it or time out."""
 
     def start(self, num_workers: int) -> None:
-        """Starts the first so many workers."""
+        """Start the first `num_workers` workers."""
 
     def start_worker(self, worker_id: int) -> None:
-        """Starts one that was not started yet, or has been reaped."""
+        """Start a worker that has not been started yet, or has been reaped."""
 
     def reap(self, worker_id: int) -> None:
-        """Forgets a worker that has ended and is not to be replaced."""
+        """Forget a worker that has ended and will not be replaced."""
 
     def deaths(self) -> list[Death]:
-        """Workers that have ended and have not been replaced: each is reported again until it is."""
+        """Return the workers that have ended; each is returned again until it is replaced or reaped."""
 
     def replace(self, worker_id: int) -> None:
-        """Starts a new worker in the place of a dead one whose rows have been taken back."""
+        """Start a new worker in place of a dead one whose rows have been recovered."""
 
     def stack(self, worker_id: int) -> str:
-        """Where a worker is now, in Python; or why that is not known."""
+        """Return a worker's Python stack, or why it is unknown."""
 
     def kill(self, worker_id: int) -> Death:
-        """Ends a worker at once; it can then be replaced."""
+        """End a worker at once; it can then be replaced."""
 
     def stop(self, grace_s: float) -> None:
-        """Ends every worker; the ring already says it is closing, and bells have been rung."""
+        """End every worker. The ring is closing already, and its bells have been rung."""
 
 
 class WorkerProcess(Child):
@@ -99,18 +99,19 @@ class WorkerProcess(Child):
 
     def __init__(self, worker_id: int, process: BaseProcess) -> None:
         self.worker_id, self.process = worker_id, process
-        super().__init__(process.pid or 0, partial(settle, process))  # multiprocessing must know that it has ended
+        super().__init__(process.pid or 0, partial(settle, process))  # multiprocessing must learn that the process has ended
 
 
 class ProcessPool:
-    """Workers as processes of this machine, by any of multiprocessing's start methods.
+    """A worker pool of processes of this machine, started by any of multiprocessing's start methods.
 
     Args:
-        posts: one per worker; the first is not worker 0 where others of the ring are not this machine's.
-        make: makes a process that is not started, as a context's Process does.
-        job: what they do. By fork it is inherited; else it is pickled once into the pickled job that `posts` name. If it contains
-            what only multiprocessing can pickle (locks, queues, shared memory), it is pickled for each process as that starts.
-        stacks: where workers write their Python stacks when asked to, one segment each, by worker.
+        posts: one for each worker; they need not begin at worker 0, because other workers of the ring may be on other machines.
+        job: the work. A fork inherits it; for other start methods it is pickled once, into the segment that `posts` name. If it
+            contains objects that only multiprocessing can pickle (locks, queues, shared memory), it is pickled for each process.
+        make: makes a process that is not started, like the `Process` of a multiprocessing context.
+        travels: the job is passed to each process as an argument, and not in the segment.
+        stacks: the segment to which each worker writes its Python stack on request, by worker.
     """
 
     def __init__(
@@ -134,11 +135,11 @@ class ProcessPool:
         return [self._workers[worker].process for worker in sorted(self._workers)]
 
     def reads_samples(self, worker_id: int) -> bool:
-        """All of them do."""
+        """Return True, because every worker reads samples."""
         return True
 
     def start(self, num_workers: int) -> None:
-        """Starts the ring's first so many workers, as far as they are this worker pool's; none is waited for."""
+        """Start those of the ring's first `num_workers` workers that belong to this pool, without waiting for them."""
         for post in self._posts.values():
             if post.worker_id < num_workers:
                 self._start(post)
@@ -146,7 +147,7 @@ class ProcessPool:
                     faults.hit("starting")
 
     def start_worker(self, worker_id: int) -> None:
-        """Starts one more worker, later than the others; it is not waited for."""
+        """Start one more worker later, without waiting for it."""
         self._start(dataclasses.replace(self._posts[worker_id], resume=b""))
 
     def reap(self, worker_id: int) -> None:
@@ -157,7 +158,7 @@ class ProcessPool:
         inherited = self._job if self._travels else None
         process = self._make(target=main, args=(post, inherited), daemon=True, name=f"shmload worker {post.worker_id}")
         with fork_copies.ours(), warnings.catch_warnings():
-            # the worker starts no thread before its own code runs, and what it inherits it only reads
+            # the worker starts no thread before its own code runs, and only reads the memory it inherits
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()
         reaper.watch(process.pid or 0)
@@ -178,7 +179,7 @@ class ProcessPool:
         """Start a new worker in place of a dead one. If that fails, `deaths` continues to report the dead one."""
         dead = self._workers[worker_id]
         faults.hit("replacing")
-        self.start_worker(worker_id)  # without its snapshot: what it has done since it resumed is not there to go on from
+        self.start_worker(worker_id)  # without its snapshot, because its progress since the resume is lost
         self._reap(dead)
 
     def stack(self, worker_id: int) -> str:
@@ -202,7 +203,7 @@ class ProcessPool:
         try:
             faults.hit("closing")
             patience_s = grace_s
-        finally:  # an exception such as ^C ends the patience and not the closing
+        finally:  # an exception such as ^C ends the grace period, but workers are still reaped
             self._children.end(patience_s, self._reap_ended)
 
     def _reap_ended(self, timeout_s: float | None) -> None:
@@ -214,7 +215,7 @@ class ProcessPool:
 
 
 def written_stack(pidfd: int, fd: int) -> str:
-    """Has a worker process write its Python stack to its segment `fd`; gives that, or why it is not known."""
+    """Make a worker process write its Python stack to its segment `fd`. Return the stack, or why it is unknown."""
     os.pwrite(fd, bytes(STACK_NBYTES), 0)
     try:
         signal.pidfd_send_signal(pidfd, STACK_SIGNAL)
@@ -235,7 +236,7 @@ _pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
 
 
 def _disown() -> None:
-    """In a child of a bare os.fork: at its exit multiprocessing would end the parent's workers, taking them for its own."""
+    """Forget the parent's workers in a child of a bare os.fork, because multiprocessing would end them when the child exits."""
     for pool in _pools:
         multiprocessing.process._children.difference_update(pool.processes)  # type: ignore[attr-defined]  # private
     _pools.clear()
@@ -243,11 +244,9 @@ def _disown() -> None:
 
 os.register_at_fork(after_in_child=_disown)
 
-# reducers of multiprocessing's pickler that do what plain pickle does by now, or did not need
-
 
 def context_of(wanted: Any) -> BaseContext:
-    """multiprocessing's context by name or as given; None: the platform's own."""
+    """Return a multiprocessing context, given by name or itself; for None, the platform's default."""
     if wanted is None or isinstance(wanted, str):
         return multiprocessing.get_context(wanted)
     return wanted  # type: ignore[no-any-return]  # torch has checked it
@@ -255,11 +254,16 @@ def context_of(wanted: Any) -> BaseContext:
 
 @dataclasses.dataclass(frozen=True)
 class PreparedWorkers:
-    """What a worker pool is made of: the job, a post for each worker, and what processes of this machine need besides.
+    """The parts of a worker pool: the job, a post for each worker, and the needs of processes of this machine.
 
     Attributes:
-        stacks: where workers write their Python stacks when asked to, a segment each; one without cannot be asked.
+        job: the work, the same for all workers.
+        group: the segments of the ring.
+        posts: one for each worker.
+        multiprocessing_context: as the user gave it.
+        stacks: the segment to which each worker writes its Python stack on request; a worker without one cannot be asked.
         num_ahead: batches that are ordered ahead for each worker.
+        sample_timeout_s: seconds that reading a sample may take; None for no limit.
     """
 
     job: Job
@@ -271,11 +275,11 @@ class PreparedWorkers:
     sample_timeout_s: float | None = None
 
 
-Backend = Callable[[PreparedWorkers], WorkerPool]  # where workers run
+Backend = Callable[[PreparedWorkers], WorkerPool]  # decides on which machines workers run
 
 
 def processes(called: PreparedWorkers) -> ProcessPool:
-    """A worker pool of processes of this machine, not started."""
+    """Return a worker pool of processes of this machine, not started."""
     context, posts = context_of(called.multiprocessing_context), called.posts
     travels = context.get_start_method() == "fork"
     modules: set[str] = set()
@@ -292,12 +296,12 @@ def processes(called: PreparedWorkers) -> ProcessPool:
 
 
 def with_pickled_job(group: Group, name: str, pickled_job: bytes, posts: list[Post]) -> list[Post]:
-    """The posts, with the job in a segment that all of them name."""
+    """Write the pickled job to a new segment, and return the posts with its path."""
     segment = group.segment(name, len(pickled_job))
     memoryview(Mapping(segment.fd, len(pickled_job)))[:] = pickled_job
     return named(posts, segment)
 
 
 def named(posts: list[Post], segment: Segment) -> list[Post]:
-    """The posts, which say where the pickled job is."""
+    """Return the posts with the path of the segment that holds the pickled job."""
     return [dataclasses.replace(post, pickled_job_path=segment.path, pickled_job_nbytes=segment.nbytes) for post in posts]

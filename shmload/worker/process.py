@@ -31,34 +31,35 @@ GONE = 3  # exit code of a worker that found its ring gone
 
 
 def open_memory(path: str) -> Mapping:
-    """Maps a segment of the trainer's; nothing this process forks will see it."""
+    """Map a segment of the trainer's. Children that this process forks do not inherit the mapping."""
     faults.hit("opening_memory")
     return map_segment(path, inherit=False)
 
 
 def main(post: Post, inherited: Job | None) -> None:
-    """Runs one worker.
+    """Run one worker.
 
     Args:
-        inherited: the job itself, where it came by fork or could only travel with the process; else it lies pickled in
-            the pickled job segment, once for all workers.
+        post: the worker's number, bells and segments.
+        inherited: the job, if it was inherited by a fork or could only be pickled with the process; None: read it from the segment
+            with the pickled job, which all workers share.
     """
     die_with(post.trainer_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole group; the trainer decides what it means
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a trainer's own handler, come by fork, would keep this worker alive
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole process group; the trainer handles it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler inherited from the trainer would keep this worker alive
     faults.hit("start")
     os.sched_setaffinity(0, post.affinity)
     give_way()
     keep_freed()
-    # what the trainer had before the fork is shared memory until written to, and the collector writes to every object it visits
+    # pages inherited from the trainer are shared until they are written to, and the collector writes to every object it visits
     gc.freeze()
     try:
         ring = WorkerRing(open_memory(post.control_path), post.worker_id)
         ready, orders, grants = (Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell))
     except FileNotFoundError:
-        os._exit(GONE)  # the loader has been closed before this process was up
+        os._exit(GONE)  # the loader was closed before this process had started
     if post.stack_path:
-        # written by the signal handler itself, so it also comes from a worker that is stuck in C with the GIL held
+        # the signal handler itself writes the stack, so this also works for a worker that is stuck in C with the GIL held
         faulthandler.register(STACK_SIGNAL, open_segment(post.stack_path), all_threads=False)
     where = f"in DataLoader worker process {post.worker_id}"
     job, failure = inherited, None
@@ -89,34 +90,37 @@ def main(post: Post, inherited: Job | None) -> None:
         visits=visits,
         init_failure=failure,
     )
-    with suppress(KeyboardInterrupt):  # a sample raised it: torch's worker leaves without a word, too
+    with suppress(KeyboardInterrupt):  # raised by a sample: torch's worker also exits without a message
         body.run()
 
 
 def give_way() -> None:
-    """Has this process take no processor from another by waking up, unless it was given a policy of its own.
+    """Make this process a batch process, so that waking up never preempts another, unless it already has a scheduling policy.
 
-    The trainer rings for a worker within `next()`, and one that wakes up on its processor would run first, for as long as it
-    decodes. As a batch process it takes a free processor at once, and a busy one when its turn comes, at the next tick.
+    The trainer rings for a worker within `next()`. A worker that wakes up on the trainer's processor would run first, for as long
+    as it decodes. A batch process takes a free processor at once, and a busy one at the next tick.
     """
-    with suppress(OSError):  # a sandbox may forbid to ask
+    with suppress(OSError):  # a sandbox may forbid the call
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def compute_alone() -> None:
-    """Has libraries compute in one thread, where nobody has said otherwise: there is a worker for each processor."""
+    """Make libraries compute in one thread unless the user has set a number, because there is a worker for each processor."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # for OpenCV when it is imported; below for one that came by fork
+    os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # for an OpenCV imported later; below for an inherited one
     cv2: Any = sys.modules.get("cv2")
     if cv2 is not None and cv2.getNumThreads() == cv2.getNumberOfCPUs():
-        cv2.setNumThreads(0)  # none beside the caller; for 1, OpenCV waits to stop threads that a forked child does not have
+        cv2.setNumThreads(0)  # only the caller's; with 1, OpenCV would wait for threads that a forked child does not have
 
 
 def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:
-    """Threads, seeds, worker info, the user's worker_init_fn; then to where a saved state says.
+    """Set threads, seeds and worker info, call the user's worker_init_fn, and restore the saved state, if any.
 
-    In seed mode torch is only touched if the dataset has brought it along: a worker that decodes without torch stays small.
+    In seed mode, torch is used only if the dataset has imported it, so a worker that decodes without torch stays small.
+
+    Returns:
+        the job with the worker's dataset, the pass through it if it is iterable, and the `Snapshots` if they are needed.
     """
     compute_alone()
     if job.shared_seed is not None:

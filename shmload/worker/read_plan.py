@@ -1,8 +1,8 @@
-"""How the batches of one loader are read: a value that is decided once, from the loader's arguments and its dataset.
+"""The read plan: how the batches of one loader are read, decided once from the loader's arguments and its dataset.
 
 The plan is part of the job. The trainer that publishes orders, the workers that fill them and the reader without workers all follow
-it and never ask the dataset again, because two answers to one question would sooner or later differ: batches of text were once
-published in chunks, and each chunk's worker wrote the whole batch.
+it and never ask the dataset again, because two decisions could differ: batches of text were once published in chunks, and each
+chunk's worker wrote the whole batch.
 
 Precedence: a custom collate_fn (which makes the whole batch), `read_batch_into`, `read_into`, `__getitems__`, `__getitem__`.
 """
@@ -30,14 +30,14 @@ log = logging.getLogger("shmload")
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """How each batch is read and written.
+    """The decision how each batch is read and written.
 
     Attributes:
-        path: what reads the samples: "collate_fn", "read_batch_into", "read_into", "__getitems__" or "__getitem__".
-        layout: offsets of the fields, from the schema of a dataset that is read in place; None: the first sample determines it.
-        ragged: how to deliver ragged fields; None: raise for what torch's collate refuses.
-        is_whole: rows have no known offsets, so one worker reads and writes the whole batch. If False, a batch may still turn out
-            to be such; its order says so then.
+        path: the function that reads samples: "collate_fn", "read_batch_into", "read_into", "__getitems__" or "__getitem__".
+        layout: offsets of the fields, from the schema of a dataset that is read in place; if None, the first sample determines it.
+        ragged: how to deliver ragged fields; if None, raise an error for samples that torch's collate refuses.
+        is_whole: rows have no known offsets, so one worker reads and writes the whole batch. If False, the samples of a batch may
+            still differ; the batch is then ordered as packed.
         has_getitems: samples that are not read in place are read by `__getitems__`.
     """
 
@@ -53,7 +53,7 @@ class ReadPlan:
         return None if self.is_whole else self.layout
 
     def in_place(self, dataset: Any) -> InPlace | None:
-        """Return how the dataset decodes in place, in this process; None if it does not.
+        """Return the dataset's in-place reader for this process; None if it does not decode in place.
 
         Args:
             dataset: the dataset.
@@ -74,7 +74,7 @@ class ReadPlan:
 
         Args:
             dataset: the dataset.
-            in_place: how it decodes in place, or None.
+            in_place: its in-place reader, or None.
             key: index of the sample.
         """
         if in_place is None or not in_place.takes([key]):
@@ -91,11 +91,11 @@ class ReadPlan:
 
 
 def no_room(nbytes: int) -> NDArray[np.uint8]:
-    """Return no memory, in place of a slot."""
+    """Return empty memory instead of a slot's."""
     return np.empty(0, np.uint8)
 
 
-PLAIN = ReadPlan()  # sample by sample, collated as torch does
+PLAIN = ReadPlan()  # sample by sample, with torch's collate
 
 
 def plan_of(
@@ -105,7 +105,7 @@ def plan_of(
 
     Args:
         dataset: the dataset.
-        collate_fn: the user's function; None: torch's default.
+        collate_fn: the user's function; None for torch's default.
         auto_collation: whether samples are collated into batches.
         ragged: the loader's argument.
         is_torch: torch mode.

@@ -1,15 +1,16 @@
-"""The global generators of random, numpy and torch, seeded before a sample as their public calls seed them, at a tenth of the time.
+"""Seed the global generators of random, numpy and torch before a sample, with the results of their public calls, ten times as fast.
 
     random.seed(key); np.random.seed(key & 0xFFFFFFFF); torch.default_generator.manual_seed(key)
 
-Those take 7 us, for each sample, whether or not it draws: each fills 624 words by a recurrence in which every word waits for the
-one before. So the states of the next sixteen samples are computed side by side (src/twister.h), and copied to where the generators
-keep them. Deferring the work until something is drawn would not do, as datasets look at states and seeds, too.
+These calls take 7 us for each sample, even if it draws nothing: each fills 624 words by a recurrence in which every word depends on
+the previous one. So the states of the next sixteen samples are computed side by side (src/twister.h) and copied into the memory of
+the generators. Seeding on the first draw instead would be wrong, because datasets also read states and seeds.
 
-Where a generator keeps its words is found, not known: in the memory of Python's and numpy's own objects, and in what torch's points
-to, which is read in such a way that a wrong address is an error and no crash. A place is used if it then gives what the public
-calls give, for several keys, after draws of each kind. A generator whose place is not found, as another interpreter or a coming
-release may have it, is seeded by its public call; so is, for one sample, each that the sample before has drawn from.
+The addresses of the words are searched for: in the memory of Python's and numpy's own objects, and in the object that torch's
+generator points to, which is read so that a wrong address causes an error instead of a crash. An address is used only if the
+generator then draws the same as after the public calls, for several keys, after draws of each kind. A generator whose words are
+not found, because the interpreter or the release is another, is seeded by its public call. So is, for one sample, each generator
+from which the previous sample has drawn.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ import numpy as np
 
 from shmload._core.twister import NUMPY, RANDOM, TORCH, Reseeder, reseed_pythons, sample_words
 
-_STREAM = 1  # of sample keys: that of the reseeded global generators
+_STREAM = 1  # the stream of sample keys that seeds the global generators
 _NUM_WORDS = 624
-_LOOKED_FOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9  # seeds of the states that are looked for
+_LOOKED_FOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9  # seeds of the states that the searches look for
 _GAUSS = 0.6180339887
-# A state of torch's: 24 bytes of head, the words 8 bytes each, then a double gaussian and a float one with whether they are there
+# torch's state: a header of 24 bytes, the words (8 bytes each), then a cached gaussian as double and one as float, each with a flag
 _FIRST, _END, _DOUBLE, _FLOAT, _NBYTES = 24, 24 + 8 * _NUM_WORDS, 24 + 8 * _NUM_WORDS, 24 + 8 * _NUM_WORDS + 32, 5056
-_BEFORE, _BEHIND = 512, 24  # bytes of ATen's object that may stand before the words, and must stand behind them
+_BEFORE, _BEHIND = 512, 24  # bytes of ATen's object that may precede the words, and that must follow them
 
 
 @functools.cache
 def python_offset() -> int:
-    """Offset of a random.Random's words from its address, which their place precedes; 0: not found."""
+    """Return the offset of a random.Random's words from its address; 0 if not found. Their position precedes them."""
     own = random.Random(_LOOKED_FOR[0])
     if sys.implementation.name != "cpython" or not (at := _random_at(own)):
         return 0
@@ -48,27 +49,28 @@ def python_offset() -> int:
 
 
 class GlobalGenerators:
-    """Seeds them, sample by sample."""
+    """Seeds the global generators, sample by sample."""
 
     def __init__(self) -> None:
         self._knows_torch = False
 
     @functools.cached_property
     def reseeder(self) -> Reseeder:
-        """What seeds those whose place is known."""
+        """The native reseeder of the generators whose addresses are known."""
         return _reseeder()
 
     def begin(self, seed: int, epoch: int, index: int, keys: list[Any] | None, row: int) -> None:
-        """Seeds them for a sample.
+        """Seed the generators for a sample.
 
         Args:
-            keys: of the samples that are read with it, which is at `row`, as far as is known. The next ones are prepared for.
+            keys: keys of the samples in the same batch, if known; the states of the next ones are computed ahead.
+            row: position of the sample in `keys`.
         """
         if left := self.reseeder.begin(seed, epoch, index, keys, row):
             self.seed_rest(left, seed, epoch, index, keys, row)
 
     def keep_numpys(self) -> Callable[[], None]:
-        """Returns what puts numpy's generator back to where it stands now. Its own calls take 75 us, and each batch needs both."""
+        """Return a function that restores numpy's present state. numpy's own calls take 75 us, and each batch needs both."""
         own = np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, but missing in numpy's stubs
         reseeder = vars(self).get("reseeder")
         if reseeder is None or not reseeder.numpy_at or own.ctypes.state_address != reseeder.numpy_at:
@@ -85,7 +87,7 @@ class GlobalGenerators:
         return put_back
 
     def seed_rest(self, left: int, seed: int, epoch: int, index: int, keys: list[Any] | None, row: int) -> None:
-        """Seeds those that the reseeder has left."""
+        """Seed the generators in `left`, which the reseeder has not seeded."""
         if left & TORCH and not self._knows_torch:
             _find_torch(self.reseeder, sys.modules["torch"])
             self._knows_torch = True
@@ -94,17 +96,17 @@ class GlobalGenerators:
 
 
 def _seed_publicly(left: int, key: int) -> None:
-    """Seeds those generators that have been left."""
+    """Seed the generators in `left` by their public calls."""
     if left & RANDOM:
         random.seed(key)
     if left & NUMPY:
-        np.random.seed(key & 0xFFFFFFFF)  # also forgets half a pair of gaussians, which a bit generator's own seeding does not
+        np.random.seed(key & 0xFFFFFFFF)  # also discards a cached gaussian, unlike seeding the bit generator
     if left & TORCH:
         sys.modules["torch"].default_generator.manual_seed(key)
 
 
 def _reseeder() -> Reseeder:
-    """One that knows where random and numpy keep their words. Torch may come later."""
+    """Return a reseeder with the addresses of random's and numpy's words. Torch may be imported later."""
     python: Any = random.seed.__self__  # type: ignore[attr-defined]  # a method of the global one
     numpys_own = np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, but missing in numpy's stubs
     reseeder = Reseeder(_STREAM)
@@ -113,7 +115,7 @@ def _reseeder() -> Reseeder:
         reseeder.random_at = _random_at(python)
         if not _is_right(reseeder, RANDOM):
             reseeder.random_at = 0
-        if isinstance(numpys_own, np.random.MT19937):  # a user may have put in another kind
+        if isinstance(numpys_own, np.random.MT19937):  # the user may have set another kind
             reseeder.own_at, reseeder.gauss_at = _own_at(numpys_own), _gauss_at()
             reseeder.numpy_at = numpys_own.ctypes.state_address if reseeder.own_at and reseeder.gauss_at else 0
             if not _is_right(reseeder, NUMPY):
@@ -130,7 +132,7 @@ def _find_torch(reseeder: Reseeder, torch: Any) -> None:
 
 
 def _random_at(python: random.Random) -> int:
-    """Address of Python's words, which their place precedes, within the object's basic size; 0: not found."""
+    """Return the address of Python's words within the object's basic size; 0 if not found. Their position precedes them."""
     python.seed(_LOOKED_FOR[0])
     words = np.array(python.getstate()[1][:-1], np.uint32).tobytes()
     at = ctypes.string_at(id(python), type(python).__basicsize__).find(struct.pack("<i", _NUM_WORDS) + words)
@@ -138,13 +140,13 @@ def _random_at(python: random.Random) -> int:
 
 
 def _numpys_memory() -> tuple[int, bytes]:
-    """Address of numpy's global object, and what lies there within its basic size."""
+    """Return the address of numpy's global RandomState, and its memory up to its basic size."""
     numpys: Any = np.random.get_state.__self__  # type: ignore[attr-defined]  # a method of the global one
     return id(numpys), ctypes.string_at(id(numpys), type(numpys).__basicsize__)
 
 
 def _own_at(bit_generator: Any) -> int:
-    """Address of numpy's reference to its bit generator; 0: not found, or more than one could be it."""
+    """Return the address of numpy's reference to its bit generator; 0 if not found or ambiguous."""
     start, memory = _numpys_memory()
     reference = struct.pack("<Q", id(bit_generator))
     at = memory.find(reference)
@@ -152,7 +154,7 @@ def _own_at(bit_generator: Any) -> int:
 
 
 def _gauss_at() -> int:
-    """Address of whether numpy has a gaussian left, which that one follows; 0: not found."""
+    """Return the address of numpy's flag for a cached gaussian, which follows the flag; 0 if not found."""
     np.random.set_state(("MT19937", np.zeros(_NUM_WORDS, np.uint32), _NUM_WORDS, 1, _GAUSS))
     start, memory = _numpys_memory()
     at = memory.find(struct.pack("<d", _GAUSS)) - 8
@@ -160,7 +162,7 @@ def _gauss_at() -> int:
 
 
 def _torch_at(generator: Any) -> int:
-    """Address of torch's words within the object that its Python object points to; 0: not found."""
+    """Return the address of torch's words within the object that its Python object points to; 0 if not found."""
     head = object.__basicsize__
     pointers = struct.unpack(
         f"<{(type(generator).__basicsize__ - head) // 8}Q",
@@ -168,7 +170,7 @@ def _torch_at(generator: Any) -> int:
     )
     try:
         memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # not for this process to see
+    except OSError:  # this process may not read it
         return 0
     try:
         for pointer in filter(None, pointers):
@@ -181,7 +183,7 @@ def _torch_at(generator: Any) -> int:
 
 
 def _offset_in(memory: int, pointer: int, generator: Any) -> int:
-    """Offset of a generator's words from an address, which may be none; -1: they are not there, or not the rest as it must be."""
+    """Return the offset of a generator's words from an address, which may be invalid; -1 if the words or the seed are not there."""
     state = generator.get_state().numpy().tobytes()
     words = np.frombuffer(state[_FIRST:_END], np.uint64).astype(np.uint32).tobytes()
     try:
@@ -194,12 +196,12 @@ def _offset_in(memory: int, pointer: int, generator: Any) -> int:
 
 
 def _is_right(reseeder: Reseeder, which: int) -> bool:
-    """Whether the reseeder makes of one generator what its public call makes of it, whatever was done with that before."""
+    """Return whether the reseeder gives a generator the state of its public call, whatever its state was before."""
     return all(_agrees(reseeder, which, number) for number in range(4)) and _leaves_no_gaussian(reseeder, which)
 
 
 def _agrees(reseeder: Reseeder, which: int, number: int) -> bool:
-    """Whether one that was seeded publicly is seeded anew, and then draws what it should; if it had been drawn from, or left."""
+    """Return whether a generator gets the right state after its public call, and again (or is left) after `number` draws."""
     _seed_publicly(which, number)
     if reseeder.begin(number, 0, number, None, 0) & which or not _is_at_start(which, reseeder.key):
         return False
@@ -208,8 +210,8 @@ def _agrees(reseeder: Reseeder, which: int, number: int) -> bool:
 
 
 def _leaves_no_gaussian(reseeder: Reseeder, which: int) -> bool:
-    """Whether half a pair of gaussians is forgotten, or the generator is left to its public call."""
-    for number in range(2):  # the kinds of them
+    """Return whether a cached gaussian is discarded, or the generator is left to its public call."""
+    for number in range(2):  # kinds of cached gaussians
         _seed_publicly(which, number)
         _put_gaussian(which, number)
         if not reseeder.begin(number, 2, 0, None, 0) & which and not _is_at_start(which, reseeder.key):
@@ -228,7 +230,7 @@ def _draw(which: int, count: int) -> None:
 
 
 def _put_gaussian(which: int, kind: int) -> None:
-    """Lets a generator have a gaussian left, and its words as they are."""
+    """Give a generator a cached gaussian, and leave its words unchanged."""
     if which == RANDOM:
         random.setstate((*random.getstate()[:2], _GAUSS))
     elif which == NUMPY:
@@ -246,7 +248,7 @@ def _put_gaussian(which: int, kind: int) -> None:
 
 
 def _is_at_start(which: int, key: int) -> bool:
-    """Whether a generator stands where its public call puts it."""
+    """Return whether a generator has the state that its public call gives it."""
     if which == RANDOM:
         return random.getstate() == random.Random(key).getstate()
     if which == NUMPY:

@@ -22,15 +22,15 @@ from shmload.worker.thread_reader import read_by_threads
 
 
 def can_be_joined(batch: Any) -> bool:
-    """Return whether what `__getitems__` returned is a sequence of samples that can be concatenated with others."""
+    """Return whether a result of `__getitems__` is a sequence of samples that can be concatenated with others."""
     torch = sys.modules.get("torch")
     return type(batch) in (list, tuple, np.ndarray) or (torch is not None and type(batch) is torch.Tensor)
 
 
 def joined(batches: list[Any]) -> Any:
-    """Concatenate what `__getitems__` returned for each key; return None if these are not sequences of one type.
+    """Concatenate the results of `__getitems__` for each key; return None if they are not sequences of one type.
 
-    A dataset that filters or adds samples returned another number than one for some keys.
+    A result has any number of samples, because a dataset may filter or add samples.
     """
     kind = type(batches[0])
     if not can_be_joined(batches[0]) or any(type(batch) is not kind for batch in batches):
@@ -41,20 +41,20 @@ def joined(batches: list[Any]) -> Any:
 
 
 class SampleReader:
-    """Reads the samples of one worker. The ring records which sample is being read, so that a death can be blamed on it.
+    """Reads the samples of one worker. The ring records the sample being read, so that a death can be blamed on it.
 
     Args:
-        ring: the ring.
-        job: what to do.
-        in_place: how the dataset decodes in place, or None.
-        open_memory: maps a segment of the trainer's, given its path.
+        ring: the worker's end of the ring.
+        job: the work.
+        in_place: the dataset's in-place reader, or None.
+        open_memory: (path) -> mapping of a segment of the trainer's.
     """
 
     def __init__(self, ring: WorkerRing, job: Job, in_place: InPlace | None, open_memory: Callable[[str], MemoryMapping]) -> None:
         self._ring, self._job, self._in_place, self._open = ring, job, in_place, open_memory
         self._kept: tuple[Any, Any] | None = None  # (key, sample) that was decoded to learn the layout
         self._given: Any = None  # the batch sampler's own object, if it is not a list of int
-        self._keys: list[Any] | None = None  # keys of the order; None: its samples are not begun one by one
+        self._keys: list[Any] | None = None  # keys of the order; None if its samples are not begun one by one
         self._reads_many = job.plan.has_getitems  # False once its samples have drawn random numbers
         self._own = job.own_generators()
         self._threads = ThreadPoolExecutor(job.num_threads, "shmload-read") if job.num_threads > 1 else None
@@ -74,7 +74,7 @@ class SampleReader:
     def threads(self) -> ThreadPoolExecutor | None:
         """Threads that read several samples at once; None if the loader has none.
 
-        Also None if a worker has died over the claimed rows, because reading them one by one shows which of them it was.
+        Also None if a worker died while reading the claimed rows, because reading them one by one finds the one that causes it.
         """
         return None if self._threads is None or self._ring.is_suspect else self._threads
 
@@ -100,7 +100,7 @@ class SampleReader:
         return self._keys
 
     def beginning(self) -> Callable[[int, Any], bool]:
-        """Return `begin` for the rows of this order without needless steps, because they are most of the cost of small samples."""
+        """Return a faster `begin` for this order, which leaves out unneeded steps, most of the cost of small samples."""
         begin_row, ring, seed, epoch, keys = self._ring.begin_row, self._ring, self._job.seed, self._ring.epoch, self._keys
         if faults.armed or self._own is not None:
             return self.begin
@@ -115,7 +115,7 @@ class SampleReader:
         return begin
 
     def writer(self, placer: RowPlacer | None, keys: list[Any], row: int) -> ChunkWriter:
-        """Return a writer of the chunk's samples from `row` on, which has been begun; without a placer, it collects them."""
+        """Return a writer for the chunk's samples from `row` on, which has been begun; without a placer, it collects them."""
         seed, part = self._job.seed, None if placer is None else placer.part
         if faults.armed or self._own is not None:
             return ChunkWriter(self._ring, part, keys, row, begin=self.begin)
@@ -141,7 +141,7 @@ class SampleReader:
         key = key.item() if isinstance(key, np.integer) else key
         self.begin(row, key)
         if count > 1:
-            self._ring.begin_row(-1, key)  # if the worker dies, its successor reads them one by one to find out which sample it was
+            self._ring.begin_row(-1, key)  # if the worker dies, its successor reads them one by one to find the culprit
         self._ring.end_sample()
         begin_many(can_repeat=False)
 
@@ -168,7 +168,7 @@ class SampleReader:
         """Read rows `first` to `end`.
 
         Returns:
-            a list of their samples; or whatever the dataset's `__getitems__` returned for them, with fewer or more samples.
+            a list of their samples; or the result of the dataset's `__getitems__`, which may have fewer or more samples.
         """
         if first >= end:
             return []
@@ -189,12 +189,12 @@ class SampleReader:
         batch = joined(read)
         if batch is not None and (not self._reads_many or all(len(one) == 1 for one in read)):
             return batch
-        # rows were read alone to find the one that ends the worker, but `__getitems__` of the whole batch returns something else
+        # rows were read one by one to find the one that ends the worker, but `__getitems__` returns something else for the batch
         at_once = self._read_at_once(keys, first, end)
         return batch if batch is not None and drew_for_many() else at_once
 
     def _read_at_once(self, keys: list[Any], first: int, end: int) -> Any:
-        """Return what the dataset's `__getitems__` returns for rows `first` to `end`."""
+        """Return the result of the dataset's `__getitems__` for rows `first` to `end`."""
         job = self._job
         self.begin_all(first, keys[first], end - first)
         begin_many(can_repeat=True, compares=job.seed_samples, own=self._own)

@@ -3,7 +3,8 @@
 In seed mode every draw is keyed by (seed, epoch, index). `sample_rng()` returns the sample's own numpy Generator. With
 `seed_samples` the global generators of random, numpy and torch are reseeded from the same key before each sample (reseeding.py),
 and the dataset's own generators from keys of their own (own_generators.py). So ordinary augmentations give the same result with
-any number of workers, any start method, and after any crash or resume."""
+any number of workers, any start method, and after any crash or resume.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +25,7 @@ from shmload.worker.reseeding import GlobalGenerators
 
 _OWN_STREAM = 0  # stream of sample_rng(); 1 is the stream of the global generators (reseeding.py)
 _ZEROS = np.zeros(4, np.uint64)
-_UNKEPT = (
-    2  # references to a generator that only this module holds: `_Now.rng` and the argument; since Python 3.14 locals do not count
-)
+_UNKEPT = 2  # references to a generator that only this module holds: `_Now.rng` and the argument; Python 3.14 does not count locals
 _UNREAD = "sample_info() and sample_rng() answer only while a ShmLoader reads a sample of its dataset"
 
 
@@ -48,7 +47,7 @@ Sample: TypeAlias = tuple[int | None, int, int, int]  # seed, epoch, index, work
 
 
 class CurrentReading(Protocol):
-    """The reader of samples. It computes the sample's identity only if it is asked for it."""
+    """The reader of samples. It computes the sample's identity only on request."""
 
     @property
     def begun(self) -> object:
@@ -100,7 +99,7 @@ class _Keyed:
 
 @dataclass(slots=True)
 class _Now:
-    """What a thread is reading, and the sample's generator if it was requested.
+    """A thread's current reading, and the sample's generator if it was requested.
 
     `watch` exists while several samples are read at once, the first of which is the sample.
     """
@@ -109,7 +108,7 @@ class _Now:
     watch: _Watch | None = None
     rng: np.random.Generator | None = None
     rng_of: object = None  # the sample of the generator, as `CurrentReading.begun`
-    rng_at: int | None = None  # address of the generator's memory; 0 if unknown, None if not determined yet
+    rng_at: int | None = None  # address of the generator's memory; 0 if it cannot be known, None before the search
     keyed: _Keyed | None = None
 
 
@@ -230,7 +229,7 @@ def _watch(now: _Now) -> _Watch | None:
 def _states(own: OwnGenerators | None) -> tuple[Any, ...]:
     """Return comparable states of the global generators and the dataset's own."""
     owns = None if own is None else own.states()
-    if generators.reseeder.are_as_seeded():  # because their states are 10 KB and take 60 us to get
+    if generators.reseeder.are_as_seeded():  # because their states have 10 KB and take 60 us to read
         return generators.reseeder.key, owns
     numpys: dict[str, Any] = np.random.get_state(legacy=False)
     torch = sys.modules.get("torch")
@@ -326,8 +325,9 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
 def _generator(now: _Now, first: int, second: int) -> np.random.Generator:
     """Return a generator at the start of a key's stream.
 
-    The thread's last generator is reused unless someone has kept it, because a new one costs 8 us. numpy's own setter takes 3 us,
-    so its memory is written directly if its layout is known."""
+    The thread's last generator is reused unless other code has kept it, because a new one costs 8 us. numpy's own setter takes 3
+    us, so its memory is written directly if its layout is known.
+    """
     if now.rng is None or sys.getrefcount(now.rng) > _UNKEPT:
         now.rng_at = None
         return np.random.Generator(np.random.Philox(key=np.array([first, second], np.uint64)))

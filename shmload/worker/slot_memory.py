@@ -1,4 +1,4 @@
-"""The memory behind the claimed slot, as a worker sees it: mapped segments, row placers, the layout, and more room on request."""
+"""The worker's view of the claimed slot's memory: mapped segments, row placers, the layout, and more room on request."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from shmload.batch.layout import Layout, NotFixedError, layout_of_sample
 from shmload.batch.row_placer import RowPlacer
 from shmload.errors import RingTooSmall, SampleError
 
-BLOCK_NBYTES = 1 << 16  # of a segment, which get memory together
-PREPARED_MAX = 4096  # chunks that a worker remembers to have memory
-LOOK_AGAIN_S = 0.1  # a bell may be lost with a killed process; then the next look comes after this
+BLOCK_NBYTES = 1 << 16  # bytes of a segment that get memory together
+PREPARED_MAX = 4096  # a worker remembers so many chunks that have memory
+LOOK_AGAIN_S = 0.1  # longest sleep, because a ring of the bell may be lost with a killed process
 
 
 class Bell(Protocol):
     """The part of a doorbell that a worker uses."""
 
     def post(self) -> None:
-        """Rings."""
+        """Ring the bell."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for a ring."""
+        """Wait until the bell rings or the time is over. Return whether it rang."""
 
 
 class SlotMemory:
-    """What one worker has mapped of the payload.
+    """The payload memory that one worker has mapped.
 
     Args:
-        ready: rung when the trainer must look.
-        grants: rung when it has answered.
-        open_memory: (path) -> mapping of a segment the trainer has made.
-        is_helper: the ring is another rank's, for whose trainer this worker does not wait.
+        ring: the worker's end of the ring.
+        ready: the bell that wakes the trainer.
+        grants: the bell that the trainer rings when it has answered a request.
+        open_memory: (path) -> mapping of a segment of the trainer's.
+        is_helper: the ring belongs to another rank, for whose trainer this worker does not wait.
     """
 
     def __init__(
@@ -50,10 +51,10 @@ class SlotMemory:
         self.open = open_memory
         self._layout: Layout | None = None
         self._segments: dict[str, Mapping] = {}
-        self._used: dict[int, str] = {}  # slot -> its segment, as this worker last saw it
+        self._used: dict[int, str] = {}  # slot -> the last segment that this worker found there
         self._placers: dict[tuple[int, int, int], RowPlacer] = {}
-        self._blocks: dict[str, int] = {}  # of each segment, one bit a block: what this worker has seen to have memory
-        self._prepared: set[tuple[int, int, int, int, int]] = set()  # chunks of which that is so
+        self._blocks: dict[str, int] = {}  # segment -> one bit for each block that is known to have memory
+        self._prepared: set[tuple[int, int, int, int, int]] = set()  # chunks that are known to have memory
 
     @property
     def layout(self) -> Layout:
@@ -63,7 +64,7 @@ class SlotMemory:
         return self._layout
 
     def placer(self) -> RowPlacer:
-        """The placer over the claimed slot, whose claimed rows have memory."""
+        """Return the placer of the claimed slot, after making sure that the claimed rows have memory."""
         ring = self._ring
         key = (ring.slot, ring.payload_version, ring.nrows)
         placer = self._placers.get(key)
@@ -79,7 +80,7 @@ class SlotMemory:
         chunk = (*key, ring.first_row, ring.end_row)
         if chunk not in self._prepared:
             self._prepare_rows()
-            if len(self._prepared) >= PREPARED_MAX:  # of batches that all differ in size
+            if len(self._prepared) >= PREPARED_MAX:  # batches vary in size
                 self._prepared.clear()
             self._prepared.add(chunk)
         return placer
@@ -92,10 +93,10 @@ class SlotMemory:
             self._prepare(path, begin + ring.first_row * field.row_nbytes, begin + ring.end_row * field.row_nbytes)
 
     def _prepare(self, path: bytes, begin: int, end: int) -> Mapping:
-        """Has the kernel put memory behind these bytes of a segment, where this worker has not seen to that yet.
+        """Make the kernel allocate memory for these bytes of a segment, where it is not known to be there yet.
 
         Raises:
-            RingTooSmall: there is none left.
+            RingTooSmall: no memory is left.
         """
         memory = self.mapped(path)
         first, last = begin // BLOCK_NBYTES, -(-end // BLOCK_NBYTES)
@@ -107,14 +108,14 @@ class SlotMemory:
                 memory.populate(lowest * BLOCK_NBYTES, min(highest * BLOCK_NBYTES, memory.nbytes))
             except OSError as error:
                 raise RingTooSmall(
-                    f"a batch needs {end - begin} bytes of the ring, which were free when it was made, and others have taken them "
+                    f"a batch needs {end - begin} bytes that were free when the ring was made, but others have taken them "
                     f"({error}). Free memory or /dev/shm, or lower prefetch_factor, num_workers or batch_size"
                 ) from error
             self._blocks[name] = seen | missing
         return memory
 
     def mapped(self, path: bytes) -> Mapping:
-        """The claimed slot's segment, mapped. One that no slot uses any more is let go: it may be large, and is gone for others."""
+        """Return the claimed slot's segment, mapped. Unmap segments that no slot uses any more, because they keep their memory."""
         name = path.decode()
         self._used[self._ring.slot] = name
         memory = self._segments.get(name)
@@ -126,27 +127,28 @@ class SlotMemory:
         return memory
 
     def room(self, nbytes: int) -> NDArray[np.uint8]:
-        """The first bytes of the claimed slot."""
+        """Return the first `nbytes` bytes of the claimed slot."""
         _, path, offset, _ = self._ring.payload
         if not path:
             return np.empty(0, np.uint8)
         return np.ndarray(nbytes, np.uint8, self._prepare(path, offset, offset + nbytes), offset)  # type: ignore[arg-type]  # a buffer
 
     def room_for(self, nbytes: int) -> NDArray[np.uint8]:
-        """The whole claimed slot, which is given that much room if it has less; less if nobody wants the batch any more, or a
-        helper
-        would have to wait for it."""
+        """Return the whole claimed slot, after making it at least `nbytes` large.
+
+        It stays smaller if the batch is no longer wanted, and for a helper, which does not wait.
+        """
         if self._ring.payload[3] < nbytes and not self._is_helper:
             self.grow(nbytes)
         return self.room(self._ring.payload[3])
 
     def grow(self, nbytes: int) -> bool:
-        """Waits for a payload of that size, without what the old one held; False if nobody wants the batch any more.
+        """Wait for a larger payload, whose contents are new. Return False if the batch is no longer wanted.
 
-        A helper does not wait: it asks for the room and to have the batch ordered again, and it is False at once.
+        A helper does not wait: it asks for the room and for a new order of the batch, and returns False at once.
         """
         ring = self._ring
-        ring.end_rows()  # from here on it is the trainer that takes its time, and no sample
+        ring.end_rows()  # the time from here on is the trainer's, not a sample's
         began = monotonic_ns()
         ring.need(nbytes)
         if self._is_helper:
@@ -161,17 +163,17 @@ class SlotMemory:
         ring.waited(ROOM, began)
         if ring.payload[3] < nbytes:
             raise SampleError(
-                f"a packed batch of {nbytes} bytes does not fit its slot of {ring.payload[3]}, and the ring may not grow: "
-                "raise ring_bytes, or make the batch smaller"
+                f"a packed batch of {nbytes} bytes does not fit its slot of {ring.payload[3]} bytes, and the ring may not grow. "
+                "Raise ring_bytes, or make the batch smaller"
             )
         return True
 
     def append(self, used_nbytes: int, extra: bytes) -> int:
-        """Writes bytes behind the first `used_nbytes` of the claimed slot. Returns where; -1 if nobody wants the batch any more."""
+        """Write bytes after the first `used_nbytes` of the slot. Return their offset; -1 if the batch is no longer wanted."""
         at = -(-used_nbytes // 64) * 64
         _, path, offset, nbytes = self._ring.payload
         if nbytes < at + len(extra):
-            # there may be no memory yet, if nothing of it is used
+            # an unused slot may have no memory yet
             kept = bytes(memoryview(self.mapped(path))[offset : offset + used_nbytes]) if used_nbytes else b""
             if not self.grow(at + len(extra)):
                 return -1
@@ -182,7 +184,7 @@ class SlotMemory:
         return at
 
     def find_layout(self, sample: Any) -> bool:
-        """Settles where fields lie from the first sample this worker has read; False if nobody wants the batch any more."""
+        """Derive the layout from the first sample, and settle it. Return False if the batch is no longer wanted."""
         try:
             text = layout_of_sample(sample).dumps()
         except (NotFixedError, pickle.PicklingError, AttributeError):
@@ -190,26 +192,26 @@ class SlotMemory:
         return self.settle(text)
 
     def settle(self, text: bytes) -> bool:
-        """Proposes a layout until one is settled, this or another worker's; False if nobody wants the batch any more.
+        """Propose a layout until one is settled, this or another worker's. Return False if the batch is no longer wanted.
 
         Args:
-            text: the layout's; empty: samples have no fixed rows.
+            text: the layout as bytes; empty: samples have no fixed rows.
         """
         ring = self._ring
         if len(text) > ring.layout_capacity:
             text = b""
-        ring.end_rows()  # as in grow
+        ring.end_rows()  # as in `grow`
         began = monotonic_ns()
         faults.hit("before_layout")
         while not ring.has_layout:
             if ring.is_closing or ring.is_abandoned:
                 return False
-            if ring.ask_layout():  # again each time: the worker that asked first may have died over it
+            if ring.ask_layout():  # asked again each time, because the worker that asked first may have died
                 try:
                     faults.hit("while_asking_layout")
                     ring.propose_layout(text)
                 except BaseException:
-                    ring.give_up_layout()  # this worker lives on, and nobody else could ask
+                    ring.give_up_layout()  # this worker continues to run, and would keep others from asking
                     raise
                 self._ready.post()
             faults.hit("waiting_layout")

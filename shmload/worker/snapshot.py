@@ -1,8 +1,8 @@
-"""The state of a worker that travels with its batches, so that a resumed run continues as if it had not stopped (torch mode).
+"""Snapshots of a worker, sent with its batches, from which a resumed run continues as if it had not stopped (torch mode).
 
-A snapshot contains the dataset's `state_dict()`, the iterator's, and the states of the global generators, directly after the
-batch that it travels with, however far the worker has read ahead. It reaches the trainer as bytes, which are only unpickled
-when a state is asked for.
+A snapshot contains the `state_dict()` of the dataset and of the iterator, and the states of the global generators, directly after
+its batch, however far the worker has read ahead. It reaches the trainer as bytes, which are unpickled only when the program
+requests a state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shmload.world import is_stateful
 
 
 def load_own_states(dataset: Any, snapshot: Snapshot) -> None:
-    """Load a dataset's state, and before it that of the last pass's iterator, which may have changed more than itself."""
+    """Load the state of the last pass's iterator, which may also change the dataset, and then the dataset's own state."""
     if "dataset" in snapshot:
         dataset.load_state_dict(snapshot["dataset"])
     if "last_iterator" in snapshot:
@@ -31,11 +31,11 @@ def load_own_states(dataset: Any, snapshot: Snapshot) -> None:
 
 # "dataset", "iterator": the user's own states, if they have any
 # "streams": see Streams.positions
-# "has_ended": the last batch has used up the iterator
+# "has_ended": the last batch has exhausted the iterator
 # between passes: "last_iterator": the state of the last pass's iterator; "is_over": see IterablePass
 Snapshot = dict[str, Any]
 
-OWN_STATES = ("dataset", "iterator", "last_iterator")  # the parts of a snapshot that the user's objects have made
+OWN_STATES = ("dataset", "iterator", "last_iterator")  # the parts of a snapshot that the user's objects return
 
 
 def own_states(dataset: Any, iterator: Any, *, has_ended: bool) -> Snapshot:
@@ -46,11 +46,12 @@ def own_states(dataset: Any, iterator: Any, *, has_ended: bool) -> Snapshot:
 
 
 class Snapshots:
-    """Takes a worker's snapshots, from the time when it is ready for orders.
+    """Takes a worker's snapshots. Created when the worker is ready for orders.
 
     Args:
-        source: the pass through the dataset, if that is iterable.
-        streams: of this process's generators, at their places in the saved run.
+        job: the work.
+        source: the pass through the dataset, if it is iterable.
+        streams: the global generators of this process, restored to their positions in the saved run.
     """
 
     def __init__(self, job: Job, source: IterablePass | None, num_workers: int, streams: Streams) -> None:
@@ -58,13 +59,13 @@ class Snapshots:
         self._source, self._num_workers = source, num_workers
         self._streams = streams
         self._last_streams = self._streams.positions()
-        self._last: bytes | None = None  # the last one that was sent; None: send the next one in any case
+        self._last: bytes | None = None  # the last snapshot that was sent; None: send the next one even if it is equal
         self._last_iterator: Any = None
-        # otherwise only the streams can change; found out once, not for every batch
+        # otherwise only the streams can change; determined once, not for every batch
         self._has_own = source is not None or is_stateful(job.dataset)
 
     def is_due(self, step: int) -> bool:
-        """Return whether the loader's next snapshot, or the end of the pass, needs this worker's snapshot of this step."""
+        """Return whether the loader's next snapshot or the end of the pass needs this worker's snapshot after this step."""
         is_last = 0 < self._num_steps <= step + self._num_workers
         return self._every > 0 and (is_last or step % self._every + self._num_workers >= self._every)
 

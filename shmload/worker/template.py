@@ -1,23 +1,23 @@
-"""A template process for spawn and forkserver: it imports once what all workers need, and workers are forks of it.
+"""A template process for spawn and forkserver: it imports the modules of all workers once, and workers are forks of it.
 
 A fresh interpreter takes 1.5 s and 150 MiB of its own to import torch. The template does that once for its trainer; a worker is a
 fork of it, shares those pages, and starts in milliseconds.
 
     trainer     modules, descriptors  ──▶  template     imports them and forks     ──▶  worker
                 pid, later exit code  ◀──               by a pipe for each worker
-                what multiprocessing sends a process  ──────────────────────────────▶
+                multiprocessing's data for a process  ──────────────────────────────▶
 
 The guarantees of spawn and forkserver hold. The template is a fresh interpreter without any of the trainer's memory. It forks
-only while it has one thread. A worker runs what multiprocessing runs in every spawned process, and imports `__main__` itself.
-Random state that a fresh start would seed is seeded again (numpy's generator). What a fresh process would inherit from the
-trainer at that moment is either sent (environment, output) or compared: if credentials, limits, ignored signals and the like
-differ (`_origin`), a new template is started.
+only while it has one thread. A worker runs multiprocessing's start code for spawned processes, and imports `__main__` itself.
+Random state that a fresh start would seed is seeded again (numpy's generator). The properties that a fresh process would inherit
+from the trainer are either sent (environment, output) or compared: if credentials, limits, ignored signals and the like differ
+(`_origin`), a new template is started.
 
-multiprocessing's own fork server is unsuitable: killed with its trainer, it leaves a folder in /tmp for its socket; workers and
-their child processes keep it alive; when it dies, its children seem to have ended; and the user decides what it imports. Here
-orders come through a pair of sockets that only the trainer holds, so whatever ends the trainer ends the template.
+multiprocessing's own fork server is unsuitable: if it is killed with its trainer, it leaves a folder in /tmp for its socket;
+workers and their child processes keep it alive; when it dies, its children seem to have ended; and the user decides which modules
+it imports. The template takes its orders from a pair of sockets that only the trainer holds, so it ends with the trainer.
 
-If no template can be started, or one dies during an order, the worker is started as without it.
+If no template can be started, or it dies during an order, the worker is started without it.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ from shmload.shm import reaper
 
 log = logging.getLogger("shmload")
 
-forkserver: Any = public_forkserver  # for access to their private names, which are the same from Python 3.11 to 3.14
+forkserver: Any = public_forkserver  # for access to private names, which are the same from Python 3.11 to 3.14
 resource_tracker: Any = public_resource_tracker
 spawn: Any = public_spawn
 util: Any = public_util
 
 FOR_ALL: tuple[str, ...] = ("shmload.worker.pool",)
 FOR_TORCH = ("torch", "shmload.worker.torch_side")
-_LOADER = "shmload.loader"  # 0.2 s more; a program that uses ShmLoader makes its workers import it
+_LOADER = "shmload.loader"  # takes 0.2 s more; workers of a program that uses ShmLoader import it
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from shmload.worker.template import serve; serve({number})"
 _ORDER_NBYTES, _ORDER_FDS = 65536, 253  # the kernel's limit on descriptors
@@ -87,9 +87,9 @@ def serve(number: int) -> NoReturn:
                 continue
             modules, fds, _, _ = socket.recv_fds(control, _ORDER_NBYTES, _ORDER_FDS)
             if not modules:
-                os._exit(0)  # the trainer may kill it while it exits, and the imported modules have nothing to clean up
+                os._exit(0)  # without cleanup: the trainer may kill it meanwhile, and modules have nothing to clean up
             for name in modules.decode().split():
-                with suppress(Exception):  # the worker that needs it imports it again, and reports the error
+                with suppress(Exception):  # the worker that needs the module imports it again, and reports the error
                     importlib.import_module(name)
             if not fds:
                 continue
@@ -123,7 +123,7 @@ def _fork() -> int:
                 sleep(0.001)  # a joined thread is still listed for a moment
             else:
                 return -1
-        util._flush_std_streams()  # so that what an import printed is printed once
+        util._flush_std_streams()  # so that the output of an import is printed once
         gc.freeze()  # shared pages stay shared, although the collector writes to the objects it visits
         return os.fork()
     return -1
@@ -152,13 +152,13 @@ def _work(fresh: dict[Any, Any], status: int, data: int, tracker: int, stdout: i
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         util.close_fds(stdout, stderr)
-        forkserver._forkserver._inherited_fds = list(inherited)  # what DupFd looks up
+        forkserver._forkserver._inherited_fds = list(inherited)  # DupFd looks descriptors up there
         resource_tracker._resource_tracker._fd = tracker
         if "numpy.random" in sys.modules:  # numpy seeds its generator on import; Python's own is seeded at a fork
             sys.modules["numpy.random"].seed()
         waiting = select.poll()
         waiting.register(data, select.POLLIN)
-        if waiting.poll()[0][1] & select.POLLIN:  # else the trainer is gone, or has given up
+        if waiting.poll()[0][1] & select.POLLIN:  # otherwise the trainer is gone, or no longer waits
             code = spawn._main(data, os.dup(data))
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -188,7 +188,7 @@ def _set_environment(wanted: dict[bytes, bytes]) -> None:
 
 
 class Template:
-    """The template process, seen from its trainer. It ends once neither the next start nor one of its workers refers to it."""
+    """The trainer's end of the template process, which ends once neither the next start nor one of its workers refers to it."""
 
     def __init__(self, origin: Any) -> None:
         self.origin = origin
@@ -209,14 +209,17 @@ class Template:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether it takes orders: it has not ended, and the program has not closed the socket to it."""
+        """Return whether the template takes orders: it has not ended, and the program has not closed its socket."""
         return self.process.poll() is None and private_fds.is_kept(self._control)
 
     def order(self, modules: Iterable[str], fds: Iterable[int] = ()) -> None:
-        """Make it import modules, and fork a worker if descriptors for one are given, without waiting for either.
+        """Make the template import modules, and fork a worker if descriptors for one are given, without waiting for either.
 
+        Args:
+            modules: names of the modules.
+            fds: the descriptors of the worker.
         Raises:
-            OSError: it has ended.
+            OSError: the template has ended.
         """
         reaper.watch(self.process.pid)
         with socket.socket(fileno=os.dup(self._control)) as control:
@@ -248,8 +251,10 @@ os.register_at_fork(after_in_child=_forget)
 def template_for(method: str) -> Template:
     """Return the template for a worker that is started now by this method.
 
+    Args:
+        method: "spawn" or "forkserver".
     Raises:
-        OSError: there is no template, and none can be started.
+        OSError: no template runs, and none can be started.
     """
     global _current
     origin = _origin(method)
@@ -265,12 +270,12 @@ def _interpreter() -> list[Any]:
 
 
 def _preload(method: str) -> list[str]:
-    """Return what the user has multiprocessing's fork server import, except `__main__`, which each worker imports itself."""
+    """Return the modules that the user has preloaded into multiprocessing's fork server, except `__main__`."""
     modules: list[str] = forkserver._forkserver._preload_modules if method == "forkserver" else []
     return [name for name in modules if name != "__main__"]
 
 
-# lines of /proc/thread-self/status with what a process inherits from the one that starts it
+# lines of /proc/thread-self/status with properties that a process inherits from its parent
 _STATUS = (
     "Umask:",
     "Uid:",
@@ -292,7 +297,7 @@ _READ_AT_START = re.compile(
 
 
 def _origin(method: str) -> Any:
-    """Return what a process started now would have for life. If it differs, an older template must not be used."""
+    """Return the inherited properties that a process started now would have. If they differ, an older template must not be used."""
     status = Path("/proc/thread-self/status").read_text().splitlines()
     return (
         _interpreter(),
@@ -352,7 +357,7 @@ class Popen(popen_forkserver.Popen):
         if self.returncode is None and connection.wait([self.sentinel], 0 if flag == os.WNOHANG else None):
             try:
                 self.returncode = forkserver.read_signed(self._status)
-            except (OSError, EOFError):  # the template was killed, and the process now belongs to init, which this process may be
+            except (OSError, EOFError):  # the template was killed, and init, which may be this process, adopted the worker
                 self.returncode = 255
                 with suppress(ChildProcessError):
                     self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -402,12 +407,12 @@ _KINDS: dict[type, type[_Spawned] | type[_Served]] = {context.SpawnContext: _Spa
 
 
 def process_maker(given: Any, sources: Iterable[str], *, needs_torch: bool) -> Any:
-    """Return what creates a context's processes: the template, if the context is multiprocessing's own for spawn or forkserver.
+    """Return a context's process class: that of the template if the context is multiprocessing's own for spawn or forkserver.
 
     Args:
         given: the multiprocessing context.
         sources: modules that a worker imports to unpickle its job.
-        needs_torch: whether a worker needs torch, whatever those modules import.
+        needs_torch: whether a worker needs torch even if these modules do not import it.
     """
     kind = _KINDS.get(type(given))
     if kind is None or getattr(sys, "frozen", False):
@@ -436,9 +441,9 @@ def _main() -> list[str]:
 
 
 def _reached(sources: Iterable[str]) -> set[str]:
-    """Return these modules and those whose names they have imported, stopping at modules of torch.
+    """Return these modules and the modules that they have imported, without entering torch.
 
-    Imports within a function are missed, lazy ones at the top level are not. A wrong result only costs time.
+    Imports within a function are missed; lazy imports at the top level are found. A wrong result only costs time.
     """
     seen: set[str] = set()
     queue = list(sources)

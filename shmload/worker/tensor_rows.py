@@ -1,8 +1,8 @@
-"""torch's TensorDataset, gathered from the memory of its tensors directly into the batch.
+"""Gather rows of torch's TensorDataset from the memory of its tensors directly into the batch.
 
-torch indexes every tensor once per sample and stacks the results. The bytes of the rows are the same without that.
-`TensorRows.takes` decides for each batch whether this is allowed: keys other than plain integers are passed to the dataset, as
-torch does."""
+torch indexes every tensor once for each sample and stacks the results. Gathering gives the same bytes. `TensorRows.takes` decides
+for each batch whether this is allowed: keys other than plain integers are passed to the dataset, like torch does.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shmload.worker.in_place_dataset import InPlace, are_integers
 
 
 def tensors_in_place(dataset: Any) -> InPlace | None:
-    """Return how to read a TensorDataset in place; None if a tensor is not plain memory."""
+    """Return the in-place reader of a TensorDataset; None if a tensor is not plain memory."""
     if not all(type(t).__name__ == "Tensor" for t in dataset.tensors):
         return None  # a subclass may index differently
     try:
@@ -24,7 +24,7 @@ def tensors_in_place(dataset: Any) -> InPlace | None:
 
 
 class TensorRows(InPlace):
-    """Rows of a TensorDataset's tensors; a batch is a list, as torch's collate makes of tuples."""
+    """Reads rows of a TensorDataset's tensors. A batch is a list, like torch's collate of tuples."""
 
     takes_all = False
     draws_nothing = True
@@ -37,8 +37,10 @@ class TensorRows(InPlace):
         self.read_batch_into = self._read
 
     def takes(self, keys: Any) -> bool:
-        """Return whether the keys are plain integers, the tensors are still the same (a program may replace them), and the program
-        has not changed how torch collates samples.
+        """Return whether rows of these keys may be gathered.
+
+        They may if the keys are plain integers, the tensors are still the same (a program may replace them), and the program has
+        not changed torch's collate.
         """
         return collates_as_shipped() and are_integers(keys) and self._seen == _memory_of(self._dataset)
 
@@ -47,7 +49,7 @@ class TensorRows(InPlace):
             self._rows.read_batch_into(indices, out)
         except IndexError:
             for index in indices:
-                self._dataset[int(index)]  # raises as torch does
+                self._dataset[int(index)]  # raises torch's error
             raise
 
 

@@ -1,9 +1,10 @@
 """Read several samples at once in the threads of one worker, for datasets that wait for a disk or network or release the GIL.
 
 Rows are submitted in order and their results taken in order, so the worker always waits for the oldest row, which is blamed for a
-delay. A death may be any row's fault, and so may a delay in a dataset that itself reads several samples; whoever takes the rows
-over reads them one by one, so the next death or delay names the right row. No read may outlast its chunk, because it could write
-into a row that belongs to another batch by then."""
+delay. A death may be any row's fault, and so may a delay in a dataset that itself reads several samples. The worker that takes over
+the rows reads them one by one, so the next death or delay names the right row. No read may outlast its chunk, because it could
+write into a row that belongs to another batch by then.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def read_by_threads(
     """Yield `read(row)` for each row, in order. When the iterator has been closed, no read is running.
 
     Args:
-        threads: run the reads.
+        threads: the threads that read.
         read: reads a row.
         rows: the rows.
         begin: called with each row before waiting for it.

@@ -35,8 +35,9 @@ def prepare(dataset: Any, worker_id: int, num_workers: int, base_seed: int) -> N
 def default_collate(samples: list[Any]) -> Any:
     """Collate samples as torch's default does, into private memory.
 
-    In a worker, torch's own function stacks into a new shared-memory file for its queue; here the batch goes to the slot instead.
-    Both stack into an array of the first sample's dtype, which matters where dtypes differ.
+    In a worker, torch's own function stacks into a new shared-memory file for its queue; this one stacks into private memory,
+    because the batch is then written to the slot. Both stack into an array of the first sample's dtype, which matters if dtypes
+    differ.
     """
     functions = dict(collate_module.default_collate_fn_map)
     if functions.get(torch.Tensor) is collate_module.collate_tensor_fn:  # otherwise the user has registered another function
@@ -47,25 +48,25 @@ def default_collate(samples: list[Any]) -> Any:
 def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
     first = batch[0]
     if first.is_nested or first.layout != torch.strided:
-        collate_module.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # raises, and names what it refuses
+        collate_module.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # raises torch's error for a type that it refuses
     if all(tensor.dtype is first.dtype for tensor in batch):
-        return torch.stack(batch, 0)  # also for tensors that `out=` refuses: quantized ones, and those that require grad
+        return torch.stack(batch, 0)  # for tensors that `out=` refuses: quantized ones, and those that require grad
     out = first.new_empty((len(batch), *first.size()))
     return torch.stack(batch, 0, out=out)
 
 
-GENERATORS = ("of_torch", "of_python", "of_numpy")  # the global ones, as Origin names them
+GENERATORS = ("of_torch", "of_python", "of_numpy")  # attributes of Origin for the global generators
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The states of the generators that an order may be drawn from.
+    """The states of the generators from which an order may be drawn.
 
     Attributes:
-        of_torch: of torch's global CPU generator.
-        of_python: of Python's.
-        of_numpy: of numpy's.
-        own: of the loader's `generator`, if it has one.
+        of_torch: state of torch's global CPU generator.
+        of_python: state of Python's generator.
+        of_numpy: state of numpy's generator.
+        own: state of the loader's `generator`, if it has one.
     """
 
     of_torch: torch.Tensor
@@ -77,7 +78,7 @@ class Origin:
         """Return the states as a JSON-able dict, about 3.4 KB for each generator.
 
         Args:
-            is_torch_enough: leave out Python's and numpy's.
+            is_torch_enough: leave out Python's and numpy's states.
         """
         texts = {}
         if self.own is not None:
@@ -94,7 +95,7 @@ class Origin:
         return texts
 
     def bytes_of(self, name: str) -> bytes:
-        """Return the state of one of GENERATORS as bytes that are equal if the states are."""
+        """Return the state of one of GENERATORS as bytes. Equal states have equal bytes."""
         if name == "of_torch":
             return self.of_torch.numpy().tobytes()
         if name == "of_python":
@@ -159,7 +160,7 @@ def replayed(origin: Origin, generator: torch.Generator | None) -> Iterator[None
     """Set the generators to an origin, and restore the global ones afterwards.
 
     Args:
-        generator: the loader's own, which is not restored: it stays where it was drawn to.
+        generator: the loader's own, which is not restored: it keeps the state after the draws.
     """
     with kept_generators():
         torch.set_rng_state(origin.of_torch)
@@ -206,12 +207,12 @@ def randperm(n: int, generator: torch.Generator | None) -> torch.Tensor:
     """Return `torch.randperm(n)`, computed in this thread alone.
 
     torch fills the array with several threads before one thread shuffles it. They save nothing and then spin until there is more to
-    do: with n = 100,000 on 2 busy cores this took 63 ns of CPU an index, against 5 (measured). OpenMP keeps the number of threads
-    for each calling thread, so no other thread sees the change.
+    do: with n = 100,000 on 2 busy cores this took 63 ns of CPU for each index, against 5 (measured). OpenMP keeps the number of
+    threads for each calling thread, so no other thread sees the change.
 
     Args:
         n: length of the permutation.
-        generator: drawn from; None: torch's global one.
+        generator: the generator to draw from; None for torch's global one.
     """
     if not _HAS_OPENMP:
         return torch.randperm(n, generator=generator)

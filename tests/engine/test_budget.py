@@ -69,7 +69,9 @@ def test_the_environment_says_another_number_of_workers(tmp_path: Path, cpus: in
 
 @pytest.mark.parametrize("given", ["0", "-1", "two", "1.5"])
 def test_a_limit_that_is_no_number_is_an_error(given: str) -> None:
-    words = rf"SHMLOAD_MAX_WORKERS is a whole number from 1 up, the most workers that num_workers=\"auto\" takes; got '{given}'"
+    words = (
+        rf"SHMLOAD_MAX_WORKERS must be an integer of at least 1, the most workers that num_workers=\"auto\" takes; got '{given}'"
+    )
     with pytest.raises(ValueError, match=words):
         tuning_limits.most_workers(environ={"SHMLOAD_MAX_WORKERS": given})
 

@@ -103,7 +103,7 @@ def test_randomness_within_samples_is_new_in_each_epoch(cache: SampleCache) -> N
 def test_it_has_no_length_of_its_own(cache: SampleCache) -> None:
     with pytest.raises(TypeError, match="a growing dataset has another length in each epoch: read it with ShmLoader"):
         len(dataset_of(cache))  # type: ignore[arg-type]  # it has none
-    with pytest.raises(ValueError, match="says in which order it is read, which only seed mode asks for: give ShmLoader a seed"):
+    with pytest.raises(ValueError, match="defines its own order, which only seed mode uses: give ShmLoader a seed"):
         ShmLoader(dataset_of(cache))
 
 
@@ -123,7 +123,7 @@ def test_a_copy_in_another_process_reads_and_orders_nothing(cache: SampleCache) 
         epoch_of(loader)
     copy = pickle.loads(pickle.dumps(dataset))
     assert sample(2).tolist() == copy[2]["x"].tolist()
-    with pytest.raises(RuntimeError, match="this is a copy of a growing dataset that came from another process: make one here"):
+    with pytest.raises(RuntimeError, match="this is a copy of a growing dataset from another process: make one here"):
         loader_of(copy)
     assert f"GrowingDataset({str(cache.path)!r}, x)" == repr(copy)
 

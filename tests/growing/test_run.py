@@ -111,7 +111,7 @@ def test_a_run_that_is_forgotten_while_a_rank_joins_it_is_begun_anew(tmp_path: P
 def test_a_damaged_snapshot_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "epoch-0.json"
     path.write_bytes(b'{"version": 1')
-    with pytest.raises(ShardCorrupt, match=f"{path}: is no snapshot of a growing cache: "):
+    with pytest.raises(ShardCorrupt, match=f"{path}: is not a snapshot of a growing cache: "):
         read_snapshot(path)
     path.write_bytes(b'{"version": 9}')
     with pytest.raises(ShardCorrupt, match="it has version 9, this shmload reads 1"):

@@ -85,7 +85,7 @@ def test_that_all_have_come_to_their_end_is_said_where_samples_are_missing(cache
     wait_until(lambda: samplers.are_done, "it to end")
     with (
         loader_of(dataset_of(cache, min_samples=11)) as loader,
-        pytest.raises(TimeoutError, match=r"holds 10 samples .* needs 11\. Its samplers have come to their end"),
+        pytest.raises(TimeoutError, match=r"holds 10 samples .* needs 11\. Its samplers have ended"),
     ):
         iter(loader)
 

@@ -150,5 +150,5 @@ def test_it_may_be_set_between_passes() -> None:
 
 
 def test_what_is_no_function_is_refused() -> None:
-    with pytest.raises(TypeError, match="after_batch is a function of a batch, or None; got 'normalize'"):
+    with pytest.raises(TypeError, match="after_batch must be a function of a batch or None; got 'normalize'"):
         ShmLoader(range(4), after_batch="normalize")  # type: ignore[arg-type]  # which is refused

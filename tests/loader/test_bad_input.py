@@ -193,7 +193,7 @@ def test_a_closed_loader_says_so(seed: int | None) -> None:
 
 @pytest.mark.parametrize("name", ["num_workers", "prefetch_factor"])
 def test_a_word_for_a_number_is_auto_and_nothing_else(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is a number or \"auto\"; got 'atuo'"):
+    with pytest.raises(ValueError, match=f"{name} must be a number or \"auto\"; got 'atuo'"):
         ShmLoader([1], seed=1, **{name: "atuo"})
 
 
@@ -209,13 +209,13 @@ def test_an_iterable_dataset_is_left_to_torch() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"seed": -1}, "seed is an int from 0"),
-        ({"seed": 1.5}, "seed is an int from 0"),
+        ({"seed": -1}, "seed must be an int from 0"),
+        ({"seed": 1.5}, "seed must be an int from 0"),
         ({"seed": 1, "generator": torch.Generator()}, "exclude each other"),
         ({"seed_samples": True}, "needs a seed"),
-        ({"uneven": "odd"}, "uneven is"),
-        ({"ring_bytes": 0}, "ring_bytes is a positive"),
-        ({"max_restarts": -1}, "max_restarts is at least 0"),
+        ({"uneven": "odd"}, "uneven must be"),
+        ({"ring_bytes": 0}, "ring_bytes must be a positive"),
+        ({"max_restarts": -1}, "max_restarts must be at least 0"),
         ({"seed": 1, "rank": 1}, "go together"),
         ({"seed": 1, "rank": 2, "world_size": 2}, "below world_size"),
         ({"num_workers": -1}, "num_workers option should be non-negative"),
@@ -263,7 +263,7 @@ LARGER = {
 @pytest.mark.parametrize("seed", [None, 4])
 @pytest.mark.parametrize("options", LARGER.values(), ids=LARGER)
 def test_an_order_of_samples_beyond_the_dataset_is_refused(options: dict[str, Any], seed: int | None) -> None:
-    words = r"ampler=<.*> names samples up to number 10 and needs a dataset of 11; this list has 10$"
+    words = r"ampler=<.*> has indices up to 10 and needs a dataset of 11 samples; this list has 10$"
     with pytest.raises(ValueError, match=words):
         ShmLoader([1] * 10, seed=seed, **options)
     assert int(next(iter(ShmLoader([1] * 12, seed=seed, **options)))[0]) == 1
@@ -313,11 +313,11 @@ def test_a_tree_that_was_not_built_says_how(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"on_error": "ignore"}, 'on_error is "raise", "skip" or "substitute"; got \'ignore\''),
-        ({"max_bad": -1}, "max_bad is at least 0 or None; got -1"),
-        ({"sample_timeout_s": 0, "num_workers": 1}, "sample_timeout_s is a positive number of seconds or None; got 0"),
+        ({"on_error": "ignore"}, 'on_error must be "raise", "skip" or "substitute"; got \'ignore\''),
+        ({"max_bad": -1}, "max_bad must be at least 0 or None; got -1"),
+        ({"sample_timeout_s": 0, "num_workers": 1}, "sample_timeout_s must be a positive number of seconds or None; got 0"),
         ({"sample_timeout_s": 1}, "sample_timeout_s needs num_workers > 0"),
-        ({"snapshot_every_n_steps": -1}, "snapshot_every_n_steps is at least 0 or None; got -1"),
+        ({"snapshot_every_n_steps": -1}, "snapshot_every_n_steps must be at least 0 or None; got -1"),
     ],
 )
 def test_policies_are_checked(arguments: dict[str, Any], text: str) -> None:

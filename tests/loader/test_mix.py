@@ -205,7 +205,7 @@ def test_a_member_without_a_length_is_named() -> None:
 
 
 def test_torch_mode_is_refused() -> None:
-    with pytest.raises(ValueError, match="a Mix says in which order it is read, which only seed mode asks for"):
+    with pytest.raises(ValueError, match="a Mix defines its own order, which only seed mode uses"):
         ShmLoader(mix_of())
 
 

@@ -191,7 +191,7 @@ STATE_DEFECTS = [
         "E2",
         "of members end to end the first alone says whether rows are zeroed",
         "shmload/worker/in_place_dataset.py",
-        '            if getattr(member.schema, "zero_fill", False):  # it does not write all of its rows\n',
+        '            if getattr(member.schema, "zero_fill", False):  # it does not write every byte of its rows\n',
         "            if False:\n",
         ("tests/behaviour/test_concatenated.py::test_a_member_whose_rows_are_to_be_zeroed_first_has_them_so[0]",),
     ),

@@ -13,22 +13,22 @@ import pytest
 from shmload import Ray
 from shmload.errors import ClusterUnreachable
 from shmload.ray import actor_pool as module
-from shmload.ray.actor_pool import Briefing, Cluster, RayPool, differing, unreachable
+from shmload.ray.actor_pool import AgentConfig, Cluster, RayPool, differing, unreachable
 from shmload.ray.actors import Introduction, versions
 from shmload.storage import retry
 
 EARLY, LATE = -1e9, 1e18  # on the clock that is asked
 
 
-def briefing(address: str, **options: Any) -> Briefing:
-    given = {"is_seeded": True, "num_ahead": 1, "num_beside": 0, "num_ordered": 0, "connect_timeout_s": 60.0, **options}
-    return Briefing((), address, (), **given)
+def agent_config(address: str, **options: Any) -> AgentConfig:
+    given = {"is_seeded": True, "num_ahead": 1, "num_local": 0, "num_ordered": 0, "connect_timeout_s": 60.0, **options}
+    return AgentConfig((), address, (), **given)
 
 
 def unconnected(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Cluster:
     monkeypatch.setattr(module, "LOOK_S", 0.0)
     monkeypatch.setattr(module, "LOG_S", -1.0)
-    return Cluster(briefing("head:6379", **options), np.empty(200_000_000, np.uint8), [], lambda: None, -1)
+    return Cluster(agent_config("head:6379", **options), np.empty(200_000_000, np.uint8), [], lambda: None, -1)
 
 
 def test_without_an_answer_in_time_a_task_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_without_an_answer_in_time_a_task_fails_and_says_so(monkeypatch: pytest.
     [
         (None, None, "Ray is being imported"),
         (LATE, None, "the Ray cluster at address='head:6379' has not answered yet (connect_timeout_s=0.5)"),
-        (EARLY, EARLY, "the dataset, 200 MB, is on its way into Ray's object store"),
+        (EARLY, EARLY, "the dataset, 200 MB, is being sent to Ray's object store"),
     ],
 )
 def test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said(
@@ -139,7 +139,7 @@ def test_a_later_agent_asks_again(num_failures: int, monkeypatch: pytest.MonkeyP
     heads, pauses = Heads(num_failures), list[float]()
     monkeypatch.setattr(module, "join", heads.join)
     monkeypatch.setattr(retry, "_wait", pauses.append)
-    cluster = unconnected(monkeypatch, is_again=True)
+    cluster = unconnected(monkeypatch, is_replacement=True)
     if num_failures == 3:
         cluster._join()
         assert (heads.num_asked, len(pauses)) == (4, 3)
@@ -156,19 +156,19 @@ class Agent:
 
 
 def test_an_agent_that_takes_anothers_place_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[Briefing] = []
+    launched: list[AgentConfig] = []
 
-    def launch(pool: Any, briefing: Briefing, ship: Any = None) -> None:
-        launched.append(briefing)
+    def launch(pool: Any, config: AgentConfig, ship: Any = None) -> None:
+        launched.append(config)
         pool._agent = Agent()
 
     monkeypatch.setattr(RayPool, "_launch", launch)
     monkeypatch.setattr(RayPool, "_reap", lambda pool, agent: None)
     nothing: Any = None
-    pool = RayPool(briefing("auto", connect_timeout_s=7.5), nothing, nothing, nothing)
+    pool = RayPool(agent_config("auto", connect_timeout_s=7.5), nothing, nothing, nothing)
     pool.start(0)
     pool.replace(0)
-    assert [(briefing.is_again, briefing.connect_timeout_s) for briefing in launched] == [(False, 7.5), (True, 7.5)]
+    assert [(config.is_replacement, config.connect_timeout_s) for config in launched] == [(False, 7.5), (True, 7.5)]
 
 
 @pytest.mark.parametrize("given", [0, -1.0, "60", None])

@@ -104,7 +104,7 @@ def test_a_dataset_that_writes_to_its_own_large_array_is_told_what_to_do(is_in_p
     outcome = decoder(Counting(is_in_place=is_in_place)).work(part([3], 0, 1))
     failure = Failure.loads(outcome.error)
     assert (outcome.own, failure.kind) == (ERROR, ValueError)
-    assert failure.text.endswith("Copy what is written to (array = array.copy()) in worker_init_fn or at its first use")
+    assert failure.text.endswith("Copy an array before writing to it (array = array.copy()) in worker_init_fn or at its first use")
     small = decoder(Counting(1000, is_in_place=is_in_place))
     assert [np.frombuffer(fields(small, part([3], 0, 1))[0], np.int64)[0] for _ in range(2)] == [1, 2]
 

@@ -61,7 +61,7 @@ def test_actors_that_find_no_room_in_time_are_an_error_that_says_what_they_ask_f
         pytest.raises(ClusterUnreachable) as caught,
     ):
         next(iter(far))
-    assert "no Ray actor could begin within ship_timeout_s=0.5: 0 of 1 Ray actors have started" in str(caught.value)
+    assert "no Ray actor could start within ship_timeout_s=0.5: 0 of 1 Ray actors have started" in str(caught.value)
     assert "num_cpus=1, resources={'nowhere': 1}" in str(caught.value)
 
 

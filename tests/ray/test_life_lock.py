@@ -21,7 +21,7 @@ from shmload._core.filler import DONE, ERROR
 from shmload.errors import RingTooSmall
 from shmload.processes.child import Child
 from shmload.ray import actor_pool, actors, life_lock
-from shmload.ray.actor_pool import Briefing, Call, Cluster, RayPool
+from shmload.ray.actor_pool import AgentConfig, Call, Cluster, RayPool
 from shmload.ray.actors import ActorSetting, Slot
 from shmload.shm.segment import Segment
 from shmload.worker.failure import Failure
@@ -132,8 +132,8 @@ class Actor:
 
 
 def cluster(control: Segment, actor: Any, *, is_seeded: bool = True) -> Cluster:
-    briefing = Briefing((), "auto", (), is_seeded, 1, 0, 0, 60.0)
-    made = Cluster(briefing, np.empty(0, np.uint8), [ActorSetting(POST, (), AREA, 4 * AREA)], lambda: None, control.fd)
+    agent_config = AgentConfig((), "auto", (), is_seeded, 1, 0, 0, 60.0)
+    made = Cluster(agent_config, np.empty(0, np.uint8), [ActorSetting(POST, (), AREA, 4 * AREA)], lambda: None, control.fd)
     made._actors[0], made._bytes[actor] = actor, BYTE
     return made
 
@@ -146,12 +146,12 @@ def test_only_an_actor_that_locks_this_very_segment_is_told_of_slots(control: Se
     try:
         shutil.copy(control.path, copy.path)
         with holder(copy):  # it has found what it takes for the segment
-            assert not ours.is_near(0)
+            assert not ours.can_write_ring(0)
             assert ours._ask(actor, "work", (task,)).argument[0].slot is None
     finally:
         copy.close()
     with holder(control):
-        assert ours.is_near(0)
+        assert ours.can_write_ring(0)
         assert ours._ask(actor, "work", (task,)).argument == (task,)
 
 
@@ -204,7 +204,7 @@ def test_what_an_actor_had_is_given_up_when_it_can_write_no_more(
             ours.result(0, Call(actor, "ref", "work", (part([1], 0, 1),)))
         assert ray.num_kills >= 2
         assert not life_lock.is_held(control.fd, BYTE)
-    assert "and still lives: what it had waits until it cannot write into the ring any more" in caplog.messages[0]
+    assert "and still lives: its rows wait until it cannot write into the ring any more" in caplog.messages[0]
 
 
 def test_an_actor_that_ray_cannot_end_ends_itself(control: Segment, fake: Any) -> None:
@@ -235,7 +235,7 @@ def test_an_actor_that_has_no_lock_is_not_waited_for(control: Segment, fake: Any
 
 def pool(control: Segment) -> RayPool:
     nothing: Any = None
-    made = RayPool(Briefing((POST, POST), "auto", (), True, 1, 0, 0, 60.0), nothing, nothing, control)
+    made = RayPool(AgentConfig((POST, POST), "auto", (), True, 1, 0, 0, 60.0), nothing, nothing, control)
     process = subprocess.Popen(["sleep", "1000"])
     made._agent = Child(process.pid, process.wait)
     made._children.add(made._agent)

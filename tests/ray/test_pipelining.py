@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shmload import Ray, ShmLoader
-from shmload.ray.agent import Beside, Dispatcher
+from shmload.ray.agent import Dispatcher, LocalProcesses
 from tests.ray.cluster_kit import Cluster, assert_same, generator, kept
 from tests.ray.ray_datasets import Deadly, Rows
 from tests.ray.torch_datasets import Drawing
@@ -90,11 +90,11 @@ class Repeating:
         return worker in self.workers
 
 
-def dispatched(num_orders: int, *repeating: int, beside: Beside | None = None, starting: int = -1) -> Ring:
+def dispatched(num_orders: int, *repeating: int, local: LocalProcesses | None = None, starting: int = -1) -> Ring:
     ring = Ring(num_orders)
     slots: Any = [[Slot(ring, worker) for _ in range(3)] for worker in range(3)]
     bell: Any = Bell(ring)
-    Dispatcher(Repeating(*repeating, starting=starting), slots, bell, beside).run()  # type: ignore[arg-type]  # as much as it needs of a cluster
+    Dispatcher(Repeating(*repeating, starting=starting), slots, bell, local).run()  # type: ignore[arg-type]  # as much as it needs of a cluster
     assert bell.num_rung == 1  # the ring that woke it may have been meant for another
     return ring
 
@@ -114,7 +114,7 @@ def test_a_worker_whose_actor_has_not_started_gets_nothing() -> None:
 def test_what_would_wait_at_an_actor_leaves_the_oldest_orders_to_processes_of_this_machine() -> None:
     def claims(num_orders: int) -> list[int]:
         ring: Any = Idle()
-        return dispatched(num_orders, beside=Beside(ring, range(3, 5), 6)).claims
+        return dispatched(num_orders, local=LocalProcesses(ring, range(3, 5), 6)).claims
 
     assert claims(5) == [0, 1, 2]
     assert claims(6) == [0, 1, 2, 0]

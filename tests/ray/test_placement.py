@@ -38,7 +38,7 @@ def test_dead_nodes_are_left_out_and_no_node_is_an_error() -> None:
 
 def test_workers_stand_in_proportion_to_the_data_of_nodes_and_then_elsewhere() -> None:
     nodes = [Node("a", 4, False), Node("b", 2, False), Node("c", 1, False)]
-    assert place(nodes, 8, near={"a": 300, "b": 200}) == ["a", "b", "a", "b", "a", "a", "c", "a"]
+    assert place(nodes, 8, node_nbytes={"a": 300, "b": 200}) == ["a", "b", "a", "b", "a", "a", "c", "a"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray, whose strategies it makes")

@@ -120,14 +120,14 @@ def test_without_a_launcher_it_is_said_what_is_needed(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"share": "host"}, r"share is \"node\" or None; got 'host'"),
-        ({"seed": None}, r'share="node" needs a seed: torch mode.* Give all ranks the same one; got seed=None'),
-        ({"sampler": SequentialSampler(range(8))}, r"an order that all ranks know.*; got sampler=SequentialSampler"),
-        ({"num_workers": 0}, r"num_workers as a number above 0.*; got num_workers=0"),
+        ({"share": "host"}, r"share must be \"node\" or None; got 'host'"),
+        ({"seed": None}, r'share="node" needs a seed: in torch mode.* Give all ranks the same seed; got seed=None'),
+        ({"sampler": SequentialSampler(range(8))}, r"an order that all ranks can compute.*; got sampler=SequentialSampler"),
+        ({"num_workers": 0}, r"num_workers above 0.*; got num_workers=0"),
         ({"num_workers": "auto"}, r"got num_workers='auto'"),
         ({"prefetch_factor": "auto"}, r"prefetch_factor as a number or None; got prefetch_factor='auto'"),
         ({"device": "cuda"}, r"batches on the host: leave device out.*; got device='cuda'"),
-        ({"on_error": "skip"}, r"what a bad sample means is decided in each rank alone; got on_error='skip'"),
+        ({"on_error": "skip"}, r"each rank would skip or replace bad samples by itself; got on_error='skip'"),
         ({"audit": "folder"}, r"audit a run without share; got audit='folder'"),
     ],
 )

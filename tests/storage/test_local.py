@@ -13,7 +13,7 @@ import pytest
 
 from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.local_store import LocalStore
-from shmload.storage.partial_files import HALF, remove_abandoned
+from shmload.storage.partial_files import PARTIAL_PREFIX, remove_abandoned
 
 
 @pytest.fixture
@@ -56,13 +56,13 @@ def test_a_write_that_fails_leaves_nothing(store: LocalStore, tmp_path: Path, mo
 
 def test_what_a_killed_writer_left_is_not_listed_and_cannot_be_named(store: LocalStore) -> None:
     store.put("folder/x", b"")
-    (store.root / "folder" / f"{HALF}abc").write_bytes(b"half")
+    (store.root / "folder" / f"{PARTIAL_PREFIX}abc").write_bytes(b"half")
     (store.root / "new\nline").write_bytes(b"")
     os.mkfifo(store.root / "pipe")
     (store.root / "dangling").symlink_to("nothing")
     assert [each.key for each in store.list_objects()] == ["folder/x"]
-    with pytest.raises(StoreError, match=r"names that begin with '\.half-' belong to files that are being written"):
-        store.get(f"folder/{HALF}abc")
+    with pytest.raises(StoreError, match=r"names that begin with '\.half-' belong to unfinished files"):
+        store.get(f"folder/{PARTIAL_PREFIX}abc")
 
 
 def test_what_a_killed_writer_left_goes_a_day_later_with_the_first_write_into_the_folder(store: LocalStore) -> None:
@@ -77,7 +77,7 @@ def test_what_a_killed_writer_left_goes_a_day_later_with_the_first_write_into_th
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL
     (left,) = files(store)
-    assert left.startswith(HALF)
+    assert left.startswith(PARTIAL_PREFIX)
     remove_abandoned(store.root)
     assert files(store) == [left]
     os.utime(store.root / left, (0, 0))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shmload.engine.process_usage import PAGE, Process, add_memory, command_of, look
+from shmload.engine.process_usage import PAGE, Process, add_memory_usage, command_of, usage_of
 
 Proc = Callable[..., str]
 
@@ -29,17 +29,17 @@ def proc(tmp_path: Path) -> Proc:
 
 def test_a_process_is_known_by_its_parent_state_and_memory(proc: Proc) -> None:
     found = proc({5: (4, "S", "x"), 6: (4, "T", "x"), 7: (4, "t", "x")})
-    assert look(5, found) == Process(4, False, 300 * PAGE, 200 * PAGE)
-    assert [process and process.is_stopped for process in (look(6, found), look(7, found))] == [True, True]
+    assert usage_of(5, found) == Process(4, False, 300 * PAGE, 200 * PAGE)
+    assert [process and process.is_stopped for process in (usage_of(6, found), usage_of(7, found))] == [True, True]
 
 
 def test_of_a_process_that_has_gone_nothing_is_known(proc: Proc, tmp_path: Path) -> None:
     found = proc({5: (4, "S", "x")})
-    assert look(8, found) is None
-    assert look(None, found) is None
+    assert usage_of(8, found) is None
+    assert usage_of(None, found) is None
     assert (command_of(8, found), command_of(None, found)) == ("", "")
     (tmp_path / "5" / "stat").write_text("")
-    assert look(5, found) is None
+    assert usage_of(5, found) is None
 
 
 def test_the_command_of_what_multiprocessing_has_started_is_its_parents(proc: Proc) -> None:
@@ -52,10 +52,10 @@ def test_the_command_of_what_multiprocessing_has_started_is_its_parents(proc: Pr
 def test_memory_is_that_of_the_workers_that_are_known(proc: Proc) -> None:
     found = proc({5: (4, "S", "x"), 6: (4, "T", "x")})
     report = {"workers": [{"pid": 5}, {"pid": 6}, {"pid": None}], "memory": {"ring_nbytes": 1}}
-    add_memory(report, found)
+    add_memory_usage(report, found)
     assert report["memory"] == {"ring_nbytes": 1, "workers_rss_bytes": 600 * PAGE, "workers_private_bytes": 400 * PAGE}
     assert [worker["is_stopped"] for worker in report["workers"]] == [False, True, None]
     assert [worker["rss_bytes"] for worker in report["workers"]] == [300 * PAGE, 300 * PAGE, None]
-    add_memory(report, found, is_known=False)
+    add_memory_usage(report, found, is_known=False)
     assert report["memory"] == {"ring_nbytes": 1, "workers_rss_bytes": None, "workers_private_bytes": None}
     assert [worker["is_stopped"] for worker in report["workers"]] == [None, None, None]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shmload import ShmLoader
-from shmload.engine.stage_record import about_bytes, about_in
+from shmload.engine.stage_record import dump_stages, load_stages
 from shmload.pipeline import Collate, Conveyer, Filter, Items, Map
 from shmload.tools.top import Watch
 from tests.top.live_kit import only_loader
@@ -32,10 +32,10 @@ def test_a_loader_has_no_stages() -> None:
 
 def test_stages_beyond_what_is_kept_are_left_out_and_damaged_ones_are_none() -> None:
     about = [("x" * 1000, "workers")] * 10
-    kept = about_in(memoryview(b"block" + about_bytes(about)))
+    kept = load_stages(memoryview(b"block" + dump_stages(about)))
     assert kept == about[:3]
-    assert about_bytes([]) == b""
-    whole = about_bytes([("Map(f)", "trainer")])
-    assert about_in(memoryview(whole)) == [("Map(f)", "trainer")]
+    assert dump_stages([]) == b""
+    whole = dump_stages([("Map(f)", "trainer")])
+    assert load_stages(memoryview(whole)) == [("Map(f)", "trainer")]
     for damaged in (b"", b"short", whole[:-1], whole[1:], b"[1]" + whole[-12:-4][:0] + whole[-12:], bytes(64)):
-        assert about_in(memoryview(damaged)) is None
+        assert load_stages(memoryview(damaged)) is None

@@ -6,7 +6,7 @@ import os
 import stat
 
 from shmload.storage.budgeted_folder import BudgetedFolder
-from shmload.storage.ledger import NEW, OURS, Kept
+from shmload.storage.ledger import NEW, OURS, PublishedFile
 from shmload.storage.process_leases import USERS
 
 
@@ -14,7 +14,7 @@ def content(name: str, nbytes: int) -> bytes:
     return (name.encode() * (nbytes // len(name) + 1))[:nbytes]
 
 
-def put(folder: BudgetedFolder, name: str, nbytes: int) -> Kept:
+def put(folder: BudgetedFolder, name: str, nbytes: int) -> PublishedFile:
     """Publishes a file."""
     with folder.reserve(nbytes) as reservation:
         os.pwrite(reservation.fd, content(name, nbytes), 0)

@@ -20,7 +20,7 @@ import pytest
 from shmload import CacheFull, StoreError
 from shmload.storage import folder_session as session_module
 from shmload.storage.budgeted_folder import BudgetedFolder
-from shmload.storage.ledger import HIDDEN, NEW, Kept
+from shmload.storage.ledger import HIDDEN, NEW, PublishedFile
 from tests.storage.cache.folder_kit import being_written, content, die, names, put, really_there, users
 
 DEADLINE_S = 60
@@ -307,7 +307,7 @@ def test_a_pickled_folder_is_the_same_folder(place: str) -> None:
 def test_a_waiter_gets_room_when_a_lease_ends(place: str) -> None:
     waits = threading.Event()
 
-    def order(files: Iterator[Kept]) -> list[Kept]:  # has seen the lease when it is asked first
+    def order(files: Iterator[PublishedFile]) -> list[PublishedFile]:  # has seen the lease when it is asked first
         found = list(files)
         waits.set()
         return found
@@ -397,7 +397,7 @@ def test_a_folder_ends_when_nobody_is_inside_its_lock(place: str) -> None:
 def test_a_thread_that_waits_for_room_hears_that_the_folder_was_closed(place: str) -> None:
     waits = threading.Event()
 
-    def nothing(files: Iterator[Kept]) -> list[Kept]:
+    def nothing(files: Iterator[PublishedFile]) -> list[PublishedFile]:
         waits.set()
         return []
 

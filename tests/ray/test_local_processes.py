@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmload.ray.agent import HALF_LIFE_S, Beside
+from shmload.ray.agent import HALF_LIFE_S, LocalProcesses
 
 
 class Ring:
@@ -18,14 +18,14 @@ class Ring:
         return self.num_chunks, self.num_chunks * 10**9
 
 
-def measured(took_s: float, num_under_way: int = 0) -> tuple[Beside, list[float]]:
+def measured(took_s: float, num_under_way: int = 0) -> tuple[LocalProcesses, list[float]]:
     """Of two processes with 8 batches ordered ahead, after an actor's answer took so long."""
     now = [100.0]
     ring: Any = Ring()
-    beside = Beside(ring, range(3, 5), 8, lambda: now[0])
-    beside.answered(0, 0, 0.0, 10.0)  # was still starting
-    beside.answered(0, num_under_way, 100.0 - took_s, 100.0)
-    return beside, now
+    local = LocalProcesses(ring, range(3, 5), 8, lambda: now[0])
+    local.answered(0, 0, 0.0, 10.0)  # was still starting
+    local.answered(0, num_under_way, 100.0 - took_s, 100.0)
+    return local, now
 
 
 def test_an_actor_gets_a_batch_as_long_as_the_processes_would_not_come_to_wait_for_it() -> None:
@@ -34,33 +34,33 @@ def test_an_actor_gets_a_batch_as_long_as_the_processes_would_not_come_to_wait_f
 
 
 def test_what_an_actor_takes_over_a_queue_says_nothing_of_it_alone_nor_of_another_actor() -> None:
-    beside, _ = measured(9.0, 1)
-    assert not beside.may_claim(0, 1)
-    assert beside.may_claim(0, 0)
-    assert beside.may_claim(1, 1)
+    local, _ = measured(9.0, 1)
+    assert not local.may_claim(0, 1)
+    assert local.may_claim(0, 0)
+    assert local.may_claim(1, 1)
 
 
 def test_an_actor_that_was_slow_is_tried_again() -> None:
-    beside, now = measured(7.0)
-    assert not beside.may_claim(0, 0)
+    local, now = measured(7.0)
+    assert not local.may_claim(0, 0)
     now[0] += HALF_LIFE_S
-    assert beside.may_claim(0, 0)
+    assert local.may_claim(0, 0)
 
 
 def test_what_was_asked_of_an_actor_that_was_still_starting_is_no_measure() -> None:
     ring: Any = Ring()
-    beside = Beside(ring, range(3, 5), 8, lambda: 100.0)
+    local = LocalProcesses(ring, range(3, 5), 8, lambda: 100.0)
     for began_s in (0.0, 1.0):
-        beside.answered(0, 0, began_s, 99.0 + began_s)
-        assert beside.may_claim(0, 0)
+        local.answered(0, 0, began_s, 99.0 + began_s)
+        assert local.may_claim(0, 0)
 
 
 def test_nothing_is_known_before_the_processes_have_done_something() -> None:
     ring: Any = Ring()
-    beside = Beside(ring, range(3, 5), 8, lambda: 100.0)
+    local = LocalProcesses(ring, range(3, 5), 8, lambda: 100.0)
     ring.num_chunks = 0
-    beside.answered(0, 0, 0.0, 1.0)
-    beside.answered(0, 0, 2.0, 100.0)
-    assert beside.may_claim(0, 0)
+    local.answered(0, 0, 0.0, 1.0)
+    local.answered(0, 0, 2.0, 100.0)
+    assert local.may_claim(0, 0)
     ring.num_chunks = 1
-    assert not beside.may_claim(0, 0)
+    assert not local.may_claim(0, 0)

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.pipeline.rows import Derived, Keys
-from shmload.pipeline.stage_arguments import set_whole
 from shmload.schedule import key_streams, permutation
 from shmload.schedule.checks import MAX_UINT64
 from shmload.schedule.epoch_cache import EpochCache
 from shmload.schedule.permutation import MAX_N
+from shmload.worker.stage_arguments import set_whole
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ samples instead would give each worker a short batch of its own at the end.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,8 @@ class Sliced:
         """Return the number of items made of so many."""
         return len(range(below)[self.start : self.stop : self.step])
 
-    def items(self, numbers: NDArray[np.int64], below: int) -> NDArray[np.int64]:
-        """Return which of the items below make up these."""
+    def items(self, numbers: Any, below: int) -> Any:
+        """Return which of the items below these are, a number or an array."""
         return self.start + numbers * self.step
 
 

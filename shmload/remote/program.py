@@ -4,6 +4,8 @@
 
 Only this reader has the stages Batching, Slicing and Piping, because a pipeline promises more: its Collate makes tensors in shared
 memory, Take and Skip know the position of every item, and a generator over a whole pass could not resume from a block.
+
+`repetitions` and `limit` are numbers and not stages like Repeat and Take, because they count what all workers of a rank deliver.
 """
 
 from __future__ import annotations

@@ -95,6 +95,8 @@ class FlatMap(Expanding):
 class BufferedShuffle(Expanding):
     """Delivers a random item of a buffer each time.
 
+    The keyed Shuffle of pipelines stays apart, because it mixes a whole epoch, and needs the position of every item for that.
+
     Args:
         size: number of items in the full buffer.
         initial: number of items in the buffer before the first is delivered; until it is full, it grows by one with each item.

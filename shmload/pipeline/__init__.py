@@ -18,7 +18,6 @@ are all alike: block_columns.py), and `BlockEngine` cuts them into batches. Its 
 """
 
 from shmload.pipeline.async_map import AsyncMap
-from shmload.pipeline.block_stages import Filter, FlatMap
 from shmload.pipeline.buckets import Bucket
 from shmload.pipeline.caching import Cache
 from shmload.pipeline.conveyer import Conveyer
@@ -30,6 +29,7 @@ from shmload.pipeline.reconcile import reconcile
 from shmload.pipeline.scan import Scan
 from shmload.pipeline.sources import Generate, Items, Permutation, Range, Stream
 from shmload.pipeline.stages import BatchMap, Collate, DistributedBatchedMap, Map, Partition
+from shmload.worker.item_stages import Filter, FlatMap
 
 __all__ = [
     "AsyncMap",

@@ -11,10 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from shmload.pipeline.block_stages import Expanding
-from shmload.pipeline.failed_items import FailedItem, failed, reading
-from shmload.pipeline.stage_arguments import set_whole
-from shmload.worker.stage_engine import called
+from shmload.worker.stage_arguments import set_whole
+from shmload.worker.stage_engine import Expanding, FailedItem, StageContext
 
 
 @dataclass(frozen=True)
@@ -38,27 +36,33 @@ class AsyncMap(Expanding):
             raise TypeError(f"AsyncMap(fn) is a coroutine function of one item; got {self.fn!r}")
         set_whole(self, "AsyncMap(in_flight)", "in_flight", 1, 1 << 20)
 
-    def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
-        given = [(item, reading.position) for item in items]
-        yield from _run(self._all(given, name))
+    def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
+        given = [(item, context.place) for item in items]
+        for made, (_, place) in zip(_run(self._all(given, name, context)), given, strict=True):
+            context.place = place
+            yield made
 
-    async def _all(self, given: Sequence[tuple[Any, int]], name: str) -> list[Any]:
+    async def _all(self, given: Sequence[tuple[Any, int]], name: str, context: StageContext) -> list[Any]:
         room = asyncio.Semaphore(self.in_flight)
 
-        async def one(item: Any, position: int) -> Any:
+        def failed(error: Exception, place: int) -> Any:
+            context.place = place
+            return context.failed(error, name)
+
+        async def one(item: Any, place: int) -> Any:
             if isinstance(item, FailedItem):
                 return item
             async with room:
                 try:
-                    return await called(self.fn, item, name)
+                    return await self.fn(item)
                 except Exception as error:
-                    return failed(error, name, position)
+                    return failed(error, place)
                 except (
                     asyncio.CancelledError
                 ):  # raised by what the function waits for; it is not an Exception, so it would end the worker
-                    return failed(RuntimeError(f"what the function of {name} waited for was cancelled"), name, position)
+                    return failed(RuntimeError(f"what the function of {name} waited for was cancelled"), place)
 
-        return list(await asyncio.gather(*(one(item, position) for item, position in given)))
+        return list(await asyncio.gather(*(one(item, place) for item, place in given)))
 
 
 class _OwnLoop:

@@ -19,11 +19,11 @@ from shmload.pipeline.block_columns import Block, Piece, batch_of, items_of, len
 from shmload.pipeline.block_positions import OrderedPosition, UnorderedPosition
 from shmload.pipeline.block_sources import BlockSource
 from shmload.pipeline.buckets import MadeBatch
-from shmload.pipeline.failed_items import FailedItem
 from shmload.pipeline.item_schedule import ItemStream
 from shmload.pipeline.pipeline_engine import PipelineEngine, PipelinePlace
 from shmload.pipeline.plan import Plan
 from shmload.pipeline.trainer_stages import TrainerStages
+from shmload.worker.stage_engine import FailedItem
 
 
 class BlockEngine(PipelineEngine):

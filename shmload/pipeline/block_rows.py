@@ -20,18 +20,24 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from shmload.pipeline.block_columns import Block, columns_of
-from shmload.pipeline.block_stages import Expanding
-from shmload.pipeline.failed_items import IN_WORKER, FailedItem, failed, reading
+from shmload.pipeline.block_context import BlockContext
 from shmload.pipeline.rows import Keys, Row
 from shmload.pipeline.scan import Scan
-from shmload.worker.failure import Failure
-from shmload.worker.stage_engine import Each, noted
+from shmload.worker.stage_engine import Each, Expanding, StageContext, grouped, passed
 
 BLOCK = 256  # items of the row below that are expanded together
 
 
-def columned(items: list[Any]) -> Block:
-    """Return the items as columns if possible."""
+Finish = Callable[[list[Any], StageContext], Block]
+
+
+def columned(items: list[Any], context: StageContext) -> Block:
+    """Return the items as columns if possible.
+
+    Args:
+        items: of a block.
+        context: ignored.
+    """
     return columns_of(items) or items
 
 
@@ -40,22 +46,12 @@ class Expansion:
 
     Args:
         stages: (name, stage): functions of an item, and Expanding ones.
-        finish: items -> that form.
+        finish: (items, context) -> that form.
         behind: stages that the trainer runs afterwards.
     """
 
-    def __init__(
-        self, stages: Sequence[tuple[str, Any]], finish: Callable[[list[Any]], Block] | None = None, behind: Sequence[Any] = ()
-    ) -> None:
-        self._runs: list[tuple[str, Any]] = []  # neighbouring functions run together
-        for name, stage in stages:
-            if isinstance(stage, Expanding):
-                self._runs.append((name, stage))
-            elif self._runs and isinstance(self._runs[-1][1], list):
-                self._runs[-1][1].append(stage)
-            else:
-                self._runs.append(("", [stage]))
-        self._finish = finish
+    def __init__(self, stages: Sequence[tuple[str, Any]], finish: Finish | None = None, behind: Sequence[Any] = ()) -> None:
+        self._runs, self._finish = grouped(stages), finish
         kinds = [stage.kind for _, stage in stages if isinstance(stage, Expanding)]
         self.kinds = ", ".join([*kinds, *("Scan" for stage in behind if isinstance(stage, Scan))]) or "items"
 
@@ -63,7 +59,7 @@ class Expansion:
         self,
         stage: Callable[[str, Expanding], Expanding],
         functions: Callable[[list[Each]], list[Each]],
-        finish: Callable[[Any], Callable[[list[Any]], Block]],
+        finish: Callable[[Any], Finish],
     ) -> Expansion:
         """Return a copy in which each stage, the functions between two stages, and the last step are wrapped."""
         made = copy.copy(self)
@@ -73,18 +69,15 @@ class Expansion:
         made._finish = finish(self._finish)
         return made
 
-    def __call__(self, items: Iterator[Any], row: Any) -> Block:
+    def __call__(self, items: Iterator[Any], context: StageContext) -> Block:
         """Run the stages.
 
         Args:
             items: of the block.
-            row: whose items they are.
+            context: whose place `items` sets.
         """
-        reading.row = row
-        for name, stage in self._runs:
-            items = stage.run(items, name) if isinstance(stage, Expanding) else _mapped(stage, items)
-        made = list(items)
-        return made if self._finish is None else self._finish(made)
+        made = list(passed(items, self._runs, context))
+        return made if self._finish is None else self._finish(made, context)
 
 
 class BlockRow(Row):
@@ -121,30 +114,19 @@ class BlockRow(Row):
             epoch, block = divmod(key, self.n)
             start = epoch * self.below.n + block * self.size
             stop = min(start + self.size, (epoch + 1) * self.below.n)
-        return self._expansion(self._read(start, stop), self.below)
+        context = BlockContext(self.below)
+        return self._expansion(self._read(start, stop, context), context)
 
     def name(self, key: int) -> str:
         epoch, block = (0, key) if self.repeating else divmod(key, self.n)
         return f"block {block} of epoch {epoch}, of {self.size} items"
 
-    def _read(self, start: int, stop: int) -> Iterator[Any]:
+    def _read(self, start: int, stop: int, context: StageContext) -> Iterator[Any]:
         at = self.below.at
         for position in range(start, stop):
-            reading.position = position
+            context.place = position
             try:
                 item = at(position)
             except Exception as error:
-                item = failed(error, "")
+                item = context.failed(error, "")
             yield item
-
-
-def _mapped(stages: list[Each], items: Iterator[Any]) -> Iterator[Any]:
-    for item in items:
-        if type(item) is not FailedItem:
-            stage = stages[0]
-            try:
-                for stage in stages:
-                    item = stage.function(item)
-            except Exception as error:
-                item = FailedItem(Failure.of(noted(error, stage, f", of {reading.name()}"), IN_WORKER, ""))
-        yield item

@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 
 from shmload.batch.ragged import ragged_of
 from shmload.modes.default_collate import collated
-from shmload.pipeline.block_stages import Expanding
-from shmload.pipeline.failed_items import FailedItem, failed
-from shmload.pipeline.stage_arguments import set_whole
+from shmload.worker.item_stages import answered
+from shmload.worker.stage_arguments import set_whole
+from shmload.worker.stage_engine import Expanding, FailedItem, StageContext
 
 
 class LikeItems(NamedTuple):
-    """Items that form one batch."""
+    """Items that form one batch, and the place of the first."""
 
     items: list[Any]
+    place: Any
 
 
 class MadeBatch(NamedTuple):
@@ -71,31 +72,28 @@ class Bucket(Expanding):
     def kind(self) -> str:
         return f"Bucket({self.boundaries}, batch_size={self.batch_size}, max_tokens={self.max_tokens})"
 
-    def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
-        measure, boundaries = self.length, self.boundaries
+    def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
+        boundaries, measure = self.boundaries, self.length
         held: list[list[Any]] = [[] for _ in range(len(boundaries) + 1)]
-        longest = [0] * len(held)
-        for item in items:
+        longest, firsts = [0] * len(held), [context.place] * len(held)
+        for item, length in answered(lambda item: int(measure(item)), items, name, context):
             if type(item) is FailedItem:
                 yield item
-                continue
-            try:
-                length = int(measure(item))
-            except Exception as error:
-                yield failed(error, name)
                 continue
             at = bisect_left(boundaries, length)
             like, most = held[at], max(longest[at], length)
             if like and self.max_tokens is not None and most * (len(like) + 1) > self.max_tokens:
-                yield LikeItems(like)
+                yield LikeItems(like, firsts[at])
                 like, most = [], length
                 held[at] = like
+            if not like:
+                firsts[at] = context.place
             like.append(item)
             longest[at] = most
             if len(like) == self.batch_size:
-                yield LikeItems(like)
+                yield LikeItems(like, firsts[at])
                 held[at], longest[at] = [], 0
-        yield from (LikeItems(left) for left in held if left)
+        yield from (LikeItems(like, first) for like, first in zip(held, firsts, strict=True) if like)
 
 
 @dataclass(frozen=True)
@@ -108,13 +106,14 @@ class Batches:
 
     ragged: Any
 
-    def __call__(self, items: list[Any]) -> list[Any]:
+    def __call__(self, items: list[Any], context: StageContext) -> list[Any]:
         rule = ragged_of(self.ragged, None, is_torch_mode=False)
-        return [self._batch(item, rule) if type(item) is LikeItems else item for item in items]
+        return [self._batch(item, rule, context) if type(item) is LikeItems else item for item in items]
 
     @staticmethod
-    def _batch(like: LikeItems, rule: Any) -> Any:
+    def _batch(like: LikeItems, rule: Any, context: StageContext) -> Any:
         try:
             return MadeBatch(len(like.items), collated(like.items, rule))
         except Exception as error:
-            return failed(error, "collating a batch of Bucket")
+            context.place = like.place
+            return context.failed(error, "collating a batch of Bucket")

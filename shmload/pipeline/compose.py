@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from shmload.pipeline.block_rows import BLOCK, BlockRow, Expansion, columned
-from shmload.pipeline.block_stages import BufferedShuffle, Expanding
 from shmload.pipeline.buckets import Batches, Bucket
 from shmload.pipeline.plan import Plan, PoolOptions
 from shmload.pipeline.position_stages import Shuffle
@@ -15,7 +14,8 @@ from shmload.pipeline.scan import Scan
 from shmload.pipeline.stages import TIMEOUT_S, BatchMap, Collate, DistributedBatchedMap, Map, Partition
 from shmload.pipeline.stream_rows import StreamItems, StreamRow
 from shmload.worker.decoding_protocol import is_decoder
-from shmload.worker.stage_engine import Each
+from shmload.worker.item_stages import BufferedShuffle
+from shmload.worker.stage_engine import Each, Expanding
 
 
 def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
@@ -56,7 +56,8 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
         if is_decoded and (isinstance(stage, Map | DistributedBatchedMap | Scan | Expanding) or hasattr(stage, "over")):
             raise ValueError(f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate")
         if isinstance(stage, Shuffle) and stage.buffer_size is not None:
-            stage = BufferedShuffle(stage.buffer_size)
+            size = stage.buffer_size + 1  # it draws once the buffer is full and one more item has come
+            stage = BufferedShuffle(size, initial=size)
         if isinstance(stage, Map):
             if tail and collate is None:
                 tail.append((name, Each(name, stage.fn)))

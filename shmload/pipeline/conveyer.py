@@ -19,10 +19,10 @@ from shmload.pipeline.block_rows import BLOCK
 from shmload.pipeline.compose import compose
 from shmload.pipeline.engines import engine_of
 from shmload.pipeline.explain import Explanation, explained
-from shmload.pipeline.stage_arguments import set_whole
 from shmload.pipeline.stage_names import places_of
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.state_checksum import with_checksum
+from shmload.worker.stage_arguments import set_whole
 
 OF_BATCHES = frozenset({"max_bad", "on_error"})
 OPTIONS = OF_BATCHES | {"audit", "backend", "max_restarts", "multiprocessing_context", "pin_memory", "ring_bytes", "worker_init_fn"}

@@ -10,8 +10,8 @@ import numpy as np
 from shmload._core.trainer import Order
 from shmload.engine.bad_samples import BadSamples, NextIndex, OnError
 from shmload.errors import SampleTimeout, WorkerDied
-from shmload.pipeline.failed_items import FailedItem
 from shmload.pipeline.item_schedule import StreamSchedule
+from shmload.worker.stage_engine import FailedItem
 
 Outcome = tuple[Any, BaseException | None]
 

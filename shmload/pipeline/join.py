@@ -14,12 +14,12 @@ from shmload.pipeline.join_source import JoinSource
 from shmload.pipeline.member_checks import check_member
 from shmload.pipeline.methods import Fluent
 from shmload.pipeline.rows import SEED
-from shmload.pipeline.stage_arguments import set_whole
 from shmload.schedule.checks import MAX_UINT64
 from shmload.schedule.mix import check_members
 from shmload.schedule.mix_order import Stop
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.state_checksum import check_checksum, with_checksum
+from shmload.worker.stage_arguments import set_whole
 
 STATE_VERSION = 1
 

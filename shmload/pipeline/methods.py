@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shmload.pipeline.block_stages import Filter, FlatMap
 from shmload.pipeline.buckets import Bucket
 from shmload.pipeline.caching import Cache
 from shmload.pipeline.combined_rows import Chained, Interleaved, Zipped
@@ -24,10 +23,11 @@ from shmload.pipeline.packing import Pack
 from shmload.pipeline.position_stages import Enumerate, Repeat, Shuffle, Skip, Take, Window
 from shmload.pipeline.rows import Keys, Mapped
 from shmload.pipeline.scan import Scan
-from shmload.pipeline.stage_arguments import set_whole
 from shmload.pipeline.stages import BatchMap, Collate, DistributedBatchedMap, Map, Partition
 from shmload.schedule.any_schedule import Uneven
 from shmload.schedule.permutation import MAX_N
+from shmload.worker.item_stages import Filter, FlatMap
+from shmload.worker.stage_arguments import set_whole
 
 
 class Fluent:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from shmload._core.gather import number_runs
-from shmload.pipeline.block_stages import Expanding, _answered
-from shmload.pipeline.failed_items import FailedItem
-from shmload.pipeline.stage_arguments import set_whole
+from shmload.worker.item_stages import answered
+from shmload.worker.stage_arguments import set_whole
+from shmload.worker.stage_engine import Expanding, FailedItem, StageContext
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Pack(Expanding):
     def kind(self) -> str:
         return repr(self)
 
-    def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
+    def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
         windows: list[_PackedWindow] = []
         is_greedy = self.strategy == "greedy"
-        for item, parts in _answered(self._parts, items, name):
+        for item, parts in answered(self._parts, items, name, context):
             if type(item) is FailedItem:
                 yield item
                 continue

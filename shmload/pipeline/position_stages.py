@@ -9,11 +9,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.pipeline.rows import Derived, Keys
-from shmload.pipeline.stage_arguments import set_whole
 from shmload.schedule import key_streams, permutation
 from shmload.schedule.checks import MAX_UINT64
 from shmload.schedule.epoch_cache import EpochCache
 from shmload.schedule.permutation import MAX_N
+from shmload.schedule.units import Sliced
+from shmload.worker.stage_arguments import set_whole
+
+
+class Selected(Derived):
+    """The part of each epoch of the row below that a slice takes; of a repeating row, the part of all its items.
+
+    Args:
+        below: that row.
+        part: the slice.
+        n: number of items of an epoch.
+        what: the stage, with its arguments.
+        repeating: whether it repeats; None: as the row below.
+    """
+
+    def __init__(self, below: Keys, part: Sliced, n: int, what: str, *, repeating: bool | None = None) -> None:
+        super().__init__(below, n, what, repeating=repeating)
+        self._part = part
+
+    def place(self, position: int) -> int:
+        epoch, item = (0, position) if self.below.repeating else divmod(position, self.n)
+        place: int = epoch * self.below.n + self._part.items(item, self.below.n)
+        return place
 
 
 @dataclass(frozen=True)
@@ -31,20 +53,8 @@ class Take:
 
     def over(self, below: Keys) -> Keys:
         """Return the row after this stage."""
-        return Taken(below, self.n)
-
-
-class Taken(Derived):
-    """See Take."""
-
-    def __init__(self, below: Keys, n: int) -> None:
-        super().__init__(below, n if below.repeating else min(n, below.n), f"Take({n})", repeating=False)
-
-    def place(self, position: int) -> int:
-        if self.below.repeating:
-            return position
-        epoch, item = divmod(position, self.n)
-        return epoch * self.below.n + item
+        n = self.n if below.repeating else min(self.n, below.n)
+        return Selected(below, Sliced(0, self.n, 1), n, f"Take({self.n})", repeating=False)
 
 
 @dataclass(frozen=True)
@@ -66,23 +76,11 @@ class Skip:
         Raises:
             ValueError: nothing is left.
         """
-        return Skipped(below, self.n)
-
-
-class Skipped(Derived):
-    """See Skip."""
-
-    def __init__(self, below: Keys, n: int) -> None:
-        if not below.repeating and n >= below.n:
-            raise ValueError(f"Skip({n}) leaves nothing of an epoch of {below.n} items")
-        super().__init__(below, below.n if below.repeating else below.n - n, f"Skip({n})")
-        self._num_skipped = n
-
-    def place(self, position: int) -> int:
-        if self.repeating:
-            return position + self._num_skipped
-        epoch, item = divmod(position, self.n)
-        return epoch * self.below.n + self._num_skipped + item
+        part = Sliced(self.n, None, 1)
+        n = below.n if below.repeating else part.count(below.n)
+        if not n:
+            raise ValueError(f"Skip({self.n}) leaves nothing of an epoch of {below.n} items")
+        return Selected(below, part, n, f"Skip({self.n})")
 
 
 @dataclass(frozen=True)
@@ -168,21 +166,16 @@ class Window:
         return Windows(below, self.size, self.step)
 
 
-class Windows(Derived):
+class Windows(Selected):
     """See Window."""
 
     def __init__(self, below: Keys, size: int, step: int) -> None:
-        n = -(-below.n // step) if below.repeating else (below.n - size) // step + 1
-        if n < 1:
+        part = Sliced(0, None if below.repeating else max(below.n - size + 1, 0), step)  # the first item of each window
+        n = part.count(below.n)
+        if not n:
             raise ValueError(f"Window({size}) needs at least {size} items an epoch; there are {below.n}")
-        super().__init__(below, n, f"Window({size}, step={step})")
-        self._size, self._step = size, step
-
-    def place(self, position: int) -> int:
-        if self.repeating:
-            return position * self._step
-        epoch, window = divmod(position, self.n)
-        return epoch * self.below.n + window * self._step
+        super().__init__(below, part, n, f"Window({size}, step={step})")
+        self._size = size
 
     def item(self, key: int) -> Any:
         first = self.place(key)

@@ -15,8 +15,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from shmload.pipeline.block_columns import length
-from shmload.pipeline.block_rows import BlockRow, Expansion
-from shmload.pipeline.block_stages import Expanding
+from shmload.pipeline.block_rows import BlockRow, Expansion, Finish
 from shmload.pipeline.compose import compose
 from shmload.pipeline.engines import engine_of
 from shmload.pipeline.in_place import ChosenProgram
@@ -27,7 +26,7 @@ from shmload.pipeline.scan import Scan
 from shmload.pipeline.stages import Collate
 from shmload.pipeline.stream_rows import StreamItems, StreamRow
 from shmload.worker.decoding_protocol import is_decoder
-from shmload.worker.stage_engine import Each
+from shmload.worker.stage_engine import Each, Expanding, StageContext
 
 
 class EnoughError(BaseException):
@@ -111,8 +110,8 @@ class _TimedStage(Expanding):
     def kind(self) -> str:
         return self.stage.kind
 
-    def run(self, items: Iterator[Any], name: str) -> Iterator[Any]:
-        made = self.stage.run(self._given(items), name)
+    def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
+        made = self.stage.run(self._given(items), name, context)
         while True:
             try:
                 item = self.clock.run(self.tally, next, made)
@@ -272,9 +271,9 @@ class Probe:
             lambda finish: partial(self._finished, finish),
         )
 
-    def _finished(self, finish: Callable[[list[Any]], Any] | None, items: list[Any]) -> Any:
+    def _finished(self, finish: Finish | None, items: list[Any], context: StageContext) -> Any:
         """Time putting a block into the form in which it travels, which is part of collating."""
-        made = items if finish is None else self._clock.run(self.finishing, finish, items)
+        made = items if finish is None else self._clock.run(self.finishing, finish, items, context)
         self.num_blocks, self.num_made = self.num_blocks + 1, self.num_made + length(made)
         return made
 

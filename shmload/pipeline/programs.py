@@ -7,10 +7,10 @@ from typing import Any
 
 from shmload.batch.ragged import ragged_of
 from shmload.modes.default_collate import collated
-from shmload.pipeline.failed_items import IN_WORKER, FailedItem
+from shmload.pipeline.block_context import IN_WORKER
 from shmload.pipeline.rows import Keys
-from shmload.worker.failure import Failure, no_end
-from shmload.worker.stage_engine import Each, noted, through
+from shmload.worker.failure import Failure
+from shmload.worker.stage_engine import Each, FailedItem, noted, through
 
 
 class RowProgram:
@@ -34,19 +34,9 @@ class RowProgram:
             for stage in self._stages.values():  # like `through`, but saves one call per item
                 item = stage.function(item)
         except Exception as error:
-            error = self._noted(error, stage, key)
+            error = noted(error, "" if stage is None else stage.name, self._source.name(key))
             raise error
         return item
-
-    def _noted(self, error: Exception, stage: Each | None, key: int) -> Exception:
-        """Add a note to an exception that names its stage, or the source, and the item."""
-        name = self._source.name(key)
-        if stage is not None:
-            return noted(error, stage, f", of {name}")
-        if isinstance(error, StopIteration):  # raised by a user's dataset, it would end the iteration
-            error = no_end(error, "reading the source")
-        error.add_note(f"shmload: {name}")
-        return error
 
 
 class InPlaceProgram(RowProgram):

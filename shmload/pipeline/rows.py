@@ -141,7 +141,7 @@ class Mapped(Row):
             for stage in self._functions.values():  # what `through` does, without a call more for each item
                 item = stage.function(item)
         except Exception as error:
-            error = noted(error, stage, f", of {self.below.name(self.below.key(key))}")
+            error = noted(error, stage.name, self.below.name(self.below.key(key)))
             raise error
         return item
 

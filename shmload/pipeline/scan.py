@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shmload.pipeline.stage_arguments import check_function
 from shmload.schedule.state_codec import UsersOwn, sealed
+from shmload.worker.stage_arguments import check_function
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from shmload.pipeline.methods import Fluent
 from shmload.pipeline.rows import SEED, Keys, Row
-from shmload.pipeline.stage_arguments import MAX_WORKERS, check_flag, set_whole
 from shmload.pipeline.stage_names import shown
 from shmload.pipeline.stream_rows import StreamItems
 from shmload.schedule import permutation
 from shmload.schedule.checks import MAX_UINT64
 from shmload.schedule.epoch_cache import EpochCache
 from shmload.schedule.permutation import MAX_N
-from shmload.worker.stage_engine import called
+from shmload.worker.stage_arguments import MAX_WORKERS, check_flag, set_whole
+from shmload.worker.stage_engine import noted
 from shmload.world import package_ability
 
 
@@ -186,7 +186,11 @@ class Generate(Fluent, Row):
         set_whole(self, "Generate(seed)", "seed", 0, MAX_UINT64)
 
     def item(self, key: int) -> Any:
-        return called(self.fn, key, "Generate")
+        try:
+            return self.fn(key)
+        except Exception as error:
+            error = noted(error, "Generate")
+            raise error
 
 
 @dataclass(frozen=True, eq=False)

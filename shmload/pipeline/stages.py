@@ -8,9 +8,9 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from shmload.batch.ragged import ragged_of
-from shmload.pipeline.stage_arguments import MAX_WORKERS, check_flag, check_function, set_whole
 from shmload.schedule.any_schedule import Uneven
 from shmload.worker.decoding_protocol import is_decoder
+from shmload.worker.stage_arguments import MAX_WORKERS, check_flag, check_function, set_whole
 
 
 @dataclass(frozen=True)

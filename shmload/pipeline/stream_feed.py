@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from shmload.errors import StateMismatch
 from shmload.pipeline.block_columns import Block
-from shmload.pipeline.failed_items import FailedItem, reading
+from shmload.pipeline.block_context import BlockContext
 from shmload.pipeline.position_stages import Enumerate, Skip
 from shmload.pipeline.scan import saved
 from shmload.pipeline.stream_rows import UNKNOWN, StreamItems, StreamRow
@@ -20,6 +20,7 @@ from shmload.shm import travel
 from shmload.worker.failure import Failure
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import sample_info, sample_of
+from shmload.worker.stage_engine import FailedItem, StageContext
 
 ENDED = ""  # replaces the state of an exhausted iterable, which may equal that of the start of its next pass
 
@@ -65,15 +66,15 @@ class StreamProgram:
         epoch, block, sent = key
         items: Any = pickle.loads(sent) if isinstance(sent, bytes) else sent  # pickled by the trainer
         with sample_of(self._seed, epoch, block, sample_info().worker, own=self._own):
-            return block, self._expansion(_placed(items, block * self._size), _ItemNames(epoch))
+            context = BlockContext(_ItemNames(epoch))
+            return block, self._expansion(_placed(items, block * self._size, context), context)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_own"}
 
 
-def _placed(items: list[Any], first: int) -> Iterator[Any]:
-    for position, item in enumerate(items, first):
-        reading.position = position
+def _placed(items: list[Any], first: int, context: StageContext) -> Iterator[Any]:
+    for context.place, item in enumerate(items, first):
         yield item
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from shmload.errors import StateMismatch
-from shmload.pipeline.failed_items import FailedItem
 from shmload.pipeline.scan import Scan, saved
 from shmload.schedule.state_codec import opened
 from shmload.worker.failure import Failure
-from shmload.worker.stage_engine import called
+from shmload.worker.stage_engine import FailedItem, noted
 
 
 class TrainerStages:
@@ -51,13 +49,12 @@ class TrainerStages:
         for name, stage in self._stages:
             try:
                 if isinstance(stage, Scan):
-                    self._carried[which], item = called(partial(stage, self._carried[which]), item, name)
+                    self._carried[which], item = stage(self._carried[which], item)
                     which += 1
                 else:
-                    item = stage(item)
+                    item = stage.function(item)
             except Exception as error:
-                error.add_note(f"shmload: {name}, of an item of {of_what}")
-                return FailedItem(Failure.of(error, "in the trainer", ""))
+                return FailedItem(Failure.of(noted(error, name, f"an item of {of_what}"), "in the trainer", ""))
         return item
 
     # ------------------------------------------------------------ states

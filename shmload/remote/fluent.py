@@ -1,4 +1,4 @@
-"""The stages of a fluent pipeline, with the semantics of webdataset 1.0.2 (worker/stage_engine.py runs them).
+"""The functions of fluent stages, with the semantics of webdataset 1.0.2 (remote/program.py has the stages).
 
 Error handlers have webdataset's names. They are functions of the exception: they return True to continue without the sample or
 False to end the pass, or they raise.
@@ -16,7 +16,7 @@ Formats that can run code raise an error unless they are allowed, because bytes 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial as partial_of
 from typing import Any
@@ -296,6 +296,21 @@ def to_tuple(fields: Sequence[str], missing_is_error: bool, none_is_error: bool,
         names = [name for name, value in zip(fields, made, strict=True) if value is None]
         raise ValueError(f"to_tuple: {', '.join(map(repr, names))} of sample {sample.get('__key__')!r} is None")
     return made
+
+
+def unbatched(batch: Any) -> Iterator[Any]:
+    """Yield the items of a batch of columns."""
+    if isinstance(batch, (list, tuple)):
+        for number in range(len(batch[0]) if batch else 0):
+            yield tuple(column[number] for column in batch)
+    elif isinstance(batch, dict):
+        lengths = {len(column) for column in batch.values()}
+        if len(lengths) != 1:
+            raise ValueError(f"unbatched: the columns of a batch are of one length, these of {sorted(lengths)}")
+        for number in range(lengths.pop()):
+            yield {name: column[number] for name, column in batch.items()}
+    else:
+        raise TypeError(f"unbatched needs batches, tuples or dicts of columns; got a {type(batch).__name__}")
 
 
 def renamed(names: Mapping[str, str | Sequence[str]], keep: bool, sample: Any) -> dict[str, Any]:

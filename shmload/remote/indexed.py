@@ -26,13 +26,13 @@ from shmload.formats.row_numbers import checked_index, checked_indices
 from shmload.formats.tar.members import Decode
 from shmload.formats.tar.shards import KEY, ShardIndex, TarDataset, TarSamples
 from shmload.formats.tar.tar_format import members_span
+from shmload.remote.program import Program
 from shmload.remote.remote_source import RemoteSource, taken_at
 from shmload.schedule.any_schedule import Uneven
 from shmload.schedule.node_shuffle import NodeShuffle
 from shmload.schedule.shard_shuffle import ShardShuffle
 from shmload.schedule.snapshot_schedule import SnapshotSchedule
 from shmload.worker.sample_rng import seed_and_epoch
-from shmload.worker.stage_engine import Program
 
 __all__ = ["RemoteRecords", "RemoteSamples", "RemoteUnits"]
 

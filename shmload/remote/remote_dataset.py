@@ -2,13 +2,13 @@
 
     order       ShardShuffle: shards in random order, mixed within windows; a function of (seed, epoch)
     rank r      positions r, r + world_size, ... of that order: ranks are interleaved, so all have equally many samples
-    worker w    units w, w + n, ... of the rank; a unit is the samples of one item (worker/stage_engine.py)
+    worker w    units w, w + n, ... of the rank; a unit is the samples of one item (schedule/units.py)
     stages      decode, to_tuple, ... applied to the samples of a worker's units
 
 All ranks read from the same windows at the same time. The processes of a node therefore fetch each shard once and share it, and
 keep only a few shards at a time, however many there are.
 
-The fluent methods each return a new dataset with one more stage, and keep track of the number of items (worker/stage_engine.py).
+The fluent methods each return a new dataset with one more stage, and keep track of the number of items (remote/program.py).
 
 `Passes` numbers the passes over a dataset, in agreement between all workers of a rank. A loader does not tell an iterable dataset
 the epoch, and its workers, which may be new processes for every pass, each begin an iterator of their own. What these have in
@@ -53,16 +53,18 @@ from shmload.remote.listing import shards_in, shards_of_urls
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.manifest import Shards
 from shmload.remote.packing.pack import store_of
+from shmload.remote.program import Batching, Piping, Program, Slicing
 from shmload.remote.remote_source import RemoteSource, taken_at
 from shmload.schedule.any_schedule import Uneven
 from shmload.schedule.checks import own_int, whole_number
 from shmload.schedule.node_shuffle import NodeShuffle
 from shmload.schedule.permutation import Permutation
 from shmload.schedule.shard_shuffle import ShardShuffle
+from shmload.schedule.units import Batched, Sliced, Units
 from shmload.shm import travel
 from shmload.storage.open_store import open_store
-from shmload.worker import stage_engine
-from shmload.worker.stage_engine import Batched, Each, Handler, Program, Sliced, Stage, Units
+from shmload.worker.item_stages import BufferedShuffle, Filter, FlatMap
+from shmload.worker.stage_engine import Each, Expanding, Handler
 from shmload.world import OwnRank
 
 __all__ = ["CACHE_BYTES", "Passes", "RemoteDataset"]
@@ -596,8 +598,7 @@ class RemoteDataset(IterableDataset[Any]):
         Args:
             predicate: item -> bool.
         """
-        stage = Stage("select", stage_engine.select, (_function("select", predicate),))
-        return self._with(self.program.then(stage).ended_by("select"))
+        return self._expanded("select", Filter(_function("select", predicate)))
 
     def shuffle(self, size: int = 1000, initial: int = 100) -> Self:
         """Shuffle items with a buffer, in addition to the dataset's own order: each step yields a random item of the buffer.
@@ -609,8 +610,8 @@ class RemoteDataset(IterableDataset[Any]):
         size = _whole("shuffle: size", size, 0)
         if size < 1:
             return self._with(self.program)
-        arguments = (size, min(_whole("shuffle: initial", initial, 0), size))
-        program = self.program.then(Stage("shuffle", stage_engine.shuffle, arguments))
+        stage = BufferedShuffle(size, min(_whole("shuffle: initial", initial, 0), size))
+        program = self.program.then("shuffle", stage)
         return self._with(replace(program, known="number" if program.known == "units" else program.known))
 
     def batched(
@@ -624,14 +625,14 @@ class RemoteDataset(IterableDataset[Any]):
             partial: whether the last batch may be shorter.
         """
         size = _whole("batched: batchsize", batchsize, 1)
-        program = self.program.then(Stage("batched", stage_engine.batch, (size, collation_fn, bool(partial))))
+        program = self.program.then("batched", Batching(size, collation_fn, bool(partial)))
         if program.known != "nothing":
             program = replace(program, units=Units((*program.units.levels, Batched(size, bool(partial)))))
         return self._with(program)
 
     def unbatched(self) -> Self:
         """Yield the items of batches one by one. The number of items becomes unknown."""
-        return self._with(self.program.then(Stage("unbatched", stage_engine.unbatch)).ended_by("unbatched"))
+        return self._expanded("unbatched", FlatMap(fluent.unbatched))
 
     def slice(self, *bounds: int | None) -> Self:
         """Select a slice of the items of a rank's pass: slice(stop), slice(start, stop), slice(start, stop, step).
@@ -650,7 +651,7 @@ class RemoteDataset(IterableDataset[Any]):
         stop = None if stop is None else _whole("slice: stop", stop, 0)
         if self.program.known == "units":
             return self._with(replace(self.program, units=Units((*self.program.units.levels, Sliced(start, stop, step)))))
-        return self._with(self.program.then(Stage("slice", stage_engine.some, (start, stop, step))).ended_by("slice"))
+        return self._expanded("slice", Slicing(start, stop, step))
 
     def then(self, function: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> Self:
         """Apply a function to the iterator of items, for example your own generator. The number of items becomes unknown.
@@ -660,8 +661,7 @@ class RemoteDataset(IterableDataset[Any]):
             args: positional arguments for it.
             kwargs: keyword arguments for it.
         """
-        stage = Stage("then", stage_engine.piped, (_function("then", function), args, kwargs))
-        return self._with(self.program.then(stage).ended_by("then"))
+        return self._expanded("then", Piping(_function("then", function), args, kwargs))
 
     def repeat(self, nepochs: int | None = None) -> Self:
         """Read several epochs in one pass, each in its own order.
@@ -689,7 +689,10 @@ class RemoteDataset(IterableDataset[Any]):
         return self._with(replace(self.program, length=_whole("with_length: n", n, 0)))
 
     def _each(self, name: str, function: Callable[[Any], Any], handler: Handler) -> Self:
-        return self._with(self.program.then(Each(name, function, handler)))
+        return self._with(self.program.then(name, Each(name, function, handler)))
+
+    def _expanded(self, name: str, stage: Expanding) -> Self:
+        return self._with(self.program.then(name, stage).ended_by(name))
 
     # ------------------------------------------------------------ copies
 
@@ -707,5 +710,5 @@ class RemoteDataset(IterableDataset[Any]):
 
     def __repr__(self) -> str:
         shards = self._source.local.shards
-        stages = "".join(f".{stage.name}" for stage in self.program.stages)
+        stages = "".join(f".{name}" for name, _ in self.program.stages)
         return f"<RemoteDataset of {len(shards.all)} shards, {shards.nbytes} bytes{stages}>"

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import example, given, settings
 
 import shmload
-from shmload.errors import StateMismatch
+from shmload.errors import SampleError, StateMismatch
 from shmload.pipeline import (
     AsyncMap,
     BatchMap,
@@ -313,6 +313,41 @@ def test_an_item_that_fails_is_raised_at_its_turn_and_the_next_comes(stage: Any,
         with pytest.raises(ValueError, match=r"seven\nshmload: stage \d \(a \w+\), of item 7 of epoch 0"):
             pipeline()
         assert len(list(pipeline)) == 2
+
+
+async def answered(x: int) -> int:
+    return x
+
+
+def inside(x: int) -> list[int]:
+    with Conveyer([Range(5, repeating=False), Filter(lambda _: True)]) as other:
+        return [x + 0 * sum(other)]
+
+
+HOLDING: dict[str, list[Any]] = {
+    "Shuffle": [Shuffle(buffer_size=6)],
+    "FlatMap before Shuffle": [FlatMap(lambda x: [x, x]), Shuffle(buffer_size=4)],
+    "AsyncMap": [AsyncMap(answered)],
+    "a pipeline in a function": [FlatMap(inside)],
+}
+
+
+@pytest.mark.parametrize("kind", HOLDING)
+def test_error_after_a_stage_that_holds_items_back_names_its_own_item(kind: str) -> None:
+    for block_size in (10, 256):
+        stages = [Range(20, repeating=False), *HOLDING[kind], Map(fails_at_7)]
+        with (
+            Conveyer(stages, block_size=block_size) as pipeline,
+            pytest.raises(ValueError, match=r"\(a Map\), of item 7 of epoch 0"),
+        ):
+            list(pipeline)
+
+
+def test_batch_of_a_bucket_that_cannot_be_collated_is_named_by_its_first_item() -> None:
+    rows = [{"n": 0}, {"n": 5, "x": 1}, {"n": 0}, {"n": 5}, {"n": 0}]
+    stages = [Items(rows), Bucket(lambda row: row["n"], [1], 2)]
+    with Conveyer(stages) as pipeline, pytest.raises(SampleError, match=r"collating a batch of Bucket, of item 1 of epoch 0"):
+        list(pipeline)
 
 
 def test_a_stage_that_raises_stop_iteration_is_an_error_with_its_name() -> None:

@@ -221,9 +221,9 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a StopIteration of select ends the samples",
-        "shmload/worker/stage_engine.py",
-        '            is_wanted = called(predicate, at.item, "select")\n        except Exception as error:\n',
-        "            is_wanted = predicate(at.item)\n        except StopIteration:\n            return\n        except Exception as error:\n",
+        "shmload/worker/item_stages.py",
+        "            answer = fn(item)\n        except Exception as error:\n",
+        "            answer = fn(item)\n        except StopIteration:\n            return\n        except Exception as error:\n",
         ("tests/remote/test_fluent.py::test_stop_iteration_of_a_function_is_no_end_of_the_samples",),
     ),
     Defect(

@@ -17,6 +17,14 @@ PIPELINE_DEFECTS = [
         (f"{STREAM}test_equal_seeds_give_equal_streams_and_other_seeds_others",),
     ),
     Defect(
+        "B1",
+        "an error after a buffered shuffle names the item read last",
+        "shmload/worker/item_stages.py",
+        "            context.place, item = held.pop()\n",
+        "            _, item = held.pop()\n",
+        ("tests/pipeline/test_expanded.py::test_error_after_a_stage_that_holds_items_back_names_its_own_item[Shuffle]",),
+    ),
+    Defect(
         "B8",
         "a state forgets what has been had of a block",
         "shmload/pipeline/block_positions.py",

@@ -247,9 +247,9 @@ STORAGE_DEFECTS = [
     Defect(
         "A15",
         "a fluent stage's failure does not say which sample it was",
-        "shmload/worker/stage_engine.py",
-        "                yield at._replace(item=made)\n\n\ndef through(",
-        "                yield placed(made)\n\n\ndef through(",
+        "shmload/remote/program.py",
+        '            self.place = SamplePlace(item["__url__"], item["__key__"]) if is_named else None\n',
+        "            self.place = None\n",
         ("tests/remote/test_named_failures.py::test_a_failing_stage_names_shard_sample_and_stage[map_tuple]",),
     ),
     Defect(

@@ -58,6 +58,11 @@ STAGES: dict[str, tuple[Stages, str]] = {
     "rename": (lambda data: data.rename(x="txt"), "img_0': rename: sample 'img_0' has no 'txt'"),
     "select": (lambda data: data.select(refuses), "img_2': select: is refused"),
     "behind a shuffle": (lambda data: data.to_tuple("cls").shuffle(4).map(partial(first, refuses)), "img_2': map: is refused"),
+    "behind unbatched items that are shuffled": (
+        lambda data: data.to_tuple("cls").batched(1).unbatched().shuffle(4).map(partial(first, refuses)),
+        "the batch that begins with sample 'img_2': map: is refused",
+    ),
+    "unbatched": (lambda data: data.unbatched(), "img_0': unbatched: the columns of a batch"),
     "behind a slice": (lambda data: data.select(bool).slice(1, None).map(refuses), "img_2': map: is refused"),
     "batched": (
         lambda data: data.slice(1, None).batched(2, collation_fn=collated),

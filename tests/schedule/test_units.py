@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.worker.stage_engine import Batched, Sliced, Units
+from shmload.schedule.units import Batched, Sliced, Units
 
 LEVELS = st.lists(
     st.one_of(

@@ -1,0 +1,25 @@
+"""BlockContext: names the items of a block in errors, and lets the other items continue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmload.worker.failure import Failure
+from shmload.worker.stage_engine import FailedItem, Handler, StageContext, noted
+
+IN_WORKER = "in a worker of this pipeline"
+
+
+class BlockContext(StageContext):
+    """What the stages of a block share; a place is a position in the row below.
+
+    Args:
+        row: whose items they are; has key() and name().
+    """
+
+    def __init__(self, row: Any) -> None:
+        self._row, self.place = row, 0
+
+    def failed(self, error: Exception, stage: str, handler: Handler | None = None) -> FailedItem:
+        error = noted(error, stage, self._row.name(self._row.key(self.place)))
+        return FailedItem(Failure.of(error, IN_WORKER, ""))

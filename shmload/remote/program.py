@@ -1,0 +1,187 @@
+"""Program: the stages of a fluent reader, and what is known about its items before any sample is read.
+
+`shuffle` keeps the number of items, not which is which. `select`, `unbatched` and `then` end that knowledge.
+
+Only this reader has the stages Batching, Slicing and Piping, because a pipeline promises more: its Collate makes tensors in shared
+memory, Take and Skip know the position of every item, and a generator over a whole pass could not resume from a block.
+
+`repetitions` and `limit` are numbers and not stages like Repeat and Take, because they count what all workers of a rank deliver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+from shmload.schedule.units import Units
+from shmload.worker.failure import no_end
+from shmload.worker.item_stages import BufferedShuffle
+from shmload.worker.stage_engine import DROP, END, Each, Expanding, Handler, StageContext, grouped, passed
+
+
+class SamplePlace(NamedTuple):
+    """The sample that an item was made of.
+
+    Attributes:
+        is_batch: the sample is the first one of a batch.
+    """
+
+    url: Any
+    key: Any
+    is_batch: bool = False
+
+
+class SampleContext(StageContext):
+    """What the stages of a pass share; the place is None if it is unknown, as of items that the user's own generator has made."""
+
+    place: SamplePlace | None = None
+
+    def failed(self, error: Exception, stage: str, handler: Handler | None = None) -> Any:
+        if isinstance(error, StopIteration):  # it would end the pass
+            of_sample = "" if self.place is None else f" at sample {self.place.key!r}"
+            error = no_end(error, f"the function of {stage}{of_sample}")
+        error = _located(error, stage, self.place)
+        if handler is None:
+            raise error
+        return DROP if handler(error) else END
+
+    def placed(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Yield items, each of which says its place itself, or is of an unknown one."""
+        for item in items:
+            is_named = isinstance(item, Mapping) and "__key__" in item and "__url__" in item
+            self.place = SamplePlace(item["__url__"], item["__key__"]) if is_named else None
+            yield item
+
+
+def _located(error: Exception, stage: str, place: SamplePlace | None) -> Exception:
+    """Return the error of a stage with its sample: in the text if that is the only argument, else in a note."""
+    if place is None:
+        return error
+    if str(place.url) in str(error) and repr(place.key) in str(error):
+        return error
+    where = f"{place.url}: {'the batch that begins with sample' if place.is_batch else 'sample'} {place.key!r}"
+    before = error.args
+    if len(before) == 1 and before[0] == str(error):
+        text = before[0] if before[0].startswith(f"{stage}:") else f"{stage}: {before[0]}"
+        error.args = (f"{where}: {text}",)
+        if str(error) == error.args[0]:
+            return error
+        error.args = before
+    error.add_note(f"shmload: {stage}, of {where}")
+    return error
+
+
+@dataclass(frozen=True)
+class Batching(Expanding):
+    """Batches of `size` items, made by a function of the list of items; None yields the list."""
+
+    size: int
+    collation_fn: Callable[[list[Any]], Any] | None
+    partial: bool
+
+    def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
+        while held := list(islice(items, 1)):
+            place: SamplePlace | None = context.place
+            held += islice(items, self.size - 1)
+            if len(held) < self.size and not self.partial:
+                continue
+            context.place = None if place is None else place._replace(is_batch=True)
+            try:
+                made = held if self.collation_fn is None else self.collation_fn(held)
+            except Exception as error:
+                made = context.failed(error, name)
+            yield made
+
+
+@dataclass(frozen=True)
+class Slicing(Expanding):
+    """Some of the items of each worker, for items whose position in the whole pass is unknown before they are read."""
+
+    start: int
+    stop: int | None
+    step: int
+
+    def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
+        return islice(items, self.start, self.stop, self.step)
+
+
+@dataclass(frozen=True)
+class Piping(Expanding):
+    """A function of the iterator. It may take several items for one, so an item it gives is of the place that it says itself."""
+
+    function: Callable[..., Iterable[Any]]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
+        assert isinstance(context, SampleContext)
+        return context.placed(self.function(items, *self.args, **self.kwargs))
+
+
+_NO_LEVELS = Units()
+
+
+@dataclass(frozen=True)
+class Program:
+    """The stages of a reader.
+
+    Attributes:
+        stages: each with its name.
+        units: which samples make up the items, as far as that is known.
+        known: "units": the k-th item is the k-th unit; "number": there are as many items as units; "nothing".
+        unknown: the stage that ended the knowledge.
+        repetitions: epochs in a pass; None: without end.
+        limit: items of a pass; None: all.
+        length: the value of len(), if it is given.
+    """
+
+    stages: tuple[tuple[str, Each | Expanding], ...] = ()
+    units: Units = _NO_LEVELS
+    known: Literal["units", "number", "nothing"] = "units"
+    unknown: str = ""
+    repetitions: int | None = 1
+    limit: int | None = None
+    length: int | None = None
+
+    def then(self, name: str, stage: Each | Expanding) -> Program:
+        """Return the program with one more stage."""
+        return replace(self, stages=(*self.stages, (name, stage)))
+
+    def ended_by(self, name: str) -> Program:
+        """Return the program after a stage that makes the number of items unknown."""
+        return self if self.known == "nothing" else replace(self, known="nothing", unknown=name)
+
+    def count(self, num_samples: int) -> int:
+        """Return the number of items of a pass over so many samples.
+
+        Raises:
+            TypeError: it is unknown.
+        """
+        if self.length is not None:
+            return self.length
+        if self.limit is not None:
+            return self.limit
+        if self.repetitions is None:
+            raise TypeError("a dataset with repeat() has no end, and no len(): give repeat a number, or with_epoch(n)")
+        if self.known == "nothing":
+            raise TypeError(
+                f"the number of items behind {self.unknown} is not known before they are read: give it by with_length(n), or bound "
+                "a pass by with_epoch(n)"
+            )
+        return self.repetitions * self.units.count(num_samples)
+
+    def run(self, samples: Iterator[Any], seed: int) -> Iterator[Any]:
+        """Return the items made of samples.
+
+        Args:
+            samples: of a worker's units.
+            seed: of the stages' random numbers in this worker and epoch.
+        """
+        seeded = (
+            (name, replace(stage, seed=seed + number) if isinstance(stage, BufferedShuffle) else stage)
+            for number, (name, stage) in enumerate(self.stages)
+        )
+        context = SampleContext()
+        return passed(context.placed(samples), grouped(seeded), context)

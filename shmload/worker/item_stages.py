@@ -1,0 +1,132 @@
+"""Stages that make more or fewer items, or another order: Filter, FlatMap and BufferedShuffle.
+
+Pipelines run them on the items of one block, and the fluent remote reader on those of a worker's pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+from typing import Any
+
+from shmload.worker.sample_rng import sample_rng
+from shmload.worker.stage_arguments import check_function
+from shmload.worker.stage_engine import Expanding, FailedItem, StageContext
+
+
+def answered(fn: Callable[[Any], Any], items: Iterator[Any], name: str, context: StageContext) -> Iterator[tuple[Any, Any]]:
+    """Yield each item with a function's answer; a failed item comes with None.
+
+    Args:
+        fn: the function.
+        items: to ask it of.
+        name: of the stage, for messages.
+        context: shared by all stages.
+    """
+    for item in items:
+        if type(item) is FailedItem:
+            yield item, None
+            continue
+        try:
+            answer = fn(item)
+        except Exception as error:
+            yield context.failed(error, name), None
+        else:
+            yield item, answer
+
+
+@dataclass(frozen=True)
+class Filter(Expanding):
+    """Keeps only the items for which a function returns True.
+
+    Args:
+        fn: item -> whether to keep it.
+    Raises:
+        TypeError: `fn` cannot be called.
+    """
+
+    fn: Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        check_function("Filter(fn)", self.fn)
+
+    def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
+        for item, stays in answered(self.fn, items, name, context):
+            if stays or type(item) is FailedItem:
+                yield item
+
+
+@dataclass(frozen=True)
+class FlatMap(Expanding):
+    """Replaces each item by the items that a function returns for it, none or many.
+
+    Args:
+        fn: item -> a finite iterable of items.
+    Raises:
+        TypeError: `fn` cannot be called.
+    """
+
+    fn: Callable[[Any], Iterable[Any]]
+
+    def __post_init__(self) -> None:
+        check_function("FlatMap(fn)", self.fn)
+
+    def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
+        for item, made in answered(lambda item: iter(self.fn(item)), items, name, context):
+            if type(item) is FailedItem:
+                yield item
+                continue
+            place = context.place
+            while True:
+                try:
+                    value = next(made)
+                except StopIteration:
+                    break
+                except Exception as error:
+                    yield context.failed(error, name)
+                    break
+                yield value
+                context.place = place  # a later stage that holds items back has changed it
+
+
+@dataclass(frozen=True)
+class BufferedShuffle(Expanding):
+    """Delivers a random item of a buffer each time.
+
+    The keyed Shuffle of pipelines stays apart, because it mixes a whole epoch, and needs the position of every item for that.
+
+    Args:
+        size: number of items in the full buffer.
+        initial: number of items in the buffer before the first is delivered; until it is full, it grows by one with each item.
+        seed: of Python's random numbers; None draws from `sample_rng()`. The two users' orders differ for good, because states
+            continue in them.
+    """
+
+    size: int
+    initial: int
+    seed: int | None = None
+
+    @property
+    def kind(self) -> str:
+        return f"Shuffle(buffer_size={self.size - 1})"
+
+    def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
+        draw: Callable[[int], Any] = sample_rng().integers if self.seed is None else Random(self.seed).randrange
+        held: list[tuple[Any, Any]] = []  # places and items
+
+        def drawn() -> Any:
+            at = int(draw(len(held)))
+            held[at], held[-1] = held[-1], held[at]
+            context.place, item = held.pop()
+            return item
+
+        for item in items:
+            held.append((context.place, item))
+            if len(held) < self.size:
+                held += ((context.place, item) for item in islice(items, 1))
+            if len(held) >= self.initial:
+                yield drawn()
+        while held:
+            yield drawn()

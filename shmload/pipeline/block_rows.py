@@ -15,7 +15,6 @@ them are its own. So put expensive functions after the stages that drop items.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -55,23 +54,9 @@ class Expansion:
                 self._runs[-1][1].append(stage)
             else:
                 self._runs.append(("", [stage]))
-        self._finish = finish
+        self.finish = finish
         kinds = [stage.kind for _, stage in stages if isinstance(stage, Expanding)]
         self.kinds = ", ".join([*kinds, *("Scan" for stage in behind if isinstance(stage, Scan))]) or "items"
-
-    def wrapped(
-        self,
-        stage: Callable[[str, Expanding], Expanding],
-        functions: Callable[[list[Each]], list[Each]],
-        finish: Callable[[Any], Callable[[list[Any]], Block]],
-    ) -> Expansion:
-        """Return a copy in which each stage, the functions between two stages, and the last step are wrapped."""
-        made = copy.copy(self)
-        made._runs = [
-            (name, stage(name, run)) if isinstance(run, Expanding) else (name, functions(run)) for name, run in self._runs
-        ]
-        made._finish = finish(self._finish)
-        return made
 
     def __call__(self, items: Iterator[Any], row: Any) -> Block:
         """Run the stages.
@@ -84,7 +69,7 @@ class Expansion:
         for name, stage in self._runs:
             items = stage.run(items, name) if isinstance(stage, Expanding) else _mapped(stage, items)
         made = list(items)
-        return made if self._finish is None else self._finish(made)
+        return made if self.finish is None else self.finish(made)
 
 
 class BlockRow(Row):
@@ -107,12 +92,6 @@ class BlockRow(Row):
     def expansion(self) -> Expansion:
         """The stages that run on each block."""
         return self._expansion
-
-    def with_expansion(self, expansion: Expansion) -> BlockRow:
-        """Return the same row with other stages."""
-        made = copy.copy(self)
-        made._expansion = expansion
-        return made
 
     def item(self, key: int) -> Block:
         start = key * self.size

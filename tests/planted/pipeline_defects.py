@@ -297,9 +297,9 @@ PIPELINE_DEFECTS = [
     Defect(
         "B11",
         "members begin anew with each epoch of a Join",
-        "shmload/pipeline/join.py",
+        "shmload/pipeline/join_engine.py",
         "        self._epoch += 1\n",
-        "        self._epoch += 1\n        [each.begin_next_epoch() for each in self.members]\n",
+        "        self._epoch += 1\n        [each.begin_next_epoch() for each in self._members]\n",
         (f"{JOIN}test_in_its_next_epoch_the_members_go_on_where_they_stand",),
     ),
     Defect(

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shmload.pipeline.compose import compose
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.draws import Draws
 from shmload.pipeline.join_engine import JoinEngine
 from shmload.pipeline.join_source import JoinSource
-from shmload.pipeline.member_checks import check_member
+from shmload.pipeline.member_plans import plans_of
 from shmload.pipeline.methods import Fluent
 from shmload.pipeline.rows import SEED
 from shmload.pipeline.running_pipeline import RunningPipeline
@@ -96,12 +95,7 @@ class Join(RunningPipeline, Fluent):
         Raises:
             ValueError: a member delivers batches, or a rank's part.
         """
-        plans = []
-        for number, each in enumerate(self.members):
-            plan, options = (each.plan, each.options) if isinstance(each, Conveyer) else (compose([each]), {})
-            check_member(number, plan, options, "Join")
-            plans.append(plan)
-        return JoinSource(plans, self.weights, self.stop, self.seed)
+        return JoinSource(plans_of(self.members, "Join"), self.weights, self.stop, self.seed)
 
 
 def _size(pipeline: Any) -> int:

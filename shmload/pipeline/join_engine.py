@@ -7,7 +7,6 @@ from typing import Any
 
 from shmload.errors import SampleError, StateMismatch
 from shmload.pipeline.draws import Draws
-from shmload.pipeline.running_pipeline import RunningPipeline
 from shmload.schedule.state_checksum import check_checksum, with_checksum
 
 STATE_VERSION = 1
@@ -24,7 +23,7 @@ class JoinEngine:
         last_member: number of the member drawn last, or None.
     """
 
-    def __init__(self, members: Sequence[RunningPipeline], draws: Draws) -> None:
+    def __init__(self, members: Sequence[Any], draws: Draws) -> None:
         self._members, self._draws = members, draws
         self._epoch = 0
         self._counters = [0] * len(members)  # of each member, this epoch
@@ -44,7 +43,7 @@ class JoinEngine:
         return item
 
     @staticmethod
-    def _drawn_of(pipeline: RunningPipeline) -> Any:
+    def _drawn_of(pipeline: Any) -> Any:
         if pipeline.is_ended:
             pipeline.begin_next_epoch()
         try:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from shmload.engine.turns import Turns
+from shmload.pipeline.join_engine import JoinEngine
+from shmload.pipeline.pipeline_engine import PipelineEngine
 
 
 class RunningPipeline:
@@ -15,8 +17,8 @@ class RunningPipeline:
         engine: makes them, and knows the position.
     """
 
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
+    def __init__(self, engine: PipelineEngine | JoinEngine) -> None:
+        self.engine: PipelineEngine | JoinEngine = engine
         self._turns = Turns()
         self._is_closed = False
 
@@ -41,15 +43,14 @@ class RunningPipeline:
 
     def __len__(self) -> int:
         """Return the number of batches, or items, of this rank in one epoch; of a repeating source, rounded up."""
-        num_steps: int = self.engine.num_steps
-        return num_steps
+        return self.engine.num_steps
 
     # ------------------------------------------------------------ position
 
     @property
     def is_ended(self) -> bool:
         """True if nothing is left until the next epoch begins."""
-        return bool(self.engine.is_ended)
+        return self.engine.is_ended
 
     def begin_next_epoch(self) -> None:
         """Go to the start of the next epoch of a pipeline that does not repeat. Members of a Join continue where they are."""
@@ -60,8 +61,7 @@ class RunningPipeline:
 
         It has less than 1 KiB, and 64 bytes more for each member of a Join.
         """
-        state: dict[str, Any] = self.engine.state()
-        return state
+        return self.engine.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken, by any rank, on any number of ranks and workers; also while the pipeline runs.

@@ -15,7 +15,6 @@ them are its own. So put expensive functions after the stages that drop items.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from shmload.pipeline.block_columns import Block, columns_of
 from shmload.pipeline.block_context import BlockContext
 from shmload.pipeline.rows import Keys, Row
 from shmload.pipeline.scan import Scan
-from shmload.worker.stage_engine import Each, Expanding, StageContext, grouped, passed
+from shmload.worker.stage_engine import Expanding, StageContext, grouped, passed
 
 BLOCK = 256  # items of the row below that are expanded together
 
@@ -51,23 +50,9 @@ class Expansion:
     """
 
     def __init__(self, stages: Sequence[tuple[str, Any]], finish: Finish | None = None, behind: Sequence[Any] = ()) -> None:
-        self._runs, self._finish = grouped(stages), finish
+        self._runs, self.finish = grouped(stages), finish
         kinds = [stage.kind for _, stage in stages if isinstance(stage, Expanding)]
         self.kinds = ", ".join([*kinds, *("Scan" for stage in behind if isinstance(stage, Scan))]) or "items"
-
-    def wrapped(
-        self,
-        stage: Callable[[str, Expanding], Expanding],
-        functions: Callable[[list[Each]], list[Each]],
-        finish: Callable[[Any], Finish],
-    ) -> Expansion:
-        """Return a copy in which each stage, the functions between two stages, and the last step are wrapped."""
-        made = copy.copy(self)
-        made._runs = [
-            (name, stage(name, run)) if isinstance(run, Expanding) else (name, functions(run)) for name, run in self._runs
-        ]
-        made._finish = finish(self._finish)
-        return made
 
     def __call__(self, items: Iterator[Any], context: StageContext) -> Block:
         """Run the stages.
@@ -77,7 +62,7 @@ class Expansion:
             context: whose place `items` sets.
         """
         made = list(passed(items, self._runs, context))
-        return made if self._finish is None else self._finish(made, context)
+        return made if self.finish is None else self.finish(made, context)
 
 
 class BlockRow(Row):
@@ -100,12 +85,6 @@ class BlockRow(Row):
     def expansion(self) -> Expansion:
         """The stages that run on each block."""
         return self._expansion
-
-    def with_expansion(self, expansion: Expansion) -> BlockRow:
-        """Return the same row with other stages."""
-        made = copy.copy(self)
-        made._expansion = expansion
-        return made
 
     def item(self, key: int) -> Block:
         start = key * self.size

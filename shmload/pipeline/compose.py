@@ -18,6 +18,11 @@ from shmload.worker.item_stages import BufferedShuffle
 from shmload.worker.stage_engine import Each, Expanding
 
 
+def buffered(buffer_size: int) -> BufferedShuffle:
+    """Return the stage that Shuffle(buffer_size) stands for: it draws once the buffer is full and one more item has come."""
+    return BufferedShuffle(buffer_size + 1, initial=buffer_size + 1)
+
+
 def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
     """Compile stages.
 
@@ -56,8 +61,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
         if is_decoded and (isinstance(stage, Map | DistributedBatchedMap | Scan | Expanding) or hasattr(stage, "over")):
             raise ValueError(f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate")
         if isinstance(stage, Shuffle) and stage.buffer_size is not None:
-            size = stage.buffer_size + 1  # it draws once the buffer is full and one more item has come
-            stage = BufferedShuffle(size, initial=size)
+            stage = buffered(stage.buffer_size)
         if isinstance(stage, Map):
             if tail and collate is None:
                 tail.append((name, Each(name, stage.fn)))

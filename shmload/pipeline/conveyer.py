@@ -2,33 +2,30 @@
 
     stages ──compose──▶ a Plan ──engine_of──▶ an engine: batches, or items one by one
 
-The engine reads and delivers the items, and knows the position. The Conveyer adds what users call: iteration in any thread, states,
-statistics, and the entry in the state of a Join.
+The engine reads and delivers the items, and knows the position. `RunningPipeline` has what users call on a Join, too. The Conveyer
+adds copies, costs and statistics.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from shmload.engine.turns import Turns
-from shmload.errors import StateMismatch
 from shmload.pipeline.block_rows import BLOCK
 from shmload.pipeline.compose import compose
 from shmload.pipeline.engines import engine_of
 from shmload.pipeline.explain import Explanation, explained
+from shmload.pipeline.pipeline_engine import PipelineEngine
+from shmload.pipeline.running_pipeline import RunningPipeline
 from shmload.pipeline.stage_names import places_of
 from shmload.schedule.permutation import MAX_N
-from shmload.schedule.state_checksum import with_checksum
 from shmload.worker.stage_arguments import set_whole
 
 OF_BATCHES = frozenset({"max_bad", "on_error"})
 OPTIONS = OF_BATCHES | {"audit", "backend", "max_restarts", "multiprocessing_context", "pin_memory", "ring_bytes", "worker_init_fn"}
 
 
-class Conveyer:
+class Conveyer(RunningPipeline):
     """A pipeline of stages: `pipeline()` returns the next batch, or the next item if nothing collates.
 
     Equal stages deliver equal batches, on any number of workers and ranks, from any position.
@@ -57,6 +54,8 @@ class Conveyer:
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
 
+    engine: PipelineEngine
+
     def __init__(self, stages: Sequence[Any], *, block_size: int = BLOCK, **options: Any) -> None:
         self.stages = _stages_of(stages)
         self.block_size, self.options = block_size, options
@@ -65,9 +64,7 @@ class Conveyer:
         self._check_options()
         self.is_endless = plan.source.repeating
         self.has_equal_ranks = self.is_endless or plan.partition.n_ranks == 1 or plan.uneven != "exact"
-        self.engine = engine_of(plan, options, places_of(self.stages, plan))
-        self._turns = Turns()
-        self._is_closed = False
+        super().__init__(engine_of(plan, options, places_of(self.stages, plan)))
 
     def _check_options(self) -> None:
         names = self.options.keys()
@@ -84,52 +81,10 @@ class Conveyer:
                 "behind a stage that makes more or fewer items"
             )
 
-    # ------------------------------------------------------------ items
-
-    def __call__(self) -> Any:
-        """Return the next batch or item.
-
-        Raises:
-            StopIteration: a pipeline that does not repeat has reached the end of its epoch.
-            what a function raised, with the item's name; that batch or item is lost, and the next call continues after it.
-            SampleTimeout, WorkerDied: an item took too long, or ended its worker twice.
-        """
-        with self._turns:
-            if self._is_closed:
-                raise RuntimeError("this pipeline is closed: make a new one")
-            return self.engine.pull()
-
-    def __iter__(self) -> Self:
-        self.engine.begin_pass()
-        return self
-
-    __next__ = __call__
-
-    def __len__(self) -> int:
-        """Return the number of batches, or items, of this rank in one epoch, rounded up if the source repeats."""
-        return self.engine.num_steps
-
     @property
     def valid(self) -> int | None:
         """Number of rows of the last batch that are not padding; None before the first batch, and for single items."""
         return self.engine.valid
-
-    # ------------------------------------------------------------ position
-
-    def state(self) -> dict[str, Any]:
-        """Return the position: flat, JSON-able, under 1 KiB, the same on all ranks after equal steps. Call it at any time."""
-        return self.engine.state()
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken, by any rank, on any number of ranks and workers; also while the pipeline runs.
-
-        Raises:
-            StateMismatch: the state belongs to another pipeline; the message says what differs. Nothing is changed then.
-        """
-        self.engine.go(self.engine.place_of(state))
-
-    set_state = load_state
-    state_dict, load_state_dict = state, load_state  # torch's names, for torch.distributed.checkpoint
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the stages and the position; a copy has no workers and no fetched items."""
@@ -140,35 +95,6 @@ class Conveyer:
         self.__init__(state["stages"], **state["options"])  # type: ignore[misc]
         if state["place"] != self.engine.place:
             self.engine.go(state["place"])
-
-    # ------------------------------------------------------------ as a member of a Join
-
-    @property
-    def is_ended(self) -> bool:
-        """True if nothing is left until the next epoch begins."""
-        return self.engine.is_ended
-
-    def begin_next_epoch(self) -> None:
-        """Go to the start of the next epoch of a pipeline that does not repeat."""
-        self.engine.begin_next_epoch()
-
-    def entry(self) -> list[Any]:
-        """Return a compact state, for the state of a Join."""
-        state = self.state()
-        entry = [_mark(state), state["epoch"], state["position"]]
-        return [*entry, state["counters"]] if "counters" in state else entry
-
-    def entering(self, entry: Any, where: str) -> Callable[[], None]:
-        """Return a function that continues where `entry` was taken.
-
-        Raises:
-            StateMismatch: it belongs to another pipeline.
-        """
-        state = self.state()
-        if not isinstance(entry, list) or entry[:1] != [_mark(state)] or len(entry) != len(self.entry()):
-            raise StateMismatch(f"the state belongs to another pipeline{where}; this one is {state['order']}")
-        state |= zip(("epoch", "position", "counters"), entry[1:], strict=False)
-        return partial(self.engine.go, self.engine.place_of(with_checksum(state)))
 
     # ------------------------------------------------------------ costs and workers
 
@@ -195,17 +121,6 @@ class Conveyer:
         """Return ShmLoader's stats() of the loader that runs the pipeline; empty before the first item."""
         return self.engine.stats()
 
-    def close(self) -> None:
-        """End the workers. What was delivered stays valid; a closed pipeline delivers nothing more."""
-        self._is_closed = True
-        self.engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
 
 def _stages_of(given: Any) -> list[Any]:
     """Return the stages of a list, or of a pipeline made by methods.
@@ -216,8 +131,3 @@ def _stages_of(given: Any) -> list[Any]:
     if isinstance(given, Conveyer) or not isinstance(given, Iterable):  # iterating a Conveyer would read its items, without end
         raise TypeError(f"Conveyer takes a list of stages, or a pipeline as methods make it; got a {type(given).__name__}")
     return list(getattr(given, "stages", given))
-
-
-def _mark(state: dict[str, Any]) -> str:
-    names = ("seed", "n", "uneven", "order")
-    return f"{zlib.crc32(repr([state[name] for name in names]).encode()):08x}"

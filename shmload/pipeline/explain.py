@@ -1,6 +1,6 @@
 """Explain a pipeline: what each stage takes, where it runs, and which part is the bottleneck.
 
-    probe.py: stages with a clock ──▶ a tally a stage ──▶ StageCost ──▶ what so many workers can make, and what the trainer can
+    measured_run.py: a run with counters ──▶ StageCost of each stage ──▶ what the workers can make, and the trainer
 
 engine/bottleneck.py judges these times, or the waits of the pipeline itself if it runs.
 """
@@ -14,9 +14,9 @@ from typing import Any
 
 from shmload.engine.bottleneck import MEANING, Bottleneck, judge
 from shmload.pipeline.buckets import Bucket
+from shmload.pipeline.measured_run import MeasuredRun, measure
 from shmload.pipeline.pipeline_engine import PipelineEngine
 from shmload.pipeline.plan import Plan
-from shmload.pipeline.probe import Measured, measure
 from shmload.pipeline.scan import Scan
 from shmload.pipeline.stage_names import Where, places_of
 from shmload.pipeline.stages import Collate
@@ -113,13 +113,13 @@ def explained(
         items, seconds: as of Conveyer.explain.
     """
     places = places_of(stages, engine.plan)
-    measured: Measured | None = None
+    measured: MeasuredRun | None = None
     source: Any = engine.plan.source
     if engine.plan.is_streamed and (source.stream.is_spent_once_read or hasattr(source.stream.iterable, "state_dict")):
         reason = "the Stream's iterable has a position, which reading it would change"
     else:
         with kept_generators():
-            measured = measure(stages, block_size, engine.place, items, seconds)
+            measured = measure(stages, engine.plan, block_size, engine.place, items, seconds)
         reason = "of the items that were read none came" if measured.error is None else f"items fail: {measured.error!r:.200}"
     return _Summary(stages, engine.plan, stats, places, measured, reason).explanation()
 
@@ -137,7 +137,7 @@ class _Summary:
         plan: Plan,
         stats: dict[str, Any],
         places: Sequence[tuple[str, Where]],
-        measured: Measured | None,
+        measured: MeasuredRun | None,
         reason: str,
     ) -> None:
         self._places, self._measured, self._reason = places, measured, reason
@@ -180,16 +180,16 @@ class _Summary:
         name, where = self._places[number]
         if self._measured is None:
             return StageCost(name, where, None, 0, 0)
-        tally = self._measured.tallies[number]
-        num_items = self._measured.num_rows if number >= self._of_batches else tally.num_in
-        us = tally.ns / 1e3 / num_items if num_items and where != "by place" else None
-        return StageCost(name, where, us, tally.num_in, tally.num_out)
+        count = self._measured.counts[number]
+        num_items = self._measured.num_rows if number >= self._of_batches else count.num_in
+        us = count.ns / 1e3 / num_items if num_items and where != "by place" else None
+        return StageCost(name, where, us, count.num_in, count.num_out)
 
     def _us(self, where: Where) -> float | None:
         """Return the microseconds per delivered item of all stages that run there, or None if not known."""
         if self._measured is None or not self._measured.num_rows:
             return None
-        finishing = self._measured.finishing_ns / 1e3 / self._num_items(0)
+        finishing = self._measured.counts[-1].ns / 1e3 / self._num_items(0)
         return finishing * (where == self._maker) + sum(self._shares(where).values())
 
     @property
@@ -201,7 +201,7 @@ class _Summary:
         """Return for each stage that runs there its microseconds per delivered item."""
         assert self._measured is not None
         return {
-            number: self._measured.tallies[number].ns / 1e3 / self._num_items(number)
+            number: self._measured.counts[number].ns / 1e3 / self._num_items(number)
             for number, (_, place) in enumerate(self._places)
             if place == where
         }
@@ -209,8 +209,8 @@ class _Summary:
     def _num_items(self, number: int) -> float:
         """Return how many delivered items a stage worked for. Each rank makes all blocks, but delivers only its part."""
         assert self._measured is not None
-        if self._is_expanding and number < self._behind_blocks and self._measured.num_made:
-            return self._measured.num_made / self._num_ranks
+        if self._is_expanding and number < self._behind_blocks and self._measured.counts[-1].num_out:
+            return self._measured.counts[-1].num_out / self._num_ranks
         return self._measured.num_rows
 
     def _us_of_workers(self) -> float | None:
@@ -255,8 +255,8 @@ class _Summary:
         """Return whether the pipeline's own functions take most of the program's time between batches."""
         time, measured = self._stats["time"], self._measured
         rate = self._stats["samples_per_s"]
-        if self._is_expanding and measured is not None and measured.num_blocks:  # its samples are blocks
-            rate *= measured.num_made / measured.num_blocks / self._num_ranks
+        if self._is_expanding and measured is not None and (blocks := measured.counts[-1]).num_in:  # its samples are blocks
+            rate *= blocks.num_out / blocks.num_in / self._num_ranks
         if not rate or not trainer_per_s:
             return False
         program_s = (100 - time["trainer_waits"] - time["start_up"]) / 100 / rate

@@ -15,10 +15,9 @@ from typing import Any
 from shmload.pipeline.buckets import Bucket
 from shmload.pipeline.caching import Cache
 from shmload.pipeline.combined_rows import Chained, Interleaved, Zipped
-from shmload.pipeline.compose import compose
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.explain import Explanation
-from shmload.pipeline.member_checks import check_member
+from shmload.pipeline.member_plans import plans_of
 from shmload.pipeline.packing import Pack
 from shmload.pipeline.position_stages import Enumerate, Repeat, Shuffle, Skip, Take, Window
 from shmload.pipeline.rows import Keys, Mapped
@@ -188,16 +187,13 @@ class Combined(Fluent):
         Raises:
             TypeError, ValueError: a member is not a pipeline of single items.
         """
-        name, plans = type(self).__name__, []
+        name = type(self).__name__
         for number, member in enumerate(self.members):
             if not isinstance(member, Conveyer | Fluent | list | tuple):
                 raise TypeError(
                     f"member {number} of the {name} is a Conveyer, a source or a list of stages; got a {type(member).__name__}"
                 )
-            stages: Any = member.stages if isinstance(member, Fluent) else member
-            plan, options = (member.plan, member.options) if isinstance(member, Conveyer) else (compose(stages), {})
-            check_member(number, plan, options, name)
-            plans.append(plan)
+        plans = plans_of(self.members, name)
         rows: list[Keys] = [
             Mapped(plan.source, [replace(stage, name=f"{stage.name} of member {number}") for stage in plan.item_stages])
             for number, plan in enumerate(plans)

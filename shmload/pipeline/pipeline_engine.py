@@ -6,10 +6,13 @@ a place, the identity of the schedule, and a checksum.
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
+from shmload.errors import StateMismatch
 from shmload.pipeline.item_schedule import StreamSchedule
 from shmload.pipeline.plan import Plan
 from shmload.schedule.state import check_state, compare_state, make_state
@@ -146,6 +149,28 @@ class PipelineEngine(ABC):
         self.check(place)
         return place._replace(epoch=0, position=place.epoch * self.schedule.n + place.position) if self.is_endless else place
 
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue where a state was taken; raise StateMismatch if it belongs to another pipeline."""
+        self.go(self.place_of(state))
+
+    def entry(self) -> list[Any]:
+        """Return a compact state, for the state of a Join."""
+        state = self.state()
+        entry = [_mark(state), state["epoch"], state["position"]]
+        return [*entry, state["counters"]] if "counters" in state else entry
+
+    def entering(self, entry: Any, where: str) -> Callable[[], None]:
+        """Return a function that continues where `entry` was taken.
+
+        Raises:
+            StateMismatch: it belongs to another pipeline.
+        """
+        state = self.state()
+        if not isinstance(entry, list) or entry[:1] != [_mark(state)] or len(entry) != len(self.entry()):
+            raise StateMismatch(f"the state belongs to another pipeline{where}; this one is {state['order']}")
+        state |= zip(("epoch", "position", "counters"), entry[1:], strict=False)
+        return partial(self.go, self.place_of(with_checksum(state)))
+
     # ------------------------------------------------------------ workers
 
     @abstractmethod
@@ -155,3 +180,8 @@ class PipelineEngine(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the workers."""
+
+
+def _mark(state: dict[str, Any]) -> str:
+    names = ("seed", "n", "uneven", "order")
+    return f"{zlib.crc32(repr([state[name] for name in names]).encode()):08x}"

@@ -14,7 +14,6 @@ Permutation and a Join encode the item; the keys of all other rows are positions
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,19 +120,8 @@ class Mapped(Row):
         self.is_fixed, self.parts = below.is_fixed, (below,)
 
     @property
-    def functions(self) -> list[Each]:
-        """Functions of the row, in order."""
-        return list(self._functions.values())
-
-    @property
     def held(self) -> Sequence[tuple[str, Any]]:
-        return [(stage.name, stage.function) for stage in self.functions]
-
-    def with_functions(self, functions: Sequence[Each]) -> Mapped:
-        """Return the same row with other functions of the same names."""
-        made = copy.copy(self)
-        made._functions = {stage.name: stage for stage in functions}
-        return made
+        return [(stage.name, getattr(stage.function, "uncounted", stage.function)) for stage in self._functions.values()]
 
     def item(self, key: int) -> Any:
         item = self.below.at(key)

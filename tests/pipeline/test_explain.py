@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from time import thread_time, thread_time_ns
 from typing import Any
 
@@ -40,7 +41,8 @@ from shmload.pipeline import (
     Take,
     Window,
     Zip,
-    probe,
+    measured_run,
+    stage_counters,
 )
 from tests.pipeline import chosen_items as chosen
 from tests.pipeline.pipeline_kit import Add
@@ -60,7 +62,8 @@ def spun(seconds: float, value: Any) -> Any:
 @pytest.fixture(autouse=True)
 def by_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What else a busy machine does is no stage's."""
-    monkeypatch.setattr(probe, "perf_counter_ns", thread_time_ns)
+    for module in (measured_run, stage_counters):
+        monkeypatch.setattr(module, "perf_counter_ns", thread_time_ns)
 
 
 dear, cheap = partial(spun, 4e-3), partial(spun, 0.0)  # a loaded machine makes 0.1 ms of nothing
@@ -389,6 +392,14 @@ def test_what_a_scan_carries_stays() -> None:
         pipeline.explain(items=3, seconds=LONG)
         got += pipeline
     assert got == [0, 1, 3, 6, 10, 15, 21, 28]
+
+
+def test_items_are_counted_that_the_pipelines_own_cache_keeps(tmp_path: Path) -> None:
+    with Conveyer([Range(8), Map(dear), Cache(tmp_path), Collate(8)]) as pipeline:
+        pipeline()
+        files = sorted(path.name for path in tmp_path.glob("*.sqlite"))
+        assert flow(pipeline, 8) == [(0, 0), (0, 0), (8, 8), (8, 1)]
+    assert sorted(path.name for path in tmp_path.glob("*.sqlite")) == files
 
 
 def test_an_iterator_that_is_read_once_is_not_read() -> None:

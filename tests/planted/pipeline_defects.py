@@ -206,10 +206,18 @@ PIPELINE_DEFECTS = [
     Defect(
         "B1",
         "a stage's time is that of all before it, too",
-        "shmload/pipeline/probe.py",
-        "            self._inner[-1] += took + self._around_ns\n",
+        "shmload/pipeline/stage_counters.py",
+        "                inner[-1] += took + self._around_ns\n",
         "",
         ("tests/pipeline/test_explain.py::test_a_stages_time_is_its_own",),
+    ),
+    Defect(
+        "B1",
+        "explaining a pipeline fills a cache of its own",
+        "shmload/pipeline/rows.py",
+        'getattr(stage.function, "uncounted", stage.function)',
+        "stage.function",
+        ("tests/pipeline/test_explain.py::test_items_are_counted_that_the_pipelines_own_cache_keeps",),
     ),
     Defect(
         "B1",
@@ -297,9 +305,9 @@ PIPELINE_DEFECTS = [
     Defect(
         "B11",
         "members begin anew with each epoch of a Join",
-        "shmload/pipeline/join.py",
+        "shmload/pipeline/join_engine.py",
         "        self._epoch += 1\n",
-        "        self._epoch += 1\n        [each.begin_next_epoch() for each in self.members]\n",
+        "        self._epoch += 1\n        [each.begin_next_epoch() for each in self._members]\n",
         (f"{JOIN}test_in_its_next_epoch_the_members_go_on_where_they_stand",),
     ),
     Defect(

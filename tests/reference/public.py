@@ -45,7 +45,7 @@ INTERNAL = {  # public to the rest of the package only
     "PreparedLoader.begin",
     "PreparedLoader.end",
     *(f"{batches}.schedule" for batches in ("KeyedBatches", "LengthBuckets", "TokenBudget")),
-    *(f"{face}.{name}" for face in ("Conveyer", "Join") for name in ("as_source", "entering", "entry")),
+    "Join.as_source",
     *(f"Keys.{name}" for name in ("keys_at", "item", "name", "at", "key", "counters_at", "go_on_at")),
     *(f"{stage}.over" for stage in ("Take", "Skip", "Repeat", "Enumerate", "Window", "Shuffle", "Cache")),
     "Expanding.run",

@@ -1,25 +1,34 @@
-"""Check that the plan of a pipeline can be a member of a source that combines several."""
+"""Plans of the members of a source that combines several pipelines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shmload.pipeline.compose import compose
+from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.plan import Plan
 
 
-def check_member(number: int, plan: Plan, options: Mapping[str, Any], name: str) -> None:
-    """Check a member of a Join, a Zip, a Chain or an Interleave that is the first stage of a pipeline.
+def plans_of(members: Sequence[Any], name: str) -> list[Plan]:
+    """Return the plans of the members of a Join, a Zip, a Chain or an Interleave that is the first stage of a pipeline.
 
     Args:
-        number: of the member.
-        plan: of the member.
-        options: that its Conveyer was given.
+        members: Conveyers, sources, or lists of stages.
         name: of the source.
 
     Raises:
-        ValueError: it is not a pipeline of single items at known positions.
+        ValueError: a member is not a pipeline of single items at known positions.
     """
+    plans = []
+    for number, member in enumerate(members):
+        is_made = isinstance(member, Conveyer)
+        plans.append(member.plan if is_made else compose(getattr(member, "stages", member)))
+        _check(number, plans[-1], member.options if is_made else {}, name)
+    return plans
+
+
+def _check(number: int, plan: Plan, options: Mapping[str, Any], name: str) -> None:
     if options:
         raise ValueError(
             f"member {number} of the {name} has options ({', '.join(options)}), and the Conveyer that the {name} begins reads "

@@ -1,0 +1,88 @@
+"""RunningPipeline: calls, iteration, states and the end, for a Conveyer and for a Join alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from shmload.engine.turns import Turns
+from shmload.pipeline.join_engine import JoinEngine
+from shmload.pipeline.pipeline_engine import PipelineEngine
+
+
+class RunningPipeline:
+    """A pipeline that delivers batches or items.
+
+    Args:
+        engine: makes them, and knows the position.
+    """
+
+    def __init__(self, engine: PipelineEngine | JoinEngine) -> None:
+        self.engine: PipelineEngine | JoinEngine = engine
+        self._turns = Turns()
+        self._is_closed = False
+
+    def __call__(self) -> Any:
+        """Return the next batch or item; a Join draws it from the member whose turn it is.
+
+        Raises:
+            StopIteration: a pipeline that does not repeat has reached the end of its epoch.
+            what a function raised, with the item's name; that batch or item is lost, and the next call continues after it.
+            SampleTimeout, WorkerDied: an item took too long, or ended its worker twice.
+        """
+        with self._turns:
+            if self._is_closed:
+                raise RuntimeError("this pipeline is closed: make a new one")
+            return self.engine.pull()
+
+    def __iter__(self) -> Self:
+        self.engine.begin_pass()
+        return self
+
+    __next__ = __call__
+
+    def __len__(self) -> int:
+        """Return the number of batches, or items, of this rank in one epoch; of a repeating source, rounded up."""
+        return self.engine.num_steps
+
+    # ------------------------------------------------------------ position
+
+    @property
+    def is_ended(self) -> bool:
+        """True if nothing is left until the next epoch begins."""
+        return self.engine.is_ended
+
+    def begin_next_epoch(self) -> None:
+        """Go to the start of the next epoch of a pipeline that does not repeat. Members of a Join continue where they are."""
+        self.engine.begin_next_epoch()
+
+    def state(self) -> dict[str, Any]:
+        """Return the position: JSON-able, the same on all ranks after equal steps. Call it at any time.
+
+        It has less than 1 KiB, and 64 bytes more for each member of a Join.
+        """
+        return self.engine.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken, by any rank, on any number of ranks and workers; also while the pipeline runs.
+
+        Raises:
+            StateMismatch: the state belongs to another pipeline; the message says what differs. Nothing is changed then.
+        """
+        self.engine.load(state)
+
+    set_state = load_state
+    state_dict, load_state_dict = state, load_state  # torch's names, for torch.distributed.checkpoint
+
+    # ------------------------------------------------------------ end
+
+    def close(self) -> None:
+        """End the workers. What was delivered stays valid; a closed pipeline delivers nothing more."""
+        self._is_closed = True
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

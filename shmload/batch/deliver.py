@@ -87,7 +87,8 @@ def deliver_rows(layout: Layout, lease: Lease, nrows: int) -> tuple[Any, int]:
 @lru_cache(maxsize=64)
 def _plan(layout: Layout, nrows: int) -> tuple[tuple[tuple[Any, ...], ...], int, tuple[tuple[int, torch.dtype], ...]]:
     """Return for each field the arguments of its capsule (offset, DLPack code, bits, shape) or of an empty tensor; the total size
-    in bytes; and the fields that must be viewed as another dtype."""
+    in bytes; and the fields that must be viewed as another dtype.
+    """
     offsets, nbytes = layout.place(nrows)
     plan = tuple(
         (at, _code(f.element), f.element.itemsize * 8, (nrows, *f.shape))

@@ -58,7 +58,8 @@ class Field:
 
     `kind` is "array", "tensor", "scalar" (of numpy), "int", "float", "bool", "view" if the dataset writes into the row, or "text"
     for str and bytes of a schema. A ragged dimension of a schema is None in the shape; a text field has one if its rows are lists
-    of text."""
+    of text.
+    """
 
     name: str
     dtype: str

@@ -3,7 +3,8 @@
 Which fields are ragged must not depend on the data: otherwise a batch whose rows happen to be equal in shape would have another
 structure than its neighbors. So a field is ragged if the dataset's schema says so (a `None` dimension), if `ragged={"name":
 mode}` does, or, with a mode other than "list" and no schema, if it is an array of one or more dimensions. Only "list" decides by
-the batch, because a stacked tensor is read like a list of its rows."""
+the batch, because a stacked tensor is read like a list of its rows.
+"""
 
 from __future__ import annotations
 

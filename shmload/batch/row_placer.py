@@ -1,7 +1,8 @@
 """Placing samples as rows of a batch in a slot.
 
 A `RowPlacer` writes to the memory of one slot for a fixed number of rows. `put` writes a sample that is already decoded; `out`
-gives the dataset a writable view of a row, or of a slice of rows, so that it decodes in place."""
+gives the dataset a writable view of a row, or of a slice of rows, so that it decodes in place.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ Each rank leases the files of its snapshot. A share of the budget stays outside 
 cache could never be renewed. A snapshot that nobody has begun is frozen again if its files went with the rank that froze it.
 
 Rejected: samplers in a thread of the trainer (the GIL, forks); a manifest file (to be repaired after kills); an index beside each
-file (the walk costs less)."""
+file (the walk costs less).
+"""
 
 from shmload.growing.cache_writer import CacheWriter
 from shmload.growing.dataset import GrowingDataset

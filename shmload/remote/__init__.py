@@ -13,7 +13,8 @@ ordinary scan reads.
 
 Rejected: a reader for each format (as many caches and orders as formats); reading compressed shards as streams (no resume, no
 shuffle); splitting by shard (unequal counts); a sliding shuffle buffer (cannot be entered in the middle); dealing samples to
-workers (a short batch for each)."""
+workers (a short batch for each).
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ The best file to evict is the one whose next use is farthest in the future (Bela
 schedule is a formula: each process announces what it will open, and evicts accordingly. Files that it has not announced go first,
 least recently used first; then files that it needs later than the file for which room is made, the latest first. Files that it
 needs sooner stay, and the request waits. Ranks and workers of one dataset read the same shards at the same time, so each process
-uses its own announcement only."""
+uses its own announcement only.
+"""
 
 from __future__ import annotations
 

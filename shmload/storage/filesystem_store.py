@@ -372,7 +372,8 @@ class _FileSystemPool:
 
     A forked child neither uses nor closes its parent's file systems, because closing them would end the parent's connections. An
     asynchronous file system serves all threads at once; the others serve one thread at a time. There is no lock, which a fork
-    might leave locked: each step is a single operation of a list."""
+    might leave locked: each step is a single operation of a list.
+    """
 
     def __init__(self) -> None:
         self._of: dict[int, list[Any]] = {}  # idle or shared file systems by process

@@ -7,7 +7,8 @@ The folder is the truth, and each process has a copy, because a listing of 10,00
 ledger is the folder's lock, and only its holder may change files. Before the first change the holder marks the ledger as dirty;
 after the last it writes a new token and the folder's modification time. A process lists the folder if the token differs from that
 of its copy, or if the ledger is dirty (its writer was killed), damaged, missing, or older than the folder (another program added
-or removed a file). So nothing needs recovery after a kill."""
+or removed a file). So nothing needs recovery after a kill.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ removed, so its inode number is not reused.
 
 Rejected: a flock on each leased file (one descriptor each; the usual limit is 1,024), byte-range locks at the inode's number (the
 kernel searches them linearly, so 10,000 take seconds), and POSIX record locks (closing any descriptor of the file drops all of
-them)."""
+them).
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A file is not written through a mapping, because each page would be faulted in and cleared before it is filled. Measured on ext4,
 CPU per MiB: 0.63 ms through a new mapping, 0.22 ms by pwrite from a buffer that stays in the processor's cache, where the
-checksum finds it, too. With pwrite a full disk is also an error and not a SIGBUS."""
+checksum finds it, too. With pwrite a full disk is also an error and not a SIGBUS.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A bucket of an S3-compatible store, or a folder in it.
 
 Reads are signed by botocore and use our own connections (transport.py), which receive directly into the caller's memory; boto3
-takes 1.6 to 2 times the CPU for this. Writing, listing and deleting go through botocore's client."""
+takes 1.6 to 2 times the CPU for this. Writing, listing and deleting go through botocore's client.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ after the first use it hangs forever, even with a new store, because the threads
 
 A request to an https:// server goes through a tunnel (CONNECT) of the proxy; a request to an http:// server is sent to the proxy
 with the whole URL as its target. A name and a password in the proxy's URL are sent to the proxy only, never to the server, and
-appear in no error."""
+appear in no error.
+"""
 
 from __future__ import annotations
 

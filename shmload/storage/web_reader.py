@@ -209,7 +209,8 @@ class WebReader(ABC):
 
         The length may be `_UNKNOWN` if the whole object was requested: the body then ends with the connection or its last chunk.
         The Content-Range header decides whether the body is a range, not the status, because some servers send a range with
-        status 200."""
+        status 200.
+        """
         if answer.status == 412:
             raise version.changed()
         if answer.status == 416:

@@ -407,7 +407,7 @@ def _make_file(name: str, nbytes: int) -> None:
 
 def _taken_meanwhile(path: str, nbytes: int, num_reserved: int, error: OSError) -> str:
     return (
-        f"{path}: the ring was to have {nbytes} bytes, which were free when it was made. It got {num_reserved}, and others have "
+        f"{path}: the ring needs {nbytes} bytes, which were free when the ring was made. It got {num_reserved}, and others have "
         f"taken the rest ({os.strerror(error.errno or 0)}). Free memory, or lower prefetch_factor, num_workers or batch_size"
     )
 

@@ -233,6 +233,9 @@ class _Columns:
         """Return the values as a list."""
         if self._ragged is None:
             raise _UnusualError
+        objects = self._packer.objects(values)
+        if objects is not None:
+            return objects
         nodes = [self._packer.node(v) for v in values]
         return "list", [("tensor", *node[1:]) if node[0] == "array" else node for node in nodes]
 

@@ -7,13 +7,13 @@ storage (a slice, `.numpy()`, a parameter, an autograd graph) keeps the slot fro
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import marshal
 import math
 import pickle
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from shmload._core.text import read_text
 from shmload._core.trainer import Lease
 from shmload.batch.element_types import ELEMENT_TYPES, FLOAT8_CODE, UINT_CODE, ElementType
 from shmload.batch.layout import Layout, filled, is_sequence, sequence_like, structure
-from shmload.batch.packed_batch import INDICES_OF, PackedBatch, is_plain_record
+from shmload.batch.packed_batch import INDICES_OF, PackedBatch, is_plain_record, placed
 from shmload.torch_names import DLPACK_HAS_FLOAT8, NestedTensor, from_dlpack, without_torch_function
 
 
@@ -84,7 +84,7 @@ def deliver_rows(layout: Layout, lease: Lease, nrows: int) -> tuple[Any, int]:
     return tensors[0] if layout.tree[0] == "leaf" else structure(layout.tree, tensors), nbytes
 
 
-@lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def _plan(layout: Layout, nrows: int) -> tuple[tuple[tuple[Any, ...], ...], int, tuple[tuple[int, torch.dtype], ...]]:
     """Return for each field the arguments of its capsule (offset, DLPack code, bits, shape) or of an empty tensor; the total size
     in bytes; and the fields that must be viewed as another dtype.
@@ -281,8 +281,9 @@ class _ForeignUnpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(pickled))
         self._source = source
 
-    def persistent_load(self, node: tuple[Any, ...]) -> Any:
-        return _built(self._source, node)
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return functools.partial(_built, self._source) if found is placed else found
 
 
 # Builders by kind of node. They are functions, because closures that call each other are a reference cycle, which keeps the lease

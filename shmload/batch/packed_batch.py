@@ -104,7 +104,7 @@ class Packer:
         if kind in ATOMS:
             return "value", value
         if kind is list:
-            return self._atoms(value) or ("list", [self.node(v) for v in value])
+            return self._atoms(value) or self.objects(value) or ("list", [self.node(v) for v in value])
         if kind is tuple:
             return "tuple", [self.node(v) for v in value]
         if kind is dict and all(type(k) in ATOMS for k in value):
@@ -114,6 +114,14 @@ class Packer:
         if is_plain_record(value):
             return "record", pickle.dumps(kind), list(vars(value)), [self.node(v) for v in vars(value).values()]
         return self.array(value) or self.foreign(value)
+
+    def objects(self, values: list[Any]) -> Node | None:
+        """Return the node of a list of objects of one class that need pickle; None for any other list.
+
+        One pickle names each class once and holds an object that several of them refer to once, as torch's does.
+        """
+        is_one_class = len(set(map(type, values))) == 1
+        return self.foreign(values, len(values)) if is_one_class and all(map(_needs_pickle, values)) else None
 
     def _atoms(self, values: list[Any]) -> Node | None:
         kinds = set(map(type, values))
@@ -191,8 +199,25 @@ class _ForeignPickler(pickle.Pickler):
         super().__init__(stream, protocol=5)
         self._packer = packer
 
-    def persistent_id(self, value: Any) -> Node | None:
-        return self._packer.array(value)
+    def reducer_override(self, value: Any) -> Any:
+        """Replace an array by a call of `placed`; unlike `persistent_id`, this is not called for each int and str."""
+        node = self._packer.array(value)
+        return NotImplemented if node is None else (placed, (node,))
+
+
+def placed(node: Node) -> Any:
+    """Stand for an array inside a pickle; the unpickler calls its own builder in place of this function."""
+    raise SampleError(f"an array at {node} can only be unpickled with its batch")
+
+
+def _needs_pickle(value: Any) -> bool:
+    """Return whether an object other than a tensor has no node but "foreign"."""
+    kind = type(value)
+    if kind is np.ndarray or kind is np.memmap:
+        return of_numpy(value.dtype) is None
+    has_node = kind in ATOMS or kind in (list, tuple, dict) or (isinstance(value, tuple) and hasattr(value, "_fields"))
+    is_tensor = kind.__module__ == "torch" and kind.__name__ == "Tensor"
+    return not (has_node or is_tensor or is_plain_record(value))
 
 
 def is_record(kind: type) -> bool:

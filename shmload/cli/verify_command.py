@@ -25,7 +25,7 @@ LISTED_MAX = 20  # skipped and substituted samples in the table; --json has all
 
 
 def verify(
-    folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder given to ShmLoader(audit=...).")],
+    folder: Annotated[str, Argument(metavar="FOLDER", help="Folder given to ShmLoader(audit=...).")],
     as_json: Annotated[bool, Option("--json", help="Print everything as JSON instead of a table.")] = False,
     dataset: Annotated[str | None, Option(metavar="MODULE:NAME", help=DATASET)] = None,
     samples: Annotated[int, Option(min=1, help="With --dataset: number of batches to check, drawn at random.")] = 32,
@@ -39,7 +39,9 @@ def verify(
     from shmload.tools.named import call, resolve
 
     with refusing("verify", OSError, ValueError), shown(sys.stderr.isatty()) as progress:
-        logs = read_folder(folder, over=lambda paths: progress.over(paths, lambda path: path.name))
+        if not folder:  # Path("") is the current folder
+            raise ValueError("FOLDER is empty: give what ShmLoader(audit=...) was given; `.` is the current one")
+        logs = read_folder(Path(folder), over=lambda paths: progress.over(paths, lambda path: path.name))
         report, loaders = judge(logs, allow_restarts=allow_restarts)
         if dataset is not None:
             made = resolve(dataset, what="--dataset")

@@ -68,6 +68,7 @@ def test_json_has_everything(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ([""], "FOLDER is empty: give what ShmLoader(audit=...) was given"),
         (["nowhere"], "nowhere: No such file or directory"),
         ([".", "--dataset", "nothing"], "--dataset: needs package.module:name, given 'nothing'"),
         ([".", "--dataset", "math:pi"], "--dataset math:pi: needs a dataset or a function that returns one, given float"),

@@ -18,6 +18,8 @@ from torch.utils.data import default_collate
 
 from shmload import ShmLoader
 from shmload.batch import deliver
+from shmload.batch.deliver import PrivateBatch, unpack
+from shmload.batch.packed_batch import Packer, pack
 from shmload.batch.ragged import ragged_of
 from shmload.modes.default_collate import collated
 from shmload.torch_names import from_dlpack
@@ -281,6 +283,34 @@ def test_objects_that_only_pickle_can_move_are_counted() -> None:
         assert loader.stats()["num_foreign"] == 4
     assert batches[1]["o"] == [Opaque(2), Opaque(3)]
     assert all(torch.equal(one.to_dense(), torch.eye(3)) for one in batches[0]["s"])
+
+
+class Shared:
+    """An object that refers to what all samples have in common."""
+
+    vocabulary = bytes(100_000)
+    table = np.arange(50_000)
+
+    def __init__(self) -> None:
+        self.words, self.rows = Shared.vocabulary, Shared.table
+
+
+@pytest.mark.parametrize("sequence", [list, tuple])
+def test_what_pickled_objects_of_a_list_share_is_packed_once(sequence: type) -> None:
+    packed = pack({"objects": [Shared() for _ in range(16)], "also": sequence([np.array([1, "a"], dtype=object)])})
+    assert packed.nbytes < 2 * (100_000 + Shared.table.nbytes)
+    assert packed.num_foreign == 17
+    made = unpack(PrivateBatch(packed))
+    assert all(one.rows is made["objects"][0].rows and one.words is made["objects"][0].words for one in made["objects"])
+    assert np.array_equal(made["objects"][15].rows, Shared.table)
+    assert made["also"][0].tolist() == [1, "a"]
+
+
+def test_packing_objects_calls_no_python_function_for_each_of_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(Packer, "array", lambda self, value: asked.append(value))
+    pack([np.array([*range(1000, 2000), "a"], dtype=object)])
+    assert len(asked) < 10
 
 
 class Names(list):  # type: ignore[type-arg]  # a list of anything, as users write it

@@ -153,6 +153,9 @@ def test_a_process_that_ends_without_an_answer_is_reported_with_its_code(bench):
         (["--dataset", "planted:Unreadable"], "dataset: reading samples of the dataset raised KeyError: 'image'"),
         (["--json", "."], ".: is a folder; name a file in it"),
         (["--json", "no/such/file.json"], "no/such/file.json: needs an existing folder to write to"),
+        (["--dataset", ""], "--dataset: needs package.module:name, given ''"),
+        (["--torch-loader", ""], "--torch-loader: needs package.module:name, given ''"),
+        (["--dataset", "planted:good", "--collate", ""], "--collate: needs package.module:name, given ''"),
         (["--dataset", "planted:good", "--collate", "planted:no"], "--collate: 'planted' has no 'no'"),
     ],
 )

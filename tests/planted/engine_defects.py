@@ -13,6 +13,14 @@ TEMPLATE = "tests/worker/test_template.py::"
 ENGINE_DEFECTS = [
     Defect(
         "N8",
+        "each object of a list is pickled by itself",
+        "shmload/batch/packed_batch.py",
+        "self._atoms(value) or self.objects(value) or (",
+        "self._atoms(value) or (",
+        ("tests/batch/test_every_kind.py::test_what_pickled_objects_of_a_list_share_is_packed_once[list]",),
+    ),
+    Defect(
+        "N8",
         "batches ordered as rows before it was decided to pack all wait until each is the next",
         "shmload/engine/engine.py",
         "            if self._publisher.is_packed:\n",

@@ -153,6 +153,9 @@ class BenchOptions:
             yield from (f"{option}: needs at least {least}, given {value}" for value in values if value < least)
         if not 0 < self.seconds < math.inf:
             yield f"--seconds: needs more than 0, given {self.seconds:g}"
+        for name in ("dataset", "torch_loader", "collate"):
+            if getattr(self, name) == "":  # as from an unset shell variable; it must not select the built-in workloads
+                yield f"--{name.replace('_', '-')}: needs package.module:name, given ''"
         if self.collate and not (self.dataset or self.torch_loader):
             yield "--collate: needs --dataset, whose samples it is for; built-in workloads have their own"
         if not 0 <= self.step_ms < 60_000:

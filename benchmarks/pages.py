@@ -26,32 +26,12 @@ README: tuple[tuple[str, str, str], ...] = (  # the reader's words, the benchmar
     ),
     ("photos, the same decoder in both: photos/s over torch's", "photos", "photos: photos/s over torch"),
     ("trainer's CPU per batch", "trainer_cpu", "trainer CPU per batch, one field"),
-    ("TFRecord of 1 MiB, checksums compared: CPU per record", "tfrecord", "TFRecord of 1 MiB float32, checksums on, CPU a sample"),
-    (
-        "resume at 9 M of 10 M, torch mode: torchdata's time over shmload's",
-        "resume",
-        "resume at 9 M of 10 M, torch mode: torchdata's time over ours",
-    ),
-    ("trainer's CPU per further field", "trainer_cpu", "trainer CPU per further field"),
-    (
-        "trainer's CPU per GiB, 16 MiB batches: torch's over shmload's",
-        "trainer_cpu",
-        "trainer CPU per GiB, 16 MiB batches, below torch with tensors",
-    ),
-    ("rows of 64 float32, batch 1,024: CPU per row", "arrays", "rows of 64 float32, CPU a row"),
     (
         "tar of 4 KiB and a label: webdataset's CPU per sample over shmload's",
         "tar",
         "tar of 4 KiB npy + cls, CPU a sample: webdataset over shmload",
     ),
-    ("JPEG of 95 kB, random crop to 224: CPU per image", "images", "JPEG of 95 kB to 224: CPU an image"),
     ("windows of 1,025 tokens: CPU per window", "tokens", "windows of 1,025 tokens, CPU a window"),
-    ("variable-length dicts: CPU per sample", "variable_length", "variable-length dicts: CPU per sample"),
-    (
-        "resume at 10^9 of 10^10, seed mode: over a fresh start",
-        "resume",
-        "resume at sample 10^9 of 10^10 over a fresh start, seed mode",
-    ),
     ("a million paths: private memory that a worker grows by", "shared_index", "growth per worker and epoch"),
 )
 FRONT = {Path("README.md"): README, Path("docs/index.md"): README[:5]}

@@ -157,7 +157,9 @@ def test_a_dataset_of_another_rank_than_the_loaders_is_refused_where_the_loader_
     ranks = [{"rank": rank, "world_size": 3} for rank in range(3)]
     for given, other in zip(ranks, [{}, ranks[0], ranks[1]], strict=True):
         data = pipeline(folder, **given)
-        with pytest.raises(ValueError, match=f"for rank {given['rank']} of 3, .* also give the loader rank={given['rank']}, world_size=3"):
+        with pytest.raises(
+            ValueError, match=f"for rank {given['rank']} of 3, .* also give the loader rank={given['rank']}, world_size=3"
+        ):
             ShmLoader(data, batch_size=None, seed=1, **other)
     found = []
     for given in ranks:

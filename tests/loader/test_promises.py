@@ -108,31 +108,18 @@ class Wide:
     def read_into(self, index: int, out: Any) -> None: ...
 
 
-def of_fields(num_fields: int) -> tuple[int, int]:
-    """(descriptors that the loader holds, with batches held; the least ns of trainer's time that a batch took)."""
+def descriptors_of(num_fields: int) -> int:
+    """Descriptors that a loader of so many fields has open while the program holds three of its batches."""
     before = len(os.listdir("/proc/self/fd"))
-    took = []
     with ShmLoader(Wide(num_fields), 2, num_workers=1, seed=3, prefetch_factor=6) as loader:
         iterator = iter(loader)
         held = [next(iterator) for _ in range(3)]
-        num_open = len(os.listdir("/proc/self/fd")) - before
-        engine = loader._builder.last
-        for _ in range(60):
-            while not engine._is_done(engine.front):
-                engine._ready.wait(0.02)
-            began = time.thread_time_ns()
-            batch = next(iterator)
-            took.append(time.thread_time_ns() - began)
-            del batch
         assert len(held[0]) == num_fields
-    return num_open, min(took)
+        return len(os.listdir("/proc/self/fd")) - before
 
 
-def test_descriptors_are_the_same_for_any_number_of_fields_and_a_field_costs_2_us_at_most() -> None:
-    few, few_ns = of_fields(4)
-    many, many_ns = of_fields(104)
-    assert few == many
-    assert (many_ns - few_ns) / 100 <= 2000
+def test_descriptors_are_the_same_for_any_number_of_fields() -> None:
+    assert descriptors_of(4) == descriptors_of(104)
 
 
 # ---------------------------------------------------------------- R10: start and epochs

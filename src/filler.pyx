@@ -373,16 +373,17 @@ cdef class WorkerRing:
 
 
 cdef class ChunkWriter:
-    """Writes the samples of a claimed chunk into their rows, or gathers them, one after another, and begins the next one of each.
+    """Writes the samples of a claimed chunk into their rows, or gathers them, one after another, and begins the next sample each
+    time.
 
-    This takes one call for each sample, because for small samples calls cost more than bytes.
+    It takes one call for each sample, because for small samples calls cost more than bytes.
 
     Args:
         part: the rows; None if samples are only gathered.
         keys: keys of the batch's samples.
         row: row of the sample that has been begun.
         begin: begins a sample, like `WorkerRing.begin_row`; None for the ring's own.
-        reseeder: seeds the global generators before a sample; None if they are not seeded, or by `begin`.
+        reseeder: seeds the global generators before a sample; None if they are not seeded, or seeded by `begin`.
         seed_rest: (left, seed, epoch, index, keys, row) -> None, seeds the generators that `reseeder` has left.
 
     Attributes:

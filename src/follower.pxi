@@ -82,15 +82,12 @@ cdef class FollowerRing:
         return 0
 
     def find(self, Order order):
-        """Return the slot in which the leader has ordered a batch, or -1 if it has not yet. The batch stays in that slot until it
-        is passed.
-        """
+        """Return the slot of a batch that the leader has ordered, or -1. The batch stays in that slot until it is passed."""
         self._slot(0)
         return shml_share_find(&self._shared._share, self._shared.me, self._shared.generation, order.epoch, order.step)
 
     def look(self, int slot):
-        """Return FILLING, READY or FAILED for a slot returned by `find`. FILLING includes every state that the leader still has to
-        handle.
+        """Return FILLING, READY or FAILED for a slot returned by `find`. FILLING includes all that the leader still has to handle.
         """
         self._slot(slot)
         return shml_share_look(&self._shared._share, &self._ring, slot)

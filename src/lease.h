@@ -78,8 +78,7 @@ typedef struct {
     int32_t state;
     int32_t reserved;     /* worker the order is for, SHML_ANYONE otherwise */
     uint64_t leased_ns;   /* CLOCK_MONOTONIC at the start of the newest lease */
-    uint64_t released_ns; /* CLOCK_MONOTONIC at the end of that lease; written by the thread that drops the last alias, before
-                             the push */
+    uint64_t released_ns; /* CLOCK_MONOTONIC at the end of that lease; written by the thread that drops the last alias */
     shml_lease lease;     /* a slot has one at a time; stored here, so a fork can access it while other threads drop it */
 } shml_place;
 
@@ -93,10 +92,8 @@ typedef struct shml_local_ring {
     uint32_t num_free;
     uint32_t num_leased;      /* as the trainer last saw it */
     uint32_t num_pending_copies;
-    int32_t *pending_copies;         /* slots that were returned but must not be used yet, oldest first; NULL: a returned slot is
-                                        free at once */
-    void (*ended)(void *context, uint32_t slot); /* called when a lease ends, in its thread, before the slot is returned; NULL:
-                                                    no call */
+    int32_t *pending_copies;         /* returned slots that must not be used yet, oldest first; NULL: a returned slot is free now */
+    void (*ended)(void *context, uint32_t slot); /* called when a lease ends, in its thread, before the slot is returned; or NULL */
     void *context;            /* argument of `ended`; lives as long as the local ring has leases */
     int32_t *free_list;       /* last in, first out, so the part of the ring in use stays small and in the caches */
     shml_place *places;
@@ -217,8 +214,7 @@ static inline shml_lease *shml_lease_begin(shml_local_ring *local_ring, uint32_t
     return lease;
 }
 
-/* Add a reference if there is at least one, and return 1 if so. Requires a live local ring in which no slot is leased during the
- * call. */
+/* Add a reference if there is at least one, and return 1 if so. Needs a live local ring in which no slot is leased meanwhile. */
 static inline int shml_lease_try_keep(shml_lease *lease) {
     int refs = atomic_load_explicit(&lease->refs, memory_order_relaxed);
     while (refs > 0)
@@ -232,9 +228,7 @@ static inline void shml_lease_drop(shml_lease *lease) {
     shml_local_ring *local_ring = lease->local_ring;
     shml_map *map = lease->map;
     int poison = atomic_load_explicit(&local_ring->poison, memory_order_relaxed);
-    if (poison > 0 && !local_ring->pending_copies) shml_local_ring_poison(lease->base, lease->nbytes); /* otherwise after its
-                                                                                                          device copies: one may
-                                                                                                          still run */
+    if (poison > 0 && !local_ring->pending_copies) shml_local_ring_poison(lease->base, lease->nbytes); /* else after cooling */
     if (poison < 0) {
         atomic_store_explicit(&local_ring->poison, 0, memory_order_relaxed);
         kill(getpid(), -poison);
@@ -251,8 +245,7 @@ static inline void shml_lease_drop(shml_lease *lease) {
     shml_local_ring_drop(local_ring);
 }
 
-/* In a forked child, replace the slot's pages by a private copy at the same address. Return 0, or -1 if there is not enough
- * memory. */
+/* In a forked child, replace the slot's pages by a private copy at the same address. Return 0, or -1 if memory is short. */
 static inline int shml_lease_make_private(shml_lease *lease) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t first = (uintptr_t)lease->base & ~(page - 1);

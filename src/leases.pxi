@@ -53,8 +53,7 @@ cdef _call_ended(_LocalRing entry, uint32_t slot):
         entry._ended(slot)
     except KeyboardInterrupt:  # ^C arrived here, where it cannot be raised
         PyErr_SetInterrupt()
-    except BaseException:  # the slot then has no event; the next user of the slot synchronizes the whole device, which reports the
-                           # error
+    except BaseException:  # the slot then has no event; its next user waits for the whole device, which reports the error
         pass
     finally:
         PyErr_Restore(kind, value, traceback)
@@ -136,9 +135,7 @@ cdef class Lease:
         return self._lease.nbytes
 
     def make_private(self):
-        """In a forked child, give the slot a private copy of its bytes, at the same address. Return False if there is not enough
-        memory.
-        """
+        """In a forked child, give the slot a private copy of its bytes, at the same address. Return False if memory is short."""
         return shml_lease_make_private(self._lease) == 0
 
     def bytes_at(self, uint64_t offset, uint64_t nbytes):

@@ -315,11 +315,11 @@ static inline void shml_count_fetch(shml_worker *me, uint64_t nbytes, int is_rem
     strncpy(me->node, node, sizeof me->node);
 }
 
-/* Find the oldest chunk open to worker w whose order is later than `after`. Return its word and fill `claim`, or return UINT64_MAX.
- * Helpers, whose numbers follow the worker pool's, skip orders that have ended a worker: the ring's own pool finds the sample that
- * causes it, so that it does not end one helper after the other.
- * In a static ring, orders newer than `last_order` are ignored, because a scan overtaken by two publications could take the later
- * batch first and break per-worker random streams. */
+/* Find the oldest chunk open to worker w whose order is later than `after`. Return its word and fill `claim`, or return
+ * UINT64_MAX. Helpers, whose numbers follow the worker pool's, skip orders that have crashed a worker: the ring's own pool finds
+ * the sample that causes it, so that it does not crash one helper after another. In a static ring, orders newer than
+ * `last_order` are ignored, because a scan overtaken by two publications could take the later batch first and break per-worker
+ * random streams. */
 static inline uint64_t shml_find_open(const shml_ring *ring, uint32_t w, uint64_t after, shml_claim *claim) {
     const shml_header *h = ring->header;
     uint64_t reserved = SHML_RESERVED + (uint64_t)w;

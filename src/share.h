@@ -39,14 +39,13 @@ typedef struct {
     shml_u64 ticket; /* of the newest batch ordered here, 0 before the first; written by the leader, after all other fields */
     shml_u64 what;   /* order << 16 | number of chunks, 0 while it is being rewritten; written by the leader */
     shml_u64 epoch;  /* of that batch, int64 as bits; written by the leader before the ticket, only while no ticket is valid */
-    shml_u64 step;   /* the same */
+    shml_u64 step;   /* of that batch, int64 as bits; written by the leader before the ticket; unchanged until all have passed it */
     uint8_t reserved[32];
 } shml_share_slot;
 
 enum { /* words of a rank's record; each is written by that rank only */
     SHML_REPORT_NEXT = 0,       /* the rank takes no batch with a smaller ticket any more */
-    SHML_REPORT_GENERATION = 1, /* how often the rank has begun to read at a new place, from 1; written after the words that
-                                   describe the place */
+    SHML_REPORT_GENERATION = 1, /* number of times the rank has begun to read at a new place; written after the words of it */
     SHML_REPORT_ENDED = 2,      /* batches that the rank took of the previous generation */
     SHML_REPORT_EPOCH = 3,      /* of the first batch of this generation, int64 as bits */
     SHML_REPORT_STEP = 4,       /* of that batch */
@@ -107,8 +106,7 @@ static inline uint32_t shml_share_lendable(const shml_share *share) {
 
 /* ---------------------------------------------------------------- leader */
 
-/* Return whether every follower is done with a slot's batch. Reads `next` before the hold, because a follower sets them in the
- * opposite order. */
+/* Return whether all followers are done with a slot's batch. Reads `next` before the hold: a follower writes them in reverse. */
 static inline int shml_share_is_passed(const shml_share *share, uint32_t slot) {
     uint64_t ticket = atomic_load_explicit(&share->slots[slot].ticket, memory_order_relaxed);
     uint64_t generation = SHML_GENERATION_OF(ticket);
@@ -154,8 +152,7 @@ static inline int shml_share_find(const shml_share *share, uint32_t rank, uint64
     return -1;
 }
 
-/* Return the state of one order as shml_inspect does. If the slot is about to get another order, return 0 everywhere and set
- * `order` to 0. */
+/* Return one order's state as shml_inspect does. If the slot is about to get another order, return zeros and set `order` to 0. */
 static inline shml_status shml_share_inspect(const shml_share *share, const shml_ring *ring, uint32_t slot, uint64_t *order) {
     shml_status status = {0, 0, 0, -1, 0};
     uint64_t what = atomic_load_explicit((shml_u64 *)&share->slots[slot].what, memory_order_acquire);
@@ -226,8 +223,7 @@ static inline void shml_share_report(const shml_share *share, uint32_t rank, uin
     atomic_store_explicit(shml_report_word(share, rank, word), value, memory_order_seq_cst);
 }
 
-/* Register one more sleeper; `seen` is the number of rings at this moment. The caller must check its condition once more before
- * it sleeps. */
+/* Register a sleeper and set `seen` to the number of rings. The caller must check its condition once more before it sleeps. */
 static inline void shml_begin_sleep(shml_header *header, uint32_t *seen) {
     atomic_fetch_add_explicit(&header->num_sleepers, 1, memory_order_seq_cst);
     *seen = atomic_load_explicit(&header->num_rings, memory_order_seq_cst);
@@ -237,8 +233,7 @@ static inline void shml_end_sleep(shml_header *header) {
     atomic_fetch_sub_explicit(&header->num_sleepers, 1, memory_order_seq_cst);
 }
 
-/* Sleep until shml_wake (protocol.h) has been called since `seen` was read, or until the timeout. Return 0, ETIMEDOUT, EAGAIN or
- * EINTR. */
+/* Sleep until shml_wake (protocol.h) has rung since `seen` was read, or until the timeout. Return 0, ETIMEDOUT, EAGAIN or EINTR. */
 static inline int shml_sleep(shml_header *header, uint32_t seen, double timeout_s) {
     struct timespec most = {(time_t)timeout_s, (long)((timeout_s - (double)(time_t)timeout_s) * 1e9)};
     return syscall(SYS_futex, (uint32_t *)&header->num_rings, FUTEX_WAIT, seen, &most, NULL, 0) == 0 ? 0 : errno;

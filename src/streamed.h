@@ -1,6 +1,5 @@
-/* A copy for data that will have left the caches by the time it is read: stores that bypass the caches do not fetch the memory
- * they overwrite. The C library's memcpy does so only for copies above a share of the last-level cache, which on servers is tens
- * of megabytes. */
+/* A copy for data that will have left the caches before it is read: stores that bypass the caches do not fetch the memory they
+ * overwrite. The C library's memcpy does so only above a share of the last-level cache, which on servers is tens of megabytes. */
 #ifndef SHML_STREAMED_H
 #define SHML_STREAMED_H
 

@@ -22,7 +22,7 @@ def fill_words(uint64_t[::1] out, *, uint64_t seed, uint64_t epoch, uint64_t str
 
 
 cdef class AliasTable:
-    """Draw indices in proportion to weights: 16 bytes an index, two memory accesses a draw.
+    """A table for drawing indices in proportion to weights: 16 bytes an index, two memory accesses a draw.
 
     Args:
         weights: in units of 2^-63 of the largest, so that one of them is 2^63; fewer than 2^31.

@@ -19,7 +19,7 @@
 
 #include <string.h>
 
-/* What an event reports (shml_event.what, the low 16 bits). */
+/* Kinds of events (the low 16 bits of shml_event.what). */
 enum {
     SHML_EVENT_CHUNK = 1,    /* worker: filled a chunk; amount: its result (DONE, VOID, ERROR of protocol.h) */
     SHML_EVENT_IDLE = 2,     /* worker: waited for orders; no order number */

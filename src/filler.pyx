@@ -373,8 +373,7 @@ cdef class WorkerRing:
 
 
 cdef class ChunkWriter:
-    """Writes the samples of a claimed chunk into their rows, or gathers them, one after another, and begins the next sample each
-    time.
+    """A writer of a claimed chunk: it writes samples into their rows, or gathers them, and begins the next sample each time.
 
     It takes one call for each sample, because for small samples calls cost more than bytes.
 

@@ -15,7 +15,7 @@ def gather_rows(const int64_t[::1] addresses not None, Py_ssize_t nbytes, uint8_
     """Copy rows of `nbytes` each.
 
     Raises:
-        ValueError: the size of `out` is not exactly theirs.
+        ValueError: `out` is not exactly as large as the rows.
     """
     cdef Py_ssize_t i, count = addresses.shape[0]
     if nbytes < 0 or out.shape[0] != count * nbytes:
@@ -42,7 +42,7 @@ def gather_runs(const int64_t[::1] addresses not None, const int64_t[::1] nbytes
     """Copy runs of different lengths, end to end.
 
     Raises:
-        ValueError: a length is missing or negative, or the size of `out` is not exactly theirs.
+        ValueError: a length is missing or negative, or `out` is not exactly as large as the runs.
     """
     cdef Py_ssize_t i, count = addresses.shape[0]
     cdef uint64_t total = 0
@@ -69,7 +69,8 @@ def pad_runs(list runs not None, Py_ssize_t nbytes, uint8_t[::1] out not None):
     """Copy the bytes of some arrays, each padded with zeros to `nbytes`.
 
     Raises:
-        ValueError, BufferError: the size of `out` is not exactly theirs, an array has more bytes, or its memory is not contiguous.
+        ValueError, BufferError: `out` is not exactly as large as the padded arrays, an array has more bytes, or its memory is not
+            contiguous.
     """
     cdef Py_buffer run
     cdef Py_ssize_t i, count = len(runs)

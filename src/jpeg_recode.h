@@ -136,7 +136,7 @@ static void jpeg_recode_guarded(const jpeg62_library *library, jpeg_recoder *rec
     recoder->dest = (jpeg62_destination){NULL, 0, jpeg_begin_output, jpeg_more_output, jpeg_end_output};
     to->dest = &recoder->dest;
     jpeg_grow(recoder, job->nbytes + job->nbytes / 4 + 4096);
-    jpeg_give_room(recoder, kept_nbytes); /* room for the segments; the library's first two bytes are overwritten by them */
+    jpeg_give_room(recoder, kept_nbytes); /* room for the segments; the library's first two bytes move to the front */
     library->write_coefficients(to, coefficients);
     library->finish_compress(to);
     jpeg_copy_kept(job->data, image_nbytes, job->out + 2);

@@ -245,7 +245,7 @@ static inline void shml_lease_drop(shml_lease *lease) {
     shml_local_ring_drop(local_ring);
 }
 
-/* In a forked child, replace the slot's pages by a private copy at the same address. Return 0, or -1 if memory is short. */
+/* In a forked child, replace the slot's pages with a private copy at the same address. Return 0, or -1 if memory is short. */
 static inline int shml_lease_make_private(shml_lease *lease) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t first = (uintptr_t)lease->base & ~(page - 1);

@@ -86,7 +86,7 @@ cdef uint64_t TABLE_MAX_N = 1 << 16
 
 
 cdef class Draws:
-    """Draw members by their shares, from any position whose counters are known.
+    """The draws of members by their shares, from any position whose counters are known.
 
     Args:
         starts: first position of each piece, rising from 0.

@@ -75,7 +75,7 @@ typedef struct {
     const shml_key *key;
     uint64_t block;    /* next block to draw */
     shml_words words;  /* the current one */
-    unsigned num_left; /* unused 32-bit halves of it */
+    unsigned num_left; /* number of its unused 32-bit halves */
 } shml_stream;
 
 static inline uint32_t shml_next32(shml_stream *stream) {
@@ -112,7 +112,7 @@ static inline void shml_shuffle(const shml_key *key, uint16_t *table) {
 /* ---- the Feistel network, n > 65,536 ---- */
 
 typedef struct {
-    uint64_t n;                            /* upper bound of the permutation's values */
+    uint64_t n;                            /* the permutation's values are below n */
     uint32_t left_size;                    /* left half is in [0, left_size), at most 2^31; rounds add to it modulo left_size */
     int right_bits;                        /* right half is in [0, 2^right_bits), 1 to 31 bits; rounds xor into it */
     int num_rounds;                        /* even, at most SHML_MAX_ROUNDS; fewer only to show that tests can fail */

@@ -48,7 +48,7 @@ cdef enum:
 
 
 cdef class RecordReader:
-    """Read records from files according to a list of fields.
+    """A reader of records of some files, according to a list of fields.
 
     Args:
         files: C-contiguous buffers; references are kept.

@@ -51,7 +51,7 @@ cdef extern from *:
         uint32_t major, minor; /* of the version */
         void *previous;
         void *allocate, *managed_from_object, *managed_to_object;
-        int (*tensor_from_object)(void *object, shml_dl_tensor *tensor); /* borrows; -1 and an exception if it is not such memory */
+        int (*tensor_from_object)(void *object, shml_dl_tensor *tensor); /* borrows; -1 and an exception for other memory */
         void *current_stream;
     } shml_dl_exchange;
     enum { SHML_DL_MAJOR = 1, SHML_DL_CPU = 1 };
@@ -254,7 +254,7 @@ cdef class TensorColumn(Column):
         self._has_sign = rows.dtype.is_floating_point
         capsule = getattr(self._type, "__dlpack_c_exchange_api__", None)
         cdef shml_dl_exchange *exchange
-        if PyCapsule_IsValid(capsule, "dlpack_exchange_api") and not rows.dtype.is_complex:  # conjugates' bytes are not values
+        if PyCapsule_IsValid(capsule, "dlpack_exchange_api") and not rows.dtype.is_complex:  # conjugation may be pending
             exchange = <shml_dl_exchange *>PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
             requires_grad, is_neg = (inspect.getattr_static(self._type, name) for name in ("requires_grad", "is_neg"))
             self._requires_grad, self._is_neg = shml_getter_of(requires_grad), shml_method_of(is_neg)
@@ -279,7 +279,7 @@ cdef class TensorColumn(Column):
                 if self.row_nbytes:
                     _copy(self._base + row * self.row_nbytes, <uint8_t *>tensor.data + tensor.byte_offset, self.row_nbytes)
                 return True
-        elif value.dtype is not self._dtype or not self._is_plain(value) or value.shape != self._shape:  # nested tensors: no shape
+        elif value.dtype is not self._dtype or not self._is_plain(value) or value.shape != self._shape:  # a nested one has no shape
             return False
         elif value.is_contiguous():
             address = value.data_ptr()

@@ -45,7 +45,7 @@ typedef struct {
 
 enum { /* words of a rank's record; each is written by that rank only */
     SHML_REPORT_NEXT = 0,       /* the rank takes no batch with a smaller ticket any more */
-    SHML_REPORT_GENERATION = 1, /* number of times the rank has begun to read at a new place; written after the words of it */
+    SHML_REPORT_GENERATION = 1, /* number of times it has begun to read at a new place; written after that place's words */
     SHML_REPORT_ENDED = 2,      /* batches that the rank took of the previous generation */
     SHML_REPORT_EPOCH = 3,      /* of the first batch of this generation, int64 as bits */
     SHML_REPORT_STEP = 4,       /* of that batch */
@@ -152,7 +152,7 @@ static inline int shml_share_find(const shml_share *share, uint32_t rank, uint64
     return -1;
 }
 
-/* Return one order's state as shml_inspect does. If the slot is about to get another order, return zeros and set `order` to 0. */
+/* Return the state of one order as shml_inspect does. If the slot is about to get another order, set `order` to 0. */
 static inline shml_status shml_share_inspect(const shml_share *share, const shml_ring *ring, uint32_t slot, uint64_t *order) {
     shml_status status = {0, 0, 0, -1, 0};
     uint64_t what = atomic_load_explicit((shml_u64 *)&share->slots[slot].what, memory_order_acquire);
@@ -178,8 +178,8 @@ static inline shml_status shml_share_inspect(const shml_share *share, const shml
 
 /* Return the state of a batch in the slot returned by shml_share_find. FILLING includes every state that the leader still has to
  * handle. `err` is read before and after the owner words: a chunk that failed while another chunk owned the error text fails
- * again after the leader has reopened it, and then owns `err` before its text is complete. The check prevents its earlier word
- * from being taken for the end of that. */
+ * again after the leader has reopened it, and then owns `err` before its text is complete. Reading `err` twice prevents the word
+ * of the first failure from being taken for the second. */
 static inline int shml_share_look(const shml_share *share, const shml_ring *ring, uint32_t slot) {
     uint64_t order, err = atomic_load_explicit(&ring->slots[slot].err, memory_order_acquire);
     shml_status status = shml_share_inspect(share, ring, slot, &order);

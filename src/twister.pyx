@@ -49,7 +49,8 @@ def seeded(list keys not None, isa=None):
 
 
 cdef class Reseeder:
-    """Seed the three global generators from a sample's key, by writing into their memory where its layout is known.
+    """A reseeder of the three global generators. It writes the states of a sample's key into their memory where its layout is
+    known.
 
     It writes only what can be written while another thread draws without the GIL: that thread may then read words of both states,
     but never past them. A generator that has been drawn from, or that holds one of a pair of gaussians, is left to its public call

@@ -91,7 +91,7 @@ static uint32_t crc_by_tables(uint32_t crc, uint8_t *to, const uint8_t *at, size
     if (to && nbytes) memcpy(to, at, nbytes);
     for (; nbytes >= 8; nbytes -= 8, at += 8) {
         uint64_t x;
-        memcpy(&x, at, 8); /* little-endian, as are all machines shmload runs on */
+        memcpy(&x, at, 8); /* little-endian, like all supported machines */
         x ^= crc;
         crc = crc_tables[7][x & 0xff] ^ crc_tables[6][x >> 8 & 0xff] ^ crc_tables[5][x >> 16 & 0xff] ^
               crc_tables[4][x >> 24 & 0xff] ^ crc_tables[3][x >> 32 & 0xff] ^ crc_tables[2][x >> 40 & 0xff] ^

@@ -35,7 +35,7 @@ cdef inline uint64_t rotated(uint64_t x, int bits) noexcept nogil:
 
 cdef inline uint64_t eight(const uint8_t *at) noexcept nogil:
     cdef uint64_t x
-    memcpy(&x, at, 8)  # little-endian, as are all machines shmload runs on
+    memcpy(&x, at, 8)  # little-endian, like all supported machines
     return x
 
 

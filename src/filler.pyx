@@ -214,7 +214,7 @@ cdef class WorkerRing:
         num_begun += 1
         self.key, self.row, self.begun = key, row, num_begun
         self.index = PyLong_AsLongLongAndOverflow(key, &has_overflown) if PyLong_CheckExact(key) else -1
-        me.index = <uint64_t>self.index  # also -1 if the key has overflown
+        me.index = <uint64_t>self.index  # also -1 if the key has overflowed
         me.since_ns = shml_now_ns()
         me.row = <uint64_t>row
         me.now = self._claim.order << 16 | <uint64_t>(row & 0xFFFF)

@@ -176,7 +176,7 @@ static inline void shml_create(shml_ring *ring, void *base, uint32_t num_slots, 
     h->magic = SHML_MAGIC;
 }
 
-/* ---------------------------------------------------------------- trainer's verbs */
+/* ---------------------------------------------------------------- trainer's operations */
 
 /* Publish the order that the caller has written into the slot's plain fields: all fields before any word.
  * `reserved` is the only worker that may claim it, or SHML_ANYONE. */
@@ -288,7 +288,7 @@ static inline void shml_count(shml_u64 *counter, uint64_t more) {
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + more, memory_order_relaxed);
 }
 
-/* ---------------------------------------------------------------- worker's verbs */
+/* ---------------------------------------------------------------- worker's operations */
 
 /* Record a claim for stats readers. Relaxed, because the exchange of shml_finish publishes it in any case. */
 static inline void shml_count_claim(shml_worker *me, uint64_t now_ns) {

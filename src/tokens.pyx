@@ -328,7 +328,8 @@ cdef int _pack_block(
 ) noexcept nogil:
     """Return 1 if out of memory."""
     cdef Py_ssize_t num_words = window // 64 + 1, i, k, word
-    cdef int64_t *heads = <int64_t *>malloc((<size_t>window + 2) * sizeof(int64_t))  # counts while sorting, then the stacks' tops
+    cdef int64_t *heads = <int64_t *>malloc((<size_t>window + 2) * sizeof(int64_t))  # counters while sorting, then the tops of the
+                                                                                     # stacks
     cdef int64_t *below = <int64_t *>malloc(n * sizeof(int64_t))  # the window under each one in its stack
     cdef int64_t *order = <int64_t *>malloc(n * sizeof(int64_t))
     cdef uint64_t *rooms = <uint64_t *>calloc(num_words, sizeof(uint64_t))
